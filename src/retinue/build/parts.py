@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from retinue.agent.plans import GENERIC
 from retinue.core.errors import NotFound
 from retinue.core.limits import Caps, Limits, Timeouts
 from retinue.core.ports import Approver, Clock, Model, Policy, Prices, Setup
@@ -16,6 +15,7 @@ from retinue.core.servers import McpServer
 from retinue.core.traces import Telemetry
 from retinue.remote.port import RemoteAdapter
 from retinue.tools.dialer import Dialer
+from retinue.tools.spawn import GENERIC
 
 MAIN = Profile(
     "main",

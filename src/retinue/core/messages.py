@@ -65,6 +65,7 @@ class Native(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     origin: str = ""
 
 
+ASKER = "asker"  # the source of words of the side that asked for the run
 REMINDER = "reminder"  # the source of words by which the loop asks once for a missing answer
 
 

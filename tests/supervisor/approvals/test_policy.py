@@ -66,7 +66,7 @@ def test_other_tools_of_subagents_pass_unless_a_rule_says_otherwise() -> None:
 
 @pytest.mark.requirement("SDK-16")
 async def test_spawning_is_of_the_confirm_tier_and_strict_asks_about_it() -> None:
-    assert SpawnSubagents.spec.tier == SubagentTool(Profile("kid")).spec.tier == "confirm"
+    assert SpawnSubagents().spec.tier == SubagentTool(Profile("kid")).spec.tier == "confirm"
     assert await _spawn_twice("strict") == [("subagent_kid", 0)]
 
 

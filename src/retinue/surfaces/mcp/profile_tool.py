@@ -15,6 +15,7 @@ from msgspec import UNSET, structs
 from retinue.core.errors import ToolError
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
+from retinue.protocol.subagents import describe_profile
 from retinue.surfaces.mcp.backend import Backend
 from retinue.surfaces.mcp.texts import make_error_result
 from retinue.surfaces.mcp.tool_handlers import ToolHandlers
@@ -37,7 +38,8 @@ SCHEMA: dict[str, Any] = {
 
 
 def describe_tool(profile: Profile) -> dict[str, Any]:
-    about = f" {profile.description}" if profile.description else ""
+    said = describe_profile(profile)
+    about = f" {said}" if said else ""
     gives = {} if profile.output is None else {"outputSchema": profile.output}
     return {
         "name": profile.name,
