@@ -57,6 +57,7 @@ class SubagentTool:
             tier="confirm",
             display_name=f"Subagent: {profile.name}",
             waits=True,
+            spawns=True,
         )
 
     async def preview(self, call: Call, folders: Folders) -> str:
@@ -93,6 +94,7 @@ class SpawnAgent(SubagentTool):
             tier="confirm",
             display_name="Spawn agent",
             waits=True,
+            spawns=True,
         )
 
 
@@ -108,6 +110,7 @@ class SpawnSubagents:
             tier="confirm",
             display_name="Spawn subagents",
             waits=True,
+            spawns=True,
         )
 
     async def preview(self, call: Call, folders: Folders) -> str:
