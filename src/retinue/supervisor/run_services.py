@@ -148,6 +148,7 @@ class RunServices(msgspec.Struct, eq=False):
             file=outcome.file,
             outcome=outcome.code,
             sandbox=outcome.sandbox,
+            gives=outcome.gives,
         )
         self.tree.write(self.run, body)
         self.run.slot.end_call()
@@ -285,7 +286,8 @@ class RunServices(msgspec.Struct, eq=False):
         if text and not reply.refused:
             if len(text) * 4 > EVENT_BYTES:
                 text, file = self.run.folders.fit_event_text(text)
-            self.emit(Message(text, not reply.calls, file))
+            replies_to = "" if reply.calls else self.run.view.replying_to
+            self.emit(Message(text, not reply.calls, file, replies_to=replies_to))
         self.emit(UsageReported(model, reply.usage, self.prices.price(model, reply.usage)))
 
     def _report_thinking(self, reply: Reply) -> None:
