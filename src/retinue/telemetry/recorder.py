@@ -42,7 +42,7 @@ from retinue.core.events import (
     UsageReported,
     decode_raw,
 )
-from retinue.core.traces import span_id_of
+from retinue.core.traces import parse_baggage, span_id_of
 from retinue.core.usage import NO_USAGE, Usage
 
 # OpenTelemetry's GenAI conventions, spelled out because they have moved out of the package that used to name them;
@@ -70,6 +70,7 @@ EXECUTE_TOOL = "execute_tool"
 RUN = "retinue.run"
 PATH = "retinue.path"
 DEPTH = "retinue.depth"
+DELEGATED = "retinue.delegated"
 PARENT_RUN = "retinue.parent.run"
 PARENT_PATH = "retinue.parent.path"
 RUN_MODE = "retinue.run.mode"
@@ -151,9 +152,10 @@ class _Run:
 class _Tree:
     """The open runs of one tree, and the spans of ended ones: a continued run may have such a parent."""
 
-    __slots__ = ("over", "runs")
+    __slots__ = ("baggage", "over", "runs")
 
     def __init__(self) -> None:
+        self.baggage: dict[str, str] = {}
         self.runs: dict[int, _Run] = {}
         self.over: dict[int, SpanContext] = {}
 
@@ -235,12 +237,16 @@ class Recorder:
     def _start_run(self, event: Event, body: RunSpawned, tree: _Tree) -> _Run:
         parent = None if body.parent is None else tree.runs.get(body.parent)
         provider, model = split_model_name(body.model)
+        if body.parent is None:
+            tree.baggage = parse_baggage(body.baggage)
         attributes: dict[str, Any] = {
+            **tree.baggage,
             OPERATION: INVOKE_AGENT,
             PROVIDER: provider,
             **({MODEL: model} if model else {}),
             RUN_MODE: "loop" if model else "call",
             DEPTH: body.depth,
+            DELEGATED: _is_delegated(body),
             **_run_attributes(event),
         }
         if body.parent is not None:
@@ -289,11 +295,17 @@ class Recorder:
         _end_span(run.span, _nanoseconds(event), "" if good else "agent_error", words, news=news)
         if not news:
             return
-        self._invocations.add(1, {AGENT: event.agent, OUTCOME: outcome})
-        shared = {OPERATION: INVOKE_AGENT, PROVIDER: run.provider, MODEL: run.model}
+        delegated = {DELEGATED: _is_delegated(run.spawned)}
+        self._invocations.add(1, {AGENT: event.agent, OUTCOME: outcome, **delegated})
+        shared = delegated | {OPERATION: INVOKE_AGENT, PROVIDER: run.provider, MODEL: run.model}
         for kind, count in (("input", run.usage.input_tokens), ("output", run.usage.output_tokens)):
             if count:
                 self._tokens.record(count, shared | {TOKEN_TYPE: kind})
+
+
+def _is_delegated(spawned: RunSpawned) -> bool:
+    """Tell whether another run asked for this one, in its own tree or from another process."""
+    return spawned.parent is not None or bool(spawned.reported)
 
 
 def _run_attributes(event: Event) -> dict[str, Any]:
