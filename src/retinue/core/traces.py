@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 BAGGAGE_BYTES = 8192  # the least that the standard asks a program to pass on, and the most that we do
+_BAGGAGE_ENTRY = re.compile(r"(?:^|,)[^,;=]*[^,;=\s][^,;=]*=")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -46,18 +46,7 @@ def baggage_of(text: str) -> str:
     """Return the `baggage` header, if it can be passed on; anything else counts as none."""
     text = text.strip()
     fits = len(text) <= BAGGAGE_BYTES and text.isascii() and text.isprintable()
-    return text if fits and parse_baggage(text) else ""
-
-
-def parse_baggage(text: str) -> dict[str, str]:
-    """Return the entries of a `baggage` header, without their properties. Entries without a key or value are left
-    out."""
-    found = {}
-    for member in text.split(","):
-        key, equals, value = member.partition(";")[0].partition("=")
-        if equals and key.strip():
-            found[key.strip()] = unquote(value.strip())
-    return found
+    return text if fits and _BAGGAGE_ENTRY.search(text) else ""
 
 
 def span_id_of(run_span_id: str, seq: int) -> str:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
+from urllib.parse import unquote
 
 from opentelemetry.context import Context
 from opentelemetry.metrics import MeterProvider
@@ -42,7 +43,7 @@ from retinue.core.events import (
     UsageReported,
     decode_raw,
 )
-from retinue.core.traces import parse_baggage, span_id_of
+from retinue.core.traces import span_id_of
 from retinue.core.usage import NO_USAGE, Usage
 
 # OpenTelemetry's GenAI conventions, spelled out because they have moved out of the package that used to name them;
@@ -301,6 +302,17 @@ class Recorder:
         for kind, count in (("input", run.usage.input_tokens), ("output", run.usage.output_tokens)):
             if count:
                 self._tokens.record(count, shared | {TOKEN_TYPE: kind})
+
+
+def parse_baggage(text: str) -> dict[str, str]:
+    """Return the entries of a `baggage` header, without their properties. Entries without a key or value are left
+    out."""
+    found = {}
+    for member in text.split(","):
+        key, equals, value = member.partition(";")[0].partition("=")
+        if equals and key.strip():
+            found[key.strip()] = unquote(value.strip())
+    return found
 
 
 def _is_delegated(spawned: RunSpawned) -> bool:
