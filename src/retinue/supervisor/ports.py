@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from retinue.core.caller import NOBODY, Caller
 from retinue.core.limits import Limits, Timeouts
 from retinue.core.plans import Planner
 from retinue.core.ports import Approver, Clock, CommitHook, Log, Policy, Prices, RuleBook, ToolServers
+from retinue.core.traces import FindOrigin
 from retinue.supervisor.approvals import ApprovalTerms
 from retinue.workspaces.run_folders import StateFolder
 
@@ -17,6 +18,7 @@ from retinue.workspaces.run_folders import StateFolder
 class SupervisorPorts:
     """Everything outside that the parts of a supervisor use. `caller` is the run elsewhere that the whole process
     serves, and what is left to it; `hook` takes every event beside its commit; `trace` gives a new tree its trace;
+    `context_paths` are what every primary may read; `serves_requests` says that primaries are delegated by others;
     `on_close` closes what was built for the supervisor."""
 
     log: Log
@@ -31,7 +33,9 @@ class SupervisorPorts:
     terms: ApprovalTerms = ApprovalTerms()  # noqa: RUF009 - frozen
     book: RuleBook | None = None
     caller: Caller = NOBODY
+    context_paths: Sequence[str] = ()
+    serves_requests: bool = False
     servers: ToolServers | None = None
     hook: CommitHook | None = None
-    trace: Callable[[], str] | None = None
+    trace: FindOrigin | None = None
     on_close: Callable[[], Awaitable[None]] | None = None

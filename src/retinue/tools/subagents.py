@@ -42,6 +42,7 @@ class SubagentControlTool:
             display_name=text.title,
             repeatable=name not in (CONTINUE, SEND),
             waits=name in (CONTINUE, WAIT),
+            spawns=name == CONTINUE,
         )
 
     async def preview(self, call: Call, folders: Folders) -> str:
