@@ -203,7 +203,7 @@ class FileWriter:
         pending = [coming for coming in list(self._pending) if coming.tree == tree]
         if feed.ended:
             for coming in pending:  # a run that continues a finished tree, and is not yet on disk
-                feed.announce(coming)
+                feed.follow_root(coming)
         elif batch < self._first_batch and not pending:
             last = schema.read_last_line(self._reader, tree)  # again: what no longer waits is in the file now
             feed.ended = last is None or last[0] < self._first_batch
