@@ -72,7 +72,7 @@ TOOLS: Mapping[str, ToolText] = {
         ToolText(
             CONTINUE,
             "Continue a subagent",
-            "Send a finished or interrupted subagent a new message. It goes on with all it knew, also when it timed out "
+            "Send a finished or interrupted subagent a new message. It goes on with all it knew, also if it timed out "
             "or was cancelled, and its new answer is returned.",
             _make_schema(
                 "subagent_id",

@@ -303,7 +303,8 @@ class Spawner:
             include_temp_workspace=task.include_temp_workspace,
             continues=order.continues if continued is None else continued.run,
             origin="" if continued is None else continued.tree,
-            traceparent="" if parent is not None else tree.traceparent,
+            traceparent="" if parent is not None else tree.trace_origin.traceparent,
+            baggage="" if parent is not None else tree.trace_origin.baggage,
             reported=call.reported_as(tree.id) if is_reported and call is not None else "",
         )
 
