@@ -245,7 +245,7 @@ class Spawner:
         order, continued, call = checked.order, checked.continued, caller_limits.CALL.get()
         is_reported = self._ports.hook is not None and parent is None and call is not None
         own = None if parent is not None and run.account is parent.account else run.account
-        return RunSpawned(
+        spawned = RunSpawned(
             parent=None if parent is None else parent.ref.run,
             label=ref.label,
             depth=run.depth,
@@ -259,13 +259,16 @@ class Spawner:
             call_id=order.call_id,
             background=order.background,
             queued=run.slot.is_queued,
+            trace_id=tree.trace_id,
+            span_id=random.getrandbits(64).to_bytes(8, "big").hex(),
+        )
+        return msgspec.structs.replace(  # in two steps: Python passes more than 15 names as a dict, which is slow
+            spawned,
             timeout_seconds=run.seconds,
             max_turns=run.max_turns,
             max_tokens=None if own is None else own.tokens,
             max_cost=None if own is None else own.cost,
             stall_seconds=None if run.stall_timer is None else run.stall_timer.seconds,
-            trace_id=tree.trace_id,
-            span_id=random.getrandbits(64).to_bytes(8, "big").hex(),
             limits=order.limits,
             context_paths=tuple(task.context_paths),
             include_parent_workspace=task.include_parent_workspace,
