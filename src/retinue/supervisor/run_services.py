@@ -254,11 +254,12 @@ class RunServices(msgspec.Struct, eq=False):
 
     def _with_own_ids(self, reply: Reply) -> Reply:
         """Return the reply with call ids that no earlier call of the run has."""
-        calls = []
-        for call in reply.calls:
+        calls = list(reply.calls)
+        for index, call in enumerate(reply.calls):
             own = self.run.claim_call_id(call.id)
-            calls.append(call if own == call.id else msgspec.structs.replace(call, id=own))
-        return msgspec.structs.replace(reply, calls=tuple(calls))
+            if own != call.id:
+                calls[index] = msgspec.structs.replace(call, id=own)
+        return reply if calls == list(reply.calls) else msgspec.structs.replace(reply, calls=tuple(calls))
 
     def _show_delta(self, kind: str, text: str) -> None:
         ref, run, show = self.ref, self.run, self.tree.log.show

@@ -51,7 +51,7 @@ class Continued(NamedTuple):
     thread: Sequence[Turn]
 
 
-class CheckedOrder(NamedTuple):
+class CheckedOrder(msgspec.Struct, frozen=True, gc=False):
     """An order that may be carried out: its plan, the paths the run may read, the account it spends from, and the run
     that it continues, if any."""
 
@@ -204,20 +204,22 @@ class Spawner:
         stall: float | UnsetType | None,
     ) -> Run:
         """Make a run and write its `run.spawned` before anything else can be said of it, then start driving it."""
-        order, plan, readable, account, continued = checked
+        order, plan, continued = checked.order, checked.plan, checked.continued
         task, ref = order.task, _make_ref(tree, parent, plan, order.task)
         policy = self._ports.policy if parent is None else parent.policy
         policy = narrowed(policy, plan.profile.approvals, self._state.project)
-        folders = make_folders(self._state, ref, parent, plan, task, readable)
+        folders = make_folders(self._state, ref, parent, plan, task, checked.readable)
+        if hidden_paths := find_hidden_paths(policy):
+            folders = msgspec.structs.replace(folders, hidden_paths=hidden_paths)
         run = Run(
             ref=ref,
             plan=plan,
             task=task,
             parent=parent,
-            folders=msgspec.structs.replace(folders, hidden_paths=find_hidden_paths(policy)),
+            folders=folders,
             policy=policy,
             slot=slot,
-            account=account,
+            account=checked.account,
             depth=0 if parent is None else parent.depth + 1,
             max_depth=max_depth,
             max_turns=max_turns,
