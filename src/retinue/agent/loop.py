@@ -18,9 +18,12 @@ from retinue.core.errors import Limited
 from retinue.core.events import Inbox, TurnEnded, TurnStarted
 from retinue.core.messages import REMINDER, AssistantTurn, Call, Reply, ToolTurn, Turn, UserTurn, last_text
 from retinue.core.plans import Job
-from retinue.core.ports import Link, Outcome
+from retinue.core.ports import Link, Outcome, Tool
+from retinue.core.profiles import SPAWN_TOOLS
 from retinue.core.results import Ending
+from retinue.protocol.subagent_tools import list_spellings
 from retinue.tools import answer
+from retinue.tools.arguments import find_unknown_argument
 
 REMINDER_TEXT = "You have not given your answer yet: call the final_answer tool with it."
 NO_ANSWER = "{who} '{name}' ended without calling final_answer"
@@ -40,6 +43,7 @@ async def run_loop(job: Job, link: Link) -> Ending:
             reply, known, is_written = past.reply, past.outcomes, past.ended
         else:
             reply, known, is_written = await _ask_model(turn, thread, job, link), _NOTHING_KNOWN, False
+            reply = _resolve_names(reply, job.plan.tools)
         past = None
         if reply.refused:
             return Ending("refused", reply.text)
@@ -68,6 +72,20 @@ def _ask_model(turn: int, thread: list[Turn], job: Job, link: Link) -> Awaitable
     thread += link.inbox()
     link.emit(TurnStarted(turn))
     return link.complete(turn, job.system, thread, job.plan.specs)
+
+
+def _resolve_names(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
+    """Return the reply with the names that the tools for subagents have, where it calls one in another spelling."""
+    if all(call.name in tools for call in reply.calls):
+        return reply
+    return msgspec.structs.replace(reply, calls=tuple(_resolve_name(call, tools) for call in reply.calls))
+
+
+def _resolve_name(call: Call, tools: Mapping[str, Tool]) -> Call:
+    for name in list_spellings(call.name):
+        if name in tools and name in SPAWN_TOOLS:
+            return call if name == call.name else msgspec.structs.replace(call, name=name)
+    return call
 
 
 def _end_or_remind(thread: list[Turn], job: Job, link: Link) -> Ending | None:
@@ -115,8 +133,9 @@ def _run_call(call: Call, job: Job, link: Link) -> Awaitable[FinishedCall]:
     if tool is None:
         problem = UNKNOWN_TOOL.format(name=call.name, tools=", ".join(job.plan.tools) or "none")
         return refuse_call(call, problem, link)
-    if call.problem:
-        return refuse_call(call, call.problem, link)
+    problem = call.problem or find_unknown_argument(call, tool.spec)
+    if problem:
+        return refuse_call(call, problem, link)
     return run_tool_call(call, bind_tool(tool, job.plan, job.session), job.folders, link)
 
 

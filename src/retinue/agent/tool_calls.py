@@ -16,6 +16,7 @@ from retinue.core.errors import Stop, ToolError
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome, Tool, skip_preview
+from retinue.tools.arguments import find_unknown_argument
 from retinue.tools.truncate import truncate_text
 
 
@@ -46,6 +47,8 @@ async def run_tool_call(
         elif decision.args is not None:
             changed = describe_edit(decision.args)
             call = Call(call.id, call.name, decision.args, within=call.within)
+            problem = find_unknown_argument(call, tool.spec)
+            outcome = Outcome(problem, success=False) if problem else None
     if outcome is None:
         try:
             outcome = await tool(call, folders, link)

@@ -13,8 +13,8 @@ from retinue.core.events import RunEnded, RunResumed
 from retinue.core.ports import LogReader, OnProblem, ignore_problem
 from retinue.log.reading import is_at_work, iterate_events
 from retinue.log.runs import Runs, RunView
+from retinue.protocol.subagent_tools import INTERRUPTED
 
-INTERRUPTED = "interrupted"
 LATEST = 10
 
 

@@ -266,7 +266,7 @@ def make_failed_ending(run: Run, error: BaseException) -> Ending:
             text, details = ending_texts("limited", name=run.name, primary=primary, detail=str(error))
             return Ending("limited", text, details)
         case Unconfirmed():
-            return make_unconfirmed_ending(name=run.name, primary=primary)
+            return make_unconfirmed_ending(name=run.name, primary=primary, tool=str(error))
         case StreamCut():
             return Ending("disconnected", *ending_texts("disconnected", name=run.name, primary=primary))
         case Disconnected():

@@ -18,13 +18,14 @@ from retinue.core.approvals import Allow, Approval, Decision, Deny
 from retinue.core.errors import RetinueError
 from retinue.core.profiles import Profile
 from retinue.log.blocks import format_question_body
+from retinue.protocol.subagent_tools import CONTINUE, PREFIX, SPAWN, WAIT, Reply
 from retinue.surfaces.mcp import catalog, profile_tool
 from retinue.surfaces.mcp.backend import ANSWERED_BY, Backend
 from retinue.surfaces.mcp.messages import INVALID_PARAMS, RpcError
 from retinue.surfaces.mcp.progress import question_line
 from retinue.surfaces.mcp.server import ELICIT, Channel, Exchange, Session
 from retinue.surfaces.mcp.texts import make_error_result, make_result
-from retinue.surfaces.mcp.tool_handlers import Reply, ToolHandlers
+from retinue.surfaces.mcp.tool_handlers import ToolHandlers
 from retinue.surfaces.printer import safe
 
 WAIT_APPROVALS = 600.0
@@ -34,17 +35,6 @@ GATHER_SECONDS = 0.05
 WITHOUT_PROGRESS_SECONDS = 50.0
 MAX_ROUNDS = 8
 MAX_SUSPENDED = 256
-Handler = Callable[[ToolHandlers, str, dict[str, Any]], Any]
-HANDLERS: dict[str, Handler] = {
-    catalog.SPAWN: ToolHandlers.spawn,
-    catalog.LIST: ToolHandlers.list_subagents,
-    catalog.CONTINUE: ToolHandlers.continue_subagent,
-    catalog.STATUS: ToolHandlers.get_status,
-    catalog.RESULT: ToolHandlers.get_result,
-    catalog.WAIT: ToolHandlers.wait,
-    catalog.CANCEL: ToolHandlers.cancel,
-    catalog.BACKGROUND: ToolHandlers.list_background,
-}
 SHOWN_CHARACTERS = 4000
 CHOICES: dict[str, tuple[str, Decision]] = {
     "yes": ("Yes, this once", Allow()),
@@ -213,7 +203,7 @@ class ClientSession:
 
 class Host:
     """Serves all sessions of one server process. `profiles` are those that continued runs may have had; `command` is
-    how the user calls us. `profile` is served as one tool instead of the eight. A question waits `wait_approvals`
+    how the user calls us. `profile` is served as one tool instead of the nine. A question waits `wait_approvals`
     seconds for somebody (0: not at all); each call is answered within `reply_within` seconds."""
 
     def __init__(
@@ -241,8 +231,7 @@ class Host:
     def list_tools(self) -> list[dict[str, Any]]:
         if self._profile is not None:
             return [profile_tool.describe_tool(self._profile)]
-        profiles = [(profile.name, profile.description) for profile in self._parts.profiles]
-        return catalog.list_tools(profiles, self._parts.timeouts)
+        return catalog.list_tools(self._parts.profiles, self._parts.timeouts)
 
     async def call_tool(self, exchange: Exchange, name: str, args: dict[str, Any]) -> dict[str, Any]:
         client, profile = self._get_session(exchange), self._profile
@@ -286,16 +275,16 @@ class Host:
         tool = catalog.resolve_name(name)
         if tool is None:
             raise RpcError(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
-        handle, operation = HANDLERS[tool], _name_operation(name)
+        operation = _name_operation(name)
 
         async def make_reply() -> Reply:
-            if tool in (catalog.SPAWN, catalog.CONTINUE):
+            if tool in (SPAWN, CONTINUE):
                 await self.backend.control.prepare()
-            reply: Reply = await handle(handlers, call_id, args)
+            reply = await handlers.answer(tool, call_id, args)
             return {"success": reply["success"], "operation": operation, **reply}
 
         async def make_early_reply() -> Reply:
-            if tool == catalog.WAIT:
+            if tool == WAIT:
                 return {"operation": operation, **await handlers.make_early_wait_reply()}
             return await handlers.make_early_reply(operation, call_id)
 
@@ -316,7 +305,7 @@ class Host:
 
 
 def _name_operation(name: str) -> str:
-    return (catalog.resolve_name(name) or name).removeprefix(catalog.PREFIX)
+    return (catalog.resolve_name(name) or name).removeprefix(PREFIX)
 
 
 # Questions of runs, put to the client's user. The first answer counts, wherever it is given, and only for exactly the
