@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bench.table import Row
 from retinue.core.events import Body, Event, Message, RunEnded, RunSpawned, RunStarted, TurnEnded, TurnStarted
+from retinue.files.state_owner import claim_state_folder
 from retinue.log.sqlite import SqliteLog
 from retinue.supervisor.tree import new_tree_id
 
@@ -71,6 +72,7 @@ def _fill_log(project: Path, *, trees: int, turns: int) -> tuple[str, str]:
 
 async def write_trees(project: str, trees: int, turns: int) -> None:
     """Write ended trees through the log, and print the label and the id of one in the middle."""
+    claim_state_folder(Path(project) / ".retinue")
     log = SqliteLog(Path(project) / ".retinue" / "logs")
     ids = [new_tree_id() for _ in range(trees)]
     for number, tree in enumerate(ids):

@@ -23,6 +23,7 @@ TASK_KEYS = (
     "task", "task_context", "subagent_type", "subagent_id", "context_paths", "include_parent_workspace",
     "include_temp_workspace", "model", "timeout_seconds",
 )  # fmt: skip
+GRANT_HINT = "The user can grant it with --context-path, or with context_paths in retinue.yaml."
 REFINE_REFUSED = "refine is not available: rounds of refinement need child teams, which this version does not have"
 
 TASK_SCHEMA: dict[str, Any] = {

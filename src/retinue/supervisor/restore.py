@@ -353,7 +353,7 @@ class TreeRestorer:
 
     def _keep_files(self, tree: Tree) -> None:
         for run in tree.runs:
-            if run.queues and run.view.spawned.call_id:
+            if self._parts.files.has_files(tree.id, run.ref.run) or (run.queues and run.view.spawned.call_id):
                 self._parts.files.keep(tree.id, run.ref.run)
 
     def _count_spent(self, tree: Tree) -> None:

@@ -111,6 +111,7 @@ class Spawner:
         caller = caller or (self._ports.caller if call is None else call.caller)
         if caller.depth == 0:
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
+        task = self._grant_paths(task)
         plan = self._ports.planner.plan(profile, task=task, parent=None)
         whole, primary, kept = self._merge_limits(plan.profile.limits, limits, narrow, caller)
         if primary.depth == 0:
@@ -258,10 +259,15 @@ class Spawner:
             tree.write(run, note)
         if parent is not None:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
-        if order.files:
+        if order.files or self._keeps_files(parent):
             self._files.keep(tree.id, ref.run)
         self._driver.start(tree, run, self.make_services(tree, run), written)
         return run
+
+    def _keeps_files(self, parent: Run | None) -> bool:
+        """Tell whether a run's log and status are kept as files too: those of delegated runs are, in a project."""
+        is_delegated = parent is not None or self._ports.serves_requests
+        return is_delegated and not self._state.temporary
 
     def _make_spawned_event(self, tree: Tree, run: Run, checked: CheckedOrder) -> RunSpawned:
         """Return the first event of a run: all there is to know of it before it begins. A tree that is reported to the
@@ -311,6 +317,15 @@ class Spawner:
             spawn_children=self.spawn_children,
             control=self._control,
         )
+
+    def _grant_paths(self, task: Task) -> Task:
+        """Return a primary's task with the paths that the user grants to every primary. The log keeps them, so that a
+        resumed run has them too."""
+        granted = [path for path in self._ports.context_paths if path not in task.context_paths]
+        if not granted:
+            return task
+        resolve_context_paths(task.context_paths, base=self._state.project)  # names the index that the task has
+        return msgspec.structs.replace(task, context_paths=(*task.context_paths, *granted))
 
     def _resolve_paths(self, task: Task, *, base: str) -> list[str]:
         return resolve_context_paths(task.context_paths, base=base) if task.context_paths else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -168,13 +169,25 @@ class SpawnSubagents:
 
 def _check_path(index: int, path: str, folders: Folders) -> str:
     """Return the path a task names, absolute: it must exist and be readable for the parent."""
+    missing = ToolError(f"Task at index {index} has non-existent context_path: '{path}'")
     try:
         found = resolve_readable(folders, path)
     except ToolError as error:
-        raise ToolError(f"Task at index {index} has a context_path it may not have: {error}") from None
+        if not _is_there(folders.workspace / path):
+            raise missing from None
+        raise ToolError(
+            f"Task at index {index} has a context_path it may not have: {error}. {words.GRANT_HINT}"
+        ) from None
     if not found.exists():
-        raise ToolError(f"Task at index {index} has non-existent context_path: '{path}'")
+        raise missing
     return str(found)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a path that no file can have
+        return False
 
 
 def _make_entry(result: Result[Any], ticket: Ticket, folders: Folders, limit: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from retinue.core.errors import ConfigError
 from retinue.surfaces.cli.main import describe_command
-from retinue.surfaces.cli.options import add_options, parse_seconds
+from retinue.surfaces.cli.options import add_context_option, add_options, parse_context_paths, parse_seconds
 from retinue.surfaces.printer import safe
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
         help="answer each call after so long: if need be with a handle to wait with (50 for clients that take no "
         "progress, no limit for others)",
     )
+    add_context_option(parser)
     add_options(parser)
 
 
@@ -87,6 +88,7 @@ def _configure_install(parser: argparse.ArgumentParser) -> None:
         "--project", metavar="DIR", type=Path, help="always this project, wherever the client is started"
     )
     parser.add_argument("--name", metavar="NAME", default="retinue", help="what the client calls the server (retinue)")
+    add_context_option(parser)
 
 
 def _execute_serve(args: argparse.Namespace) -> int:
@@ -127,6 +129,7 @@ def _execute_install(args: argparse.Namespace) -> int:
         raise ConfigError(f"--project: there is no folder {args.project}")
     folder = find_project(args.project or Path.cwd())
     line = [*_find_command(), "mcp", "serve", *(["--project", str(folder)] if args.project is not None else [])]
+    line += [word for path in parse_context_paths(args) for word in ("--context-path", path)]
     settings, _ = load_own_settings(folder)
     installation = Installation(
         args.client,

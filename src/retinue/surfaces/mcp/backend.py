@@ -48,6 +48,7 @@ class Backend:
     def __init__(self, parts: Parts, profiles: Sequence[Profile], command: str) -> None:
         assert parts.state is not None
         self.project, self.state, self.timeouts = parts.project, parts.state, parts.timeouts
+        self.context_paths = parts.context_paths
         self._parts = parts
         self._profiles = (MAIN, *profiles)
         self._command = f"cd {shlex.quote(str(parts.project))} && {command}"
