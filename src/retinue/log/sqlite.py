@@ -27,7 +27,6 @@ from retinue.log.sqlite_reader import SqliteReader, read_events
 
 LINGER = 0.004
 RETRY_SECONDS = 1.0
-KEEP = 2048
 READ_CHUNK = 1000
 
 
@@ -67,7 +66,7 @@ class SqliteLog(SqliteReader):
         return sum(writer.commits for writer in self._writers())
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
-        return self._writer_of(event.tree).append(event, wait)
+        return self._claimed.get(event.tree, self._own).append(event, wait)
 
     async def claim(self, tree: str) -> None:
         file = await asyncio.to_thread(self.find_file, tree)
@@ -191,10 +190,10 @@ class FileWriter:
             raise LogError("the log is closed")
         last = schema.read_last_line(self._reader, tree)
         if last is None:
-            return Feed(keep=KEEP)
+            return Feed()
         batch, line = last
         event = decode_line(line, self.path)
-        feed = Feed(keep=KEEP, first=event.seq + 1)
+        feed = Feed(first=event.seq + 1)
         if event.run == 0:
             feed.ended = type(event.body) is RunEnded
         else:
