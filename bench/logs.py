@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.table import Row
+from retinue.build.logs import open_log
 from retinue.core.events import Body, Event, Message, RunEnded, RunSpawned, RunStarted, TurnEnded, TurnStarted
-from retinue.log.sqlite import SqliteLog
 from retinue.supervisor.tree import new_tree_id
 
 TREES = 100, 1_000, 10_000
@@ -24,8 +24,8 @@ ROUNDS = 3
 LIMIT = 3
 GIVE_UP_SECONDS = 60
 TOGETHER = 20  # trees that are written in one batch
-COMMANDS = {"ps --all": ["ps", "--all"], "show LABEL": ["show", "{label}"], "tail PREFIX": ["tail", "{prefix}"],
-            "resume LABEL": ["resume", "{label}"]}  # fmt: skip
+COMMANDS = {"ps": ["ps"], "ps --all": ["ps", "--all"], "show LABEL": ["show", "{label}"],
+            "tail PREFIX": ["tail", "{prefix}"], "resume LABEL": ["resume", "{label}"]}  # fmt: skip
 
 
 def rows() -> Iterator[Row]:
@@ -71,7 +71,7 @@ def _fill_log(project: Path, *, trees: int, turns: int) -> tuple[str, str]:
 
 async def write_trees(project: str, trees: int, turns: int) -> None:
     """Write ended trees through the log, and print the label and the id of one in the middle."""
-    log = SqliteLog(Path(project) / ".retinue" / "logs")
+    log = open_log(Path(project) / ".retinue")
     ids = [new_tree_id() for _ in range(trees)]
     for number, tree in enumerate(ids):
         at = time.time()

@@ -32,7 +32,7 @@ FINDINGS = (
     Requirement("X7", "A command of an inherited run cannot read the environment or the memory of the host process.", "verification, security"),
     Requirement("X8", "Input from files and peers never costs unbounded time or memory.", "verification, security"),
     Requirement("X9", "A command that cannot be read for sure asks when a deny rule could apply to it, in every mode.", "verification, security"),
-    Requirement("R1", "Reading commands cost what their answer is long, not what the log is long.", "verification, reliability"),
+    Requirement("Reading commands cost what their answer is long, not what the log is long.", "verification, reliability"),
     Requirement("R2", "Tool arguments that cannot be stored or sent never reach a run's thread; the model is told.", "verification, reliability"),
     Requirement("R3", "A budget counts what was spent, or estimates it and says so.", "verification, reliability"),
     Requirement("R4", "A run whose log or state folder vanishes notices it and fails.", "verification, reliability"),

@@ -9,24 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from retinue.core.events import Delta, Event, RunEnded, RunSpawned
 
 DELTAS_KEPT = 4096
 ReadOlder = Callable[[int], Awaitable[list[Event]]]
-
-
-def find_root(events: Iterable[Event]) -> tuple[int, bool]:
-    """Return the run with whose ending a tree ends, and whether it has: the primary, or a run that continues a
-    finished tree."""
-    root, ended = 0, False
-    for event in events:
-        if event.run == root and type(event.body) is RunEnded:
-            ended = True
-        elif ended and type(event.body) is RunSpawned:
-            root, ended = event.run, False
-    return root, ended
 
 
 class Watcher:

@@ -7,8 +7,9 @@ file that cannot be read hides no other. The lock beside a file says whether the
 from __future__ import annotations
 
 import asyncio
+import heapq
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
 from itertools import islice
@@ -18,14 +19,22 @@ from typing import Any, ParamSpec, TypeVar
 import apsw
 
 from retinue.core.errors import LogError, NotFound
-from retinue.core.events import Event, RunEnded, make_line
-from retinue.core.ports import OnProblem, Removal, StoredLine, StoredTree, TreeStatus, ignore_problem
+from retinue.core.events import Event, make_line
+from retinue.core.ports import (
+    OnProblem,
+    Removal,
+    StoredLine,
+    StoredRun,
+    StoredTree,
+    Unfinished,
+    ignore_problem,
+)
 from retinue.log import locks, schema
-from retinue.log.feed import find_root
 from retinue.log.reading import decode_line
 from retinue.log.schema import one_line
 
 BATCHES_AT_ONCE = 256
+_NEVER = 2**62  # a batch that no writer reaches
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -85,31 +94,75 @@ class SqliteReader:
         if tree not in self._files:
             for file in self.list_files():
                 with suppress(LogError), open_file(file) as db:  # a damaged file hides no other
-                    if schema.has_tree(db, tree):
+                    if schema.load_tree(db, tree) is not None:
                         self._files[tree] = file
                         break
         return self._files.get(tree)
 
     @make_awaitable
-    def list_trees(self, on_problem: OnProblem = ignore_problem) -> list[StoredTree]:
+    def list_trees(
+        self,
+        on_problem: OnProblem = ignore_problem,
+        *,
+        latest: int | None = None,
+        only: Unfinished | None = None,
+        reported: bool = True,
+    ) -> list[StoredTree]:
         found: list[StoredTree] = []
         for file in self.list_files():
             try:
-                there = _list_trees_of(file)
-                found += there
+                there = _list_trees_of(file, latest=latest, only=only, reported=reported)
+                found += there[::-1]
                 self._files |= {stored.tree: file for stored in there}
             except LogError as error:
                 if locks.read_holder(file) is None:  # else it is being created this moment
                     on_problem(error)
-        return sorted(found, key=lambda stored: stored.spawned_at)[::-1]
+        return sorted(found, key=lambda stored: stored.spawned_at)[::-1][:latest]
 
     @make_awaitable
-    def read_status(self, tree: str) -> TreeStatus:
+    def count_trees(self, *, reported: bool = True) -> int:
+        count = 0
+        for file in self.list_files():
+            with suppress(LogError), open_file(file) as db:  # `list_trees` tells of it
+                count += schema.count_trees(db, reported=reported)
+        return count
+
+    @make_awaitable
+    def read_status(self, tree: str) -> StoredTree:
         file = self.find_file(tree)
         status = None if file is None else _load_status(file, tree)
         if status is None:
             raise NotFound(f"there is no tree '{tree}' in {self.location}")
         return status
+
+    @make_awaitable
+    def read_runs(self, trees: Sequence[str], on_problem: OnProblem = ignore_problem) -> list[StoredRun]:
+        by_file: dict[Path, list[str]] = {}
+        for tree in trees:
+            file = self.find_file(tree)
+            if file is not None:
+                by_file.setdefault(file, []).append(tree)
+        found: dict[str, list[StoredRun]] = {}
+        for file, names in by_file.items():
+            try:
+                with open_file(file) as db:
+                    for run in schema.read_runs(db, names):
+                        found.setdefault(run.first.tree, []).append(run)
+            except LogError as error:
+                on_problem(error)
+        return [run for tree in trees for run in found.get(tree, [])]
+
+    @make_awaitable
+    def find_runs(self, name: str, on_problem: OnProblem = ignore_problem) -> list[StoredRun]:
+        found: list[list[StoredRun]] = []
+        for file in self.list_files():
+            try:
+                with open_file(file) as db:
+                    found.append(list(schema.find_runs(db, name)))
+            except LogError as error:
+                if locks.read_holder(file) is None:
+                    on_problem(error)
+        return list(heapq.merge(*found, key=lambda run: -run.first.at)) if len(found) > 1 else found[0] if found else []
 
     @make_awaitable
     def read(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
@@ -160,8 +213,8 @@ class SqliteReader:
         files, trees, problems = self.list_files(), 0, 0
         for file in files:
             try:
-                trees += len(_list_trees_of(file))
                 with open_file(file) as db:
+                    trees += schema.count_trees(db, reported=True)
                     schema.check_pages(db)
             except LogError as error:
                 problems += 1
@@ -205,37 +258,28 @@ def _connect(file: Path) -> apsw.Connection:
         raise
 
 
-def _list_trees_of(file: Path) -> list[StoredTree]:
+def _list_trees_of(
+    file: Path, *, latest: int | None = None, only: Unfinished | None = None, reported: bool = True
+) -> list[StoredTree]:
+    """List trees of a file. Files are used again: a held lock alone does not make its holder the writer of a tree."""
     holder = locks.read_holder(file)
+    first_batch = _NEVER if holder is None else holder.first_batch
     with open_file(file) as db:
-        written = set() if holder is None else schema.list_trees_since(db, holder.first_batch)
+        rows = schema.list_trees(db, latest=latest, only=only, reported=reported, first_batch=first_batch)
         return [
-            StoredTree(decode_line(line, file), holder.pid if holder is not None and tree in written else None)
-            for tree, line in schema.list_first_lines(db)
+            row.describe(holder.pid if holder is not None and batch >= first_batch else None) for row, batch in rows
         ]
 
 
-def _load_status(file: Path, tree: str) -> TreeStatus | None:
-    """Return how a tree of the file stands; None if there is none. Files are used again, so a held lock alone does not
-    make its holder the writer of the tree."""
+def _load_status(file: Path, tree: str) -> StoredTree | None:
+    """Return how a tree of the file stands; None if there is none."""
     holder = locks.read_holder(file)
     with open_file(file) as db:
-        last = schema.read_last_line(db, tree)
-        if last is None:
+        found = schema.load_tree(db, tree)
+        if found is None:
             return None
-        batch, line = last
-        event = decode_line(line, file)
-        writer = holder.pid if holder is not None and batch >= holder.first_batch else None
-        return TreeStatus(event.seq, event.at, _has_ended(db, file, event), writer)
-
-
-def _has_ended(db: apsw.Connection, file: Path, last: Event) -> bool:
-    """Return whether a tree has ended: with its primary, or with the run that continued it after that."""
-    if not isinstance(last.body, RunEnded):
-        return False
-    return (
-        last.run == 0 or find_root(decode_line(line, file) for _, line in schema.read_tree(db, last.tree, after=0))[1]
-    )
+        row, batch = found
+        return row.describe(holder.pid if holder is not None and batch >= holder.first_batch else None)
 
 
 def _read_matching(file: Path, wanted: bytes, after: int) -> tuple[list[Event], int | None]:
