@@ -35,6 +35,7 @@ def test_a_failing_async_test_fails(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*it ran*"])
 
 
+@pytest.mark.finding("R10")
 def test_ignored_signals_are_restored(tmp_path: Path) -> None:
     """Under `nohup` or in a background shell the suite starts with SIGHUP or SIGINT ignored."""
     (tmp_path / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text(encoding="utf-8"))

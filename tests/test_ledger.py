@@ -10,6 +10,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -85,13 +86,17 @@ def pytestmarks(body: list[ast.stmt]) -> list[ast.expr]:
     return found
 
 
-def all_citations(mark: str) -> list[Citation]:
+@cache
+def read_citations() -> list[Citation]:
     return [
         citation
         for path in sorted(TESTS.rglob("*.py"))
         for citation in citations(path.read_text(encoding="utf-8"), path.relative_to(TESTS.parent).as_posix())
-        if citation.mark == mark
     ]
+
+
+def all_citations(mark: str) -> list[Citation]:
+    return [citation for citation in read_citations() if citation.mark == mark]
 
 
 def without_a_test(ledger: tuple[Requirement, ...], cited: list[Citation]) -> list[str]:

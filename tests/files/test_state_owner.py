@@ -130,3 +130,22 @@ def test_without_a_place_for_the_key_no_state_is_made(tmp_path: Path, monkeypatc
         ConfigError, match=r"the key that signs the state of projects cannot be kept in .*XDG_STATE_HOME"
     ):
         claim_state_folder(tmp_path / ".retinue")
+
+
+@pytest.mark.finding("R6")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("with_key", [True, False])
+def test_root_neither_uses_nor_makes_a_key_in_the_home_of_a_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_key: bool
+) -> None:
+    """As after `sudo -E`, which keeps HOME."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    if with_key:
+        load_user_key()
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        os.chown(path, 54321, 54321)
+    with pytest.raises(
+        ConfigError, match="belongs to another user, so your key cannot be kept there: run this as that"
+    ):
+        load_user_key()
+    assert (tmp_path / "retinue").exists() is with_key

@@ -19,6 +19,7 @@ class RealFolders:
     workspace: Path
     readable: tuple[Path, ...]
     spills: Path
+    hidden_paths: tuple[str, ...] = ()
 
     @property
     def search_roots(self) -> Sequence[Path]:

@@ -254,3 +254,46 @@ def test_our_own_state_in_a_project_is_not_readable(tmp_path: Path) -> None:
     for path in (".retinue/control/1.json", str(project / ".retinue" / "control" / "1.json")):
         with pytest.raises(ToolError, match="outside this run's folders"):
             resolve_readable(folders, path)
+
+
+GIT_NAMES = [".git", ".GIT", ".Git", "git~1", "GIT~1", ".git ", ".git.", ".git::$INDEX", ".g\u200cit", ".ｇit"]
+
+
+@pytest.mark.finding("X3")
+@pytest.mark.parametrize("name", GIT_NAMES)
+@pytest.mark.parametrize("place", ["{}", "{}/config", "vendor/lib/{}/hooks/pre-commit"])
+def test_no_file_is_written_inside_git_in_any_spelling(folders: RealFolders, name: str, place: str) -> None:
+    with pytest.raises(ToolError, match="is inside a git folder; no file tool writes there"):
+        write(folders, place.format(name), b"[core]\n\tfsmonitor = harm\n")
+    assert list(folders.workspace.iterdir()) == []
+
+
+@pytest.mark.finding("X3")
+@pytest.mark.parametrize("name", ["link/config", "link2", "meta/config", "meta/hooks/pre-commit", "tree/config"])
+def test_a_git_folder_under_another_name_is_not_written(folders: RealFolders, name: str) -> None:
+    """A link, the folder of `git init --separate-git-dir`, and that of a linked worktree."""
+    home = folders.workspace
+    for path in (".git", "meta/objects", "meta/refs", "tree"):
+        (home / path).mkdir(parents=True)
+    for path in (".git/config", "meta/HEAD", "tree/HEAD", "tree/commondir"):
+        (home / path).write_text("as it was")
+    (home / "link").symlink_to(".git")
+    (home / "link2").symlink_to("meta/config")
+    with pytest.raises(ToolError, match="is inside a git folder"):
+        write(folders, name, b"harm")
+    assert (home / ".git/config").read_text() == "as it was" and not (home / "meta/config").exists()
+
+
+@pytest.mark.finding("X3")
+@pytest.mark.parametrize("last", ["HEAD", "objects/x", "refs/x"])
+def test_files_do_not_add_up_to_a_bare_repository(folders: RealFolders, last: str) -> None:
+    """Git reads the settings of a folder that looks like a bare repository as soon as the user works in it."""
+    for name in {"config", "HEAD", "objects/x", "refs/x"} - {last}:
+        write(folders, f"sub/{name}", b"x")
+    with pytest.raises(ToolError, match="is inside a git folder"):
+        write(folders, f"sub/{last}", b"x")
+
+
+def test_files_that_git_only_reads_are_written(folders: RealFolders) -> None:
+    for name in (".gitignore", ".github/workflows/ci.yml", "git/HEAD", "HEAD", ".gitattributes", "a.git"):
+        write(folders, name, b"x")

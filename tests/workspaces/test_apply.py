@@ -143,7 +143,6 @@ CRASH = """
 import os, sys
 from retinue.workspaces import atomic_apply as swapping
 from retinue.workspaces import copies
-from retinue.testing import scripted
 state, tree, project, after = sys.argv[1:5]
 left = [int(after)]
 def counted(real):

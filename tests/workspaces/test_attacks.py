@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from retinue.core.errors import RetinueError
+from retinue.core.events import ToolResult
 from retinue.workspaces import atomic_apply as swapping
 from retinue.workspaces import copies, ignores, recording, walk
 from retinue.workspaces import merge as merging
@@ -219,16 +220,57 @@ def test_names_that_are_gits_or_ours_in_any_spelling_are_never_written(name: str
     assert [conflict.why for conflict in made.conflicts] == ["is a name that no run may write"]
 
 
+@pytest.mark.finding("X3")
+@pytest.mark.parametrize("runtime", ["inherited", pytest.param("isolated", marks=needs_bubblewrap)])
+@pytest.mark.parametrize("kind", ["shared", "worktree"])
+async def test_no_runtime_and_no_mode_lets_a_file_tool_write_inside_git(
+    tmp_path: Path, runtime: str, kind: str
+) -> None:
+    """`core.fsmonitor` in `.git/config` is a command that git runs at the user's next `git status`."""
+    project = repository(tmp_path / "p")
+    before = hashed(project)
+    harm = "[core]\n\tfsmonitor = harm\n"
+    calls = [
+        call("write", path=".git/config", content=harm),
+        call("edit", path=".git/HEAD", old_string="ref", new_string="x"),
+        call("write", path=".GIT/hooks/pre-commit", content="harm"),
+        {"text": "done"},
+    ]
+    _, events = await seen(project, {"main": calls}, kind=kind, runtime=runtime)
+    results = [event.body for event in events if isinstance(event.body, ToolResult)]
+    assert len(results) == 3 and not any(result.success for result in results)
+    assert all("is inside a git folder; no file tool writes there" in result.text for result in results)
+    assert hashed(project) == before
+
+
+@pytest.mark.finding("X3")
+@pytest.mark.parametrize("there", [(), ("objects", "refs"), ("HEAD",)])
+def test_a_bare_repository_is_never_applied(there: tuple[str, ...], tmp_path: Path) -> None:
+    """Its settings would run at the user's next git command in that folder."""
+    target = tmp_path / "target"
+    for name in there:
+        (target / "sub" / name).mkdir(parents=True)
+    store = Store(str(tmp_path / "s")).ensure_created()
+    with Import(store) as into:
+        held = merging.StoredFile("100644", into.add_bytes(b"x"))
+    parts = {"HEAD": "HEAD", "objects": "objects/x", "refs": "refs/x"}
+    files = {f"sub/{path}": held for name, path in parts.items() if name not in there}
+    target.mkdir(exist_ok=True)
+    made = merging.plan_changes(str(target), [({}, {"fine": held, "sub/config": held, **files})], store)
+    assert {conflict.path for conflict in made.conflicts} == {"sub/config", *files}
+    assert {conflict.why for conflict in made.conflicts} == {"is inside a git folder, which no run may write"}
+
+
 def test_names_that_lead_up_are_never_written(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "s")).ensure_created()
     with Import(store) as into:
         held = merging.StoredFile("100644", into.add_bytes(b"x"))
     plan = merging.Plan(str(tmp_path))
     for path in ("../x", "a/../../x", "/etc/x", "a//b", "./x", "a\0b"):
-        merging._check_allowed(merging.Change(path, None, held), plan, store)
+        merging._check_allowed(merging.Change(path, None, held), plan, store, set())
     assert len(plan.conflicts) == 6
     gitlink = merging.StoredFile("160000", held.oid)
-    merging._check_allowed(merging.Change("sub", None, gitlink), plan, store)
+    merging._check_allowed(merging.Change("sub", None, gitlink), plan, store, set())
     assert plan.conflicts[-1].why == "is neither a file nor a link"
 
 

@@ -132,6 +132,21 @@ def test_context_is_a_folder_or_a_file_that_every_user_may_read(tmp_path: Path) 
     assert [path.stat().st_mode & 0o777 for path in (folder / "sub", file)] == [0o755, 0o644]
 
 
+@pytest.mark.finding("X3")
+@pytest.mark.parametrize("name", [".git", ".GIT", ".git.", "git~1"])
+def test_the_asking_side_cannot_name_a_git_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / name / "hooks").mkdir(parents=True)
+    roots = AllowedRoots([tmp_path], ours=[])
+    try:
+        with (
+            pytest.raises(RefusedPath, match=r"is inside a \.git folder"),
+            roots.open_path(f"{tmp_path}/{name}/hooks", what="workspace"),
+        ):
+            pass
+    finally:
+        roots.close()
+
+
 def test_a_run_of_the_asking_side_may_name_its_own_workspace(tmp_path: Path) -> None:
     own = tmp_path / "shared" / ".retinue" / "runs" / "t1" / "2" / "workspace"
     own.mkdir(parents=True)
@@ -212,6 +227,19 @@ def test_what_stands_in_the_way_is_left_and_told(both: Both, tmp_path: Path) -> 
     assert "not brought back: a (a link)" in told
     assert list((tmp_path / "secret").iterdir()) == [] and both.there()["a"] == "a"
     assert (both.theirs / "b").is_symlink()
+
+
+@pytest.mark.finding("X3")
+def test_a_git_folder_does_not_come_back_under_any_name(both: Both) -> None:
+    for name in (".git/config", ".GIT/config", "g/.git./hooks/post-checkout"):
+        write(both.ours, name, "harm")
+    for name in ("bare/HEAD", "bare/config", "bare/objects/x", "bare/refs/heads/x"):
+        write(both.ours, name, "harm")
+    write(both.ours, "good", "good")
+    told = both.back()
+    assert "as git would read its settings there: bare/HEAD, bare/config, bare/objects/x, bare/refs/heads/x" in told
+    assert "harm" not in both.there().values() and both.there()["good"] == "good"
+    assert not (both.theirs / "bare").exists()
 
 
 @pytest.mark.parametrize("many", [True, False])

@@ -21,6 +21,7 @@ from retinue.files.private import make_private_folder
 from retinue.protocol.control import VERSION, Address
 
 MAX_BYTES = 4096
+OPEN_TO_OTHERS = 0o077
 
 
 class AddressFile:
@@ -86,6 +87,8 @@ def _read_address(path: Path) -> Address | None:
             with suppress(OSError):
                 if path.stat().st_ino == os.fstat(fd).st_ino:  # not the file of a new process with the same number
                     path.unlink()
+            return None
+        if os.fstat(fd).st_mode & OPEN_TO_OTHERS:  # another user could hold its lock, and so answer in our place
             return None
         address = msgspec.json.decode(read_up_to(fd, MAX_BYTES), type=Address)
     except (OSError, msgspec.MsgspecError):

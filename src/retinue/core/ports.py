@@ -80,6 +80,10 @@ class Folders(Protocol):
     def search_roots(self) -> Sequence[Path]:
         """The roots that a search looks in when it names no folder."""
 
+    @property
+    def hidden_paths(self) -> Sequence[str]:
+        """Patterns of paths that a search does not look into, because a rule denies or asks about reading them."""
+
     def spill(self, name: str) -> Path:
         """Return a new file of the run's own for text that does not fit inline."""
 

@@ -25,6 +25,8 @@ MODES: tuple[Mode, ...] = ("ask", "strict", "sandboxed", "yes")
 SHELLS = ("shell", "_shell")
 FILES = ("read", "write", "edit", "glob", "grep", "_read_file", "_write_file", "_edit_file")
 CODE_MODE = "execute_python_code"
+READERS = ("read", "grep", "glob", "_read_file")
+WRITERS = ("write", "edit", "_write_file", "_edit_file")
 ALWAYS_ASK = ("edit", "write", "shell", CODE_MODE, "_edit_file", "_write_file", "_shell")
 _RULE = re.compile(r"([A-Za-z0-9_*?.-]+)(?:@([0-9a-f]{32}))?(?:\((.*)\))?", re.DOTALL)
 _SEAL = "(?:@[0-9a-f]{32})?"
@@ -115,6 +117,23 @@ def concerns_tool(rule: Rule, tool: str) -> bool:
     if server != rule.tool and "__" not in server and tool.startswith(f"{rule.tool}__"):
         return True
     return rule.tool == tool or _compile_pattern(rule.tool, False).fullmatch(tool) is not None
+
+
+def is_about_path(rule: Rule, tool: str) -> bool:
+    """Return whether the rule is about a path that the tool reads or writes, whichever tool it names: one for `read` or
+    `grep` is about all that read, one for `write` or `edit` about all that write."""
+    if rule.pattern is None or rule.argument:
+        return False
+    named = (READERS[:2], WRITERS[:2])
+    return any(
+        is_a(tool, kinds) and any(concerns_tool(rule, name) for name in names)
+        for kinds, names in zip((READERS, WRITERS), named, strict=True)
+    )
+
+
+def matches_path(pattern: str, path: str) -> bool:
+    """Return whether a path fits the pattern of a rule about files."""
+    return _compile_pattern(pattern, True).fullmatch(path) is not None
 
 
 def find_allowing_rule(rules: tuple[Rule, ...], tool: str, args: dict[str, Any], subject: str | None) -> str:

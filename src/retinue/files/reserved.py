@@ -1,8 +1,11 @@
-"""The names in a project that belong to git or to us, and that no run writes."""
+"""The names in a project that belong to git or to us, and that no run writes; and git folders under other names."""
 
 from __future__ import annotations
 
+import os
 import unicodedata
+from collections.abc import Collection, Iterable
+from pathlib import Path
 
 GIT_FOLDER = ".git"
 STATE_FOLDER = ".retinue"
@@ -11,8 +14,54 @@ _IGNORABLE = frozenset(
 )
 
 
+def is_git_name(name: str) -> bool:
+    """Tell whether a name is `.git`, or would be on a file system that folds letters or drops some."""
+    return _fold_name(name) in (GIT_FOLDER, "git~1")
+
+
+def is_state_name(name: str) -> bool:
+    """Tell whether a name is `.retinue`, or would be on a file system that folds letters or drops some."""
+    return _fold_name(name) == STATE_FOLDER
+
+
 def is_reserved_name(name: str) -> bool:
-    """Tell whether a name is git's or ours, or would be on a file system that folds letters or drops some."""
+    """Tell whether a name is git's or ours, in any spelling."""
+    return _fold_name(name) in (GIT_FOLDER, "git~1", STATE_FOLDER)
+
+
+def _fold_name(name: str) -> str:
+    if name.isascii() and "~" not in name and not name.startswith("."):  # as most names are
+        return name
     plain = unicodedata.normalize("NFKC", "".join(char for char in name if char not in _IGNORABLE)).casefold()
-    plain = plain.rstrip(" .").split(":")[0]
-    return plain in (GIT_FOLDER, "git~1", STATE_FOLDER)
+    return plain.split(":")[0].rstrip(" .")
+
+
+def list_all_prefixes(paths: Iterable[str]) -> set[str]:
+    """Return the relative paths and all folders above them."""
+    found: set[str] = set()
+    for path in paths:
+        at = len(path)
+        while at > 0 and path[:at] not in found:
+            found.add(path[:at])
+            at = path.rfind("/", 0, at)
+    return found
+
+
+def find_git_folder(root: str | Path, path: str, planned: Collection[str] = ()) -> str | None:
+    """Return the folder on the way from `root` to the relative `path` in which git would read its settings, whatever
+    its name is: a bare repository, or where a `gitdir:` file leads. None if there is none.
+
+    A folder counts that becomes one by writing the path, or with the other paths and folders that are `planned`."""
+    written = list_all_prefixes([path])
+
+    def has_entry(name: str) -> bool:
+        return name in written or name in planned or os.path.lexists(Path(root, name))
+
+    parts = path.split("/")
+    for depth in range(len(parts)):
+        above = "".join(f"{part}/" for part in parts[:depth])
+        if has_entry(f"{above}HEAD") and (
+            has_entry(f"{above}commondir") or (has_entry(f"{above}objects") and has_entry(f"{above}refs"))
+        ):
+            return above.rstrip("/") or "."
+    return None

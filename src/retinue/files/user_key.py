@@ -20,6 +20,11 @@ from retinue.files.private import make_private_folder, write_private_file
 KEY_BYTES = 32
 NO_HOME = "there is no home folder to keep the key in that signs the state of projects: set XDG_STATE_HOME"
 
+NOT_YOURS = (
+    "{path} belongs to another user, so your key cannot be kept there: run this as that user, or set HOME or "
+    "XDG_STATE_HOME to a folder of your own"
+)
+
 
 def find_user_folder() -> Path:
     """Return the folder in which Retinue keeps this user's secrets; it need not exist."""
@@ -38,9 +43,13 @@ def load_user_key() -> bytes:
         found = _read_key(path)
         return _make_key(path) if found is None else found
     except RefusedFile as error:
+        if error.reason == "owner":
+            raise ConfigError(NOT_YOURS.format(path=path)) from None
         raise ConfigError(f"{path} {error.text}, so it is no secret of yours: remove it") from None
     except OSError as error:
         raise ConfigError(_explain_no_key(path, error.strerror or str(error))) from None
+    except ConfigError:
+        raise
     except RetinueError as error:
         raise ConfigError(_explain_no_key(path, str(error))) from None
 
@@ -67,6 +76,9 @@ def _read_key(path: Path) -> bytes | None:
 
 def _make_key(path: Path) -> bytes:
     """Make the key. Of several processes that do so at once, all end with the same one."""
+    above = next(folder for folder in path.parents if folder.exists())
+    if os.geteuid() == 0 and above.stat().st_uid != 0:  # what root leaves in a user's home shuts the user out
+        raise ConfigError(NOT_YOURS.format(path=above))
     make_private_folder(path.parent)
     temporary = path.with_name(f".key-{secrets.token_hex(8)}")
     try:

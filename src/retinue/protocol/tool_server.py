@@ -81,7 +81,7 @@ class Start(Frame, frozen=True, gc=False, tag="start"):
     """The first frame of the host: the tools, the folders they see, and the limits the process sets itself.
 
     `path` is the run's; `spilled` files of earlier calls are in `outputs`. `proxy` is the socket through which hosts
-    are reached, if any may be; programs can call the `program_tools`."""
+    are reached, if any may be; programs can call the `program_tools`. Searches leave `hidden_paths` out."""
 
     version: int
     path: str
@@ -95,6 +95,7 @@ class Start(Frame, frozen=True, gc=False, tag="start"):
     spilled: int = 0
     proxy: str = ""
     program_tools: tuple[ToolSpec, ...] = ()
+    hidden_paths: tuple[str, ...] = ()
 
 
 class Preview(Frame, frozen=True, gc=False, tag="preview"):

@@ -62,6 +62,10 @@ class HostFolders:
     def search_roots(self) -> Sequence[Path]:
         return self._folders.search_roots
 
+    @property
+    def hidden_paths(self) -> Sequence[str]:
+        return self._folders.hidden_paths
+
     def spill(self, name: str) -> Path:
         folder = make_private_folder(self._outputs)
         if self._spilled is None:

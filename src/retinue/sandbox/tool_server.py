@@ -51,6 +51,7 @@ class SandboxFolders:
         self.workspace = Path(start.workspace)
         self.roots: Sequence[Path] = tuple(map(Path, start.roots))
         self.search_roots: Sequence[Path] = tuple(map(Path, start.search_roots))
+        self.hidden_paths: Sequence[str] = start.hidden_paths
         self._outputs = Path(start.outputs)
         self._spilled = start.spilled
 

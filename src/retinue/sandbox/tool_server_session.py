@@ -426,6 +426,7 @@ class ToolServerSession:
             spilled=len(os.listdir(box.outputs)),  # noqa: PTH208
             proxy=PROXY if box.proxy else "",
             program_tools=local.program_tools if isinstance(local, ExecutePython) else (),
+            hidden_paths=tuple(self._own.hidden_paths),
         )
 
     def _make_outcome(self, tool: LocalTool, result: frames.Result, started: _RunningServer) -> Outcome:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from retinue.concurrency import finish_despite_cancel
 from retinue.core.errors import RetinueError, ToolError
-from retinue.core.messages import Call
+from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Outcome
 from retinue.core.results import format_changed_files
 from retinue.supervisor.run import Run
@@ -17,6 +17,7 @@ from retinue.workspaces.copies import CopiedWorkspace, carry_out_plan, explain_m
 from retinue.workspaces.merge import Plan
 
 APPLY = "apply_subagent"
+_WRITE = ToolSpec("write", "", {})
 UNASKED = ""  # instead of a digest: there was nothing to say yes to
 PREVIEW_BYTES = 1024 * 1024  # of a diff in a question, and so in the log
 
@@ -69,7 +70,18 @@ def _plan_child(run: Run, call: Call) -> tuple[CopiedWorkspace, Plan]:
     why = one.explain_nothing_to_apply()
     if why:
         raise ToolError(f"{APPLY}: {why}")
-    return one, plan_apply([one], run.folders.path)
+    plan = plan_apply([one], run.folders.path)
+    _check_rules(run, plan)
+    return one, plan
+
+
+def _check_rules(run: Run, plan: Plan) -> None:
+    """Raise ToolError if a rule forbids the run to write one of the files."""
+    for change in plan.changes:
+        args = {"path": change.path}
+        verdict = run.policy.judge(_WRITE, args, primary=run.parent is None, workspace=run.folders.path)
+        if verdict.what == "deny" and verdict.rule != _WRITE.name:
+            raise ToolError(f"{APPLY}: the rule {verdict.rule} forbids to write {change.path}; nothing was applied")
 
 
 def _find_copy_of(run: Run) -> CopiedWorkspace | None:

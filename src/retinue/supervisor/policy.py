@@ -10,6 +10,7 @@ import os
 from functools import cached_property
 from typing import Any
 
+from retinue.core.commands import MAX_WORDS, read_command
 from retinue.core.messages import ToolSpec
 from retinue.core.ports import Policy
 from retinue.core.rules import (
@@ -18,7 +19,9 @@ from retinue.core.rules import (
     ASK,
     CODE_MODE,
     FILES,
+    READERS,
     SHELLS,
+    WRITERS,
     Mode,
     Rule,
     Rules,
@@ -28,13 +31,18 @@ from retinue.core.rules import (
     find_allowing_rule,
     find_stopping_rule,
     is_a,
+    is_about_path,
     is_unclear,
+    matches_path,
 )
+from retinue.files.reserved import is_git_name
 
 CACHED = 1024
+NAMED = "it names a path that {rule} is about"
 UNCLEAR = "it is not clear whether a rule for {tool} is meant"
 _SEARCHES = frozenset({"glob", "grep"})
 SANDBOXED_TOOLS = frozenset({"edit", "write", "shell", CODE_MODE})
+GIT_RULE = "that protects .git"
 _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 
@@ -62,6 +70,8 @@ class RulePolicy:
         self._concerned: dict[str, tuple[tuple[Rule, ...], ...]] = {}
 
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
+        if spec.server and is_a(spec.name, WRITERS) and _is_in_git_folder(spec.name, args, workspace, self._project):
+            return Verdict("deny", GIT_RULE)
         key = (spec.name, spec.seal if spec.server else spec.tier, primary)
         known = self._known.get(key)
         return known if known is not None else self._judge(key, spec, args, workspace)
@@ -82,7 +92,8 @@ class RulePolicy:
                 self._forget()
             concerned = self._concerned[tool] = self._rules_about(tool)
         verdict = self._judge_by(concerned, spec, args, primary=primary, workspace=workspace)
-        if all(rule.pattern is None for rules in concerned for rule in rules):  # whatever the arguments are
+        by_path = self._path_rules and is_a(tool, SHELLS)
+        if not by_path and all(rule.pattern is None for rules in concerned for rule in rules):  # whatever the arguments
             self._known[key] = verdict
         return verdict
 
@@ -91,16 +102,49 @@ class RulePolicy:
         self._concerned.clear()
 
     def _rules_about(self, tool: str) -> tuple[tuple[Rule, ...], ...]:
-        """Return the rules about a tool. Those that deny or ask about a shell hold for a program too: it can run any
-        command."""
-        deny, allow, ask, protected = (
-            tuple(rule for rule in rules if concerns_tool(rule, tool))
-            for rules in (self._rules.deny, self._rules.allow, self._rules.ask, self._protected)
+        """Return the rules about a tool. Those that deny or ask about a path hold for every tool that reads or writes
+        it, and, like those about a shell, for a program, which can do anything."""
+
+        def is_held(rule: Rule) -> bool:
+            if tool == CODE_MODE and (concerns_tool(rule, SHELLS[0]) or self._is_path_rule(rule)):
+                return True
+            return concerns_tool(rule, tool) or is_about_path(rule, tool)
+
+        deny, ask = (tuple(filter(is_held, rules)) for rules in (self._rules.deny, self._rules.ask))
+        allow, protected = (
+            tuple(rule for rule in rules if concerns_tool(rule, tool)) for rules in (self._rules.allow, self._protected)
         )
-        if tool == CODE_MODE:
-            deny += tuple(rule for rule in self._rules.deny if concerns_tool(rule, SHELLS[0]) and rule not in deny)
-            ask += tuple(rule for rule in self._rules.ask if concerns_tool(rule, SHELLS[0]) and rule not in ask)
         return deny, allow, ask, protected
+
+    @staticmethod
+    def _is_path_rule(rule: Rule) -> bool:
+        return any(is_about_path(rule, kind) for kind in (READERS[0], WRITERS[0]))
+
+    @cached_property
+    def _path_rules(self) -> tuple[Rule, ...]:
+        return tuple(filter(self._is_path_rule, (*self._rules.deny, *self._rules.ask)))
+
+    @property
+    def hidden_paths(self) -> tuple[str, ...]:
+        """The patterns of paths that no search looks into: reading them is denied, or asks."""
+        rules = (*self._rules.deny, *self._rules.ask)
+        return tuple(rule.pattern for rule in rules if rule.pattern is not None and is_about_path(rule, READERS[0]))
+
+    def _find_named_path(self, tool: str, subjects: tuple[str, ...], workspace: str) -> str:
+        """Return the rule about a path that a command names in one of its words; empty if there is none."""
+        if not self._path_rules or not is_a(tool, SHELLS):
+            return ""
+        words = {word for subject in subjects for part in read_command(subject).parts for word in part[:MAX_WORDS]}
+        pieces = {piece for word in words for piece in (word, word.rpartition("=")[2], word.lstrip("@<>"))}
+        paths = [
+            path
+            for piece in pieces
+            for path in subjects_of(READERS[0], {"path": piece}, workspace=workspace, project=self._project)
+        ]
+        for rule in self._path_rules:
+            if any(matches_path(rule.pattern or "", path) for path in paths):
+                return str(rule)
+        return ""
 
     def _judge_by(
         self,
@@ -113,7 +157,8 @@ class RulePolicy:
     ) -> Verdict:
         tool, default = spec.name, self._default(spec, primary=primary)
         deny, allow, ask, protected = concerned
-        if not any(concerned):
+        named = self._path_rules and is_a(tool, SHELLS)
+        if not any(concerned) and not named:
             return default
         subjects = subjects_of(tool, args, workspace=workspace, project=self._project)
         if rule := find_stopping_rule(deny, tool, args, subjects):
@@ -124,6 +169,8 @@ class RulePolicy:
             return Verdict("ask", rule)
         if is_unclear((*deny, *ask, *protected), tool, subjects):
             return Verdict("ask", UNCLEAR.format(tool=tool))
+        if rule := self._find_named_path(tool, subjects, workspace):
+            return Verdict("ask", NAMED.format(rule=rule))
         if default.what == "ask":
             subject = subjects[0] if subjects else None
             if rule := find_allowing_rule(
@@ -152,6 +199,11 @@ class Narrowed:
     def inside(self) -> Policy:
         return Narrowed(inside(self._parent), inside(self._own))
 
+    @property
+    def hidden_paths(self) -> tuple[str, ...]:
+        """The patterns that either policy hides from searches."""
+        return (*find_hidden_paths(self._parent), *find_hidden_paths(self._own))
+
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
         first = self._parent.judge(spec, args, primary=primary, workspace=workspace)
         # Its own `strict` is about its own tools: in its own layer everybody is a primary.
@@ -162,6 +214,11 @@ class Narrowed:
 def inside(policy: Policy) -> Policy:
     """Return the policy for what a run does in a sandboxed workspace of its own."""
     return policy.inside if isinstance(policy, RulePolicy | Narrowed) else policy
+
+
+def find_hidden_paths(policy: Policy) -> tuple[str, ...]:
+    """Return the patterns of paths that searches of a run with this policy leave out."""
+    return policy.hidden_paths if isinstance(policy, RulePolicy | Narrowed) else ()
 
 
 def narrowed(policy: Policy, rules: Rules | None, project: str) -> Policy:
@@ -188,6 +245,13 @@ def subjects_of(tool: str, args: dict[str, Any], *, workspace: str, project: str
     if project and project != home:  # what is not in a workspace is looked for in the folders above it
         names.append(_below(os.path.realpath(os.path.join(project, raw)), project))  # noqa: PTH118
     return tuple(name for name in names if name)
+
+
+def _is_in_git_folder(tool: str, args: dict[str, Any], workspace: str, project: str) -> bool:
+    """Tell whether a file tool of an MCP server would write into a `.git`, in any spelling. Tools of our own check that
+    themselves, where they write."""
+    subjects = subjects_of(tool, args, workspace=workspace, project=project)
+    return any(is_git_name(part) for subject in subjects for part in subject.split("/"))
 
 
 def _below(path: str, folder: str) -> str:

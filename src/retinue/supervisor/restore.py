@@ -54,7 +54,7 @@ from retinue.supervisor.apply_changes import APPLY
 from retinue.supervisor.approvals import Approvals, judge_call, write_started
 from retinue.supervisor.budgets import NO_COST, Account, Amount, check_price
 from retinue.supervisor.driver import Driver
-from retinue.supervisor.policy import narrowed
+from retinue.supervisor.policy import find_hidden_paths, narrowed
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.restore_plans import PlanRestorer, end_client, restore_workspace_kind
 from retinue.supervisor.run import Run
@@ -267,6 +267,7 @@ class TreeRestorer:
             return self._make_adopted(tree, view, parent, ref, task)
         folders = self._make_folders(view, ref, parent, plan, task)
         policy = parts.ports.policy if parent is None else parent.policy
+        policy = narrowed(policy, plan.profile.approvals, parts.ports.state.project)
         asked_with = self._known[spawned.parent or 0].tools.get(spawned.call_id, QUEUEING_TOOL)
         depth = 0 if parent is None else parent.depth + 1
         given = self._overrides.limits if parent is None else Limits()
@@ -275,8 +276,8 @@ class TreeRestorer:
             plan=plan,
             task=task,
             parent=parent,
-            folders=folders,
-            policy=narrowed(policy, plan.profile.approvals, parts.ports.state.project),
+            folders=msgspec.structs.replace(folders, hidden_paths=find_hidden_paths(policy)),
+            policy=policy,
             slot=SlotHolder(None if parent is None else tree.slots),
             account=self._restore_account(view, parent),
             depth=depth,

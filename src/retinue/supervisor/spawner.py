@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from retinue.core.caller import NOBODY, Caller
@@ -26,7 +27,7 @@ from retinue.supervisor import caller_limits
 from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.budgets import Account, open_account
 from retinue.supervisor.driver import Driver
-from retinue.supervisor.policy import narrowed
+from retinue.supervisor.policy import find_hidden_paths, narrowed
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.run import Run
 from retinue.supervisor.run_services import RunServices
@@ -206,13 +207,15 @@ class Spawner:
         order, plan, readable, account, continued = checked
         task, ref = order.task, _make_ref(tree, parent, plan, order.task)
         policy = self._ports.policy if parent is None else parent.policy
+        policy = narrowed(policy, plan.profile.approvals, self._state.project)
+        folders = make_folders(self._state, ref, parent, plan, task, readable)
         run = Run(
             ref=ref,
             plan=plan,
             task=task,
             parent=parent,
-            folders=make_folders(self._state, ref, parent, plan, task, readable),
-            policy=narrowed(policy, plan.profile.approvals, self._state.project),
+            folders=msgspec.structs.replace(folders, hidden_paths=find_hidden_paths(policy)),
+            policy=policy,
             slot=slot,
             account=account,
             depth=0 if parent is None else parent.depth + 1,

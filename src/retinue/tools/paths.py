@@ -18,7 +18,7 @@ from retinue.core.ports import Folders
 from retinue.files import atomic, opening
 from retinue.files.content import write_all
 from retinue.files.opening import RefusedFile
-from retinue.files.reserved import STATE_FOLDER
+from retinue.files.reserved import find_git_folder, is_reserved_name, is_state_name
 from retinue.tools.arguments import quote_text
 
 NAME_BYTES = 255
@@ -45,11 +45,16 @@ def resolve_readable(folders: Folders, raw: str, *, tool: str = "read") -> Path:
 
 
 def resolve_writable(folders: Folders, raw: str, *, tool: str = "write") -> Path:
-    """Resolve a path that must be inside the run's workspace."""
+    """Resolve a path that must be inside the run's workspace, and not inside a git folder: git runs what its settings
+    and hooks say at the user's next command."""
     path = _resolve(folders.workspace, raw, tool)
-    if _root_of(path, [folders.workspace]) is None:
+    root = _root_of(path, [folders.workspace])
+    if root is None:
         why = "" if _root_of(path, folders.roots) is None else "; it may be read, not written"
         raise ToolError(f"{tool}: {quote_text(raw)} is outside this run's workspace{why}")
+    inside = path.relative_to(root)
+    if any(map(is_reserved_name, inside.parts)) or find_git_folder(root, str(inside)) is not None:
+        raise ToolError(f"{tool}: {quote_text(raw)} is inside a git folder; no file tool writes there")
     return path
 
 
@@ -94,7 +99,11 @@ def _root_of(path: Path, roots: Sequence[Path]) -> Path | None:
     """Return the root a path is in. Our own state inside a project (tokens, logs, other runs) is in none."""
     resolved = (Path(os.path.realpath(root)) for root in roots)
     return next(
-        (root for root in resolved if path.is_relative_to(root) and STATE_FOLDER not in path.relative_to(root).parts),
+        (
+            root
+            for root in resolved
+            if path.is_relative_to(root) and not any(map(is_state_name, path.relative_to(root).parts))
+        ),
         None,
     )
 

@@ -20,6 +20,7 @@ from typing import Any
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Outcome
+from retinue.core.rules import matches_path
 from retinue.files.reserved import GIT_FOLDER, STATE_FOLDER
 from retinue.tools.arguments import quote_text, read_argument
 from retinue.tools.files import FileTool, is_binary
@@ -62,7 +63,7 @@ class Glob(FileTool):
         found: list[str] = []
         for top, _ in _find_tops(raw, folders, call.name):
             for parts in _walk_files(top, folders, stop, call.name):
-                if pattern.fits(parts):
+                if pattern.fits(parts) and not _is_hidden(top, parts, folders):
                     found.append(_display_path("/".join(parts)))
                     if len(found) > MAX_FILES:
                         break
@@ -178,8 +179,21 @@ def _list_files(
     """Yield every file to search, and the path it is shown with."""
     for top, prefix in _find_tops(raw, folders, tool):
         for parts in _walk_files(top, folders, stop, tool):
-            if not parts or only.fits(parts):
+            if not parts or (only.fits(parts) and not _is_hidden(top, parts, folders)):
                 yield top.joinpath(*parts), _display_path(str(PurePosixPath(prefix, *parts)))
+
+
+def _is_hidden(top: Path, parts: tuple[str, ...], folders: Folders) -> bool:
+    """Tell whether a rule keeps a file of a search closed, by any of its names: absolute, below one of the run's
+    folders, and of what a link leads to."""
+    if not folders.hidden_paths or not parts:
+        return False
+    path = top.joinpath(*parts)
+    names: set[str] = set()
+    for name in (path, Path(os.path.realpath(path))):
+        names.add(str(name))
+        names |= {str(name.relative_to(root)) for root in folders.roots if name.is_relative_to(root)}
+    return any(matches_path(pattern, name) for pattern in folders.hidden_paths for name in names)
 
 
 def _walk_files(top: Path, folders: Folders, stop: threading.Event, tool: str) -> Iterator[tuple[str, ...]]:

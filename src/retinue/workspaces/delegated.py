@@ -32,7 +32,7 @@ from retinue.files.opening import (
     open_regular_file,
     stat_entry,
 )
-from retinue.files.reserved import GIT_FOLDER, STATE_FOLDER, is_reserved_name
+from retinue.files.reserved import find_git_folder, is_git_name, is_reserved_name, is_state_name, list_all_prefixes
 from retinue.workspaces.capture import capture_folder, list_changed_paths, read_current_at
 from retinue.workspaces.copy_tree import PUBLIC_MODES, BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.store import ContentNames, Files, StoredFile
@@ -49,6 +49,7 @@ REPLACED = "changed by this run and by somebody else meanwhile, and now as this 
 REMOVED = "removed by this run, although somebody else had changed them meanwhile: {files}"
 BLOCKED = "not brought back, as something else stands there or it cannot be read or written: {files}"
 SKIPPED = "not brought back: {files}"
+IN_GIT_FOLDER = "not brought back, as git would read its settings there: {files}"
 WRITTEN = "what the run has written"
 # Of the folder in which the asking side keeps its runs, what a run may be shown.
 _OWN_RUNS = re.compile(r"runs/[^/]+/(?:snapshots|\d+/workspace)(?:/.*)?")
@@ -115,9 +116,9 @@ class AllowedRoots:
 
 def _check_private(parts: list[str], what: str, path: str) -> None:
     for number, part in enumerate(parts):
-        if part == GIT_FOLDER:
+        if is_git_name(part):
             raise RefusedPath(f"{what} '{path}' is inside a .git folder")
-        if part == STATE_FOLDER and not _OWN_RUNS.fullmatch("/".join(parts[number + 1 :])):
+        if is_state_name(part) and not _OWN_RUNS.fullmatch("/".join(parts[number + 1 :])):
             raise RefusedPath(f"{what} '{path}' is inside a .retinue folder and is no workspace")
 
 
@@ -186,10 +187,15 @@ class DelegatedWorkspace:
         for path in sorted(self._base_folders - end.folders, reverse=True):  # inner folders first
             if not end.is_unseen(path):
                 back.remove_folder(path)
+        planned = list_all_prefixes((*end.files, *end.folders))
         for path in sorted(end.folders - self._base_folders):
-            back.make_folder(path)
+            if find_git_folder(workspace, f"{path}/", planned) is None:
+                back.make_folder(path)
         for path in changed:
-            back.replace_file(path, end.files[path])
+            if find_git_folder(workspace, path, planned) is None:
+                back.replace_file(path, end.files[path])
+            else:
+                back.refuse_file(path)
         return back.describe(walker.skipped)
 
     def _check_size(self, workspace: Path, changed: Sequence[str]) -> None:
@@ -218,15 +224,25 @@ class _Return:
         self._replaced: list[str] = []
         self._removed: list[str] = []
         self._blocked: list[str] = []
+        self._in_git_folder: list[str] = []
 
     def describe(self, skipped: Skipped) -> list[str]:
         """Return the notes for the one who asked."""
         told = [
             text.format(files=_join_paths(paths))
-            for text, paths in ((REPLACED, self._replaced), (REMOVED, self._removed), (BLOCKED, self._blocked))
+            for text, paths in (
+                (REPLACED, self._replaced),
+                (REMOVED, self._removed),
+                (BLOCKED, self._blocked),
+                (IN_GIT_FOLDER, self._in_git_folder),
+            )
             if paths
         ]
         return [*told, SKIPPED.format(files=skipped)] if skipped.count else told
+
+    def refuse_file(self, path: str) -> None:
+        """Leave out a file in a folder that git takes for a repository: nobody is shown what comes back."""
+        self._in_git_folder.append(path)
 
     def remove_file(self, path: str) -> None:
         """Remove a file that the run removed. What is no regular file any more stays."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from retinue.core.errors import RetinueError
 from retinue.files.opening import RefusedFile
-from retinue.files.reserved import is_reserved_name
+from retinue.files.reserved import find_git_folder, is_reserved_name, list_all_prefixes
 from retinue.workspaces import git
 from retinue.workspaces.capture import list_changed_paths, read_current
 from retinue.workspaces.store import Files, Import, Store, StoredFile
@@ -81,8 +81,9 @@ def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store
         ref = f"refs/plans/{secrets.token_hex(8)}"
         for name, files in (("before", before), ("after", result)):
             into.add_tree(f"{ref}/{name}", {path: held for path, held in files.items() if held is not None})
+    planned = list_all_prefixes(change.path for change in made.changes if change.new is not None)
     for change in made.changes:
-        _check_allowed(change, made, store)
+        _check_allowed(change, made, store, planned)
     try:
         made.diff = store.diff(f"{ref}/before", f"{ref}/after", "-M")
     finally:
@@ -164,11 +165,14 @@ class _Merger:
         return oid
 
 
-def _check_allowed(change: Change, made: Plan, store: Store) -> None:
-    """Add a conflict for a change that no approval allows: a name of git or ours, a link that leads out."""
+def _check_allowed(change: Change, made: Plan, store: Store, planned: set[str]) -> None:
+    """Add a conflict for a change that no approval allows: a name of git or ours, a file that git would read its
+    settings from, a link that leads out. `planned` are the paths that the plan writes."""
     parts = change.path.split("/")
     if any(part in ("", ".", "..") or "\0" in part or is_reserved_name(part) for part in parts):
         made.conflicts.append(Conflict(change.path, "is a name that no run may write"))
+    elif change.new is not None and find_git_folder(made.target, change.path, planned) is not None:
+        made.conflicts.append(Conflict(change.path, "is inside a git folder, which no run may write"))
     elif change.new is not None and change.new.mode == "120000":
         target = os.fsdecode(store.read_content(change.new.oid))
         inside = os.path.normpath("/".join([*parts[:-1], target]))

@@ -56,7 +56,8 @@ class RunFolders(msgspec.Struct, eq=False):
     """The folders of one run: it writes `workspace`, reads that and the other `roots`, and nothing else.
 
     `workspace_copy` describes a workspace that is a copy, and `is_made` says that it has been made; `snapshots` is
-    where the run's files go for its siblings. `parent` are the folders of the run above."""
+    where the run's files go for its siblings. `parent` are the folders of the run above. `hidden_paths` are patterns of
+    paths that searches leave out."""
 
     own: str
     path: str
@@ -65,6 +66,7 @@ class RunFolders(msgspec.Struct, eq=False):
     snapshots: str = ""
     changes: ChangesRecord | None = None
     parent: RunFolders | None = None
+    hidden_paths: Sequence[str] = ()
     is_made: bool = False
     _made: Path | None = None
     _spilled: int = 0

@@ -3,10 +3,10 @@
 import asyncio
 import json
 import socket
-import sqlite3
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from retinue.control import collector as module
@@ -185,7 +185,7 @@ async def test_a_screen_that_stands_still_and_a_disk_that_is_busy_hold_up_nobody
         screen = h.supervisor.watch(h.tree)
         await anext(screen)  # and never again
         [file] = (tmp_path / ".retinue" / "logs").glob("*.db")
-        other = sqlite3.connect(file, isolation_level=None)
+        other = apsw.Connection(str(file))  # a second SQLite in this process would drop the locks of the first
         other.execute("BEGIN IMMEDIATE")  # nobody else can write the file now
         for number in range(200):
             assert (await server.post(run_id, "thought_trace", payload=str(number))).status == 200

@@ -62,6 +62,16 @@ async def test_each_server_has_a_token_of_its_own(tmp_path: Path) -> None:
             await stranger.list_trees()
 
 
+@pytest.mark.finding("X1")
+def test_a_file_that_others_can_open_is_not_used_though_somebody_holds_its_lock(tmp_path: Path) -> None:
+    file = AddressFile(tmp_path, Address(1, os.getpid(), 2, "y"))
+    assert find_address(tmp_path, os.getpid()) is not None
+    file.path.chmod(0o644)
+    assert find_address(tmp_path, os.getpid()) is None and find_addresses(tmp_path) == []
+    assert file.path.exists()
+    file.remove()
+
+
 @pytest.mark.requirement("P23")
 def test_a_file_whose_process_died_is_ignored_and_removed(tmp_path: Path) -> None:
     """Also when another process has got its number since: this one has ours."""

@@ -10,6 +10,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from retinue.control.client import ControlClient
+from retinue.core.approvals import Approval
+from retinue.core.errors import RetinueError
+from retinue.protocol.control import Address
+from retinue.surfaces.cli.approvals import Waiting, choose_question
 from tests.surfaces.cli.shell import Project, interrupt, one_line_error, read_until, until
 from tests.surfaces.cli.test_terminal import Terminal
 
@@ -138,6 +143,15 @@ def test_questions_are_listed_numbered_and_answered(project: Project) -> None:
     results = {e["call_id"]: e["text"] for e in project.events() if e["kind"] == "tool.result"}
     assert results["call_2_1"] == "The user denied this call: not here"
     assert project.retinue("approvals").stdout == "Nothing waits for an answer.\n"
+
+
+def test_a_number_is_never_the_beginning_of_an_id() -> None:
+    asked = Approval("7bs9/0/12", "7bs9", 0, "/main", "main", "write", {}, "call_1_1", number=2)
+    waits = [Waiting(asked, ControlClient(Address(version=1, pid=1, port=9, token="t")))]
+    assert choose_question(waits, "7b") is choose_question(waits, "2") is waits[0]
+    for number in ("7", "1"):
+        with pytest.raises(RetinueError, match=f"no question '{number}' is waiting; there is 2"):
+            choose_question(waits, number)
 
 
 def test_approvals_watch_shows_questions_as_they_come_and_what_came_of_them(project: Project) -> None:

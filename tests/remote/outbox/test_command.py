@@ -13,6 +13,7 @@ import pytest
 from retinue.build.parts import Parts, adapt_to_watcher
 from retinue.build.project import load_project_parts
 from retinue.core.profiles import Profile
+from retinue.files.state_owner import claim_state_folder
 from tests.remote.outbox.kit import ask
 from tests.remote.outbox.test_kills import Place, stop
 from tests.sandbox.places import needs_bubblewrap
@@ -208,7 +209,8 @@ def test_words_sent_in_the_container_are_read_on_the_host(place: Place) -> None:
 def test_a_wrong_use_is_one_line(place: Place, arguments: list[str], said: str) -> None:
     place.script()
     (place.project.folder / "box").mkdir()
-    (place.project.folder / ".retinue" / "logs").mkdir(parents=True)
+    claim_state_folder(place.project.folder / ".retinue")
+    (place.project.folder / ".retinue" / "logs").mkdir(mode=0o700)
     runtime = ["--runtime", "inherited"] if arguments else []
     assert said in one_line_error(place.project.retinue("watch", *arguments, *runtime))
 

@@ -30,6 +30,7 @@ def test_what_goes_on_reaches_no_more_and_is_sandboxed_no_less_and_has_no_more_l
     ask(place.outbox, "a-1", workspace=str(place.work))
     assert watcher.wait(200) == -signal.SIGKILL
     watcher.communicate()
+    place.project.runtime = ""
     done = place.project.retinue("resume", "--yes", "--config", str(file))
     assert done.returncode == 0, done.stderr
     started = [event for event in place.project.events() if event["kind"] == "run.started"]

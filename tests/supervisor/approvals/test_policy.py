@@ -276,3 +276,16 @@ def test_judging_costs_next_to_nothing() -> None:
             judge.judge(OBSERVE, {}, primary=True, workspace="/w")
         best = min(best, time.perf_counter() - started)
     assert best / 1000 < 5e-6
+
+
+@pytest.mark.finding("X3")
+@pytest.mark.parametrize("mode", ["ask", "strict", "sandboxed", "yes"])
+@pytest.mark.parametrize("path", [".git/config", "sub/.GIT/hooks/pre-commit", "link/config", "/w/x/../.git./HEAD"])
+def test_file_tools_of_servers_do_not_write_inside_git_in_any_mode(mode: Mode, path: str, tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "link").symlink_to(".git")
+    write = ToolSpec("mcp__fs__our_write_file", "", {}, server="fs", seal="s")
+    rules = policy(mode, allow=["*_write_file"])
+    for _ in range(2):  # the second time from what is remembered
+        assert what(rules, write, workspace=str(tmp_path), path="a.txt") == "allow"
+        assert what(rules, write, workspace=str(tmp_path), path=path) == "deny"

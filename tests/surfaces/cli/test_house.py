@@ -31,10 +31,10 @@ def bash(script: str, project: Project) -> str:
 
 
 def completed(project: Project, *words: str) -> list[str]:
-    """What bash offers for the last of these words."""
+    """What bash offers for the last of these words, by the script in completion.sh."""
     quoted = " ".join(f"'{word}'" for word in words)
     script = (
-        f"source <({' '.join(COMMAND)} completion bash); COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; "
+        f"source completion.sh; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; "
         f"_shtab_retinue retinue '{words[-1]}' '{words[-2]}'; "
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
@@ -188,6 +188,7 @@ def test_completion_of_bash_works_when_sourced(project: Project) -> None:
     (project.folder / "config.yaml").touch()
     said = bash(f"source <({' '.join(COMMAND)} completion bash); complete -p retinue", project)
     assert said == "complete -o bashdefault -F _shtab_retinue retinue\n"
+    (project.folder / "completion.sh").write_text(project.retinue("completion", "bash").stdout)
     assert completed(project, "retinue", "") == [*COMMANDS]
     assert completed(project, "retinue", "--") == ["--help", "--version"]
     assert completed(project, "retinue", "p") == ["ps", "profiles"]

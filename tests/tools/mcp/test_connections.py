@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,8 @@ async def test_a_server_that_fails_is_named_and_others_go_on(tmp_path: Path, mod
     assert told.text == f"the MCP server 'bad' is not available: {why}; it is being started again"
 
 
-async def test_a_command_that_is_not_there_is_not_tried_again(tmp_path: Path) -> None:
+async def test_a_command_that_is_not_there_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.defpath)  # one with a folder that is closed to this user is another error
     _, events = await run({"bad": {"command": "no-such-server"}}, turns())
     [told] = bodies(events, Warned)
     assert (

@@ -207,10 +207,14 @@ async def _list_pending(client: ControlClient) -> list[Approval]:
 
 
 def choose_question(found: Sequence[Waiting], name: str) -> Waiting:
-    """Return the question with that number or id. Raises an error that lists what there is if several or none fit."""
-    by_id = [each for each in found if each.approval.id == name]
-    by_number = [each for each in found if name.isascii() and name.isdigit() and each.approval.number == int(name)]
-    matching = by_id or by_number or [each for each in found if each.approval.id.startswith(name)]
+    """Return the question with that number or id. Raises an error that lists what there is if several or none fit.
+
+    A number is never the beginning of an id: if its question has been answered, it must not mean another one."""
+    if name.isascii() and name.isdigit():
+        matching = [each for each in found if each.approval.number == int(name)]
+    else:
+        matching = [each for each in found if each.approval.id == name]
+        matching = matching or [each for each in found if each.approval.id.startswith(name)]
     if len(matching) == 1:
         return matching[0]
     listed = ", ".join(f"{each.approval.number} ({each.approval.id})" for each in (matching or found)[:10])
