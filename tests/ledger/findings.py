@@ -32,7 +32,7 @@ FINDINGS = (
     Requirement("X7", "A command of an inherited run cannot read the environment or the memory of the host process.", "verification, security"),
     Requirement("X8", "Input from files and peers never costs unbounded time or memory.", "verification, security"),
     Requirement("X9", "A command that cannot be read for sure asks when a deny rule could apply to it, in every mode.", "verification, security"),
-    Requirement("Reading commands cost what their answer is long, not what the log is long.", "verification, reliability"),
+    Requirement("R1", "Reading commands cost what their answer is long, not what the log is long.", "verification, reliability"),
     Requirement("R2", "Tool arguments that cannot be stored or sent never reach a run's thread; the model is told.", "verification, reliability"),
     Requirement("R3", "A budget counts what was spent, or estimates it and says so.", "verification, reliability"),
     Requirement("R4", "A run whose log or state folder vanishes notices it and fails.", "verification, reliability"),
@@ -65,7 +65,7 @@ FINDINGS = (
 OPEN = frozenset({
     "S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9", "S10", "S11", "S12", "S13",
     "X4", "X6", "X8",
-    "R1", "R2", "R3", "R4", "R5", "R6", "R7", "R8", "R9", "R11",
+    "R2", "R3", "R4", "R5", "R6", "R7", "R8", "R9", "R11",
     "M1", "M2", "M3", "M4", "M5", "M6", "M7", "M8",
     "U1", "U2", "U3", "U4", "U5", "U6", "U7", "U8", "U9",
 })
