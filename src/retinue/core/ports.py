@@ -328,7 +328,7 @@ Unfinished = Literal["live", "interrupted"]
 
 
 class StoredTree(msgspec.Struct, frozen=True, gc=False):
-    """How a stored tree stands: its newest event, whether it has ended, and the process that writes it now, if one
+    """A stored tree and its standing: its newest event, whether it has ended, and the process that writes it now, if one
     does. `origin` is the tree whose primary it continues; `reported` is the run id under which another process shows
     the tree too, as runs of a tree of its own."""
 
@@ -351,7 +351,7 @@ class StoredTree(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunTally(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What lists show of a run beside its first event. `state` is its state by its own events alone; `stalled_seq` is
+    """The part of a run that lists show beside its first event. `state` is its state by its own events alone; `stalled_seq` is
     the newest warning that it makes no progress, `away` the seconds in which no process had it."""
 
     state: str
