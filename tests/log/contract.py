@@ -15,11 +15,12 @@ from typing import Protocol
 
 import pytest
 
-from retinue.core.errors import LogError, LogHeld, LogLost, LogVersionError, NotFound
+from retinue.core.errors import LogDamaged, LogError, LogHeld, LogLost, LogVersionError, NotFound
 from retinue.core.events import (
     ApprovalAsked,
     Delta,
     Event,
+    Gap,
     Message,
     RunResumed,
     RunSpawned,
@@ -37,6 +38,7 @@ from retinue.core.usage import Usage
 from retinue.log import feed
 from retinue.log.reading import follow_lines, iterate_lines, wait_for_event
 from retinue.log.runs import Runs
+from retinue.log.threads import read_histories
 from retinue.log.tree_index import summarize_runs
 from tests.log.kit import fill, make_ended, make_event, make_spawned, write
 
@@ -461,7 +463,7 @@ class DurableLogContract:
             await write(log, make_spawned(tree="t2", label="dig"))
         backend.remove_events()
         reader = backend.reader()
-        assert await reader.read("t1") == []
+        assert [event.body for event in await reader.read("t1")] == [Gap(5, "the log is damaged here", "damaged")]
         assert {stored.tree: stored.ended for stored in await reader.list_trees()} == {"t1": True, "t2": False}
         assert [run.ref.name for run in await reader.find_runs("dig")] == ["t2/0"]
         assert [run.tally.turns for run in await reader.read_runs(["t1"])] == [4]
@@ -547,15 +549,28 @@ class DurableLogContract:
             with pytest.raises(LogError, match="2 events are lost"):
                 await log.close()
 
-    async def test_a_damaged_event_is_an_error_of_its_tree(self, backend: DurableBackend) -> None:
+    @pytest.mark.finding("R8")
+    async def test_a_damaged_event_is_a_gap_and_costs_nothing_else(self, backend: DurableBackend) -> None:
         async with opened(backend) as log:
-            await fill(log, 3)
+            for event in (make_spawned(), make_event(2, SPENT), make_event(3, SPENT), make_ended(4)):
+                await write(log, event)
             await fill(log, 3, tree="t2")
+            assert "all of them whole" in await backend.reader().check_health()
         backend.damage("t1")
-        reader = backend.reader()
-        with pytest.raises(LogError, match="not an event"):
-            await reader.read("t1")
+        reader, problems = backend.reader(), list[LogError]()
+        events = await reader.read("t1")
+        assert seqs(events) == [1, 2, 3, 4]
+        assert events[1].body == Gap(1, "the log is damaged here", "damaged")
+        assert [seqs(await reader.read("t1", after=after, limit=2)) for after in (0, 1, 2)] == [[1, 2], [2, 3], [3, 4]]
         assert seqs(await reader.read("t2")) == [1, 2, 3]
+        assert [stored.tree for stored in await reader.list_trees(problems.append)] == ["t2", "t1"]
+        assert problems == []
+        spent = [event.seq async for event in reader.read_kind(UsageReported.kind, problems.append)]
+        assert (spent, len(problems)) == ([3], 1)
+        assert await reader.check_health(problems.append) == ""
+        assert isinstance(problems[1], LogDamaged) and "\n" not in str(problems[1])
+        with pytest.raises(LogDamaged, match="t1 cannot go on: some of its events are damaged"):
+            await read_histories(reader, "t1")
 
     async def test_a_part_that_cannot_be_read_hides_no_other(self, backend: DurableBackend) -> None:
         async with opened(backend) as first, opened(backend) as second:

@@ -328,9 +328,9 @@ Unfinished = Literal["live", "interrupted"]
 
 
 class StoredTree(msgspec.Struct, frozen=True, gc=False):
-    """A stored tree and its standing: its newest event, whether it has ended, and the process that writes it now, if one
-    does. `origin` is the tree whose primary it continues; `reported` is the run id under which another process shows
-    the tree too, as runs of a tree of its own."""
+    """A stored tree: its newest event, whether it has ended, and the process that writes it now, if one does. `origin`
+    is the tree whose primary it continues; `reported` is the run id under which another process shows the tree too, as
+    runs of a tree of its own."""
 
     tree: str
     spawned_at: float
@@ -351,8 +351,8 @@ class StoredTree(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunTally(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The part of a run that lists show beside its first event. `state` is its state by its own events alone; `stalled_seq` is
-    the newest warning that it makes no progress, `away` the seconds in which no process had it."""
+    """The part of a run that lists show beside its first event. `state` is its state by its own events alone,
+    `stalled_seq` the newest warning that it makes no progress, `away` the seconds in which no process had it."""
 
     state: str
     last_seq: int
@@ -411,7 +411,8 @@ def ignore_problem(_: LogError) -> None:
 
 class LogReader(Protocol):
     """Reads the trees of a project, whichever process writes them, and removes old ones. It waits for no writer, and
-    sees committed events only. Where a part of the log cannot be read, `on_problem` is told and the rest is read."""
+    sees committed events only. Where a part of the log cannot be read, `on_problem` is told and the rest is read. A
+    `gap` with the code `damaged` is in the place of damaged events of a tree."""
 
     @property
     def location(self) -> str:
@@ -460,7 +461,8 @@ class LogReader(Protocol):
         can write it, and keeps it by returning False. With `dry_run` no event is removed."""
 
     async def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
-        """Check all that is stored; return what there is in a few words, empty for nothing."""
+        """Check what is stored, the newest first, for as long as is reasonable; return what there is in a few words,
+        empty for nothing."""
 
 
 class Log(LogReader, Protocol):

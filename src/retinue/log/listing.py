@@ -106,6 +106,8 @@ async def load_listing(log: LogReader, tree: str) -> Listing:
     async for event in iterate_events(log, tree):
         runs.apply(event)
         last_at, last_seq = event.at, event.seq
+    for stored in await log.read_runs([tree]):
+        runs.restore_missing(stored)  # if the events that tell of it are damaged
     return Listing(runs, last_at=last_at, last_seq=last_seq, pid=writer)
 
 

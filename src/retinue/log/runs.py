@@ -15,6 +15,7 @@ from retinue.core.events import (
     ApprovalAsked,
     ApprovalDecided,
     Event,
+    Gap,
     Message,
     RunEnded,
     RunRemote,
@@ -122,9 +123,8 @@ class RunView(Struct, eq=False):
                 self.calls, self.approvals = (), ()
             case ApprovalAsked() | ApprovalDecided() | RunResumed() as body:
                 self._apply_approval(body)
-            case Warned(text=text, code=code):
-                self.stalled_seq = event.seq if code == "stalled" else self.stalled_seq
-                self.warnings += (text,)
+            case Warned() | Gap() as body:
+                self._apply_warning(body, event.seq)
             case RunRemote() as remote:
                 self.remote = remote
 
@@ -147,6 +147,13 @@ class RunView(Struct, eq=False):
             self.unpriced += reported.usage.total_tokens
         else:
             self.cost += reported.cost
+
+    def _apply_warning(self, body: Warned | Gap, seq: int) -> None:
+        if isinstance(body, Warned):
+            self.stalled_seq = seq if body.code == "stalled" else self.stalled_seq
+            self.warnings += (body.text,)
+        elif body.code == "damaged":
+            self.warnings += (f"{body.count} events of this tree are missing: {body.reason}",)
 
     def _apply_approval(self, body: ApprovalAsked | ApprovalDecided | RunResumed) -> None:
         if isinstance(body, RunResumed):
@@ -302,6 +309,11 @@ class Runs(Struct, eq=False):
         for each in stored:
             runs._add(make_view(each))
         return runs
+
+    def restore_missing(self, stored: StoredRun) -> None:
+        """Add a run of a list that no event has told of."""
+        if stored.first.run not in self.runs:
+            self._add(make_view(stored))
 
     @property
     def primary(self) -> RunView | None:

@@ -8,7 +8,8 @@ tree and no others. Lines are stored as `encode_stored_events` makes them; reade
 nothing else. A run's first event, which may be long, is apart from its tally, which changes with every batch.
 
 `seal` is a checksum of the lines under the user's key: a file or journal that came with a clone or a pull has none, and
-damage is noticed. Nothing of a batch without its seal is read.
+damage is noticed. Nothing of a batch without its seal is read; a tree has a `gap` in its place. A file with a damaged
+index is read through `recover_file`.
 
 A batch is written by one statement, through the view `appended`: each statement releases the interpreter lock, and
 under load is slow to get it back. Its trigger refuses a writer whose epoch is not the newest.
@@ -20,6 +21,7 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
 from hmac import compare_digest
@@ -31,8 +33,8 @@ import apsw
 import msgspec
 from msgspec import structs
 
-from retinue.core.errors import LogError, LogVersionError
-from retinue.core.events import decode_event, encode_event, make_line
+from retinue.core.errors import LogDamaged, LogError, LogVersionError
+from retinue.core.events import Event, Gap, decode_event, encode_event, make_line
 from retinue.core.ports import RunTally, StoredRun, Unfinished
 from retinue.files.locks import open_own_file
 from retinue.files.user_key import find_user_folder, load_user_key
@@ -195,7 +197,7 @@ def _seal_tree(values: Sequence[Any]) -> str:
 def check_seal(db: apsw.Connection, lines: bytes, seal: bytes) -> bytes:
     """Return the lines of a batch; raises LogError if they are not as this user wrote them."""
     if not compare_digest(seal_lines(lines), seal):
-        raise LogError(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
+        raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
     return lines
 
 
@@ -287,8 +289,7 @@ def delete_trees(db: apsw.Connection, trees: Iterable[str]) -> None:
             for table in _INDEX:
                 db.execute(f"DELETE FROM {table} WHERE tree = ?", (tree,))
         for row in sorted(touched):
-            found = db.execute("SELECT lines, seal FROM batches WHERE id = ?", (row,)).get
-            before = [] if found is None else check_seal(db, *found).split(b"\n")
+            before = load_batch(db, row).split(b"\n")
             after = [line for line in before if line and ((at := _PLACE.match(line)) is None or at[2] not in names)]
             if after:
                 lines = b"\n".join(after)
@@ -362,7 +363,7 @@ def find_runs(db: apsw.Connection, name: str) -> Iterator[StoredRun]:
 def _make_tree(db: apsw.Connection, row: tuple[Any, ...]) -> tuple[TreeRow, int]:
     *values, seal, batch = row
     if not compare_digest(_seal_tree(values), seal):
-        raise LogError(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
+        raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
     return TreeRow(*values[:-1], *(bool(ended) for ended in values[-1:])), batch  # SQLite has no booleans
 
 
@@ -371,34 +372,121 @@ def _make_run(db: apsw.Connection, row: tuple[Any, ...]) -> StoredRun:
     first, tally = first.encode(), tally.encode()
     whole = compare_digest(seal_text(first), first_seal) and compare_digest(_seal_tally(tree, run, tally), tally_seal)
     if not whole:
-        raise LogError(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
+        raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
     return StoredRun(first=decode_event(first), tally=_TALLY.decode(tally), is_reported=bool(reported))
 
 
 def read_tree(db: apsw.Connection, tree: str, *, after: int) -> Iterator[tuple[int, bytes]]:
-    """Yield number and line of the events of a tree after that number."""
+    """Yield number and line of the events of a tree after that number. A batch that cannot be read is a `gap`."""
     query = """
-        SELECT lines, seal FROM places JOIN batches ON batches.id = places.batch
+        SELECT seq, batch FROM places
         WHERE tree = ?1 AND seq >= (SELECT coalesce(max(seq), 0) FROM places WHERE tree = ?1 AND seq <= ?2)
         ORDER BY seq
     """
-    for found in db.execute(query, (tree, max(after, 0) + 1)):
-        for seq, line in lines_of_tree(db, tree, check_seal(db, *found)):
-            if seq > after:
+    after = max(after, 0)
+    newest = after
+    for first, batch in db.execute(query, (tree, after + 1)):
+        if newest + 1 < first:
+            yield first - 1, _make_gap(db, tree, first - 1, count=first - 1 - newest)
+            newest = first - 1
+        try:
+            own = lines_of_tree(db, tree, load_batch(db, batch))
+        except LogDamaged:
+            continue
+        for seq, line in own:
+            if seq > newest:
+                newest = seq
                 yield seq, line
+    found = load_tree(db, tree)
+    if found is not None and newest < found[0].last_seq:
+        last = found[0].last_seq
+        yield last, _make_gap(db, tree, last, count=last - newest)
 
 
-def read_batches(db: apsw.Connection, *, after: int, limit: int) -> list[tuple[int, bytes]]:
-    """Return id and stored lines of some batches, of all trees, in the order they were written."""
-    query = "SELECT id, lines, seal FROM batches WHERE id > ? ORDER BY id LIMIT ?"
-    return [(row, check_seal(db, lines, seal)) for row, lines, seal in db.execute(query, (after, limit))]
+def _make_gap(db: apsw.Connection, tree: str, seq: int, *, count: int) -> bytes:
+    """Return the line that stands for the damaged events of a tree up to that number."""
+    found = load_tree(db, tree)
+    at = 0.0 if found is None else found[0].spawned_at
+    gap = Gap(count, "the log is damaged here", code="damaged")
+    return encode_event(Event(seq=seq, tree=tree, run=0, path="/", agent="", at=at, body=gap))
+
+
+def load_batch(db: apsw.Connection, row: int) -> bytes:
+    """Return the lines of a batch; raises LogDamaged if they are not as they were written, or gone."""
+    try:
+        found = db.execute("SELECT lines, seal FROM batches WHERE id = ?", (row,)).get
+    except apsw.CorruptError as error:
+        raise LogDamaged(describe_error(f"cannot read the log {db.filename}", error)) from None
+    if found is None:
+        raise LogDamaged(f"{db.filename} has lost a batch of events")
+    return check_seal(db, *found)
+
+
+def find_last_batch(db: apsw.Connection) -> int:
+    """Return the id of the newest batch, by whatever part of the file tells it."""
+    found = [0]
+    for query in ("SELECT max(id) FROM batches", "SELECT max(batch) FROM places", "SELECT max(last_batch) FROM trees"):
+        with suppress(apsw.CorruptError):
+            found.append(db.execute(query).get or 0)
+    return max(found)
+
+
+def has_batch(db: apsw.Connection, row: int) -> bool:
+    """Return whether there is a batch of that id, or was one before damage: others were deleted with their trees."""
+    try:
+        return db.execute("SELECT 1 FROM batches WHERE id = ?", (row,)).get is not None
+    except apsw.CorruptError:
+        return True
+
+
+def recover_file(db: apsw.Connection) -> apsw.Connection:
+    """Return a temporary log with every batch of a file that can be read, and a new index of them. For a file with a
+    damaged index; it costs as much as the file is long."""
+    recovered = apsw.Connection("")  # SQLite's name for a file of its own that it removes
+    recovered.execute(_CREATE)
+    index = TreeIndex(lambda _: None, lambda _, __: None, keep=True)
+    with recovered:
+        for row in range(1, find_last_batch(db) + 1):
+            try:
+                lines = load_batch(db, row)
+            except LogDamaged:
+                continue
+            recovered.execute("INSERT INTO batches VALUES (?, ?, ?)", (row, lines, seal_lines(lines)))
+            index_batch(recovered, index, row, lines)
+    return recovered
+
+
+def check_batch(db: apsw.Connection, row: int) -> None:
+    """Raise LogDamaged if a batch, or its places in the index, are not as they were written."""
+    firsts: dict[str, int] = {}
+    for line in load_batch(db, row).split(b"\n"):
+        place = _PLACE.match(line)
+        if place is None:
+            raise LogDamaged(f"{db.filename} holds a line that is not an event")
+        firsts.setdefault(place[2].decode(), int(place[1]))
+    for tree, seq in firsts.items():
+        if db.execute("SELECT batch FROM places WHERE tree = ? AND seq = ?", (tree, seq)).get != row:
+            raise LogDamaged(f"the index of {db.filename} is damaged: it lacks events of {tree}")
+
+
+def check_index(db: apsw.Connection) -> None:
+    """Raise LogDamaged if a row of a tree or of a run is not as it was written."""
+    query = f"SELECT {_RUN}, 0 FROM runs LEFT JOIN tallies USING (tree, run)"
+    for row in db.execute(query):
+        run = None if row[4] is None else _make_run(db, row)
+        names = () if run is None else list_names(run)
+        known = "SELECT 1 FROM names WHERE name = ? AND tree = ? AND run = ?"
+        if run is None or not all(db.execute(known, (name, *row[:2])).get for name in names):
+            raise LogDamaged(f"the index of {db.filename} is damaged: it lacks a run of {row[0]}")
+    for row in db.execute(f"SELECT {_ROW} FROM trees"):
+        _make_tree(db, row)
 
 
 def check_pages(db: apsw.Connection) -> None:
-    """Raise LogError if SQLite's own check of all pages finds damage."""
-    found = db.pragma("quick_check")
+    """Raise LogDamaged if SQLite's own check of all pages finds damage."""
+    found = db.pragma("integrity_check", 1)
     if found != "ok":
-        raise LogError(f"the log {db.filename} is damaged: {' '.join(found.split())}")
+        raise LogDamaged(f"the log {db.filename} is damaged: {' '.join(found.split())}")
 
 
 def lines_of_tree(db: apsw.Connection, tree: str, lines: bytes) -> list[tuple[int, bytes]]:
@@ -410,7 +498,7 @@ def lines_of_tree(db: apsw.Connection, tree: str, lines: bytes) -> list[tuple[in
     for line in lines.split(b"\n"):
         place = _PLACE.match(line)
         if place is None:
-            raise LogError(f"{db.filename} holds a line that is not an event")
+            raise LogDamaged(f"{db.filename} holds a line that is not an event")
         if place[2] == name:
             found.append((int(place[1]), make_line(line)))
     return found

@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import heapq
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
 from itertools import islice
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import apsw
 
-from retinue.core.errors import LogError, NotFound
+from retinue.core.errors import LogDamaged, LogError, NotFound
 from retinue.core.events import Event, make_line
 from retinue.core.ports import (
     OnProblem,
@@ -32,8 +33,10 @@ from retinue.core.ports import (
 from retinue.log import locks, schema
 from retinue.log.reading import decode_line
 from retinue.log.schema import one_line
+from retinue.log.tree_index import TreeRow
 
 BATCHES_AT_ONCE = 256
+HEALTH_SECONDS = 10.0
 _NEVER = 2**62  # a batch that no writer reaches
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,15 +67,18 @@ class SqliteReader:
         wanted = b'"kind":"%b"' % kind.encode()  # may also be in the arguments of a call
         for file in await asyncio.to_thread(self.list_files):
             batch: int | None = 0
+            problems: dict[str, LogError] = {}
             while batch is not None:
                 try:
-                    events, batch = await asyncio.to_thread(_read_matching, file, wanted, batch)
+                    events, batch = await asyncio.to_thread(_read_matching, file, wanted, batch, problems)
                 except LogError as error:
-                    on_problem(error)
+                    problems.setdefault(str(error), error)
                     break
                 for event in events:
                     if event.kind == kind:
                         yield event
+            for problem in problems.values():
+                on_problem(problem)
 
     def list_files(self) -> list[Path]:
         """Return the log files of the folder, in the order of their names; none if the folder is not there."""
@@ -93,8 +99,8 @@ class SqliteReader:
         """Return the file a tree is in."""
         if tree not in self._files:
             for file in self.list_files():
-                with suppress(LogError), open_file(file) as db:  # a damaged file hides no other
-                    if schema.load_tree(db, tree) is not None:
+                with suppress(LogError):  # a damaged file hides no other
+                    if query_file(file, lambda db: schema.load_tree(db, tree)) is not None:
                         self._files[tree] = file
                         break
         return self._files.get(tree)
@@ -111,7 +117,7 @@ class SqliteReader:
         found: list[StoredTree] = []
         for file in self.list_files():
             try:
-                there = _list_trees_of(file, latest=latest, only=only, reported=reported)
+                there = _list_trees_of(file, on_problem, latest=latest, only=only, reported=reported)
                 found += there[::-1]
                 self._files |= {stored.tree: file for stored in there}
             except LogError as error:
@@ -123,8 +129,8 @@ class SqliteReader:
     def count_trees(self, *, reported: bool = True) -> int:
         count = 0
         for file in self.list_files():
-            with suppress(LogError), open_file(file) as db:  # `list_trees` tells of it
-                count += schema.count_trees(db, reported=reported)
+            with suppress(LogError):  # `list_trees` tells of it
+                count += query_file(file, lambda db: schema.count_trees(db, reported=reported))
         return count
 
     @make_awaitable
@@ -145,9 +151,8 @@ class SqliteReader:
         found: dict[str, list[StoredRun]] = {}
         for file, names in by_file.items():
             try:
-                with open_file(file) as db:
-                    for run in schema.read_runs(db, names):
-                        found.setdefault(run.first.tree, []).append(run)
+                for run in query_file(file, partial(_list_runs, trees=names), on_problem):
+                    found.setdefault(run.first.tree, []).append(run)
             except LogError as error:
                 on_problem(error)
         return [run for tree in trees for run in found.get(tree, [])]
@@ -157,8 +162,7 @@ class SqliteReader:
         found: list[list[StoredRun]] = []
         for file in self.list_files():
             try:
-                with open_file(file) as db:
-                    found.append(list(schema.find_runs(db, name)))
+                found.append(query_file(file, lambda db: list(schema.find_runs(db, name)), on_problem))
             except LogError as error:
                 if locks.read_holder(file) is None:
                     on_problem(error)
@@ -174,9 +178,7 @@ class SqliteReader:
         file = self.find_file(tree)
         if file is None:
             return []
-        with open_file(file) as db:
-            lines = islice(schema.read_tree(db, tree, after=after), limit)
-            return [StoredLine(seq, line) for seq, line in lines]
+        return [StoredLine(seq, line) for seq, line in _read_tree(file, tree, after=after, limit=limit)]
 
     @make_awaitable
     def remove_trees(
@@ -210,24 +212,62 @@ class SqliteReader:
 
     @make_awaitable
     def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
-        files, trees, problems = self.list_files(), 0, 0
+        files, trees, problems, left = self.list_files(), 0, 0, 0
+        ends = time.monotonic() + HEALTH_SECONDS
         for file in files:
             try:
                 with open_file(file) as db:
                     trees += schema.count_trees(db, reported=True)
-                    schema.check_pages(db)
+                    left += _check_file(db, ends)
             except LogError as error:
                 problems += 1
                 on_problem(error)
+        if not trees or problems:
+            return ""
         count = f"{trees} tree{'' if trees == 1 else 's'} in {len(files)} file{'' if len(files) == 1 else 's'}"
-        return f"{count}, all of them whole, version {schema.VERSION}" if trees and not problems else ""
+        if left:
+            return f"{count}, the newest of them whole ({left} batches of older events were not checked)"
+        return f"{count}, all of them whole, version {schema.VERSION}"
+
+
+def _list_runs(db: apsw.Connection, trees: list[str]) -> list[StoredRun]:
+    return list(schema.read_runs(db, trees))
+
+
+def _check_file(db: apsw.Connection, ends: float) -> int:
+    """Raise LogDamaged if something in a file is not as it was written. Looks at the newest batches first and stops
+    when the time ends; returns how many are left."""
+    last = schema.find_last_batch(db)
+    damaged: list[LogDamaged] = []
+    row = last
+    while row and time.monotonic() < ends:
+        try:
+            if schema.has_batch(db, row):
+                schema.check_batch(db, row)
+        except LogDamaged as error:
+            damaged.append(error)
+        row -= 1
+    if damaged:
+        more = "" if len(damaged) == 1 else f" ({len(damaged)} batches of events)"
+        raise LogDamaged(f"{damaged[0]}{more}; the rest of it can be read")
+    db.set_progress_handler(lambda: time.monotonic() > ends, 10_000)
+    try:
+        schema.check_index(db)
+        schema.check_pages(db)
+    except apsw.InterruptError:
+        return max(row, 1)
+    finally:
+        db.set_progress_handler(None)
+    return row
 
 
 def read_events(file: Path, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
     """Read events of a tree from its file."""
-    with open_file(file) as db:
-        lines = islice(schema.read_tree(db, tree, after=after), limit)
-        return [decode_line(line, file) for _, line in lines]
+    return [decode_line(line, file) for _, line in _read_tree(file, tree, after=after, limit=limit)]
+
+
+def _read_tree(file: Path, tree: str, *, after: int, limit: int | None) -> list[tuple[int, bytes]]:
+    return query_file(file, lambda db: list(islice(schema.read_tree(db, tree, after=after), limit)))
 
 
 @contextmanager
@@ -236,11 +276,30 @@ def open_file(file: Path) -> Iterator[apsw.Connection]:
     db = _connect(file)
     try:
         yield db
+    except apsw.CorruptError as error:
+        raise LogDamaged(schema.describe_error(f"cannot read the log {file}", error)) from None
     except apsw.Error as error:
         raise LogError(schema.describe_error(f"cannot read the log {file}", error)) from None
     except (AttributeError, TypeError, ValueError) as error:  # what SQLite found is not what was written
-        raise LogError(f"cannot read the log {file}: the file is damaged ({one_line(error)})") from None
+        raise LogDamaged(f"cannot read the log {file}: the file is damaged ({one_line(error)})") from None
     finally:
+        db.close()
+
+
+def query_file(file: Path, query: Callable[[apsw.Connection], T], on_problem: OnProblem = ignore_problem) -> T:
+    """Return what a query finds in a log file. If its index is damaged, `on_problem` is told and the query is made
+    again to an index of the events that can be read."""
+    try:
+        with open_file(file) as db, db:  # one transaction: index and events as of one moment
+            return query(db)
+    except LogDamaged as error:
+        on_problem(error)
+    db = _connect(file)
+    recovered = schema.recover_file(db)
+    try:
+        return query(recovered)
+    finally:
+        recovered.close()
         db.close()
 
 
@@ -259,38 +318,46 @@ def _connect(file: Path) -> apsw.Connection:
 
 
 def _list_trees_of(
-    file: Path, *, latest: int | None = None, only: Unfinished | None = None, reported: bool = True
+    file: Path, on_problem: OnProblem, *, latest: int | None, only: Unfinished | None, reported: bool
 ) -> list[StoredTree]:
     """List trees of a file. Files are used again: a held lock alone does not make its holder the writer of a tree."""
     holder = locks.read_holder(file)
     first_batch = _NEVER if holder is None else holder.first_batch
-    with open_file(file) as db:
-        rows = schema.list_trees(db, latest=latest, only=only, reported=reported, first_batch=first_batch)
-        return [
-            row.describe(holder.pid if holder is not None and batch >= first_batch else None) for row, batch in rows
-        ]
+
+    def list_rows(db: apsw.Connection) -> list[tuple[TreeRow, int]]:
+        return schema.list_trees(db, latest=latest, only=only, reported=reported, first_batch=first_batch)
+
+    rows = query_file(file, list_rows, on_problem)
+    return [row.describe(holder.pid if holder is not None and batch >= first_batch else None) for row, batch in rows]
 
 
 def _load_status(file: Path, tree: str) -> StoredTree | None:
     """Return how a tree of the file stands; None if there is none."""
     holder = locks.read_holder(file)
-    with open_file(file) as db:
-        found = schema.load_tree(db, tree)
-        if found is None:
-            return None
-        row, batch = found
-        return row.describe(holder.pid if holder is not None and batch >= holder.first_batch else None)
+    found = query_file(file, lambda db: schema.load_tree(db, tree))
+    if found is None:
+        return None
+    row, batch = found
+    return row.describe(holder.pid if holder is not None and batch >= holder.first_batch else None)
 
 
-def _read_matching(file: Path, wanted: bytes, after: int) -> tuple[list[Event], int | None]:
+def _read_matching(
+    file: Path, wanted: bytes, after: int, problems: dict[str, LogError]
+) -> tuple[list[Event], int | None]:
     """Read the events with those bytes in some batches after that one; and the batch to go on after, if any."""
+    events: list[Event] = []
     with open_file(file) as db:
-        batches = schema.read_batches(db, after=after, limit=BATCHES_AT_ONCE)
-        lines = (
-            make_line(line) for _, lines in batches if wanted in lines for line in lines.split(b"\n") if wanted in line
-        )
-        events = [decode_line(line, file) for line in lines]
-        return events, batches[-1][0] if len(batches) == BATCHES_AT_ONCE else None
+        last, end = schema.find_last_batch(db), after + BATCHES_AT_ONCE
+        for row in range(after + 1, min(end, last) + 1):
+            try:
+                lines = schema.load_batch(db, row) if schema.has_batch(db, row) else b""
+            except LogDamaged as error:
+                problems.setdefault(str(error), error)
+                continue
+            if wanted in lines:
+                found = (make_line(line) for line in lines.split(b"\n") if wanted in line)
+                events += [decode_line(line, file) for line in found]
+    return events, end if end < last else None
 
 
 def _delete_trees(file: Path, lock: int, trees: list[str]) -> int:

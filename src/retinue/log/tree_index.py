@@ -16,7 +16,7 @@ from retinue.log.runs import Runs, RunView, make_view, strip_spawned
 
 
 class TreeRow(Struct, eq=False):
-    """The standing of a tree. `root` is the run with whose ending it ends: the primary, or a run that continues it after
+    """The standing of a tree. `root` is the run with whose ending it ends: the primary, or one that continues it after
     that. `gone_at` is the time of its newest event that is no `run.resumed`."""
 
     tree: str
