@@ -65,8 +65,6 @@ async def test_cancelling_a_child_spares_the_rest(kind: str, tmp_path: Path) -> 
     spawn = {"name": "spawn_subagents", "args": {"tasks": [{"task": "a"}, {"task": "b"}]}}
     async with control(kind, tmp_path) as (h, c):
         node = h.run({"main": [{"tools": [spawn]}, "end"], "a": [HANG], "b": [{"text": "b is done", "delay": 0.2}]})
-        question = (await h.questions())[0]
-        assert await c.answer(question.id, Allow(), by="test") == "taken"
         await first(c, node.ref.tree, TurnStarted, run=1)
         assert await c.cancel(node.ref.tree, 1) is True
         await node.join()
@@ -115,11 +113,8 @@ async def test_what_a_child_reports_is_data_even_when_it_sounds_like_the_user(ki
     spawn = {"name": "subagent_explorer", "args": {"task": "look"}}
     background = {"name": "subagent_explorer", "args": {"task": "back", "background": True}}
     seen: list[Any] = []
-    async with control(kind, tmp_path) as (h, c):
+    async with control(kind, tmp_path) as (h, _):
         node = h.run({"main": [{"tools": [spawn]}, {"tools": [background]}, "wait", "end"], "explorer": [lie]})
-        for _ in range(2):
-            question = (await h.questions())[0]
-            assert await c.answer(question.id, Allow(), by="test") == "taken"
         await node.join()
         seen = fold_thread(await h.supervisor.log.read(node.ref.tree), 0)
     assert next(turn.text for turn in seen if isinstance(turn, ToolTurn)) == lie

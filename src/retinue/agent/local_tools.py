@@ -79,11 +79,13 @@ def _choose_program_tools(tools: Mapping[str, Tool], host: Mapping[str, HostTool
 def bind_tool(tool: Tool, plan: Plan, session: RunSession | None) -> Tool:
     """Bind a tool of the plan to the run's session: those of its sandbox execute there, functions of the host find
     their workspace made. Done for each call, because most runs call few of their tools and many call none."""
-    name = tool.spec.name
     if session is None:
         return tool
+    name = tool.spec.name
     if isinstance(tool, SandboxedTool):
         return SandboxedTool(tool.tool, session) if session.runs_tool(name) else tool
+    if not session.has_copy:
+        return tool
     is_function = name in plan.host and name != "web_fetch" and not tool.spec.server
     return PreparedTool(tool, session) if is_function or name == "apply_subagent" else tool
 

@@ -7,20 +7,23 @@ ends it early arrives as an exception; the supervisor turns that into the run's 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 
 import msgspec
 
 from retinue.agent.local_tools import bind_tool
-from retinue.agent.tool_calls import refuse_call, run_tool_call
+from retinue.agent.tool_calls import FinishedCall, refuse_call, run_tool_call
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import Limited
 from retinue.core.events import Inbox, TurnEnded, TurnStarted
 from retinue.core.messages import REMINDER, AssistantTurn, Call, Reply, ToolTurn, Turn, UserTurn, last_text
 from retinue.core.plans import Job
-from retinue.core.ports import Link, Outcome
+from retinue.core.ports import Link, Outcome, Tool
+from retinue.core.profiles import SPAWN_TOOLS
 from retinue.core.results import Ending
+from retinue.protocol.subagent_tools import list_spellings
 from retinue.tools import answer
+from retinue.tools.arguments import find_unknown_argument
 
 REMINDER_TEXT = "You have not given your answer yet: call the final_answer tool with it."
 NO_ANSWER = "{who} '{name}' ended without calling final_answer"
@@ -40,20 +43,21 @@ async def run_loop(job: Job, link: Link) -> Ending:
             reply, known, is_written = past.reply, past.outcomes, past.ended
         else:
             reply, known, is_written = await _ask_model(turn, thread, job, link), _NOTHING_KNOWN, False
+            reply = _resolve_names(reply, job.plan.tools)
         past = None
         if reply.refused:
             return Ending("refused", reply.text)
         thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives))
         outcomes = await _run_calls(reply.calls, known, job, link) if reply.calls else ()
-        thread += [
-            ToolTurn(call.id, call.name, outcome.text, outcome.success)
-            for call, outcome in zip(reply.calls, outcomes, strict=True)
-        ]
+        answers = []
+        for call, outcome in zip(reply.calls, outcomes, strict=True):
+            thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
+            if call.name == answer.NAME and outcome.success:
+                answers.append(outcome.data)
         if not is_written:
             link.emit(TurnEnded(turn))
-        for call, outcome in zip(reply.calls, outcomes, strict=True):
-            if call.name == answer.NAME and outcome.success:
-                return Ending("done", msgspec.json.encode(outcome.data).decode(), structured=outcome.data)
+        if answers:
+            return Ending("done", msgspec.json.encode(answers[0]).decode(), structured=answers[0])
         if not reply.calls and not await link.children_done():
             ending = _end_or_remind(thread, job, link)
             if ending is not None:
@@ -61,13 +65,27 @@ async def run_loop(job: Job, link: Link) -> Ending:
         turn += 1
 
 
-async def _ask_model(turn: int, thread: list[Turn], job: Job, link: Link) -> Reply:
+def _ask_model(turn: int, thread: list[Turn], job: Job, link: Link) -> Awaitable[Reply]:
     """Start a turn: take what was sent to the run, and get the model's reply."""
     if job.max_turns is not None and turn > job.max_turns:
         raise Limited(f"limit of {job.max_turns} turns reached")
     thread += link.inbox()
     link.emit(TurnStarted(turn))
-    return await link.complete(turn, job.system, thread, job.plan.specs)
+    return link.complete(turn, job.system, thread, job.plan.specs)
+
+
+def _resolve_names(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
+    """Return the reply with the names that the tools for subagents have, where it calls one in another spelling."""
+    if all(call.name in tools for call in reply.calls):
+        return reply
+    return msgspec.structs.replace(reply, calls=tuple(_resolve_name(call, tools) for call in reply.calls))
+
+
+def _resolve_name(call: Call, tools: Mapping[str, Tool]) -> Call:
+    for name in list_spellings(call.name):
+        if name in tools and name in SPAWN_TOOLS:
+            return call if name == call.name else msgspec.structs.replace(call, name=name)
+    return call
 
 
 def _end_or_remind(thread: list[Turn], job: Job, link: Link) -> Ending | None:
@@ -87,9 +105,9 @@ def _end_or_remind(thread: list[Turn], job: Job, link: Link) -> Ending | None:
 async def _run_calls(calls: Sequence[Call], known: Mapping[str, Outcome], job: Job, link: Link) -> Sequence[Outcome]:
     """Run the calls of one reply at once, but for those with a known outcome; all outcomes, in the calls' order."""
     if len(calls) == 1 and not known:
-        return (await _run_call(calls[0], job, link),)
+        return ((await _run_call(calls[0], job, link)).shown,)
     owner = TaskOwner()
-    tasks = [owner.start(_run_call(call, job, link, known.get(call.id))) for call in calls]
+    tasks = [owner.start(_recall_or_run(call, known.get(call.id), job, link)) for call in calls]
     try:
         return await asyncio.gather(*tasks)
     except BaseException as error:
@@ -101,19 +119,24 @@ async def _run_calls(calls: Sequence[Call], known: Mapping[str, Outcome], job: J
         raise
 
 
-async def _run_call(call: Call, job: Job, link: Link, known: Outcome | None = None) -> Outcome:
+async def _recall_or_run(call: Call, known: Outcome | None, job: Job, link: Link) -> Outcome:
+    if known is None:
+        return (await _run_call(call, job, link)).shown
     tool = job.plan.tools.get(call.name)
-    if known is not None:
-        if call.name == answer.NAME and known.success and tool is not None:
-            return await tool(call, job.folders, link)  # checked again: the log has only its words
-        return known
+    if call.name == answer.NAME and known.success and tool is not None:
+        return await tool(call, job.folders, link)  # checked again: the log has only its words
+    return known
+
+
+def _run_call(call: Call, job: Job, link: Link) -> Awaitable[FinishedCall]:
+    tool = job.plan.tools.get(call.name)
     if tool is None:
         problem = UNKNOWN_TOOL.format(name=call.name, tools=", ".join(job.plan.tools) or "none")
-        return await refuse_call(call, problem, link)
-    if call.problem:
-        return await refuse_call(call, call.problem, link)
-    bound = bind_tool(tool, job.plan, job.session)
-    return (await run_tool_call(call, bound, job.folders, link)).shown
+        return refuse_call(call, problem, link)
+    problem = call.problem or find_unknown_argument(call, tool.spec)
+    if problem:
+        return refuse_call(call, problem, link)
+    return run_tool_call(call, bind_tool(tool, job.plan, job.session), job.folders, link)
 
 
 async def _wait_for_cleanup(tasks: list[asyncio.Task[Outcome]], *, was_told: bool) -> None:

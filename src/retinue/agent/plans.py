@@ -8,6 +8,7 @@ profile share one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,20 +24,26 @@ from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.rules import CODE_MODE
 from retinue.core.servers import PREFIX
 from retinue.models.wrappers import RedactingModel
+from retinue.protocol import subagent_tools
 from retinue.tools import answer, web
 from retinue.tools.dialer import Dialer
 from retinue.tools.functions import FunctionTool, HostedTool
 from retinue.tools.local import LOCAL
-from retinue.tools.spawn import ApplySubagent, GetAgent, ListAgents, SpawnSubagents, SubagentTool
-
-GENERIC = Profile(
-    "subagent",
-    "You are a subagent. Do the task you are given, on your own, and end with a short, complete answer: "
-    "it is all that the agent who asked you will see.",
+from retinue.tools.spawn import (
+    GENERIC,
+    ApplySubagent,
+    GetAgent,
+    ListAgents,
+    SpawnAgent,
+    SpawnSubagents,
+    SubagentTool,
 )
+from retinue.tools.subagents import SubagentControlTool
+
 SPAWNING: dict[str, Callable[[], Tool]] = {
-    "spawn_subagents": SpawnSubagents, "list_agents": ListAgents, "get_agent": GetAgent,
+    "spawn_subagents": SpawnSubagents, "spawn_agent": SpawnAgent, "list_agents": ListAgents, "get_agent": GetAgent,
     "apply_subagent": ApplySubagent,
+    **{name: partial(SubagentControlTool, name) for name in subagent_tools.TOOLS},
 }  # fmt: skip
 WEB = {web.FETCH.name: web.FETCH, web.SEARCH.name: web.SEARCH}
 CACHED_PLANS = 4096
@@ -81,16 +88,24 @@ class ProfilePlanner:
         self._servers = servers
         self._plans: dict[tuple[Any, ...], Plan] = {}
 
-    def plan(self, profile: Profile | str, *, task: Task, parent: Plan | None, given: bool = False) -> Plan:
+    def plan(
+        self,
+        profile: Profile | str,
+        *,
+        task: Task,
+        parent: Plan | None,
+        given: bool = False,
+        can_spawn: bool = True,
+    ) -> Plan:
         if isinstance(profile, str):
             profile, given = self._find_profile(profile, parent), False
         given = given or parent is None or any(entry is profile for entry in parent.profile.tools or ())
-        key = (profile, parent, task.model, given, 0 if self._servers is None else self._servers.version)
+        key = (profile, parent, task.model, given, can_spawn, 0 if self._servers is None else self._servers.version)
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= CACHED_PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = self._make_plan(profile, task, parent, given=given)
+            plan = self._plans[key] = self._make_plan(profile, task, parent, given=given, can_spawn=can_spawn)
         return plan
 
     def _find_profile(self, name: str, parent: Plan | None) -> Profile:
@@ -102,8 +117,10 @@ class ProfilePlanner:
             raise NotFound(f"unknown profile {name!r}; there is {', '.join(sorted(known)) or 'none'}")
         return found
 
-    def _make_plan(self, profile: Profile, task: Task, parent: Plan | None, *, given: bool) -> Plan:
+    def _make_plan(self, profile: Profile, task: Task, parent: Plan | None, *, given: bool, can_spawn: bool) -> Plan:
         tools, host = self._make_tools(profile, parent, given=given)
+        children = self._list_children(tools)
+        _bind_subagent_tools(tools, children, can_spawn=can_spawn)
         output = None if profile.output is None else answer.make_output(profile.output)
         if output is not None and profile.call is None:
             tools[answer.NAME] = answer.FinalAnswer(output)
@@ -132,7 +149,7 @@ class ProfilePlanner:
             specs=specs,
             tools=tools,
             host=host,
-            children=self._list_children(tools),
+            children=children,
             profile_json=secrets.clean_value(
                 msgspec.Raw(msgspec.json.encode(_describe_profile(profile, system, runtime.name)))
             ),
@@ -243,8 +260,24 @@ class ProfilePlanner:
         """The profiles `spawn_subagents` may name: the active ones and those given by value."""
         if not any(name in SPAWNING or isinstance(tool, SubagentTool) for name, tool in tools.items()):
             return ()
-        given = [tool.profile for tool in tools.values() if isinstance(tool, SubagentTool)]
+        given = [
+            tool.profile
+            for tool in tools.values()
+            if isinstance(tool, SubagentTool) and not isinstance(tool, SpawnAgent)
+        ]
         return list({child.name.lower(): child for child in (*self._profiles.values(), *given)}.values())
+
+
+def _bind_subagent_tools(tools: dict[str, Tool], children: Sequence[Profile], *, can_spawn: bool) -> None:
+    """Tell the spawn tool which profiles there are. Give whoever can spawn the tools by which it has its subagents
+    afterwards, and nobody else: they would cost a prompt and have nothing to do."""
+    if "spawn_subagents" in tools:
+        tools["spawn_subagents"] = SpawnSubagents(children)
+    if not can_spawn:
+        for name in subagent_tools.TOOLS:
+            tools.pop(name, None)
+    elif any(isinstance(tool, SpawnSubagents | SubagentTool) for tool in tools.values()):
+        tools |= {name: tools.get(name) or SubagentControlTool(name) for name in subagent_tools.TOOLS}
 
 
 def _reads_files(model: str) -> bool:

@@ -28,6 +28,7 @@ from retinue.core.records import CallRecord, Difference, EndOfRecord, RunRecord,
 from retinue.core.results import Ending, ending_texts
 from retinue.core.rules import ALLOW, Verdict
 from retinue.models.recorded import ReplayModel
+from retinue.protocol import subagent_tools
 from retinue.sandbox.in_process import IN_PROCESS
 
 STUCK_SECONDS = 15.0
@@ -63,7 +64,15 @@ class Replay:
     def primary(self) -> tuple[Profile, Task]:
         return self._runs[0].profile, self._runs[0].task
 
-    def plan(self, profile: Profile | str, *, task: Task, parent: Plan | None, given: bool = False) -> Plan:
+    def plan(
+        self,
+        profile: Profile | str,
+        *,
+        task: Task,
+        parent: Plan | None,
+        given: bool = False,
+        can_spawn: bool = True,
+    ) -> Plan:
         assert isinstance(profile, Profile)
         run = self._by_profile[profile]
         record = run.record
@@ -160,7 +169,8 @@ class Replay:
         elif self._primary_profile is not None and self._primary_profile.name == record.agent:
             profile = self._primary_profile
         try:
-            return self._planner.plan(profile, task=Task(record.spawned.task), parent=parent)
+            can_spawn = any(spec.name in subagent_tools.TOOLS for spec in record.tools)
+            return self._planner.plan(profile, task=Task(record.spawned.task), parent=parent, can_spawn=can_spawn)
         except ConfigError as error:
             note = f"{record.agent} is played as recorded: {error}"
             self.notes += [note] if note not in self.notes else []

@@ -5,6 +5,7 @@ closed.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Awaitable
 from typing import Any, cast
 
 import msgspec
@@ -25,14 +26,16 @@ LAST_CHARACTERS = 300
 SETUP_SPEC = ToolSpec(SETUP, "", {}, tier=USERS_OWN, display_name=SETUP, host=True)
 
 
-async def run_job(job: Job, link: Link) -> Ending:
+def run_job(job: Job, link: Link) -> Awaitable[Ending]:
     """Run a job whose loop is ours to its ending; its tools execute in the sandbox of its plan."""
     if job.plan.run_job is not None:
-        return await job.plan.run_job(job, link)
+        return job.plan.run_job(job, link)
     sandbox = cast("Sandbox", job.plan.runtime)  # remote runs are driven through their adapters
     session = sandbox.open(job, link)
-    if session is None:
-        return await run_agent(job, link)
+    return run_agent(job, link) if session is None else _run_in_session(session, job, link)
+
+
+async def _run_in_session(session: RunSession, job: Job, link: Link) -> Ending:
     try:
         job = msgspec.structs.replace(job, session=session, folders=session.folders)
         if session.setup is not None:
@@ -44,9 +47,9 @@ async def run_job(job: Job, link: Link) -> Ending:
         await session.close()
 
 
-async def run_agent(job: Job, link: Link) -> Ending:
+def run_agent(job: Job, link: Link) -> Awaitable[Ending]:
     """Run what the profile is: a model with tools, or a callable."""
-    return await (run_loop(job, link) if job.plan.profile.call is None else _run_callable(job))
+    return run_loop(job, link) if job.plan.profile.call is None else _run_callable(job)
 
 
 async def _run_callable(job: Job) -> Ending:

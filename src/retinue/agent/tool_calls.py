@@ -7,15 +7,17 @@ Knows the link, which writes, judges and asks, and the tool; not where the tool 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
-from retinue.core.approvals import Allow, Decision, Deny, describe_denial, describe_edit
+from retinue.core.approvals import Deny, describe_denial, describe_edit
 from retinue.core.errors import Stop, ToolError
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome, Tool, skip_preview
+from retinue.tools.arguments import find_unknown_argument
 from retinue.tools.truncate import truncate_text
 
 
@@ -35,15 +37,28 @@ async def run_tool_call(
 
     `spec` is what the call is judged and written as, where that is not the tool's own."""
     started = time.monotonic()
-    changed = ""
+    outcome, changed = None, ""
     try:
-        decision = await link.begin(call, spec or tool.spec, lambda: tool.preview(call, folders))
+        decision = await link.begin(call, spec or tool.spec, partial(tool.preview, call, folders))
     except ToolError as error:  # its preview found that it cannot work, so nobody was asked
         outcome = Outcome(str(error), success=False)
     else:
-        if isinstance(decision, Allow) and decision.args is not None:
+        if isinstance(decision, Deny):
+            outcome = Outcome(describe_denial(decision), success=False)
+        elif decision.args is not None:
             changed = describe_edit(decision.args)
-        outcome = await _run_decided(call, decision, tool, folders, link)
+            call = Call(call.id, call.name, decision.args, within=call.within)
+            problem = find_unknown_argument(call, tool.spec)
+            outcome = Outcome(problem, success=False) if problem else None
+    if outcome is None:
+        try:
+            outcome = await tool(call, folders, link)
+        except ToolError as error:
+            outcome = Outcome(str(error), success=False)
+        except Stop:
+            raise
+        except Exception as error:  # noqa: BLE001 - the boundary to tools: a bug there must not end the run
+            outcome = Outcome(f"{call.name} failed: {type(error).__name__}: {error}", success=False)
     shown = msgspec.structs.replace(outcome, text=f"{changed}\n{outcome.text}") if changed else outcome
     if len(shown.text) * 4 > INLINE_BYTES:
         shown = fit_inline(shown, call, folders)
@@ -51,27 +66,12 @@ async def run_tool_call(
     return FinishedCall(outcome, shown, changed)
 
 
-async def refuse_call(call: Call, problem: str, link: Link) -> Outcome:
+async def refuse_call(call: Call, problem: str, link: Link) -> FinishedCall:
     """Write a call that names no tool, or that cannot be read, and its problem as the result. Nothing runs."""
     await link.begin(call, ToolSpec(call.name, "", {}, tier="none"), skip_preview)
     outcome = Outcome(problem, success=False)
     link.finish(call, outcome, 0)
-    return outcome
-
-
-async def _run_decided(call: Call, decision: Decision, tool: Tool, folders: Folders, link: Link) -> Outcome:
-    if isinstance(decision, Deny):
-        return Outcome(describe_denial(decision), success=False)
-    if decision.args is not None:
-        call = Call(call.id, call.name, decision.args, within=call.within)
-    try:
-        return await tool(call, folders, link)
-    except ToolError as error:
-        return Outcome(str(error), success=False)
-    except Stop:
-        raise
-    except Exception as error:  # noqa: BLE001 - the boundary to tools: a bug there must not end the run
-        return Outcome(f"{call.name} failed: {type(error).__name__}: {error}", success=False)
+    return FinishedCall(outcome, outcome)
 
 
 def fit_inline(outcome: Outcome, call: Call, folders: Folders) -> Outcome:

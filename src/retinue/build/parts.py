@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from retinue.agent.plans import GENERIC
 from retinue.core.errors import NotFound
 from retinue.core.limits import Caps, Limits, Timeouts
 from retinue.core.ports import Approver, Clock, Model, Policy, Prices, Setup
@@ -16,6 +15,7 @@ from retinue.core.servers import McpServer
 from retinue.core.traces import Telemetry
 from retinue.remote.port import RemoteAdapter
 from retinue.tools.dialer import Dialer
+from retinue.tools.spawn import GENERIC
 
 MAIN = Profile(
     "main",
@@ -45,6 +45,7 @@ class Parts:
     traced              puts new trees into the trace that TRACEPARENT names
     network             reachable hosts, "none" or "full"; `dialer` connects to them (no file can name it)
     runtime, fallback   where runs live whose profile does not say; what they get where that cannot be had
+    context_paths       files and folders that every primary may read beside its own; absolute
     expose              paths that sandboxed runs may read beside their folders
     launch_prefix       words before the command that starts a bubblewrap sandbox
     image               the container image; `container_flags` are added to podman or docker run
@@ -52,6 +53,7 @@ class Parts:
     outbox              the folder through which delegated runs are requested
     adapter             what starts delegated runs instead of the outbox (no file can name it)
     mcp_servers         the MCP servers that runs may have tools from
+    serves_requests     primaries are delegated by other processes: `retinue watch`
     best_effort         in an MCP server: runs continue although their events do not reach the collector
     """
 
@@ -80,6 +82,7 @@ class Parts:
     dialer: Dialer | None = None
     runtime: RuntimeName = "inherited"
     fallback: RuntimeName | None = None
+    context_paths: Sequence[str] = ()
     expose: Sequence[str] = ()
     launch_prefix: Sequence[str] = ()
     image: str | None = None
@@ -88,6 +91,7 @@ class Parts:
     outbox: Path | None = None
     adapter: RemoteAdapter | None = None
     mcp_servers: Sequence[McpServer] = ()
+    serves_requests: bool = False
     best_effort: bool = False
 
     @property
@@ -115,8 +119,9 @@ def adapt_to_watcher(parts: Parts) -> Parts:
     """Return the parts of `retinue watch`, which runs on the host what a container asks for.
 
     `delegated` becomes `isolated`, because the request has arrived where it should run. A profile cannot be less
-    sandboxed than the process says, because the container chooses the profile."""
+    sandboxed than the process says, because the container chooses the profile. The host's context paths are granted to
+    its own primaries, not to a container's."""
     runtime: RuntimeName = "isolated" if parts.runtime == "delegated" else parts.runtime
     mode: dict[str | None, RuntimeName] = {"delegated": "isolated", "inherited": runtime}
     profiles = [replace(each, runtime=mode.get(each.runtime, each.runtime)) for each in parts.profiles]
-    return replace(parts, profiles=profiles, runtime=runtime, outbox=None)
+    return replace(parts, profiles=profiles, runtime=runtime, outbox=None, context_paths=(), serves_requests=True)

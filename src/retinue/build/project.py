@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,7 @@ def load_project_parts(
         "outbox": outbox,
         "best_effort": settings.coordination.subagent_reports == "best_effort",
         "fallback": settings.coordination.subagent_runtime_fallback_mode,
+        "context_paths": _resolve_context_paths(given.pop("context_paths", ()), settings, project.folder),
         "expose": settings.expose_paths,
         "launch_prefix": settings.coordination.subagent_host_launch_prefix,
         "image": settings.container_image,
@@ -83,6 +84,11 @@ def _make_setup(settings: Settings) -> Setup | None:
     """Return the command that prepares each copied workspace."""
     command = settings.workspace_setup
     return None if command is None else Setup(command, settings.workspace_setup_timeout)
+
+
+def _resolve_context_paths(options: Sequence[str], settings: Settings, project: Path) -> tuple[str, ...]:
+    """Return the paths of retinue.yaml, which are relative to the project, and those of the options."""
+    return (*(str(project / path) for path in settings.context_paths), *options)
 
 
 def _resolve_outbox(option: Path | None, settings: Settings, project: Path, environ: Mapping[str, str]) -> Path | None:

@@ -71,6 +71,8 @@ def make_supervisor(parts: Parts) -> Supervisor:
         approver=parts.approver,
         terms=ApprovalTerms(parts.approval_timeout, parts.wait_approvals),
         book=book,
+        context_paths=parts.context_paths,
+        serves_requests=parts.serves_requests,
         limits=parts.limits,
         timeouts=parts.timeouts,
         prices=parts.prices or make_prices(),

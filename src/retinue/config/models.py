@@ -34,6 +34,18 @@ PROVIDERS = (
     Provider("anthropic", "ANTHROPIC_API_KEY", "anthropic:claude-sonnet-5-5", "anthropic", "anthropic"),
     Provider("openai", "OPENAI_API_KEY", "openai:gpt-6.1-terra", "openai", "openai"),
 )
+# Variables that the SDKs of these and other providers read. Programs that start us may pass on only what they are told.
+MODEL_VARIABLES = (VARIABLE, "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL")
+OTHER_MODEL_VARIABLES = (
+    *("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_CUSTOM_HEADERS", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"),
+    *("OLLAMA_BASE_URL", "OLLAMA_API_KEY", "VLLM_BASE_URL", "VLLM_API_KEY", "OPENROUTER_API_KEY"),
+    *("GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT"),
+    *("GOOGLE_CLOUD_LOCATION", "AZURE_OPENAI_API_KEY", "AZURE_OPENAI_ENDPOINT", "OPENAI_API_VERSION"),
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_BEARER_TOKEN_BEDROCK", "AWS_PROFILE"),
+    *("AWS_REGION", "AWS_DEFAULT_REGION", "MISTRAL_API_KEY", "GROQ_API_KEY", "GROQ_BASE_URL", "DEEPSEEK_API_KEY"),
+    *("XAI_API_KEY", "CO_API_KEY", "CEREBRAS_API_KEY", "FIREWORKS_API_KEY", "TOGETHER_API_KEY", "HF_TOKEN"),
+    *("MOONSHOTAI_API_KEY", "MOONSHOTAI_BASE_URL", "GITHUB_API_KEY", "VERCEL_AI_GATEWAY_API_KEY"),
+)
 NO_MODEL = (
     "no model{why}: give --model MODEL, write 'model: MODEL' in {where}, set RETINUE_MODEL, or set the key of one "
     f"provider ({' or '.join(provider.key for provider in PROVIDERS)}); MODEL is anthropic:NAME, openai:NAME, another "

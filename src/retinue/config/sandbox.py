@@ -27,6 +27,7 @@ from retinue.core.limits import MIB, Caps
 from retinue.core.network import HOST_PATTERN, WORDS, parse_host
 
 PATH_PATTERN = r"^(?:~|/[^/\0])[^\0]*$"
+CONTEXT_PATTERN = r"^(?=[^\0]*[^\0/\s])[^\0]*$"
 MISSING = "expose_paths: {path} does not exist here, so no run will see it"
 _HOSTS = list_of(lambda node: str(node.parse(parse_host)), HOST_PATTERN, what="a list of hosts")
 _DEFAULTS = Caps()
@@ -84,11 +85,22 @@ def parse_exposed_path(path: str) -> str:
         return path
 
 
+def parse_context_path(path: str) -> str:
+    """Return a path, absolute or relative to the project, with `~` replaced; raises ConfigError."""
+    if not re.fullmatch(CONTEXT_PATTERN, path):
+        raise ConfigError(f"must be a file or folder other than /, got {path!r}")
+    try:
+        return str(Path(path).expanduser())
+    except RuntimeError:  # ~NAME of a user that this machine does not have
+        return path
+
+
 def warn_of_missing_paths(paths: Sequence[str]) -> Iterator[str]:
     """Yield a warning for each path that this machine does not have; the file may be written for others too."""
     yield from (MISSING.format(path=path) for path in paths if not Path(path).exists())
 
 
+CONTEXT_PATHS = list_of(lambda node: node.parse(parse_context_path), CONTEXT_PATTERN, what="a list of paths")
 PATHS = list_of(lambda node: node.parse(parse_exposed_path), PATH_PATTERN, what="a list of paths")
 
 

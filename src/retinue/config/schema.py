@@ -1,8 +1,8 @@
 """Declarations of settings: each key once, with its kind, default, help, example and trust rule.
 
 A section of a file is a frozen dataclass whose fields are made by `setting`. From these declarations a file is read
-strictly (`read_section`), described as a JSON schema (`section_schema`), checked for trust (`restrict_section`),
-written by `retinue init` and documented in docs/settings.md. Knows no particular setting; reads no file.
+strictly (`read_section`), described as a JSON schema (`section_schema`), checked for trust (`restrict_section`)
+and documented in docs/settings.md. Knows no particular setting; reads no file.
 """
 
 from __future__ import annotations

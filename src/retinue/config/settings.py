@@ -16,6 +16,7 @@ workspace_setup_timeout: 600     # its seconds
 workspace_max_mib: 2048          # how large a copy or worktree may be when it is made
 caps: {memory_mib: 4096, processes: 512, cpu_seconds: 14400, file_mib: 2048, open_files: 4096, workspace_mib: 8192}
 approval_timeout: 600            # seconds a question waits, then it is a no; null (and the default) is for ever
+context_paths: [../api-specs]    # files and folders outside the project that every primary may read
 expose_paths: [/usr/share]       # what sandboxed runs may read beside their own folders
 container_image: localhost/retinue:py3.11-x86_64    # of runtime container; it is never pulled
 container_flags: [--cpus=2]      # for podman or docker run; those of the sandbox come after them
@@ -68,7 +69,7 @@ from retinue.config.limits import make_limits
 from retinue.config.located import Node, Section
 from retinue.config.location import Place
 from retinue.config.models import PROVIDERS
-from retinue.config.sandbox import NETWORK, OPEN_NETWORK, PATHS, CapsSettings
+from retinue.config.sandbox import CONTEXT_PATHS, NETWORK, OPEN_NETWORK, PATHS, CapsSettings
 from retinue.config.schema import (
     ABOVE_DEFAULT,
     ANY_VALUE,
@@ -372,6 +373,13 @@ class Settings:
     workspace_setup_timeout: float = setting(POSITIVE, "its seconds", default=SETUP_SECONDS)
     workspace_max_mib: int = setting(
         COUNT, "how large a copy or worktree may be when it is made", default=WORKSPACE_MIB, trust=ABOVE_DEFAULT
+    )
+    context_paths: tuple[str, ...] = setting(
+        CONTEXT_PATHS,
+        "files and folders outside the project that every primary may read, and pass on to its subagents",
+        default=(),
+        example="[../api-specs]",
+        trust=ANY_VALUE,
     )
     expose_paths: tuple[str, ...] = setting(
         PATHS,

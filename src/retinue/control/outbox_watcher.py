@@ -26,6 +26,7 @@ from retinue.control.delegation_request import (
 from retinue.core.control import Control
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import DEFAULT_CONCURRENT, RETENTION_DAYS
+from retinue.core.messages import ASKER
 from retinue.files.atomic import sync_folder
 from retinue.files.failpoints import reach_failpoint
 from retinue.files.locks import take_file_lock
@@ -210,7 +211,7 @@ class Watcher:
 
     async def _send(self, tree: str, run: int, text: str) -> None:
         try:
-            await self._control.send(tree, run, text, source=wire.ASKER)
+            await self._control.send(tree, run, text, source=ASKER)
         except RetinueError as error:
             self._complain(f"{tree}: words for it are not read: {error}")
 

@@ -47,8 +47,9 @@ class SpawnBelow(msgspec.Struct, frozen=True, kw_only=True):
 class ResumeOverrides(msgspec.Struct, frozen=True, kw_only=True):
     """Values that replace those of the log when a tree is resumed or a run continued: `profiles` that the log cannot
     keep, `limits` over those it has, the `model` instead of the primary's, the `runtime` of its runs from now on.
-    `seconds` is the timeout of a continued run; `files` keeps its log and status as files. `unattended` accepts another
-    process that asks nobody."""
+    `seconds` is the timeout of a continued run; `files` keeps its log and status as files; `call_id` is the tool call
+    of its parent that waits for it, without which it runs in the background. `unattended` accepts another process that
+    asks nobody."""
 
     profiles: Sequence[Profile] = ()
     limits: Limits = Limits()
@@ -56,6 +57,7 @@ class ResumeOverrides(msgspec.Struct, frozen=True, kw_only=True):
     runtime: RuntimeName | None = None
     seconds: float | None = None
     files: bool = False
+    call_id: str = ""
     unattended: bool = False
 
 

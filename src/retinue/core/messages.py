@@ -65,6 +65,7 @@ class Native(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     origin: str = ""
 
 
+ASKER = "asker"  # the source of words of the side that asked for the run
 REMINDER = "reminder"  # the source of words by which the loop asks once for a missing answer
 
 
@@ -106,9 +107,10 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     `tier` is `observe` (never asks), `confirm` (asks), `none` (a call that cannot work, so nothing will run), `user`
     (the user's own command, about which nobody is asked) or `provider` (runs at the model's provider, with `schema` for
     its settings: nobody here is asked or runs it). `repeatable` says that running it twice does no harm. `waits` marks
-    the tools that only wait for children: while one runs, the run gives its slot back. `host` marks what a host-side
-    function asks about: no tool of the model's. `server` is the MCP server a tool comes from, `seal` stands for what
-    that server says of it, `output` is the JSON schema of its structured content."""
+    the tools that only wait for children: while one runs, the run gives its slot back. `spawns` marks those that start
+    runs of the profiles that the user made available: only mode `strict` or a rule asks about them. `host` marks what a
+    host-side function asks about: no tool of the model's. `server` is the MCP server a tool comes from, `seal` stands
+    for what that server says of it, `output` is the JSON schema of its structured content."""
 
     name: str
     description: str
@@ -117,6 +119,7 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     display_name: str = ""
     repeatable: bool = False
     waits: bool = False
+    spawns: bool = False
     host: bool = False
     server: str = ""
     output: dict[str, Any] = {}

@@ -109,6 +109,15 @@ class Sandbox(Runtime, Protocol):
 class Planner(Protocol):
     """Resolves a profile for a run below `parent` (None for a primary); raises ConfigError for what cannot be.
 
-    `given` says that a program, not a model, chose the profile: one it passes by value keeps its own tools."""
+    `given` says that a program, not a model, chose the profile: one it passes by value keeps its own tools. A run that
+    is as deep as it may be (not `can_spawn`) gets no tools for subagents that it cannot have."""
 
-    def plan(self, profile: Profile | str, *, task: Task, parent: Plan | None, given: bool = False) -> Plan: ...
+    def plan(
+        self,
+        profile: Profile | str,
+        *,
+        task: Task,
+        parent: Plan | None,
+        given: bool = False,
+        can_spawn: bool = True,
+    ) -> Plan: ...

@@ -155,6 +155,10 @@ class RunSession(SandboxSession, Protocol):
     def setup(self) -> Setup | None:
         """The user's command that has to run in the new workspace before the run begins."""
 
+    @property
+    def has_copy(self) -> bool:
+        """True if the run works in a copy of a folder, which `make_workspace` has to make."""
+
     def runs_tool(self, name: str) -> bool:
         """Tell whether calls of this local tool are executed here; the others run in the supervisor's process."""
 
@@ -270,10 +274,26 @@ class Link(Protocol):
         """Make child runs, all or none; raises SpawnRefused."""
 
     def wait(self, runs: Sequence[int]) -> Awaitable[list[Result[Any]]]:
-        """Return the results of these children, when all have ended."""
+        """Return the results of these runs below this one, when all have ended."""
 
     def agents(self) -> list[Row]:
         """Return the runs below this one."""
+
+    def ticket(self, run: int) -> Ticket:
+        """Return a run below this one as the tool that asked for it gets it. Raises ToolError, as the following do,
+        for a run that is not below this one."""
+
+    async def wait_for_any(self, runs: Sequence[int], seconds: float | None) -> None:
+        """Wait until one of these has ended, at most so long."""
+
+    async def cancel_run(self, run: int) -> bool:
+        """Stop a run and all below it; False if there is nothing to stop."""
+
+    async def send_message(self, run: int, text: str, *, seconds: float) -> Receipt:
+        """Send a message of this run to another, and wait at most so long until that one has read it."""
+
+    async def continue_run(self, run: int, text: str, *, seconds: float | None, call_id: str) -> Ticket:
+        """Start a run from the conversation of an ended one. Raises ToolError if it cannot be."""
 
     def profiles(self) -> Sequence[Profile]:
         """Return the profiles a child may be made of."""
@@ -573,9 +593,11 @@ class ServerTool(Protocol):
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
     """The receipt of a message to a run. `queued`: written at place `seq` of the tree's order, read at the run's next
-    turn, which is its first `turn.started` after that place. `too_late`: it will have no next turn, and why.
-    `elsewhere`: it is only watched here, and words do not reach it."""
+    turn, which is its first `turn.started` after that place. `delivered`: read at that `turn`, for whoever waited for
+    it. `too_late`: it will have no next turn, and why. `elsewhere`: it is only watched here, and words do not reach
+    it."""
 
-    state: Literal["queued", "too_late", "elsewhere"]
+    state: Literal["queued", "delivered", "too_late", "elsewhere"]
     seq: int = 0
     why: str = ""
+    turn: int | None = None

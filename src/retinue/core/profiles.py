@@ -20,7 +20,13 @@ RUNTIMES: tuple[RuntimeName, ...] = ("inherited", "isolated", "container", "dele
 WORKSPACES: tuple[WorkspaceName, ...] = ("scratch", "shared", "copy", "worktree")
 LOCAL_TOOLS = ("read", "write", "edit", "glob", "grep", "shell", CODE_MODE)
 WEB_TOOLS = ("web_fetch", "web_search")
-SPAWN_TOOLS = ("spawn_subagents", "list_agents", "get_agent", "apply_subagent")
+SPAWN_TOOLS = (
+    "spawn_subagents", "spawn_agent", "list_agents", "get_agent", "apply_subagent", "list_subagents",
+    "continue_subagent", "send_message_to_subagent", "custom_tool__get_background_tool_status",
+    "custom_tool__get_background_tool_result",
+    "custom_tool__wait_for_background_tool", "custom_tool__cancel_background_tool",
+    "custom_tool__list_background_tools",
+)  # fmt: skip
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$(?!\n)"  # in Python and in a JSON schema
 _NAME = re.compile(NAME_PATTERN)
 

@@ -165,10 +165,12 @@ def stalled_texts(*, name: str, primary: bool, seconds: float) -> tuple[str, str
     return f"{who} timed out", f"{who} '{name}' timed out: stalled, nothing happened in it for {seconds:g} s"
 
 
-def make_unconfirmed_ending(*, name: str, primary: bool) -> Ending:
-    """Return the ending of a run that needed a person while no approver was attached."""
+def make_unconfirmed_ending(*, name: str, primary: bool, tool: str = "") -> Ending:
+    """Return the ending of a run that needed a person while no approver was attached. `tool` is the one to confirm."""
     if primary:
-        text, error = "Run requires confirmation", f"Run '{name}' requested confirmation, and no approver is attached"
+        wanted = f" for {tool}" if tool else ""
+        text = "Run requires confirmation"
+        error = f"Run '{name}' requested confirmation{wanted}, and no approver is attached"
     else:
         text = "Subagent requires confirmation"
         error = f"Subagent '{name}' requested confirmation, which is not supported in nested runs"

@@ -9,12 +9,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
 from retinue.core.events import Delta, Event, RunEnded, RunSpawned
 
 DELTAS_KEPT = 4096
 ReadOlder = Callable[[int], Awaitable[list[Event]]]
+
+
+def find_root(events: Iterable[Event]) -> tuple[int, bool]:
+    """Return the run with whose ending a tree ends, and whether it has: the primary, or a run that continues a
+    finished tree."""
+    root, ended = 0, False
+    for event in events:
+        if event.run == root and type(event.body) is RunEnded:
+            ended = True
+        elif ended and type(event.body) is RunSpawned:
+            root, ended = event.run, False
+    return root, ended
 
 
 class Watcher:
@@ -47,20 +59,25 @@ class Feed:
     def publish(self, event: Event) -> None:
         """Take an event that is written."""
         self.events.append(event)
+        if self.watchers:
+            self._announce(event)
+
+    def _announce(self, event: Event) -> None:
+        """Wake the watchers, and drop the oldest events if too many are kept."""
+        self.follow_root(event)
         if self.keep is not None and len(self.events) > 2 * self.keep:
             dropped = len(self.events) - self.keep
             del self.events[:dropped]
             self.first += dropped
-        self.announce(event)
+        for watcher in self.watchers:
+            watcher.wake.set()
 
-    def announce(self, event: Event) -> None:
-        """Wake the watchers, and note whether the tree has ended."""
+    def follow_root(self, event: Event) -> None:
+        """Note whether the tree has ended with this event, or goes on with it."""
         if event.run == self.root and type(event.body) is RunEnded:
             self.ended = True
         elif self.ended and type(event.body) is RunSpawned:
             self.root, self.ended = event.run, False
-        for watcher in self.watchers:
-            watcher.wake.set()
 
     def show(self, delta: Delta) -> None:
         """Queue a delta for the watchers that asked for them."""
@@ -78,6 +95,8 @@ class Feed:
     ) -> AsyncGenerator[Event | Delta]:
         """Yield the events after that number and then live ones, until the tree has ended. `read_older` reads events
         that are no longer kept here."""
+        if not self.watchers and self.first == 1:  # nobody has followed these events
+            self.root, self.ended = find_root(self.events)
         watcher = Watcher(max(after, 0), deltas=deltas)
         self.watchers += (watcher,)
         try:

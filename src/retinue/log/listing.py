@@ -13,8 +13,8 @@ from retinue.core.events import RunEnded
 from retinue.core.ports import LogReader, OnProblem, StoredRun, StoredTree, ignore_problem
 from retinue.log.reading import iterate_events
 from retinue.log.runs import Runs, RunView
+from retinue.protocol.subagent_tools import INTERRUPTED
 
-INTERRUPTED = "interrupted"
 LATEST = 10
 
 

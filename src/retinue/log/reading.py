@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 import msgspec
 
 from retinue.core.errors import LogError
-from retinue.core.events import Event, decode_event
-from retinue.core.ports import LogReader, StoredLine
+from retinue.core.events import Event, RunEnded, TurnStarted, decode_event
+from retinue.core.ports import LogReader, Receipt, StoredLine
 
 PAGE = 1000
 POLL_SECONDS = 0.1
@@ -78,3 +78,19 @@ async def wait_for_event(
     finally:
         await following.aclose()
     return None
+
+
+async def wait_until_read(log: LogReader, tree: str, run: int, receipt: Receipt, *, seconds: float) -> Receipt:
+    """Return what became of a queued message: delivered, too late, or queued still when the time is over."""
+    if receipt.state != "queued":
+        return receipt
+
+    def is_news(event: Event) -> bool:
+        return event.run == run and isinstance(event.body, TurnStarted | RunEnded)
+
+    event = await wait_for_event(log, tree, is_news, after=receipt.seq, seconds=seconds)
+    if event is None:
+        return receipt
+    if isinstance(event.body, TurnStarted):
+        return Receipt("delivered", receipt.seq, turn=event.body.turn)
+    return Receipt("too_late", receipt.seq, why="the run ended before it read it")

@@ -5,7 +5,7 @@ The supervisor keeps one of these while a tree lives; `ps`, `show` and every scr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -24,7 +24,6 @@ from retinue.core.events import (
     RunStarted,
     ToolCall,
     ToolResult,
-    TurnEnded,
     TurnStarted,
     UsageReported,
     Warned,
@@ -100,73 +99,83 @@ class RunView(Struct, eq=False):
     def apply(self, event: Event) -> None:
         self.last_seq = event.seq
         self.stored_state = ""
-        if self.ended is not None or type(event.body) is TurnEnded:  # the end of a turn changes nothing
-            return
-        match event.body:  # the most frequent first: each case costs every event that comes after it
-            case TurnStarted(turn=turn):
-                self.turns = turn
-            case UsageReported() as reported:
-                self._apply_usage(reported)
-            case ToolCall() as call:
-                self.tool_count += not call.host or bool(call.within)
-                self.calls += (call,)
-            case ToolResult() as result:
-                self._apply_result(result)
-            case Message(text=text, host=host):
-                if text and not (host and self.spawned.model):  # a callable has no other words than its own
-                    self.last_message = text
-            case RunStarted() as started:
-                self.started_at = event.at if self.started_at is None else self.started_at
-                self.place = started  # of one that goes on, where it does that
-            case RunEnded() as ended:
-                self.ended, self.ended_at = ended, event.at
-                self.calls, self.approvals = (), ()
-            case ApprovalAsked() | ApprovalDecided() | RunResumed() as body:
-                self._apply_approval(body)
-            case Warned() | Gap() as body:
-                self._apply_warning(body, event.seq)
-            case RunRemote() as remote:
-                self.remote = remote
+        body = event.body
+        apply_body = _APPLY_BODY.get(type(body))
+        if apply_body is not None and self.ended is None:
+            apply_body(self, body, event)
 
-    def _apply_result(self, result: ToolResult) -> None:
-        if result.sandbox and self.place is not None:  # what really stood, where that was seen
-            self.place = structs.replace(self.place, sandbox=result.sandbox)
-        about, shown = "", result.name
-        call = next((call for call in self.calls if call.call_id == result.call_id), None)
-        if call is not None:
-            self.calls = tuple([other for other in self.calls if other is not call])
-            if call.host and not call.within:
-                return
-            about, shown = describe_call(call.name, call.args), call.display_name or shown
-        line = summarize_result(result.name, result.text, result.success)
-        self.tool_logs += (ToolLog(result.name, shown, about, line, result.success, result.duration_ms),)
+    def _apply_start(self, started: RunStarted, event: Event) -> None:
+        if self.started_at is None:
+            self.started_at = event.at
+        self.place = started  # of one that goes on, where it does that
 
-    def _apply_usage(self, reported: UsageReported) -> None:
+    def _apply_remote(self, remote: RunRemote, event: Event) -> None:
+        self.remote = remote
+
+    def _apply_resume(self, resumed: RunResumed, event: Event) -> None:
+        self.approvals = ()  # what is still a question is asked again
+
+    def _apply_turn(self, started: TurnStarted, event: Event) -> None:
+        self.turns = started.turn
+
+    def _apply_message(self, message: Message, event: Event) -> None:
+        if message.text and not (message.host and self.spawned.model):  # a callable has no other words than its own
+            self.last_message = message.text
+
+    def _apply_usage(self, reported: UsageReported, event: Event) -> None:
         self.usage += reported.usage
         if reported.cost is None:
             self.unpriced += reported.usage.total_tokens
         else:
             self.cost += reported.cost
 
-    def _apply_warning(self, body: Warned | Gap, seq: int) -> None:
-        if isinstance(body, Warned):
-            self.stalled_seq = seq if body.code == "stalled" else self.stalled_seq
-            self.warnings += (body.text,)
-        elif body.code == "damaged":
-            self.warnings += (f"{body.count} events of this tree are missing: {body.reason}",)
+    def _apply_call(self, call: ToolCall, event: Event) -> None:
+        self.tool_count += not call.host or bool(call.within)
+        self.calls += (call,)
 
-    def _apply_approval(self, body: ApprovalAsked | ApprovalDecided | RunResumed) -> None:
-        if isinstance(body, RunResumed):
-            self.approvals = ()  # what is still a question is asked again
-        elif isinstance(body, ApprovalAsked):
-            self.approvals += (body,)
-        else:
-            self.approvals = tuple([asked for asked in self.approvals if asked.approval_id != body.approval_id])
-            if body.args is not None:  # what runs is the call as it was edited
-                self.calls = tuple(
-                    structs.replace(call, args=body.args) if call.call_id == body.call_id else call
-                    for call in self.calls
-                )
+    def _apply_result(self, result: ToolResult, event: Event) -> None:
+        if result.sandbox and self.place is not None:  # what really stood, where that was seen
+            self.place = structs.replace(self.place, sandbox=result.sandbox)
+        about, shown = "", result.name
+        call = self._take_call(result.call_id)
+        if call is not None:
+            if call.host and not call.within:
+                return
+            about, shown = describe_call(call.name, call.args), call.display_name or shown
+        line = summarize_result(result.name, result.text, result.success)
+        self.tool_logs += (ToolLog(result.name, shown, about, line, result.success, result.duration_ms),)
+
+    def _take_call(self, call_id: str) -> ToolCall | None:
+        """Return the open call with this id, which is now no longer open."""
+        for call in self.calls:
+            if call.call_id == call_id:
+                self.calls = () if len(self.calls) == 1 else tuple([each for each in self.calls if each is not call])
+                return call
+        return None
+
+    def _apply_question(self, asked: ApprovalAsked, event: Event) -> None:
+        self.approvals += (asked,)
+
+    def _apply_decision(self, decided: ApprovalDecided, event: Event) -> None:
+        self.approvals = tuple([asked for asked in self.approvals if asked.approval_id != decided.approval_id])
+        if decided.args is not None:  # what runs is the call as it was edited
+            self.calls = tuple(
+                structs.replace(call, args=decided.args) if call.call_id == decided.call_id else call
+                for call in self.calls
+            )
+
+    def _apply_warning(self, warned: Warned, event: Event) -> None:
+        if warned.code == "stalled":
+            self.stalled_seq = event.seq
+        self.warnings += (warned.text,)
+
+    def _apply_gap(self, gap: Gap, event: Event) -> None:
+        if gap.code == "damaged":
+            self.warnings += (f"{gap.count} events of this tree are missing: {gap.reason}",)
+
+    def _apply_ending(self, ended: RunEnded, event: Event) -> None:
+        self.ended, self.ended_at = ended, event.at
+        self.calls, self.approvals = (), ()
 
     def make_tally(self) -> RunTally:
         """Return what lists show of the run beside its first event."""
@@ -250,6 +259,24 @@ class RunView(Struct, eq=False):
             ended.code,
             tuple([child.result(tree) for child in self.children if child.ended is not None]),
         )
+
+
+# Other events, and events after the ending, change nothing.
+_APPLY_BODY: dict[type, Callable[[RunView, Any, Event], None]] = {
+    RunStarted: RunView._apply_start,
+    RunRemote: RunView._apply_remote,
+    RunResumed: RunView._apply_resume,
+    TurnStarted: RunView._apply_turn,
+    Message: RunView._apply_message,
+    UsageReported: RunView._apply_usage,
+    ToolCall: RunView._apply_call,
+    ToolResult: RunView._apply_result,
+    ApprovalAsked: RunView._apply_question,
+    ApprovalDecided: RunView._apply_decision,
+    Gap: RunView._apply_gap,
+    Warned: RunView._apply_warning,
+    RunEnded: RunView._apply_ending,
+}
 
 
 def make_view(stored: StoredRun) -> RunView:

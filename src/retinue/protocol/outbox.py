@@ -30,7 +30,6 @@ RESPONSE_BYTES = 4 * EVENT_BYTES
 LINE_BYTES = 4 * EVENT_BYTES
 MOST_PATHS = 64
 MOST_STEERS = 1000
-ASKER = "asker"  # whose words they are, in the log of the host
 PATH_CHARACTERS = 4096
 SPENDING_KEYS = {"tokens": KEYS["tokens"][0], "cost": KEYS["cost"][0], "traceparent": TRACE_KEY}
 _ID = re.compile(r"[a-z0-9-]{1,64}")

@@ -5,6 +5,7 @@ Shared by the tool a model calls and by every protocol that offers the same tool
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,15 +13,17 @@ from typing import Any
 from retinue.core.errors import ToolError
 from retinue.core.limits import MAX_TASKS_PER_SPAWN
 from retinue.core.ports import Ticket
-from retinue.core.profiles import Task
+from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 
 LISTED_CHANGES = 50
 OPERATION = "spawn_subagents"
+SPAWN_ONE = "spawn_agent"
 TASK_KEYS = (
     "task", "task_context", "subagent_type", "subagent_id", "context_paths", "include_parent_workspace",
     "include_temp_workspace", "model", "timeout_seconds",
 )  # fmt: skip
+GRANT_HINT = "The user can grant it with --context-path, or with context_paths in retinue.yaml."
 REFINE_REFUSED = "refine is not available: rounds of refinement need child teams, which this version does not have"
 
 TASK_SCHEMA: dict[str, Any] = {
@@ -51,6 +54,25 @@ SPAWN_SCHEMA: dict[str, Any] = {
     },
     "required": ["tasks"],
 }
+
+
+def describe_profile(profile: Profile) -> str:
+    """Say what a profile is for and what input it expects, for a caller that chooses one; empty if nothing is said."""
+    parts = [" ".join(profile.description.split())]
+    if profile.expected_input:
+        parts.append(f"Expected input: {'; '.join(' '.join(each.split()) for each in profile.expected_input)}.")
+    return " ".join(part for part in parts if part)
+
+
+def make_spawn_schema(profiles: Sequence[Profile]) -> dict[str, Any]:
+    """Return the arguments of `spawn_subagents`, with the profiles that `subagent_type` may name."""
+    schema = copy.deepcopy(SPAWN_SCHEMA)
+    kind = schema["properties"]["tasks"]["items"]["properties"]["subagent_type"]
+    kind["description"] = "Which kind of subagent (profile); leave it out for a general one"
+    listed = [f"{profile.name}: {describe_profile(profile)}".removesuffix(": ") for profile in profiles]
+    if listed:
+        kind["description"] += ".\n" + "\n".join(f"- {line}" for line in listed)
+    return schema
 
 
 def read_tasks(args: dict[str, Any]) -> list[tuple[str | None, Task]]:

@@ -21,7 +21,6 @@ from retinue.core.plans import Job
 from retinue.core.ports import Link
 
 STARTED = ""  # the id of the run that was asked for, among the runs of its peer
-ASKER = "asker"  # the source of an `Inbox` with which a peer confirms words from here
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ from typing import Any
 from retinue.core.limits import Caps
 from retinue.core.messages import Call, Reply
 from retinue.core.profiles import RuntimeName
+from retinue.files.state_owner import claim_state_folder
 from retinue.sandbox import seccomp
 from retinue.sandbox.builder import find_python
 from retinue.sandbox.container_image import PYTHON
@@ -242,6 +243,8 @@ def plant_targets(runtime: RuntimeName) -> Iterator[Attempts]:
             stack.callback(shutil.rmtree, made, ignore_errors=True)
         folder.chmod(0o755)
         home.chmod(0o755)
+        claim_state_folder(folder / ".retinue")  # else the run that tries them would refuse it
+        (folder / ".retinue").chmod(0o755)  # only the sandbox keeps it closed
         files = {"home": home / "key", "state": folder / ".retinue/control/one.json", "notes": folder / "notes.txt"}
         files["secret"] = folder / ".retinue/runs/other/1/workspace/secret"
         for path in files.values():

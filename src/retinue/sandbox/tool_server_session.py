@@ -276,6 +276,7 @@ class ToolServerSession:
     """The sandbox of one run. The first call starts it; one that was lost is started again, at most three times."""
 
     setup = None
+    has_copy = False
 
     def __init__(self, sandbox: ToolServerSandbox, job: Job, link: Link) -> None:
         assert isinstance(job.folders, RunFolders)

@@ -64,16 +64,16 @@ class _WorkspaceSession:
     ) -> None:
         self._inner, self._own, self._job, self._link = inner, own, job, link
         self._workspaces = workspaces
-        self._copies = _has_copy(own)
+        self.has_copy = _has_copy(own)
         self._is_lost = False
         self.setup = setup
         self.folders: Folders = own if inner is None else inner.folders
 
     def runs_tool(self, name: str) -> bool:
-        return self._copies or (self._inner is not None and self._inner.runs_tool(name))
+        return self.has_copy or (self._inner is not None and self._inner.runs_tool(name))
 
     async def make_workspace(self) -> None:
-        if self._copies:
+        if self.has_copy:
             try:
                 await self._workspaces.make(self._own, self._link)
             except Failed:

@@ -33,12 +33,12 @@ from retinue.core.events import (
     RunStarted,
     UsageReported,
 )
-from retinue.core.messages import Call, RunRef, ToolSpec
+from retinue.core.messages import ASKER, Call, RunRef, ToolSpec
 from retinue.core.plans import Plan
 from retinue.core.ports import Clock, Receipt
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status, ending_texts
-from retinue.remote.port import ASKER, RemoteRun, RemoteSpawned, Report, Undelivered
+from retinue.remote.port import RemoteRun, RemoteSpawned, Report, Undelivered
 from retinue.remote.validator import Bounds, Rejected, ReportValidator
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.supervisor.approvals import Approvals, judge_call

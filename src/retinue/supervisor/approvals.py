@@ -91,7 +91,7 @@ class Approvals:
                 await written
             return decision
         if not self._terms.wait and not self._is_attended(tree):
-            raise Unconfirmed(call.name)
+            raise _make_unconfirmed(tree, run, call)
         shown = preview if isinstance(preview, str) else await preview()
         if spec.seal and (verdict.changed or self._stood_before(tree.id, tool)):
             shown = f"{ANOTHER}\n{shown}".strip()
@@ -119,7 +119,7 @@ class Approvals:
         if question.written is not None:
             await question.written
         if decision is None:
-            raise Unconfirmed(question.call.name)
+            raise _make_unconfirmed(question.tree, run, question.call)
         if isinstance(decision, Allow):
             await write_started(question.tree, run, question.call)
         return decision
@@ -406,6 +406,14 @@ def _make_approval(
         rule="" if verdict.rule else _derive_rule(run, call, project, spec.seal),
         digest=_digest_call(tree, run, call),
     )
+
+
+def _make_unconfirmed(tree: Tree, run: Run, call: Call) -> Unconfirmed:
+    """Return the error of a call that nobody can be asked about. The texts of a subagent's ending are fixed, so a
+    warning names the tool there."""
+    if not run.is_primary:
+        tree.write(run, Warned(f"{call.name} needs a confirmation, and no approver is attached", "unconfirmed"))
+    return Unconfirmed(call.name)
 
 
 def _derive_rule(run: Run, call: Call, project: str, seal: str) -> str:

@@ -230,7 +230,7 @@ Waiter = Callable[[Awaitable[None]], Awaitable[None]]
 class CallReservation(msgspec.Struct, eq=False, gc=False):
     """The reservation of one model call. Its worst case is computed when asked for; without `prices` it has no cost.
 
-    `wait` in its methods awaits a place in the account's queue; the run passes one that pauses its stall timer."""
+    The run awaits a place in the account's queue itself: it pauses its stall timer meanwhile."""
 
     account: Account
     request: Request
@@ -255,25 +255,27 @@ class CallReservation(msgspec.Struct, eq=False, gc=False):
     def cost(self) -> Decimal:
         return self.amount.cost
 
-    async def acquire(self, wait: Waiter) -> None:
-        """Reserve, or wait until calls in flight have left room. Raises Limited if the account is spent."""
+    def acquire(self) -> Awaitable[None] | None:
+        """Reserve and return None, or return what to await until calls in flight have left room. Raises Limited if the
+        account is spent."""
         request = self.account.reserve(self)
-        if request is not None:
-            await wait(self.account.wait(self, request))
+        return None if request is None else self.account.wait(self, request)
 
     async def reserve_again(self, spent: Usage, wait: Waiter) -> None:
         """Settle the attempts so far and reserve for one more."""
         self.settle(spent)
+        self.settled = Amount(spent.total_tokens, self._cost_of(spent))
         self.released = True
-        await self.acquire(wait)
+        waiting = self.acquire()
+        if waiting is not None:
+            await wait(waiting)
         self.released = False
 
     def settle(self, usage: Usage) -> None:
         """Count what the call spent, less what earlier attempts have settled, and give the rest back."""
         if self.released:
             return
-        tokens, cost = usage.input_tokens + usage.output_tokens, self._cost_of(usage)
-        before, self.settled = self.settled, Amount(tokens, cost)  # a further attempt must not count these again
+        tokens, cost, before = usage.total_tokens, self._cost_of(usage), self.settled
         if before is not None:  # nothing comes back of what earlier attempts have spent
             tokens, cost = max(0, tokens - before.tokens), max(NO_COST, cost - before.cost)
         self.account.settle(self, tokens, cost)

@@ -117,16 +117,19 @@ class Driver:
         run.attach_context(context)
         return context
 
-    async def _execute(self, tree: Tree, run: Run, job: Job, services: RunServices) -> Ending:
+    def _execute(self, tree: Tree, run: Run, job: Job, services: RunServices) -> Awaitable[Ending]:
         runtime = run.plan.runtime
-        if not isinstance(runtime, RemoteRuntime):
-            return await run_job(job, services)
-        await runtime.prepare(job, services)
-        return await self._drive_remote(tree, run, runtime.adapter)
+        if isinstance(runtime, RemoteRuntime):
+            return self._drive_remote(tree, run, runtime, job, services)
+        return run_job(job, services)
 
-    async def _drive_remote(self, tree: Tree, run: Run, adapter: RemoteAdapter) -> Ending:
+    async def _drive_remote(
+        self, tree: Tree, run: Run, runtime: RemoteRuntime, job: Job, services: RunServices
+    ) -> Ending:
         """Run a run at a peer until it has ended there. Cancelling the task cancels the run at the peer, and waits for
         what it still reports."""
+        await runtime.prepare(job, services)
+        adapter = runtime.adapter
         remote = await self._begin_remote(tree, run, adapter)
         who = f"the peer of '{adapter.name}'"
         peer = Peer(runtime=adapter.name, who=who, where=f"at {who}")
@@ -263,7 +266,7 @@ def make_failed_ending(run: Run, error: BaseException) -> Ending:
             text, details = ending_texts("limited", name=run.name, primary=primary, detail=str(error))
             return Ending("limited", text, details)
         case Unconfirmed():
-            return make_unconfirmed_ending(name=run.name, primary=primary)
+            return make_unconfirmed_ending(name=run.name, primary=primary, tool=str(error))
         case StreamCut():
             return Ending("disconnected", *ending_texts("disconnected", name=run.name, primary=primary))
         case Disconnected():

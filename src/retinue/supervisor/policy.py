@@ -48,10 +48,11 @@ _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 class RulePolicy:
     """`ask`: the confirm tier asks, whoever calls, and so does what edits, writes or is a shell; of MCP servers' tools
-    those of the primary. `strict`: so does every tool of the primary. `sandboxed`: as `ask`, and `inside` is the policy
-    for what a run does in a sandboxed workspace of its own: there edit, write, shell and programs do not ask. `yes`:
-    nothing asks but by a rule. `config` is the file of the rules themselves: it is never edited without a question, or
-    an agent could give itself rules."""
+    those of the primary. Spawning does not ask: only what the user made available can be spawned, and what it then does
+    is judged call by call. `strict`: every tool of the primary asks too. `sandboxed`: as `ask`, and `inside` is the
+    policy for what a run does in a sandboxed workspace of its own: there edit, write, shell and programs do not ask.
+    `yes`: nothing asks but by a rule. `config` is the file of the rules themselves: it is never edited without a
+    question, or an agent could give itself rules."""
 
     def __init__(
         self, rules: Rules, *, mode: Mode, project: str = "", config: str = "", unasked: frozenset[str] = frozenset()
@@ -66,13 +67,13 @@ class RulePolicy:
         changers = ("edit", "write", "*_edit_file", "*_write_file")
         self._protected = tuple(Rule(tool, own) for tool in changers) if own else ()
         self._rules = rules
-        self._known: dict[tuple[str, str, bool], Verdict] = {}
+        self._known: dict[tuple[str, str, bool, bool], Verdict] = {}
         self._concerned: dict[str, tuple[tuple[Rule, ...], ...]] = {}
 
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
         if spec.server and is_a(spec.name, WRITERS) and _is_in_git_folder(spec.name, args, workspace, self._project):
             return Verdict("deny", GIT_RULE)
-        key = (spec.name, spec.seal if spec.server else spec.tier, primary)
+        key = (spec.name, spec.seal if spec.server else spec.tier, spec.spawns, primary)
         known = self._known.get(key)
         return known if known is not None else self._judge(key, spec, args, workspace)
 
@@ -84,8 +85,8 @@ class RulePolicy:
         if self.inside is not self:
             self.inside.learn(rule)
 
-    def _judge(self, key: tuple[str, str, bool], spec: ToolSpec, args: dict[str, Any], workspace: str) -> Verdict:
-        tool, _, primary = key
+    def _judge(self, key: tuple[str, str, bool, bool], spec: ToolSpec, args: dict[str, Any], workspace: str) -> Verdict:
+        tool, *_, primary = key
         concerned = self._concerned.get(tool)
         if concerned is None:
             if max(len(self._concerned), len(self._known)) >= CACHED:
@@ -183,7 +184,8 @@ class RulePolicy:
     def _default(self, spec: ToolSpec, *, primary: bool) -> Verdict:
         if self.mode == "yes" or spec.name in self._unasked:
             return ALLOW
-        confirm = primary if spec.server else spec.tier != "observe"  # what a server says of its tools is no reason
+        # What a server says of its tools is no reason.
+        confirm = primary if spec.server else spec.tier != "observe" and not spec.spawns
         asks = confirm or is_a(spec.name, ALWAYS_ASK) or (self.mode == "strict" and primary)
         return ASK if asks else ALLOW
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from retinue.core.caller import NOBODY, Caller
@@ -17,6 +17,7 @@ from retinue.workspaces.run_folders import StateFolder
 class SupervisorPorts:
     """Everything outside that the parts of a supervisor use. `caller` is the run elsewhere that the whole process
     serves, and what is left to it; `hook` takes every event beside its commit; `trace` gives a new tree its trace;
+    `context_paths` are what every primary may read; `serves_requests` says that primaries are delegated by others;
     `on_close` closes what was built for the supervisor."""
 
     log: Log
@@ -31,6 +32,8 @@ class SupervisorPorts:
     terms: ApprovalTerms = ApprovalTerms()  # noqa: RUF009 - frozen
     book: RuleBook | None = None
     caller: Caller = NOBODY
+    context_paths: Sequence[str] = ()
+    serves_requests: bool = False
     servers: ToolServers | None = None
     hook: CommitHook | None = None
     trace: Callable[[], str] | None = None

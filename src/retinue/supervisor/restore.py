@@ -46,6 +46,8 @@ from retinue.log.threads import (
     fold_interrupted_runs,
     fold_thread,
 )
+from retinue.protocol.subagent_tools import CONTINUE, SPAWN
+from retinue.protocol.subagents import SPAWN_ONE
 from retinue.remote.port import RemoteRuntime
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.supervisor import caller_limits
@@ -68,7 +70,7 @@ from retinue.workspaces.run_folders import RunFolders, resolve_context_paths
 NOT_RUN_TEXT = "The call could not work and was not run; what was wrong with it was lost when the process died."
 LOST_FUNCTION = f"{UNKNOWN_AFTER_CRASH}: its function was running when the process died, and is not called again"
 OUTSIDE = "{run} cannot go on: its workspace {workspace} is not part of this project"
-QUEUEING_TOOL = "spawn_subagents"
+QUEUEING_TOOLS = frozenset({SPAWN, SPAWN_ONE, CONTINUE})  # whose children wait for a slot
 
 
 class Restorer:
@@ -153,8 +155,8 @@ class Restorer:
         plans: PlanRestorer,
         continued: Continued,
     ) -> Run:
-        """Start a run beside the old one. Its parent, if that is at work, is told of its ending as of any in the
-        background."""
+        """Start a run beside the old one. Its parent, if that is at work and does not wait for it, is told of its
+        ending as of any in the background."""
         parent, is_live = old.parent, tree.id in self.trees
         assert parent is not None
         if is_live and parent.is_stopping:
@@ -163,7 +165,8 @@ class Restorer:
         order = Order(
             plan.profile,
             msgspec.structs.replace(restore_task(old.view.spawned), text=text, timeout_seconds=overrides.seconds),
-            background=True,
+            call_id=overrides.call_id,
+            background=not overrides.call_id,
             asked_by_model=overrides.seconds is not None,
             files=overrides.files,
         )
@@ -268,7 +271,7 @@ class TreeRestorer:
         folders = self._make_folders(view, ref, parent, plan, task)
         policy = parts.ports.policy if parent is None else parent.policy
         policy = narrowed(policy, plan.profile.approvals, parts.ports.state.project)
-        asked_with = self._known[spawned.parent or 0].tools.get(spawned.call_id, QUEUEING_TOOL)
+        asked_with = self._known[spawned.parent or 0].tools.get(spawned.call_id, SPAWN)
         depth = 0 if parent is None else parent.depth + 1
         given = self._overrides.limits if parent is None else Limits()
         run = Run(
@@ -285,7 +288,7 @@ class TreeRestorer:
             max_turns=spawned.max_turns if given.turns is UNSET else given.turns,
             seconds=spawned.timeout_seconds if given.seconds is UNSET else given.seconds,
             background=spawned.background,
-            queues=asked_with == QUEUEING_TOOL,
+            queues=asked_with in QUEUEING_TOOLS,
             view=view,
         )
         if view.ended is not None:
@@ -350,7 +353,7 @@ class TreeRestorer:
 
     def _keep_files(self, tree: Tree) -> None:
         for run in tree.runs:
-            if run.queues and run.view.spawned.call_id:
+            if self._parts.files.has_files(tree.id, run.ref.run) or (run.queues and run.view.spawned.call_id):
                 self._parts.files.keep(tree.id, run.ref.run)
 
     def _count_spent(self, tree: Tree) -> None:

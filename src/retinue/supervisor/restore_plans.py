@@ -19,6 +19,7 @@ from retinue.core.profiles import RUNTIMES, Profile, Task
 from retinue.core.rules import CODE_MODE, Rules
 from retinue.core.servers import PREFIX
 from retinue.log.runs import RunView
+from retinue.protocol.subagent_tools import TOOLS
 
 PYTHON = "python"
 COPIES = ("copy", "worktree")
@@ -147,11 +148,12 @@ class PlanRestorer:
         """Plan as for a new run. The runtime that the log names counts only if it is stricter: a log never loosens what
         the settings of now say."""
         task, logged = self._task(spawned, named=named), _read(spawned.profile, _Kept).runtime
-        plan = self._planner.plan(profile, task=task, parent=parent, given=given)
+        can_spawn = any(tool.name in TOOLS for tool in _read(spawned.tools, list[_Tool]))  # as deep as it was
+        plan = self._planner.plan(profile, task=task, parent=parent, given=given, can_spawn=can_spawn)
         is_open = self._runtime is None or (parent is None and self._runtime == DELEGATED)
         if is_open and logged in RUNTIMES and RUNTIMES.index(logged) > RUNTIMES.index(plan.floor):
             stricter = replace(profile, runtime=logged)
-            plan = self._planner.plan(stricter, task=task, parent=parent, given=given)
+            plan = self._planner.plan(stricter, task=task, parent=parent, given=given, can_spawn=can_spawn)
         return plan
 
     def _wanted(self, spawned: RunSpawned) -> str:

@@ -242,7 +242,7 @@ class Run(msgspec.Struct, eq=False):
         if self.finished:
             waiter.set_result(None)
         else:
-            self.waiters += (waiter,)
+            self.waiters = (*(each for each in self.waiters if not each.done()), waiter)  # without those given up
         return waiter
 
     # Clocks

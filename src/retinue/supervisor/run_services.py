@@ -18,8 +18,10 @@ from typing import Any
 import msgspec
 
 from retinue.core.approvals import Allow, Decision, Deny, describe_denial
+from retinue.core.control import Control, ResumeOverrides
 from retinue.core.errors import (
     CallCancelled,
+    ConfigError,
     Limited,
     ModelError,
     RetinueError,
@@ -30,19 +32,20 @@ from retinue.core.errors import (
 )
 from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
-from retinue.core.messages import USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
-from retinue.core.ports import Order, Outcome, Preview, Prices, Row, Ticket
+from retinue.core.messages import ASKER, USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
+from retinue.core.ports import Order, Outcome, Preview, Prices, Receipt, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
 from retinue.core.usage import NO_USAGE, Usage
+from retinue.log.reading import wait_until_read
 from retinue.log.runs import describe_view
 from retinue.supervisor import apply_changes
 from retinue.supervisor.approvals import GIVEN_UP, Approvals, current_spec, judge_call
 from retinue.supervisor.budgets import CallReservation
 from retinue.supervisor.run import Run
 from retinue.supervisor.runfiles import RunFiles
-from retinue.supervisor.tree import Tree
+from retinue.supervisor.tree import Tree, check_message
 
 _ALLOW = Allow()
 _PLAIN = (str, int, float, bool, NoneType)
@@ -64,6 +67,7 @@ class RunServices(msgspec.Struct, eq=False):
     prices: Prices
     files: RunFiles
     spawn_children: SpawnChildren
+    control: Control
     shown_changes: dict[str, str] | None = None  # digests of what calls of apply_subagent were shown to do
 
     @property
@@ -89,7 +93,8 @@ class RunServices(msgspec.Struct, eq=False):
             host=spec.host,
             within=call.within,
         )
-        run.slot.begin_calls(int(spec.host))  # a model's calls are counted when its reply comes, all at once
+        if spec.host:  # a model's calls are counted when its reply comes, all at once
+            run.slot.begin_calls()
         try:
             # What may run twice need not wait for the disk, nor what spawns: a child waits for its own first event,
             # with its first reply at the latest.
@@ -213,7 +218,9 @@ class RunServices(msgspec.Struct, eq=False):
         if account is not None:
             prices = self.prices if account.counts_cost else None
             reservation = CallReservation(account, request, plan.tools_json, prices, OUTPUT_TOKENS)
-            await reservation.acquire(run.without_stall_timer)
+            waiting = reservation.acquire()
+            if waiting is not None:
+                await run.without_stall_timer(waiting)
             run.set_reservation(reservation)
         try:
             reply = await plan.model.complete(request, self._show_delta)
@@ -240,7 +247,8 @@ class RunServices(msgspec.Struct, eq=False):
             reply = self._with_own_ids(reply)
             run.slot.begin_calls(len(reply.calls))
         self._report_reply(reply, plan.model_name)
-        await run.wait_for_first_write()
+        if run.first_write is not None:
+            await run.wait_for_first_write()
         return reply
 
     async def _reserve_again(self, spent: Usage) -> None:
@@ -251,7 +259,7 @@ class RunServices(msgspec.Struct, eq=False):
     def _with_own_ids(self, reply: Reply) -> Reply:
         """Return the reply with call ids that no earlier call of the run has."""
         ids = [self.run.claim_call_id(call.id) for call in reply.calls]
-        if all(call.id == own for call, own in zip(reply.calls, ids, strict=True)):
+        if ids == [call.id for call in reply.calls]:
             return reply
         calls = [msgspec.structs.replace(call, id=own) for call, own in zip(reply.calls, ids, strict=True)]
         return msgspec.structs.replace(reply, calls=tuple(calls))
@@ -323,7 +331,7 @@ class RunServices(msgspec.Struct, eq=False):
         return tickets
 
     async def wait(self, runs: Sequence[int]) -> list[Result[Any]]:
-        children = self._find_children(runs)
+        children = self._find_below(runs)
         if children and children[0].queues:
             await self.run.slot.wait_without_slot(_join_all(children))
             await self.run.without_stall_timer(self.files.written(self.tree.id, runs))
@@ -331,14 +339,50 @@ class RunServices(msgspec.Struct, eq=False):
             await _join_all(children)
         return [child.result() for child in children]
 
-    def _find_children(self, numbers: Sequence[int]) -> list[Run]:
-        """Return the children with these numbers. Raises ToolError for a number that is none."""
+    async def wait_for_any(self, runs: Sequence[int], seconds: float | None) -> None:
+        wanted = self._find_below(runs)
+        if not any(each.finished for each in wanted):
+            await self.run.slot.wait_without_slot(_join_any(wanted, seconds))
+        ended = [each.ref.run for each in wanted if each.finished and self.files.keeps(self.tree.id, each.ref.run)]
+        if ended:
+            await self.run.without_stall_timer(self.files.written(self.tree.id, ended))
+
+    async def cancel_run(self, run: int) -> bool:
+        [wanted] = self._find_below([run])
+        return wanted.stop("cancelled")
+
+    async def send_message(self, run: int, text: str, *, seconds: float) -> Receipt:
+        self._find_below([run])
+        try:
+            message = check_message(text)
+        except ConfigError as error:
+            raise ToolError(str(error)) from None
+        receipt = await self.tree.send_message(run, message, source=ASKER)
+        return await wait_until_read(self.tree.log, self.tree.id, run, receipt, seconds=seconds)
+
+    async def continue_run(self, run: int, text: str, *, seconds: float | None, call_id: str) -> Ticket:
+        [old] = self._find_below([run])
+        self._check_wanted()
+        waits = call_id if old.parent is self.run else ""  # else its own parent is told of the ending
+        overrides = ResumeOverrides(seconds=seconds, files=True, call_id=waits)
+        try:
+            continued = await self.control.continue_run(self.tree.id, run, text, overrides)
+        except RetinueError as error:
+            raise ToolError(str(error)) from None
+        return self.ticket(continued.number)
+
+    def ticket(self, run: int) -> Ticket:
+        [wanted] = self._find_below([run])
+        return wanted.ticket()
+
+    def _find_below(self, numbers: Sequence[int]) -> list[Run]:
+        """Return the runs below this one with these numbers. Raises ToolError for a number that is none."""
         found = []
         for number in numbers:
-            child = self.tree.find_run(number)
-            if child is None or child.parent is not self.run:
-                raise ToolError(f"agent:{number} is not a child of this run")
-            found.append(child)
+            below = self.tree.find_run(number)
+            if below is None or below is self.run or self.run not in below.lineage:
+                raise ToolError(f"There is no agent:{number} below this run.")
+            found.append(below)
         return found
 
     def agents(self) -> list[Row]:
@@ -361,6 +405,16 @@ class RunServices(msgspec.Struct, eq=False):
         """Raise CancelledError for a run that was told to stop and did not listen: it gets nothing more."""
         if self.run.stopping is not None or self.run.ending:
             raise asyncio.CancelledError
+
+
+async def _join_any(runs: Sequence[Run], seconds: float | None) -> None:
+    """Wait until one of the runs has ended, at most so long."""
+    joined = [run.join() for run in runs]
+    try:
+        await asyncio.wait(joined, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in joined:
+            each.cancel()
 
 
 async def _join_all(runs: Sequence[Run]) -> None:

@@ -1,7 +1,8 @@
-"""Files of some runs, for callers whose replies name them: a view of the log like any screen.
+"""Files of the runs that were delegated, for programs and people who read files: a view of the log like any screen.
 
 `live_logs/events.ndjson` grows as things happen, `full_logs/status.json` is kept current, `full_logs/transcript.md`
-and `full_logs/events.ndjson` are there when the run has ended, `metrics_summary.json` is the tree's.
+and `full_logs/events.ndjson` are there when the run has ended. `metrics_summary.json` is the tree's: written whenever a
+run of it ends, so it is complete when the primary has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ import msgspec
 
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
-from retinue.core.events import Delta, Event, RunEnded, RunStarted, TurnEnded, encode_event
+from retinue.core.events import (
+    ApprovalAsked,
+    ApprovalDecided,
+    Delta,
+    Event,
+    RunEnded,
+    RunStarted,
+    TurnEnded,
+    encode_event,
+)
 from retinue.files.atomic import replace_file
 from retinue.files.private import make_private_folder, write_private_file
 from retinue.log.runs import Runs, RunView
@@ -26,7 +36,7 @@ from retinue.workspaces.run_folders import StateFolder
 
 WAIT_SECONDS = 5.0
 _LOG = logging.getLogger(__name__)
-_STATUS_KINDS = (RunStarted, TurnEnded, RunEnded)
+_STATUS_KINDS = (RunStarted, TurnEnded, ApprovalAsked, ApprovalDecided, RunEnded)
 
 
 class _Kept(NamedTuple):
@@ -53,6 +63,10 @@ class RunFiles:
     def keeps(self, tree: str, run: int) -> bool:
         return run in self._kept.get(tree, ())
 
+    def has_files(self, tree: str, run: int) -> bool:
+        """Tell whether an earlier process has kept files of the run."""
+        return Path(self._state.run_folder(tree, run), "live_logs").exists()
+
     async def begun(self, tree: str, runs: Sequence[int]) -> None:
         """Wait until the files of these new runs are there, but not for ever: they are a convenience."""
         await self._wait([kept.begun for run, kept in self._kept.get(tree, {}).items() if run in runs])
@@ -74,22 +88,22 @@ class RunFiles:
     async def _follow(self, tree: str, kept: dict[int, _Kept]) -> None:
         runs = Runs(tree)
         events: dict[int, list[Event]] = {}
+        queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._owner.start(self._read_events(tree, queue))
         try:
-            async for event in self._watch(tree):
-                if isinstance(event, Delta):
-                    continue
-                runs.apply(event)
-                if event.run in kept:
-                    told, view = events.setdefault(event.run, []), runs.runs[event.run]
-                    if told:
-                        await asyncio.to_thread(self._write, tree, view, event, told)
-                    else:  # at once: a reply waits for it
-                        self._write(tree, view, event, told)
-                    kept[event.run].begun.set()
-                    if isinstance(event.body, RunEnded):
-                        del events[event.run]
-                        await asyncio.to_thread(self._summarise, tree, runs)
-                        kept[event.run].ended.set()
+            while batch := await _take_batch(queue):
+                for event in batch:
+                    runs.apply(event)
+                if any(event.run in kept and event.run not in events for event in batch):
+                    self._write_batch(tree, runs, batch, kept, events)  # at once: a reply waits for a new run's files
+                else:
+                    await asyncio.to_thread(self._write_batch, tree, runs, batch, kept, events)
+                for event in batch:
+                    if event.run in kept:
+                        kept[event.run].begun.set()
+                        if isinstance(event.body, RunEnded):
+                            del events[event.run]
+                            kept[event.run].ended.set()
         except (OSError, RetinueError) as error:
             _LOG.warning("the files of tree %s cannot be written any more: %s", tree, error)
         finally:
@@ -99,19 +113,43 @@ class RunFiles:
             self._kept.pop(tree, None)
             self._tasks.pop(tree, None)
 
-    def _write(self, tree: str, run: RunView, event: Event, events: list[Event]) -> None:
+    async def _read_events(self, tree: str, queue: asyncio.Queue[Event | None]) -> None:
+        try:
+            async for event in self._watch(tree):
+                if not isinstance(event, Delta):
+                    queue.put_nowait(event)
+        except RetinueError as error:
+            _LOG.warning("the files of tree %s are not complete: %s", tree, error)
+        finally:
+            queue.put_nowait(None)
+
+    def _write_batch(
+        self, tree: str, runs: Runs, batch: list[Event], kept: dict[int, _Kept], events: dict[int, list[Event]]
+    ) -> None:
+        """Write what happened since the last batch: once for each run, however many events it has."""
+        by_run: dict[int, list[Event]] = {}
+        for event in batch:
+            if event.run in kept:
+                by_run.setdefault(event.run, []).append(event)
+        for run, new in by_run.items():
+            self._write(tree, runs.runs[run], new, events.setdefault(run, []))
+        if any(isinstance(event.body, RunEnded) for event in batch):
+            self._summarise(tree, runs)
+
+    def _write(self, tree: str, run: RunView, new: list[Event], events: list[Event]) -> None:
+        """Write the new events of a run whose earlier `events` are written, and add them to those."""
         folder = Path(self._state.run_folder(tree, run.number))
-        line = encode_event(event) + b"\n"
+        lines = b"".join(encode_event(event) + b"\n" for event in new)
         live = make_private_folder(folder / "live_logs") / "events.ndjson"
-        write_private_file(live, line, append=bool(events))  # a run that resumes after a crash starts its file anew
-        events.append(event)
+        write_private_file(live, lines, append=bool(events))  # a run that resumes after a crash starts its file anew
         full = folder / "full_logs"
-        if len(events) == 1 or isinstance(event.body, _STATUS_KINDS):
+        if not events or any(isinstance(event.body, _STATUS_KINDS) for event in new):
             replace_file(
                 make_private_folder(full) / "status.json",
                 msgspec.json.format(msgspec.json.encode(status_of(tree, run))),
             )
-        if isinstance(event.body, RunEnded):
+        events += new
+        if isinstance(new[-1].body, RunEnded):
             replace_file(full / "events.ndjson", b"".join(encode_event(e) + b"\n" for e in events))
             replace_file(full / "transcript.md", format_transcript(events).encode())
 
@@ -129,6 +167,16 @@ class RunFiles:
         }
         path = make_private_folder(self._state.tree_folder(tree)) / "metrics_summary.json"
         replace_file(path, msgspec.json.format(msgspec.json.encode(summary)))
+
+
+async def _take_batch(queue: asyncio.Queue[Event | None]) -> list[Event]:
+    """Return what is in the queue, at least one event; nothing at its end."""
+    batch = [await queue.get()]
+    while batch[-1] is not None and not queue.empty():
+        batch.append(queue.get_nowait())
+    if batch[-1] is None and len(batch) > 1:
+        queue.put_nowait(None)  # the end, for the next time
+    return [event for event in batch if event is not None]
 
 
 def status_of(tree: str, run: RunView) -> dict[str, Any]:

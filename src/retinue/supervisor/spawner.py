@@ -10,12 +10,14 @@ import logging
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from retinue.core.caller import NOBODY, Caller
+from retinue.core.control import Control
 from retinue.core.errors import DEPTH_EXCEEDED, NO_SLOT, ConfigError, NoSlot, RetinueError, SpawnRefused
 from retinue.core.events import RunSpawned
 from retinue.core.limits import DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits, Timeouts, clamp_asked
@@ -67,10 +69,22 @@ class Spawner:
     whole process serves. Closed, it makes no more primaries."""
 
     def __init__(
-        self, ports: SupervisorPorts, trees: TreeRegistry, driver: Driver, approvals: Approvals, files: RunFiles
+        self,
+        ports: SupervisorPorts,
+        trees: TreeRegistry,
+        driver: Driver,
+        control: Control,
+        approvals: Approvals,
+        files: RunFiles,
     ) -> None:
         self._ports, self._clock, self._state = ports, ports.clock, ports.state
-        self._trees, self._driver, self._approvals, self._files = trees, driver, approvals, files
+        self._trees, self._driver, self._control, self._approvals, self._files = (
+            trees,
+            driver,
+            control,
+            approvals,
+            files,
+        )
         self._is_closed = False
         self.limits = ports.limits.override(DEFAULTS)
 
@@ -97,8 +111,11 @@ class Spawner:
         caller = caller or (self._ports.caller if call is None else call.caller)
         if caller.depth == 0:
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
+        task = self._grant_paths(task)
         plan = self._ports.planner.plan(profile, task=task, parent=None)
         whole, primary, kept = self._merge_limits(plan.profile.limits, limits, narrow, caller)
+        if primary.depth == 0:
+            plan = self._ports.planner.plan(profile, task=task, parent=None, can_spawn=False)
         account = open_account("", (whole, plan.profile.limits), None, plan, self._ports.prices)
         readable = self._resolve_paths(task, base=self._state.project)
         trace = (caller.trace or self._ports.trace) if caller is not NOBODY else self._ports.trace
@@ -150,13 +167,22 @@ class Spawner:
             limit = min(parent.depth, parent.max_depth)
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=parent.depth, limit=limit, name=name))
         try:
-            plan = self._ports.planner.plan(
-                order.profile, task=order.task, parent=parent.plan, given=not order.asked_by_model
-            )
+            plan = self._plan_child(parent, order)
             base = parent.folders.path if order.asked_by_model else self._state.project
             return self.check_plan(parent, order, plan, base=base, name=name)
         except ConfigError as error:
             raise SpawnRefused(str(error)) from None
+
+    def _plan_child(self, parent: Run, order: Order) -> Plan:
+        make_plan = partial(
+            self._ports.planner.plan,
+            order.profile,
+            task=order.task,
+            parent=parent.plan,
+            given=not order.asked_by_model,
+        )
+        plan, depth = make_plan(), parent.depth + 1
+        return make_plan(can_spawn=False) if depth >= _limit_depth(parent, plan.profile.limits) else plan
 
     def check_plan(self, parent: Run, order: Order, plan: Plan, *, base: str, name: str) -> CheckedOrder:
         """Return what a child of this plan is made of. Raises ConfigError for a wrong path, or without budget."""
@@ -175,7 +201,7 @@ class Spawner:
         elif not slot.try_acquire():
             raise NoSlot(NO_SLOT.format(name=checked.plan.profile.name))
         depth = parent.depth + 1
-        max_depth = parent.max_depth if limits.depth is UNSET else min(parent.max_depth, depth + limits.depth)
+        max_depth = _limit_depth(parent, limits)
         seconds = _choose_timeout(order, limits, self._ports.timeouts)
         max_depth, seconds = caller_limits.narrow(max_depth, seconds, depth=depth, now=self._clock.wall())
         return self._start_run(
@@ -233,10 +259,15 @@ class Spawner:
             tree.write(run, note)
         if parent is not None:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
-        if order.files:
+        if order.files or self._keeps_files(parent):
             self._files.keep(tree.id, ref.run)
         self._driver.start(tree, run, self.make_services(tree, run), written)
         return run
+
+    def _keeps_files(self, parent: Run | None) -> bool:
+        """Tell whether a run's log and status are kept as files too: those of delegated runs are, in a project."""
+        is_delegated = parent is not None or self._ports.serves_requests
+        return is_delegated and not self._state.temporary
 
     def _make_spawned_event(self, tree: Tree, run: Run, checked: CheckedOrder) -> RunSpawned:
         """Return the first event of a run: all there is to know of it before it begins. A tree that is reported to the
@@ -284,10 +315,25 @@ class Spawner:
             prices=self._ports.prices,
             files=self._files,
             spawn_children=self.spawn_children,
+            control=self._control,
         )
+
+    def _grant_paths(self, task: Task) -> Task:
+        """Return a primary's task with the paths that the user grants to every primary. The log keeps them, so that a
+        resumed run has them too."""
+        granted = [path for path in self._ports.context_paths if path not in task.context_paths]
+        if not granted:
+            return task
+        resolve_context_paths(task.context_paths, base=self._state.project)  # names the index that the task has
+        return msgspec.structs.replace(task, context_paths=(*task.context_paths, *granted))
 
     def _resolve_paths(self, task: Task, *, base: str) -> list[str]:
         return resolve_context_paths(task.context_paths, base=base) if task.context_paths else []
+
+
+def _limit_depth(parent: Run, limits: Limits) -> int:
+    """Return how deep runs below a child with these limits may be."""
+    return parent.max_depth if limits.depth is UNSET else min(parent.max_depth, parent.depth + 1 + limits.depth)
 
 
 def _set(value: T | UnsetType) -> T:

@@ -78,7 +78,7 @@ class Supervisor:
         )
         self._files = RunFiles(ports.log.watch, ports.state)
         driver = Driver(ports, self.trees, self, self.approvals, self._files)
-        self.spawner = Spawner(ports, self.trees, driver, self.approvals, self._files)
+        self.spawner = Spawner(ports, self.trees, driver, self, self.approvals, self._files)
         self._restorer = Restorer(ports, self.trees, driver, self.spawner, self.approvals, self._files)
 
     # Starting runs

@@ -23,7 +23,8 @@ from retinue.log.runs import Runs
 from retinue.supervisor.run import Run
 from retinue.supervisor.slots import Slots
 
-_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"  # without letters that look like digits
+_DIGITS = b"0123456789abcdefghjkmnpqrstvwxyz"  # without letters that look like digits
+_DIGIT_OF_BYTE = _DIGITS * 8
 _random = random.Random()  # not the module's own, which a program may seed
 os.register_at_fork(after_in_child=_random.seed)
 B = TypeVar("B", bound=Body)
@@ -35,7 +36,7 @@ NOT_AT_WORK = Receipt("too_late", why="no such run is at work here")
 def new_tree_id() -> str:
     """Return twelve random characters: unique across processes and machines without asking any, and different from the
     first one on, since people type only the beginning."""
-    return "".join(_random.choices(_DIGITS, k=12))
+    return _random.randbytes(12).translate(_DIGIT_OF_BYTE).decode()
 
 
 class Tree:
@@ -101,8 +102,8 @@ class Tree:
         self.seq = seq = self.seq + 1
         if run.stall_timer is not None:
             run.stall_timer.record_activity()
-        ref = run.ref
-        event = Event(seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
+        ref, now = run.ref, self._now
+        event = Event(seq, self.id, ref.run, ref.path, ref.agent, now(), body)
         view.apply(event)
         return self.log.append(event, wait)
 

@@ -144,6 +144,7 @@ def open(  # noqa: PLR0913 - the one entry point
     approval_timeout: float | None = None,
     wait_approvals: float | None = None,
     limits: Limits | None = None,
+    context_paths: Sequence[str | Path] = (),
     model: str | Model | None = None,
     profiles: Sequence[Profile] = (),
     project: str | Path | None = None,
@@ -167,6 +168,7 @@ def open(  # noqa: PLR0913 - the one entry point
     wait `wait_approvals` seconds for somebody to call `control.answer`. `prices` says what models cost
     instead of the price library. `telemetry` sends spans and metrics to your program's OpenTelemetry providers (or
     those of the `Telemetry`); when it has none, to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names.
+    `context_paths` are files and folders outside the project that every primary may read and pass on.
     `network` is what runs may reach: hosts such as `docs.python.org` or `*.example.com` (for `web_fetch`, and for
     commands in a sandbox through a proxy), "full", or "none", which is the default.
     `runtime` is where runs live whose profile does not say (`inherited`: in this process, with your authority;
@@ -188,6 +190,7 @@ def open(  # noqa: PLR0913 - the one entry point
             "prices": prices,
             "mode": mode,
         }
+        given["context_paths"] = [str(base / path) for path in context_paths] or None
         given |= {"telemetry": telemetry or None, "network": network}
         given |= {"rules": rules, "approval_timeout": approval_timeout, "wait_approvals": wait_approvals}
         given |= {"runtime": runtime, "fallback": fallback, "outbox": None if outbox is None else Path(outbox)}

@@ -6,11 +6,14 @@ import re
 from typing import Final, TypeVar, cast
 
 from retinue.core.errors import ToolError
-from retinue.core.messages import Call
+from retinue.core.messages import Call, ToolSpec
+from retinue.protocol.subagent_tools import ID_FIELDS, TOOLS, check_arguments
 
 T = TypeVar("T")
 
 SHOWN_CHARACTERS = 200
+ANSWER = "final_answer"
+OTHER_SPELLINGS = dict.fromkeys(("read", "write", "edit"), ("file_path",))
 _REQUIRED: Final = object()
 _KINDS = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
 _HIDING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
@@ -30,6 +33,20 @@ def read_argument(call: Call, name: str, kind: type[T], default: T | object = _R
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ToolError(f"{call.name}: '{name}' must be {_KINDS[kind]}, got {type(value).__name__}")
     return value
+
+
+def find_unknown_argument(call: Call, spec: ToolSpec) -> str:
+    """Return what is wrong with a call that has an argument which its tool does not know; empty for any other call.
+
+    The tools of MCP servers, and the answer whose schema the user gave, are checked by whoever made the schema."""
+    if spec.server or spec.name == ANSWER or not isinstance(known := spec.schema.get("properties"), dict):
+        return ""
+    also = ID_FIELDS if spec.name in TOOLS else OTHER_SPELLINGS.get(spec.name, ())
+    try:
+        check_arguments(spec.name, call.args, tuple(known), also=also)
+    except ToolError as error:
+        return str(error)
+    return ""
 
 
 def quote_text(raw: object) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,10 +25,16 @@ SUBAGENT_DESCRIPTION = (
     "The subagent will work independently and return only its final response."
 )
 SHORTEST_ANSWER = 512
+GENERIC = Profile(
+    "subagent",
+    "You are a subagent. Do the task you are given, on your own, and end with a short, complete answer: "
+    "it is all that the agent who asked you will see.",
+)
 _SUBAGENT_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "task": {"type": "string", "description": "The task or question for the subagent to handle"},
+        "task_context": {"type": "string", "description": "Background the subagent needs, put into its instructions"},
         "background": {"type": "boolean", "description": "Return agent:N at once; a notice comes when it has ended"},
     },
     "required": ["task"],
@@ -37,26 +44,32 @@ _SUBAGENT_SCHEMA: dict[str, Any] = {
 class SubagentTool:
     """`subagent_{name}`: one child at a time, refused at once when the tree is full."""
 
+    queues = False
+
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
+        about = words.describe_profile(profile)
+        sentence = SUBAGENT_DESCRIPTION.format(name=profile.name)
         self.spec = ToolSpec(
             f"subagent_{profile.name}",
-            SUBAGENT_DESCRIPTION.format(name=profile.name),
+            f"{sentence} {about}" if about else sentence,
             _SUBAGENT_SCHEMA,
             tier="confirm",
             display_name=f"Subagent: {profile.name}",
             waits=True,
+            spawns=True,
         )
 
     async def preview(self, call: Call, folders: Folders) -> str:
-        return str(call.args.get("task", ""))
+        return "\n\n".join(str(call.args[name]) for name in ("task", "task_context") if call.args.get(name))
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         task = call.args.get("task")
         if not isinstance(task, str):
             raise ToolError("Missing 'task' parameter")
-        background = bool(call.args.get("background", False))
-        order = Order(self.profile, Task(task), call.id, background, queue=False)
+        context = read_argument(call, "task_context", str, "")
+        background = read_argument(call, "background", bool, default=False)
+        order = Order(self.profile, Task(task, context=context), call.id, background, queue=self.queues)
         try:
             [ticket] = await link.spawn([order])
         except SpawnRefused as refused:
@@ -67,24 +80,44 @@ class SubagentTool:
         return Outcome(result.final_response, result.success, data=result)
 
 
-class SpawnSubagents:
-    """`spawn_subagents`: many children at once, queued when the tree is full."""
+class SpawnAgent(SubagentTool):
+    """`spawn_agent`: one child without a profile of its own, queued when the tree is full."""
 
-    spec = ToolSpec(
-        words.OPERATION,
-        "Delegate tasks to subagents that work in parallel, each on its own and in its own workspace. "
-        "Returns every subagent's answer, or with background=true at once.",
-        words.SPAWN_SCHEMA,
-        tier="confirm",
-        display_name="Spawn subagents",
-        waits=True,
-    )
+    queues = True
+
+    def __init__(self) -> None:
+        super().__init__(GENERIC)
+        self.spec = ToolSpec(
+            words.SPAWN_ONE,
+            "Spawn a general subagent to handle one task. It works independently and returns only its final response.",
+            _SUBAGENT_SCHEMA,
+            tier="confirm",
+            display_name="Spawn agent",
+            waits=True,
+            spawns=True,
+        )
+
+
+class SpawnSubagents:
+    """`spawn_subagents`: many children at once, queued when the tree is full. Its arguments name the `profiles`."""
+
+    def __init__(self, profiles: Sequence[Profile] = ()) -> None:
+        self.spec = ToolSpec(
+            words.OPERATION,
+            "Delegate tasks to subagents that work in parallel, each on its own and in its own workspace. "
+            "Returns every subagent's answer, or with background=true at once.",
+            words.make_spawn_schema(profiles),
+            tier="confirm",
+            display_name="Spawn subagents",
+            waits=True,
+            spawns=True,
+        )
 
     async def preview(self, call: Call, folders: Folders) -> str:
         try:
             tasks = words.read_tasks(call.args)
         except ToolError as error:
-            raise ToolError(_encode_json(words.make_error_reply(str(error))).text) from None
+            raise ToolError(encode_reply(words.make_error_reply(str(error))).text) from None
         return "\n".join(f"{kind or 'subagent'}: {task.text}" for kind, task in tasks)
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
@@ -93,9 +126,9 @@ class SpawnSubagents:
             orders = self._make_orders(call, folders, link, background)
             tickets = await link.spawn(orders)
         except (ToolError, SpawnRefused) as error:
-            return _encode_json(words.make_error_reply(str(error)), success=False)
+            return encode_reply(words.make_error_reply(str(error)), success=False)
         if background:
-            return _encode_json(words.make_background_reply(tickets))
+            return encode_reply(words.make_background_reply(tickets))
         results = await link.wait([ticket.run for ticket in tickets])
         return self.reply(list(zip(results, tickets, strict=True)), folders)
 
@@ -106,7 +139,7 @@ class SpawnSubagents:
         while True:
             entries = [_make_entry(result, ticket, folders, limit) for result, ticket in results]
             reply = words.make_blocking_reply(entries)
-            outcome = _encode_json(reply, success=reply["success"])
+            outcome = encode_reply(reply, success=reply["success"])
             if len(outcome.text.encode()) <= INLINE_BYTES or limit < SHORTEST_ANSWER:
                 return outcome
             limit //= 2
@@ -136,13 +169,25 @@ class SpawnSubagents:
 
 def _check_path(index: int, path: str, folders: Folders) -> str:
     """Return the path a task names, absolute: it must exist and be readable for the parent."""
+    missing = ToolError(f"Task at index {index} has non-existent context_path: '{path}'")
     try:
         found = resolve_readable(folders, path)
     except ToolError as error:
-        raise ToolError(f"Task at index {index} has a context_path it may not have: {error}") from None
+        if not _is_there(folders.workspace / path):
+            raise missing from None
+        raise ToolError(
+            f"Task at index {index} has a context_path it may not have: {error}. {words.GRANT_HINT}"
+        ) from None
     if not found.exists():
-        raise ToolError(f"Task at index {index} has non-existent context_path: '{path}'")
+        raise missing
     return str(found)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a path that no file can have
+        return False
 
 
 def _make_entry(result: Result[Any], ticket: Ticket, folders: Folders, limit: int) -> dict[str, Any]:
@@ -151,7 +196,8 @@ def _make_entry(result: Result[Any], ticket: Ticket, folders: Folders, limit: in
     return words.make_result_entry(result, answer=answer, log_path=ticket.status_file)
 
 
-def _encode_json(reply: dict[str, Any], *, success: bool = True) -> Outcome:
+def encode_reply(reply: dict[str, Any], *, success: bool = True) -> Outcome:
+    """Return the outcome of a call whose reply is structured: JSON for the model."""
     return Outcome(msgspec.json.encode(reply).decode(), success, data=reply)
 
 

@@ -120,5 +120,8 @@ def resolve_context_paths(paths: Sequence[str], *, base: str) -> list[str]:
         absolute = Path(base) / path
         if not absolute.exists():
             raise ConfigError(f"context_paths[{index}] does not exist: '{path}'")
-        found.append(str(absolute.resolve()))
+        resolved = str(absolute.resolve())
+        if resolved == "/":
+            raise ConfigError(f"context_paths[{index}] is '{path}', which has everything in it: name a folder")
+        found.append(resolved)
     return found

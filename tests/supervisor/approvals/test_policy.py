@@ -1,6 +1,7 @@
 """Who is asked about what: modes, tiers, rules that meet the disk, and children that are never freer."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,12 @@ import pytest
 
 import retinue
 from retinue import Approval, ConfigError, Profile, tool
-from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolResult
+from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolResult, Warned
 from retinue.core.messages import ToolSpec
 from retinue.core.ports import Policy
 from retinue.core.rules import ALLOW, Mode, Rules, Verdict, parse_rule
 from retinue.supervisor.policy import RulePolicy, inside, narrowed
-from retinue.testing import allow_all
+from retinue.testing import allow_all, scripted
 from retinue.tools.spawn import SpawnSubagents, SubagentTool
 from tests.supervisor.tree.kit import bodies, call, main, spawn
 
@@ -64,8 +65,20 @@ def test_other_tools_of_subagents_pass_unless_a_rule_says_otherwise() -> None:
 
 
 @pytest.mark.requirement("SDK-16")
-async def test_spawning_asks_also_from_a_child() -> None:
-    assert SpawnSubagents.spec.tier == SubagentTool(Profile("kid")).spec.tier == "confirm"
+async def test_spawning_is_of_the_confirm_tier_and_strict_asks_about_it() -> None:
+    assert SpawnSubagents().spec.tier == SubagentTool(Profile("kid")).spec.tier == "confirm"
+    assert await _spawn_twice("strict") == [("subagent_kid", 0)]
+
+
+@pytest.mark.finding("U2")
+@pytest.mark.parametrize("mode", ["ask", "sandboxed", "yes"])
+async def test_spawning_what_the_user_made_available_does_not_ask(mode: Mode) -> None:
+    assert await _spawn_twice(mode) == []
+    assert await _spawn_twice(mode, ask=["spawn_*"]) == [("spawn_subagents", 1)]
+
+
+async def _spawn_twice(mode: Mode, ask: Sequence[str] = ()) -> list[tuple[str, int]]:
+    """Spawn from a primary and from its child; return the tools that asked and their runs."""
     asked: list[tuple[str, int]] = []
 
     async def approver(question: Approval) -> retinue.Allow:
@@ -74,9 +87,51 @@ async def test_spawning_asks_also_from_a_child() -> None:
 
     kid = Profile("kid")
     script = {"main": [call("subagent_kid", task="a"), {"text": "x"}], "kid": [spawn({"task": "b"}), {"text": "y"}]}
-    async with retinue.open(approver=approver, profiles=[kid]) as r:
-        await r.run(main({**script, "subagent": [{"text": "z"}]}), "go")
-    assert asked == [("subagent_kid", 0), ("spawn_subagents", 1)]
+    async with retinue.open(approver=approver, profiles=[kid], mode=mode, ask=ask) as r:
+        result = await r.run(main({**script, "subagent": [{"text": "z"}]}), "go")
+    assert (result.status, len(result.children), len(result.children[0].children)) == ("done", 1, 1)
+    return asked
+
+
+@pytest.mark.finding("U2")
+async def test_a_child_s_dangerous_call_asks_though_spawning_it_did_not() -> None:
+    asked: list[tuple[str, int]] = []
+
+    async def approver(question: Approval) -> retinue.Deny:
+        asked.append((question.tool, question.run))
+        return retinue.Deny("no")
+
+    script = {
+        "main": [call("subagent_kid", task="a"), {"text": "x"}],
+        "kid": [call("shell", command="ls"), {"text": "y"}],
+    }
+    kid = Profile("kid", tools=["shell"])
+    async with retinue.open(approver=approver) as r:
+        await r.run(Profile("main", model=scripted(script), tools=[kid, "shell"]), "go")
+    assert asked == [("shell", 1)]
+
+
+@pytest.mark.finding("U2")
+def test_a_function_with_the_name_of_a_spawning_tool_asks_all_the_same() -> None:
+    policy = RulePolicy(Rules(), mode="ask")
+    spawning = SubagentTool(Profile("kid")).spec
+    assert what(policy, spawning) == "allow"
+    assert what(policy, ToolSpec(spawning.name, "", {}, tier="confirm")) == "ask"
+
+
+@pytest.mark.finding("U2")
+async def test_a_run_that_had_nobody_to_ask_names_the_tool() -> None:
+    script = {
+        "main": [call("subagent_kid", task="a"), call("shell", command="ls")],
+        "kid": [call("shell", command="ls")],
+    }
+    kid = Profile("kid", tools=["shell"])
+    async with retinue.open() as r:
+        run = await r.spawn(Profile("main", model=scripted(script), tools=[kid, "shell"]), "go")
+        warned = [(e.run, e.body.text) async for e in run.events() if isinstance(e.body, Warned)]
+        result = await run.result()
+    assert result.error_details == "Run 'main' requested confirmation for shell, and no approver is attached"
+    assert warned == [(1, "shell needs a confirmation, and no approver is attached")]
 
 
 def test_sandboxed_does_not_ask_inside_a_sandbox_unless_a_rule_does() -> None:

@@ -55,7 +55,7 @@ def test_every_line_that_init_wrote_is_kept(tmp_path: Path) -> None:
     add_allowed(file, "read")
     set_runtime(file, "inherited")
     lines = file.read_text().splitlines()
-    added = ['    - "read"', "    subagent_runtime_mode: inherited"]
+    added = ['    - "read"', "orchestrator:", "  coordination:", "    subagent_runtime_mode: inherited"]
     assert [line for line in lines if line not in added] == text.splitlines()
     assert lines.index(added[0]) == lines.index("    - shell(make test)") + 1
 

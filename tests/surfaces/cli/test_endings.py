@@ -49,7 +49,7 @@ HELP = "--yes runs tools without asking, --wait-approvals waits for `retinue app
 def test_no_approver_says_what_would_help(project: Project) -> None:
     replies, *_ = ENDINGS["no approver"]
     done = project.run(agents={"main": replies})
-    error = "Run 'main' requested confirmation, and no approver is attached"
+    error = "Run 'main' requested confirmation for shell, and no approver is attached"
     assert done.stderr.endswith(f"retinue: failed: {error}; {HELP}\n")
 
 

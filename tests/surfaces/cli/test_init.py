@@ -81,7 +81,7 @@ def test_the_command_it_allows_runs_unasked_where_the_tests_are(empty: Project, 
     path = {"PATH": f"{tool.parent}:{os.environ['PATH']}"}
     assert empty.retinue("init", **path).returncode == 0
     file = empty.folder / "retinue.yaml"
-    file.write_text(file.read_text().replace("#expose_paths: [/opt/toolchain]", f"expose_paths: [{tool.parents[1]}]"))
+    file.write_text(f"{file.read_text()}expose_paths: [{tool.parents[1]}]\n")
     assert empty.retinue("trust", "--yes").returncode == 0
     empty.runtime = runtime
     shell = {"tools": [{"name": "shell", "args": {"command": "make test"}}]}
@@ -105,6 +105,8 @@ def test_the_tools_that_the_tests_need_are_shown_in_the_sandbox(empty: Project) 
     (empty.folder / "Cargo.toml").touch()
     env = {"PATH": f"{shim.parent}:{os.environ['PATH']}", "HOME": str(home)}
     terminal = Terminal(empty, "init", "--model", "scripted:script.yaml", **env)
+    terminal.read_until("in their sandbox without asking you? [Y/n] ")
+    terminal.type("\n")
     terminal.read_until("May agents run `cargo test` without asking you? [Y/n] ")
     terminal.type("\n")
     screen = terminal.read_until("May they read that? [Y/n] ")
@@ -125,6 +127,8 @@ def test_at_a_terminal_it_asks(empty: Project) -> None:
     terminal = Terminal(empty, "init", "--profile", "scout")
     terminal.read_until("[none for now] ")
     terminal.type("openai:gpt-x\n")
+    terminal.read_until("May agents edit files and run commands in their sandbox without asking you? [Y/n] ")
+    terminal.type("n\n")
     terminal.read_until("May agents run `make test` without asking you? [Y/n] ")
     terminal.type("what?\n")
     terminal.read_until("[Y/n] what?\r\nMay agents run `make test` without asking you? [Y/n] ")
@@ -134,8 +138,39 @@ def test_at_a_terminal_it_asks(empty: Project) -> None:
     assert "model    openai:gpt-x (as you said)" in screen
     assert "`make test` (Makefile) asks first" in screen
     settings = load_project(empty.folder).settings
-    assert (settings.model, settings.rules.allow) == ("openai:gpt-x", ())
+    assert (settings.model, settings.rules.mode, settings.rules.allow) == ("openai:gpt-x", "ask", ())
     assert files(empty.folder) >= {".agent/subagent_types/scout/SUBAGENT.md"}
+
+
+@pytest.mark.finding("U2")
+@needs_bubblewrap
+@pytest.mark.parametrize("answer", ["Enter", "--yes"])
+def test_after_init_neither_spawning_nor_sandboxed_edits_ask(empty: Project, answer: str) -> None:
+    """What the user is offered first: `run` works without a terminal, and changes no file of the project."""
+    if answer == "--yes":
+        assert empty.retinue("init", "--yes", "--model", "scripted:script.yaml").returncode == 0
+    else:
+        terminal = Terminal(empty, "init", "--model", "scripted:script.yaml")
+        terminal.read_until("in their sandbox without asking you? [Y/n] ")
+        terminal.type("\n")
+        terminal.read_until(None)
+        assert terminal.end() == 0
+    file = empty.folder / "retinue.yaml"
+    assert "  mode: sandboxed  #" in file.read_text()
+    assert len(file.read_text().splitlines()) <= 12
+    empty.runtime = ""
+    write = {"tools": [{"name": "write", "args": {"path": "made", "content": "x"}}]}
+    spawn = {"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "a"}]}}]}
+    empty.script({"main": [spawn, {"text": "all done"}], "subagent": [write, {"text": "made it"}]})
+    done = empty.retinue("run", "go")
+    assert (done.returncode, done.stdout) == (0, "all done\n"), done.stderr
+    assert not (empty.folder / "made").exists()
+
+
+def test_without_a_terminal_and_without_yes_the_mode_is_ask(empty: Project) -> None:
+    done = empty.retinue("init")
+    assert "mode     ask (a question before each edit and command" in done.stdout
+    assert load_project(empty.folder).settings.rules.mode == "ask"
 
 
 def test_who_ends_the_input_or_interrupts_has_written_nothing(empty: Project) -> None:

@@ -160,8 +160,10 @@ def test_in_mode_sandboxed_work_inside_does_not_ask_and_taking_it_over_does(proj
     done = project.run("--config", str(config), agents={"main": main})  # there is nobody to ask
     assert done.returncode == 0 and "denied" in done.stdout.lower(), done.stderr
     spawn = {"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "work"}]}}]}
-    done = project.run("--config", str(config), agents={"main": [spawn, {"text": "x"}]})
-    assert done.returncode == 1 and "requested confirmation" in done.stderr
+    apply = {"tools": [{"name": "apply_subagent", "args": {"subagent_id": "1"}}]}
+    agents = {"main": [spawn, apply, {"text": "x"}], "subagent": [shell("touch c.txt"), {"text": "y"}]}
+    done = project.run("--config", str(config), agents=agents)
+    assert done.returncode == 1 and "requested confirmation for apply_subagent" in done.stderr
     done = project.run("--config", str(config), "--runtime", "inherited", agents={"main": main})
     assert done.returncode == 1 and "requested confirmation" in done.stderr
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
@@ -11,14 +11,14 @@ import pytest
 
 from retinue.config.profiles import parse_definition
 from retinue.config.schema import list_settings
-from retinue.config.settings import Settings, parse_settings, settings_schema
+from retinue.config.settings import ProfileSettings, Settings, parse_settings, settings_schema
 from retinue.config.yaml import parse_yaml
 from retinue.core.messages import ToolSpec
+from retinue.core.rules import Mode
 from retinue.supervisor.policy import RulePolicy
 from retinue.surfaces.cli.init import find_toolchains, render_settings, render_subagent
 
 SHELL = ToolSpec("shell", "", {}, tier="confirm")
-OFF = re.compile(r"^(\s*)#(?=[^\s#])", re.MULTILINE)
 CHOICES = [
     (None, (), False),
     ("anthropic:claude-sonnet-5-5", ("make test",), True),
@@ -69,31 +69,34 @@ def test_files_that_are_none_are_passed_over(tmp_path: Path) -> None:
     assert find_toolchains(tmp_path) == []
 
 
+@pytest.mark.finding("U2")
+@pytest.mark.parametrize("mode", ["ask", "sandboxed"])
 @pytest.mark.parametrize(("model", "tests", "allowed"), CHOICES)
-def test_what_is_written_loads_whichever_line_is_turned_on(
-    model: str | None, tests: tuple[str, ...], allowed: bool
+def test_about_a_dozen_lines_are_written_and_load(
+    model: str | None, tests: tuple[str, ...], allowed: bool, mode: Mode
 ) -> None:
-    text = render_settings(model=model, profile="reviewer", tests=tests, allowed=allowed)
-    off = list(OFF.finditer(text))
-    assert len(off) > 15
-    one_each = [text[: found.start()] + found[1] + text[found.end() :] for found in off]
-    for version in (text, *one_each, OFF.sub(r"\1", text)):
-        parse_settings(version, Path("retinue.yaml"))
-        jsonschema.validate(parse_yaml(version, "retinue.yaml").to_plain(), settings_schema())
+    text = render_settings(model=model, profile="reviewer", tests=tests, allowed=allowed, mode=mode, exposed=["/opt/x"])
+    assert len(text.splitlines()) <= 15
+    assert all(len(line) <= 120 for line in text.splitlines())
+    jsonschema.validate(parse_yaml(text, "retinue.yaml").to_plain(), settings_schema())
     settings = parse_settings(text, Path("retinue.yaml"))
-    assert settings.model == model
+    assert (settings.model, settings.rules.mode) == (model, mode)
     assert [str(rule) for rule in settings.rules.allow] == [f"shell({test})" for test in tests if allowed]
 
 
-def test_every_key_there_is_is_written_down() -> None:
-    text = render_settings(model=None, profile="reviewer", tests=(), allowed=False)
+def test_every_example_of_a_setting_can_be_written() -> None:
+    def write_examples(section: type, margin: str) -> Iterator[str]:
+        for key in list_settings(section):
+            if key.kind.section is not None and not key.example:
+                yield f"{margin}{key.name}:"
+                yield from write_examples(key.kind.section, margin + "  ")
+            elif key.example:
+                yield f"{margin}{key.name}: {key.example}"
 
-    def names(section: type) -> set[str]:
-        keys = list_settings(section)
-        inner = [names(key.kind.section) for key in keys if key.kind.section is not None and not key.example]
-        return {key.name for key in keys}.union(*inner)
-
-    assert names(Settings) <= set(re.findall(r"^\s*#?([a-z_]+):", text, re.MULTILINE))
+    lines = [*write_examples(Settings, ""), "profiles:", "  poet:", *write_examples(ProfileSettings, "    ")]
+    text = "\n".join(lines)
+    assert parse_settings(text, Path("retinue.yaml")).model
+    jsonschema.validate(parse_yaml(text, "retinue.yaml").to_plain(), settings_schema())
 
 
 @pytest.mark.parametrize("tests", [(), ("make test", "pytest")])

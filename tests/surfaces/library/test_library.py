@@ -261,8 +261,7 @@ async def test_a_question_carries_who_asks_and_what_would_happen(tmp_path: Path)
         run = await r.spawn(main(script), "go")
         await run.result()
         events = await r.control.log.read(run.tree)
-    spawning, edit = asked
-    assert (spawning.tool, spawning.label, spawning.preview) == ("subagent_fixer", None, "fix it")
+    [edit] = asked
     assert (edit.tool, edit.label, edit.run, edit.path) == ("edit", "fix it", 1, "/main/fixer-1")
     assert "-old" in edit.preview and "+new" in edit.preview
     assert (tmp_path / "a.txt").read_text() == "new\n"

@@ -58,21 +58,75 @@ async def test_the_users_yes_in_the_client_lets_the_tool_run(project: Project, m
     [asked] = shown
     assert "Subagent 'noter'" in asked.message and "write(notes.txt)" in asked.message
     assert "+first line" in asked.message  # the diff, as we render it
-    assert set(asked.requested_schema["properties"]) == {"answer", "reason"}
+    assert list(asked.requested_schema["properties"]) == ["answer"]
     assert written(project)
     assert decided(project) == [(True, "mcp client")]
 
 
 @pytest.mark.parametrize("mode", BOTH)
-@pytest.mark.parametrize("content", [{}, {"answer": "no", "reason": "not there"}, {"answer": "maybe"}])
+@pytest.mark.parametrize("content", [{}, {"answer": "no"}, {"answer": "maybe"}])
 async def test_all_that_is_not_a_yes_is_a_no(project: Project, mode: str, content: dict[str, str]) -> None:
     options = {"mode": mode, "elicitation_callback": answering([], **content)}
     async with connected(project, agents=ASKS, **options) as client:
         result = await client.call_tool("spawn_subagents", TASKS)
     answer = result.structured_content["results"][0]["answer"]
-    assert "denied" in answer and (content.get("reason", "") in answer)
+    assert "denied" in answer
     assert not written(project)
     assert decided(project) == [(False, "mcp client")]
+
+
+@pytest.mark.finding("M2")
+@pytest.mark.parametrize("modern", [False, True])
+def test_the_form_has_one_field_and_yes_is_chosen_already(modern: bool) -> None:
+    """Enter in a client that shows the form sends what is chosen; nothing else has to be filled in."""
+    from retinue.surfaces.mcp.host import make_form, read_decision
+
+    asked = Approval("t/1/2", "t", 1, "/main/x-1", "x", "shell", {"command": "ls"}, "c", label="x", preview="$ ls")
+    schema = make_form(asked, modern=modern)["requestedSchema"]
+    [(name, field)] = schema["properties"].items()
+    choices = [each["const"] for each in field["oneOf"]] if modern else field["enum"]
+    assert schema["required"] == [name] and choices[0] == field["default"]
+    assert read_decision({"action": "accept", "content": {name: field["default"]}}) == Allow()
+
+
+@pytest.mark.finding("M3")
+@pytest.mark.parametrize("mode", BOTH)
+@pytest.mark.parametrize("answer", ["cancel", "error"])
+async def test_a_form_that_nobody_has_seen_leaves_the_question_to_another_terminal(
+    project: Project, mode: str, answer: str
+) -> None:
+    """Headless clients cancel every form at once, or answer with an error. Neither is a person's no."""
+    shown: list[str] = []
+    told: list[str] = []
+
+    async def dismiss(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult | types.ErrorData:
+        shown.append(params.message)
+        if answer == "error" and mode == "legacy":
+            return types.ErrorData(code=types.INVALID_REQUEST, message="no terminal")
+        return types.ElicitResult(action="cancel")
+
+    async def progress(value: float, total: float | None, message: str | None) -> None:
+        if shown and "approve 1" in (message or "") and not told:
+            told.append(message or "")
+            assert (await asyncio.to_thread(project.retinue, "approve", "1")).returncode == 0
+
+    async with connected(project, agents=ASKS, mode=mode, elicitation_callback=dismiss) as client:
+        result = await client.call_tool("spawn_subagents", TASKS, progress_callback=progress)
+    assert result.structured_content["results"][0]["status"] == "completed"
+    assert len(shown) == 1 and told and written(project)
+    assert [allowed for allowed, _ in decided(project)] == [True]
+
+
+@pytest.mark.finding("M3")
+@pytest.mark.parametrize("mode", BOTH)
+async def test_without_a_wait_for_other_terminals_a_dismissed_form_is_a_no(project: Project, mode: str) -> None:
+    async def dismiss(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        return types.ElicitResult(action="cancel")
+
+    options = {"mode": mode, "elicitation_callback": dismiss}
+    async with connected(project, "--wait-approvals", "0", agents=ASKS, **options) as client:
+        result = await client.call_tool("spawn_subagents", TASKS)
+    assert "denied" in result.structured_content["results"][0]["answer"] and not written(project)
 
 
 async def test_one_yes_can_be_for_the_whole_session(project: Project) -> None:

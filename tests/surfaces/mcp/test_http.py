@@ -63,7 +63,7 @@ async def test_the_sdks_client_with_the_token(project: Project, mode: str) -> No
         headers = {"Authorization": f"Bearer {file.read_text()}"}
         http = httpx2.AsyncClient(headers=headers, timeout=200)
         async with http, Client(streamable_http_client(server.url, http_client=http), mode=mode) as client:
-            assert len((await client.list_tools()).tools) == 8
+            assert len((await client.list_tools()).tools) == 9
             result = await client.call_tool("spawn_subagents", TASKS)
     assert result.structured_content["results"][0]["answer"] == "hello from the subagent"
     kept = file.read_text()

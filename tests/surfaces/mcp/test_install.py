@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import shlex
 import stat
 import subprocess
 import tomllib
@@ -12,7 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests.models import wire
+from tests.models.server import KEY, Server
 from tests.surfaces.cli.shell import Project, environment
+from tests.surfaces.mcp.kit import Pipe
 
 SERVE = ["mcp", "serve"]
 FILES = {
@@ -69,6 +74,90 @@ def test_clients_that_have_a_timeout_get_one_that_a_subagent_fits_in(project: Pr
     assert entry("codex", install(project, "codex").stdout.partition(":\n\n")[2])["tool_timeout_sec"] == whole
     printed = install(project, "gemini").stdout
     assert entry("gemini", printed[printed.index("{") :])["timeout"] == whole * 1000
+
+
+SHELL = {
+    "ANTHROPIC_API_KEY": KEY,
+    "RETINUE_MODEL": "anthropic:claude-x",
+    "TRACKER_TOKEN": "t1",
+    "XDG_STATE_HOME": "/s",
+    "RETINUE_SUBAGENT_TOKENS": "5000000",
+}
+CODEX_PASSES = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
+GEMINI_DROPS = re.compile("TOKEN|SECRET|PASSWORD|KEY|AUTH|CREDENTIAL|PRIVATE|CERT")
+
+
+def started_by(client: str, found: dict[str, Any], shell: dict[str, str]) -> dict[str, str]:
+    """The environment that the client gives the server of this entry, when it was started in this shell."""
+    if client == "codex":
+        return {name: value for name, value in shell.items() if name in (*CODEX_PASSES, *found["env_vars"])}
+    if client == "gemini":
+        passed = {name: value for name, value in shell.items() if GEMINI_DROPS.search(name) is None}
+        return passed | {name: shell.get(value.removeprefix("$"), "") for name, value in found["env"].items()}
+    return shell
+
+
+@pytest.mark.finding("M1")
+@pytest.mark.parametrize("client", ["claude", "codex", "gemini", "opencode"])
+async def test_a_server_that_a_client_starts_has_the_key_the_model_and_the_address(
+    project: Project, client: str
+) -> None:
+    """The keys are in the user's shell; base URL and model too. A subagent answers with what was installed."""
+    printed = await asyncio.to_thread(install, project, client)
+    found = entry(client, printed.stdout[printed.stdout.index("[mcp_servers" if client == "codex" else "{\n") :])
+    async with Server(wire.said("the model was reached")) as server:
+        shell = environment(**SHELL | {"ANTHROPIC_BASE_URL": server.environ()["ANTHROPIC_BASE_URL"]})
+        del shell["XDG_STATE_HOME"]
+        env = started_by(client, found, shell) | environment()
+        command = found["command"] if client == "opencode" else [found["command"], *found["args"]]
+        process = await asyncio.create_subprocess_exec(
+            *command, "--runtime", "inherited", cwd=project.folder, env=env, stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        pipe = Pipe(process)
+        await pipe.hello()
+        reply = await pipe.call("spawn_subagents", tasks=[{"task": "look"}])
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()
+    assert "the model was reached" in json.dumps(reply), reply
+    assert [KEY in str(asked.headers) for asked in server.requests] == [True]
+
+
+@pytest.mark.finding("M1")
+@pytest.mark.parametrize("client", ["codex", "gemini"])
+def test_an_entry_names_what_the_project_s_own_servers_and_other_providers_need(project: Project, client: str) -> None:
+    settings = 'mcp_servers: {tracker: {command: "x", env: {T: "${TRACKER_TOKEN}"}}}\n'
+    (project.folder / "retinue.yaml").write_text(settings)
+    assert project.retinue("trust", "--yes", HOME=str(project.folder.parent)).returncode == 0
+    printed = install(project, client, OPENROUTER_API_KEY="sk-or-0123456789abcdef").stdout
+    assert "sk-or" not in printed  # by name, never the value
+    found = entry(client, printed[printed.index("[mcp_servers" if client == "codex" else "{\n") :])
+    env = started_by(client, found, SHELL | {"OPENROUTER_API_KEY": "k"})
+    assert {name for name, value in env.items() if value} == {*SHELL, "OPENROUTER_API_KEY"}
+
+
+@pytest.mark.finding("M1")
+def test_the_printed_command_of_gemini_adds_the_same_entry(project: Project) -> None:
+    printed = install(project, "gemini").stdout
+    found = entry("gemini", printed[printed.index("{\n") :])
+    words = shlex.split(next(line for line in printed.splitlines() if "gemini mcp add" in line))
+    passed = [words[at + 1] for at, word in enumerate(words) if word == "-e"]
+    assert passed == [f"{name}={value}" for name, value in found["env"].items()]
+    assert words[words.index("--timeout") + 1 :] == [str(found["timeout"]), "retinue", found["command"], *found["args"]]
+
+
+@pytest.mark.finding("M1")
+def test_a_variable_that_is_passed_on_but_not_set_counts_as_not_set(project: Project) -> None:
+    """Gemini CLI makes an empty variable, or none of it, of one that the user has not set."""
+    from retinue.surfaces.mcp.install import remove_unset_variables
+
+    environ = {
+        "RETINUE_MODEL": " ", "ANTHROPIC_BASE_URL": "", "OPENAI_API_KEY": "$OPENAI_API_KEY", "MINE": "${MINE}",
+        "RETINUE_SUBAGENT_TOKENS": "", "OTHER": "", "ANTHROPIC_API_KEY": KEY,
+    }  # fmt: skip
+    remove_unset_variables(environ)
+    assert environ == {"OTHER": "", "ANTHROPIC_API_KEY": KEY}
 
 
 @pytest.mark.parametrize("client", FILES)
@@ -154,6 +243,7 @@ def test_the_page_names_only_what_there_is() -> None:
     from retinue.surfaces.mcp.install import CLIENTS
 
     page = (Path(__file__).parents[3] / "docs" / "mcp.md").read_text()
+    page = re.sub(r"`(claude|codex|gemini|opencode) [^`]*`", "", page)  # commands of others
     assert set(re.findall(r"install --client (\w+) ", page)) | {"claude"} == set(CLIENTS)
     named = {name for name in re.findall(r"`(\w+)`", page) if "background_tool" in name or "subagent" in name}
     assert named <= {*NAMES, "wait_for_background_tool"}

@@ -82,7 +82,7 @@ async def test_the_handshake_of_each_revision(project: Project) -> None:
         assert (await client.ask("initialize", protocolVersion="2025-03-26"))["result"][
             "protocolVersion"
         ] == "2025-03-26"
-        assert len((await client.ask("tools/list"))["result"]["tools"]) == 8
+        assert len((await client.ask("tools/list"))["result"]["tools"]) == 9
         wrong = {**META, "io.modelcontextprotocol/protocolVersion": "2030-01-01"}
         refused = (await client.ask("tools/list", _meta=wrong))["error"]
         assert (refused["code"], refused["data"]["supported"]) == (-32022, ["2026-07-28"])
@@ -165,7 +165,7 @@ async def test_a_project_that_is_wrong_is_said_in_every_call_and_can_be_mended(p
         what = f"{project.folder}/retinue.yaml:1: key 'nonsense': unknown key"
         listed = (await client.ask("tools/list"))["result"]["tools"]
         note = f"[Not usable when this was listed, tell the user: {what}"
-        assert len(listed) == 8 and all(tool["description"].startswith(note) for tool in listed)
+        assert len(listed) == 9 and all(tool["description"].startswith(note) for tool in listed)
         result = await client.call("list_subagents")
         [said] = result["content"]
         assert result["isError"] and said["text"].startswith(what) and "\n" not in said["text"]

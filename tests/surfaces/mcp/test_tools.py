@@ -18,6 +18,7 @@ NAMES = [
     "spawn_subagents",
     "list_subagents",
     "continue_subagent",
+    "send_message_to_subagent",
     "custom_tool__get_background_tool_status",
     "custom_tool__get_background_tool_result",
     "custom_tool__wait_for_background_tool",
@@ -39,7 +40,7 @@ async def reply(client: Any, tool: str, **arguments: Any) -> dict[str, Any]:
 
 @pytest.mark.requirement("MASS-49")
 @pytest.mark.parametrize("mode", BOTH)
-async def test_exactly_eight_tools_are_listed_and_the_removed_ones_do_not_exist(project: Project, mode: str) -> None:
+async def test_exactly_nine_tools_are_listed_and_the_removed_ones_do_not_exist(project: Project, mode: str) -> None:
     async with connected(project, mode=mode) as client:
         tools = (await client.list_tools()).tools
         assert [tool.name for tool in tools] == NAMES
@@ -173,6 +174,19 @@ async def test_a_cancelled_subagent_is_continued_with_what_it_knew(project: Proj
         assert [run["continues"] for run in runs if run["tree"] == tree and run["run"] == 2] == [f"{tree}/1"]
 
 
+@pytest.mark.finding("S1")
+async def test_a_message_to_a_subagent_gets_the_receipt_of_retinue_send(project: Project) -> None:
+    async with connected(project, agents=STUCK) as client:
+        await reply(client, "spawn_subagents", tasks=[{"task": "t", "subagent_id": "s"}], background=True)
+        asked = {"subagent_id": "s", "message": "hurry"}
+        sent = await reply(client, "send_message_to_subagent", **asked, timeout_seconds=0)
+        assert (sent["success"], sent["note"]) == (True, "queued: the run reads it at its next turn")
+        await reply(client, "cancel_background_tool", subagent_id="s")
+        await reply(client, WAIT, subagent_id="s")
+        late = await reply(client, "mcp_send_message_to_subagent", **asked)
+        assert (late["state"], late["error"]) == ("too_late", "too late: the run has ended: cancelled")
+
+
 @pytest.mark.requirement("MASS-51")
 async def test_earlier_runs_of_the_project_are_known_and_go_on(project: Project) -> None:
     agents = {"old": ["remembered"], "*": ["other"]}
@@ -215,8 +229,25 @@ async def test_nothing_of_the_client_or_of_a_sibling_reaches_a_subagent(project:
     second = json.dumps([event for event in events if event["run"] == 2])
     assert "second task" in second
     assert "swordfish" not in second and "first task" not in second
-    spawned = next(event for event in events if event["run"] == 2 and event["kind"] == "run.spawned")
-    assert not set(NAMES[1:]) & {tool["name"] for tool in spawned["tools"]}
+
+
+@pytest.mark.finding("S2", "S10")
+async def test_a_client_reads_what_profiles_are_for_and_unknown_arguments_are_refused(project: Project) -> None:
+    folder = project.folder / ".agent" / "subagent_types" / "finder"
+    folder.mkdir(parents=True)
+    words = "---\nname: finder\ndescription: Finds things.\nexpected_input: [the name]\n---\nYou find.\n"
+    (folder / "SUBAGENT.md").write_text(words)
+    async with connected(project) as client:
+        task = (await client.list_tools()).tools[0].input_schema["properties"]["tasks"]["items"]["properties"]
+        assert "- finder: Finds things. Expected input: the name." in task["subagent_type"]["description"].splitlines()
+        said = await reply(client, "list_subagents", colour="red")
+        assert said["error"] == "list_subagents: unknown argument 'colour'. Known arguments: none"
+        said = await reply(client, "spawn_subagents", tasks=[{"task": "x"}], colour="red")
+        known = "tasks, background, refine"
+        assert said["error"] == f"spawn_subagents: unknown argument 'colour'. Known arguments: {known}"
+    async with connected(project, "--profile", "finder") as client:
+        [tool] = (await client.list_tools()).tools
+        assert tool.description.endswith("Finds things. Expected input: the name.")
 
 
 async def test_rules_that_deny_hold_for_the_client_and_nobody_is_asked_again(project: Project) -> None:

@@ -104,7 +104,7 @@ CASES = {
     "no approver": Case(
         "failed",
         "{who} requires confirmation",
-        "{who} 'worker' requested confirmation, {why}",
+        "{who} 'worker' requested confirmation{why}",
         {**calls("launch"), "usage": SPENT},
         usage=(7, 4),
         tools=2,
@@ -145,7 +145,7 @@ async def test_every_ending(name: str, way: Callable[..., Awaitable[Any]]) -> No
     result = ended if isinstance(ended, dict) else ended.to_json()
 
     primary = way is as_primary
-    why = "and no approver is attached" if primary else "which is not supported in nested runs"
+    why = " for launch, and no approver is attached" if primary else ", which is not supported in nested runs"
     words = {"who": "Run" if primary else "Subagent", "why": why}
     assert result["final_response"] == case.text.format(**words)
     assert result.get("error_details") == (None if case.details is None else case.details.format(**words))
@@ -161,7 +161,11 @@ async def test_every_ending(name: str, way: Callable[..., Awaitable[Any]]) -> No
     assert "failed_tool" not in result
     if isinstance(ended, Result):
         assert (ended.status, ended.partial) == (case.status, case.partial)
-        assert ended.warning == ("the run ended without any text" if name == "empty answer" else None)
+        warnings = {
+            "empty answer": "the run ended without any text",
+            "no approver": None if primary else "launch needs a confirmation, and no approver is attached",
+        }
+        assert ended.warning == warnings.get(name)
 
 
 async def vanish(task: str, ctx: retinue.Context) -> str:

@@ -124,7 +124,7 @@ async def test_a_model_sees_the_same_tool() -> None:
     main = Profile("main", model=model, tools=[SubagentTool(SubagentConfig("finder")).profile])
     async with retinue.open() as r:
         await r.run(main, "go")
-    [spec] = model.requests[0].tools
+    spec = model.requests[0].tools[0]
     assert (spec.name, spec.display_name, spec.description) == ("subagent_finder", "Subagent: finder", DESCRIPTION)
     assert (spec.schema["type"], spec.schema["required"]) == ("object", ["task"])
     assert spec.schema["properties"]["task"] == TASK

@@ -41,7 +41,6 @@ FAILED = 1
 
 
 EDITED = "till/pricing.py"
-UNASKED = frozenset({"spawn_subagents", "shell"})
 
 EXPLORER = Profile(
     "explorer", "Find out how the code works. Have scouts search for you.",
@@ -157,7 +156,7 @@ class DemoPolicy:
     """Spawning and running the checks need nobody; the edit does."""
 
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
-        unasked = spec.tier == "observe" or spec.name in UNASKED or spec.name.startswith("subagent_")
+        unasked = spec.tier == "observe" or spec.spawns or spec.name == "shell"
         return ALLOW if unasked else ASK
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,9 @@ from retinue.config.files import exists, read_text
 from retinue.config.models import PROVIDERS, VARIABLE, Provider, find_install_command
 from retinue.config.profiles import FILE_NAME, PROJECT_FOLDER
 from retinue.config.project import SETTINGS_FILE, load_project
-from retinue.config.schema import Setting, list_settings
-from retinue.config.settings import ProfileSettings, Settings
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import check_name
+from retinue.core.rules import Mode
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli import prompts
 from retinue.surfaces.printer import safe
@@ -35,15 +34,14 @@ _LOCKS = {"pnpm-lock.yaml": "pnpm", "yarn.lock": "yarn", "bun.lock": "bun", "bun
 _BELOW = {"npm": ["node"], "pnpm": ["node"], "yarn": ["node"], "maven": ["java"], "gradle": ["java"]}
 _PYTHON = ("pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "pytest.ini", "tox.ini")
 _PYTESTS = ("pytest.ini", "conftest.py", "tests", "test")
-COLUMN = 42
 HEAD = """\
-# retinue.yaml: what agents in this folder run on and what they may do.
-# A key behind '#' is off: remove the '#' to turn it on. The value beside it is an example, or the default.
-# `retinue doctor` checks this file, `retinue doctor --schema` describes it to editors.
-
+# What agents in this project run on and what they may do. `retinue doctor` checks this file,
+# `retinue doctor --schema` prints every setting, and docs/settings.md explains them.
 """
-WHO = ("description", "instructions", "skills")
-POET = "#poet: {description: Writes verse., instructions: You write verse.}"
+_MODE_NOTES: dict[Mode, str] = {
+    "sandboxed": "no question for edits and commands in a run's own sandbox; `retinue apply` asks",
+    "ask": "a question before each edit and command; `sandboxed`: not in a run's own sandbox",
+}
 SUBAGENT = """\
 ---
 name: {name}
@@ -79,6 +77,7 @@ class Plan:
     model: str | None
     tests: tuple[str, ...]
     allowed: bool
+    mode: Mode
     exposed: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -95,7 +94,7 @@ def execute_init(args: argparse.Namespace) -> int:
 
     Looks at the keys in the environment (never at their values), at git, at how the project is tested and where the
     tools for that are installed, and writes
-      retinue.yaml                                   every setting, most of them off, each with its meaning
+      retinue.yaml                                   the model, what asks you first, and what the agent may use
       .agent/subagent_types/reviewer/SUBAGENT.md     a first agent, to change or to copy
     in the root of the git repository, else in the current folder. Overwrites nothing. What it wrote is trusted.
 
@@ -110,8 +109,15 @@ def execute_init(args: argparse.Namespace) -> int:
     for file in (settings, agent):
         if exists(file):
             raise ConfigError(f"{file} is there already, and nothing is overwritten: change it, or move it away")
-    plan = _make_plan(folder, name, args.model, asks=not args.yes and prompts.at_terminal())
-    text = render_settings(model=plan.model, profile=name, tests=plan.tests, allowed=plan.allowed, exposed=plan.exposed)
+    plan = _make_plan(folder, name, args.model, asks=not args.yes and prompts.at_terminal(), yes=args.yes)
+    text = render_settings(
+        model=plan.model,
+        profile=name,
+        tests=plan.tests,
+        allowed=plan.allowed,
+        mode=plan.mode,
+        exposed=plan.exposed,
+    )
     _write_files({agent: render_subagent(name, plan.tests), settings: text})
     for note in plan.notes:
         print(safe.escape_line(note))
@@ -142,7 +148,7 @@ def _find_git_root(folder: Path) -> Path | None:
     return next((one for one in (folder, *folder.parents) if os.path.lexists(one / ".git")), None)
 
 
-def _make_plan(folder: Path, profile: str, model: str | None, *, asks: bool) -> Plan:
+def _make_plan(folder: Path, profile: str, model: str | None, *, asks: bool, yes: bool) -> Plan:
     git = "in a git repository: runs work in a worktree of it" if _find_git_root(folder) else NO_GIT
     notes = [f"folder   {folder} ({git})"]
     model, why = _choose_model(asks=asks) if model is None else (model, "as you said")
@@ -152,6 +158,8 @@ def _make_plan(folder: Path, profile: str, model: str | None, *, asks: bool) -> 
     command = find_install_command(model) if model and not model.startswith("scripted:") else ""
     if command:
         notes.append(f"         it needs a package that is not installed: {command}")
+    mode: Mode = "sandboxed" if yes or (asks and _ask_sandboxed()) else "ask"
+    notes.append(f"mode     {mode} ({_MODE_NOTES[mode]})")
     found = find_toolchains(folder)
     tests = tuple(one.test for one in found if one.is_installed)
     allowed = bool(tests) and (not asks or _ask_tests(tests))
@@ -163,7 +171,16 @@ def _make_plan(folder: Path, profile: str, model: str | None, *, asks: bool) -> 
     if exposed and asks and not _ask_exposed(exposed):
         exposed = ()
     notes += [f"shown    {path} can be read in the sandbox (expose_paths)" for path in exposed]
-    return Plan(folder, profile, model, tests, allowed, exposed, tuple(notes))
+    return Plan(
+        folder=folder,
+        profile=profile,
+        model=model,
+        tests=tests,
+        allowed=allowed,
+        mode=mode,
+        exposed=exposed,
+        notes=tuple(notes),
+    )
 
 
 def _choose_model(*, asks: bool) -> tuple[str | None, str]:
@@ -188,6 +205,17 @@ def _choose_model(*, asks: bool) -> tuple[str | None, str]:
 def _explain_provider(provider: Provider, with_key: list[Provider]) -> str:
     others = [one.key for one in with_key if one is not provider]
     return f"{provider.key} is set" + (f", as is {', '.join(others)}; --model chooses another" if others else "")
+
+
+def _ask_sandboxed() -> bool:
+    print(
+        "A sandboxed run changes only its own copy of the project. `retinue diff` shows the changes, and nothing "
+        "reaches your files before `retinue apply` has asked you.",
+        file=sys.stderr,
+    )
+    return prompts.ask_yes_no(
+        "May agents edit files and run commands in their sandbox without asking you?", default=True
+    )
 
 
 def _ask_tests(tests: tuple[str, ...]) -> bool:
@@ -321,68 +349,37 @@ def _read_optional(path: Path) -> str:
         return ""
 
 
-# The files to write, made from the declarations of the settings. Every setting is there: the chosen ones, and the
-# others behind a `#` with no space after it. Each line stands for itself, so removing one `#` never needs a second one
-# removed.
+# The files to write
 
 
 def render_settings(
-    *, model: str | None, profile: str, tests: Sequence[str], allowed: bool, exposed: Sequence[str] = ()
+    *,
+    model: str | None,
+    profile: str,
+    tests: Sequence[str],
+    allowed: bool,
+    mode: Mode = "ask",
+    exposed: Sequence[str] = (),
 ) -> str:
     """Return a retinue.yaml. `tests` are the commands that test the project, `allowed` says whether they run without
     asking, `exposed` are the paths they need in a sandbox."""
     tools = ["read", "glob", "grep", *(["shell"] if tests else [])]
-    values = {
-        "expose_paths": [f"- {json.dumps(path, ensure_ascii=False)}" for path in exposed] or None,
-        "approvals": {"mode": "ask", "allow": list(_render_allow(tests, on=allowed)) if tests else None},
-        "profiles": {profile: {"tools": f"[{', '.join(tools)}]"}},
-    }
-    known = {"model": _quote_text(model)} if model else {}
-    return HEAD + "\n".join(_render_keys(list_settings(Settings), {**known, **values}, "")) + "\n"
+    lines = [f"model: {_quote_text(model)}" if model else "#model: anthropic:NAME  # or openai:NAME, scripted:FILE"]
+    if exposed:
+        lines.append("expose_paths:  # what sandboxed runs may read beside their own folders")
+        lines += [f"  - {json.dumps(path, ensure_ascii=False)}" for path in exposed]
+    lines += ["approvals:", f"  mode: {mode}  # {_MODE_NOTES[mode]}"]
+    if tests and allowed:
+        lines.append("  allow:  # exactly these run without asking")
+        lines += [f"    - shell({test})" for test in tests]
+    lines += ["profiles:", f"  {profile}:", f"    tools: [{', '.join(tools)}]"]
+    return HEAD + "\n".join(lines) + "\n"
 
 
 def render_subagent(name: str, tests: Sequence[str]) -> str:
     """Return a SUBAGENT.md of that name."""
     run = f"Run the tests: {' and '.join(f'`{test}`' for test in tests)}." if tests else "Try what you can."
     return SUBAGENT.format(name=name, run=run)
-
-
-def _render_allow(tests: Sequence[str], *, on: bool) -> Iterator[str]:
-    off = "" if on else "#"
-    for test in tests:
-        yield f"{off}- shell({test})"
-        yield _add_note(f"#- shell({test} *)", "with any arguments: some write, delete or run what they name")
-
-
-def _render_keys(keys: Sequence[Setting], values: Mapping[str, object], margin: str) -> Iterator[str]:
-    for key in keys:
-        value = values.get(key.name)
-        if key.name == "profiles" and isinstance(value, dict):
-            yield from _render_profiles(key, value)
-        elif key.kind.section is not None and not key.example:
-            yield from ("", f"{margin}# {key.help}") if not margin else ()
-            yield f"{margin}{key.name}:"
-            yield from _render_keys(
-                list_settings(key.kind.section), value if isinstance(value, dict) else {}, margin + "  "
-            )
-        elif isinstance(value, list):
-            yield _add_note(f"{margin}{key.name}:", key.help)
-            yield from (f"{margin}  {line}" for line in value)
-        else:
-            yield _add_note(f"{margin}{'' if value else '#'}{key.name}: {value or key.example}", key.help)
-
-
-def _render_profiles(key: Setting, chosen: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
-    yield from ("", f"# {key.help}", f"{key.name}:")
-    may_do = [each for each in list_settings(ProfileSettings) if each.name not in WHO]
-    for name, values in chosen.items():
-        yield f"  {name}:"
-        yield from _render_keys(may_do, values, "    ")
-    yield _add_note(f"  {POET}", "an agent without a SUBAGENT.md")
-
-
-def _add_note(line: str, note: str) -> str:
-    return f"{line:<{COLUMN}}  # {note}"
 
 
 def _quote_text(text: str) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from retinue.core.errors import ConfigError
 from retinue.surfaces.cli.main import describe_command
-from retinue.surfaces.cli.options import add_options, parse_seconds
+from retinue.surfaces.cli.options import add_context_option, add_options, parse_context_paths, parse_seconds
 from retinue.surfaces.printer import safe
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
         help="answer each call after so long: if need be with a handle to wait with (50 for clients that take no "
         "progress, no limit for others)",
     )
+    add_context_option(parser)
     add_options(parser)
 
 
@@ -87,6 +88,7 @@ def _configure_install(parser: argparse.ArgumentParser) -> None:
         "--project", metavar="DIR", type=Path, help="always this project, wherever the client is started"
     )
     parser.add_argument("--name", metavar="NAME", default="retinue", help="what the client calls the server (retinue)")
+    add_context_option(parser)
 
 
 def _execute_serve(args: argparse.Namespace) -> int:
@@ -121,18 +123,26 @@ def _execute_install(args: argparse.Namespace) -> int:
     """
     from retinue.config.project import find_project, load_own_settings
     from retinue.core.profiles import check_name
-    from retinue.surfaces.mcp.install import Installation, write_entry
+    from retinue.surfaces.mcp.install import Installation, list_model_variables, write_entry
 
     if args.project is not None and not args.project.is_dir():
         raise ConfigError(f"--project: there is no folder {args.project}")
     folder = find_project(args.project or Path.cwd())
     line = [*_find_command(), "mcp", "serve", *(["--project", str(folder)] if args.project is not None else [])]
-    seconds = load_own_settings(folder)[0].coordination.subagent_default_timeout
-    installation = Installation(args.client, check_name(args.name, what="--name"), line, folder, seconds)
+    line += [word for path in parse_context_paths(args) for word in ("--context-path", path)]
+    settings, _ = load_own_settings(folder)
+    installation = Installation(
+        args.client,
+        check_name(args.name, what="--name"),
+        line,
+        folder,
+        seconds=settings.coordination.subagent_default_timeout,
+        variables=[*list_model_variables(os.environ), *(name for each in settings.mcp_servers for name in each.gets)],
+    )
     if args.write:
         print(safe.escape_line(write_entry(installation)))
         return 0
-    adds = installation.kind.add_command.format(name=installation.name, line=shlex.join(line))
+    adds = installation.add_command
     if adds:
         print(
             f"{installation.kind.title}: run\n\n  {safe.escape_line(adds)}\n\n"
@@ -158,8 +168,10 @@ async def _run_server(args: argparse.Namespace) -> int:
     import asyncio
 
     from retinue.surfaces.cli.signals import Signals
+    from retinue.surfaces.mcp.install import remove_unset_variables
     from retinue.surfaces.mcp.server import Server
 
+    remove_unset_variables(os.environ)
     stop = asyncio.Event()
 
     async def load() -> Host:

@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec import UNSET
 
 from retinue.config.limits import make_limits
+from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
 from retinue.core.profiles import RUNTIMES
 
@@ -42,6 +43,29 @@ def add_live_options(parser: argparse.ArgumentParser) -> None:
         help=f"without a terminal: how long to wait for answers from another ({DETACHED_WAIT_SECONDS:g} with --detach)",
     )
     add_options(parser)
+
+
+def add_context_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option by which a person grants what a primary may read."""
+    parser.add_argument(
+        "--context-path",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="a file or folder outside the project that the primary may read and pass on to its subagents; may be "
+        "given several times",
+    )
+
+
+def parse_context_paths(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the paths that the options grant, absolute. Raises ConfigError for one that does not exist."""
+    granted = []
+    for text in getattr(args, "context_path", ()):
+        path = Path.cwd() / Path(text).expanduser()
+        if not path.exists():
+            raise ConfigError(f"--context-path: '{text}' does not exist")
+        granted.append(str(path.resolve()))
+    return tuple(granted)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from retinue.core.limits import EVENT_BYTES
 from retinue.core.profiles import WORKSPACES, Task
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.foreground import run_tree
-from retinue.surfaces.cli.options import add_live_options
+from retinue.surfaces.cli.options import add_context_option, add_live_options
 from retinue.surfaces.cli.startup import DELEGATED, check_sandbox, choose_profile, prepare, require_model
 
 
@@ -26,6 +26,7 @@ def configure_run(parser: argparse.ArgumentParser) -> None:
         choices=WORKSPACES,
         help="where it works: shared (the project itself), copy or worktree (until `retinue apply`), scratch (empty)",
     )
+    add_context_option(parser)
     add_live_options(parser)
 
 
@@ -43,6 +44,7 @@ def execute_run(args: argparse.Namespace) -> int:
       retinue run "find the riskiest file" --model scripted:script.yaml
       retinue run @task.md --profile explorer --max-turns 20
       git diff | retinue run - --yes --timeout 600
+      retinue run "does the client fit the spec?" --context-path ~/specs
       retinue run "fix the tests" --detach        then: retinue tail -f, retinue approvals, retinue send
       retinue run "audit src/" --json --quiet | jq .usage
     """

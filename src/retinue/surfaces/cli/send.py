@@ -8,18 +8,18 @@ from typing import Any
 
 from retinue.control.client import ControlUnreachable
 from retinue.core.control import ONLY_WATCHED
-from retinue.core.events import Event, RunEnded, TurnStarted
+from retinue.core.events import Event, RunEnded
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader
 from retinue.log.listing import load_listing
 from retinue.log.lookup import find_reported_run
-from retinue.log.reading import wait_for_event
+from retinue.log.reading import wait_for_event, wait_until_read
+from retinue.protocol.subagent_tools import READ_SECONDS
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import NAMED_RUN_HELP, parse_seconds
 from retinue.surfaces.cli.run import read_task
 
-READ_SECONDS = 5.0
 END_SECONDS = 30.0
 
 
@@ -76,18 +76,9 @@ async def _send(name: str, text: str, wait: float) -> dict[str, Any]:
         ended = await control_clients.find_ending(project.log, found)
         return receipt | {"why": f"the run has ended: {ended.status if ended else 'unknown'}"}
     given = await client.send(found.tree, found.run, text)
-    if given.state == "too_late":
-        return receipt | {"why": given.why}
-
-    def is_news(event: Event) -> bool:
-        return event.run == found.run and isinstance(event.body, TurnStarted | RunEnded)
-
-    event = await wait_for_event(project.log, found.tree, is_news, after=given.seq, seconds=wait)
-    if event is not None and isinstance(event.body, TurnStarted):
-        return receipt | {"state": "delivered", "turn": event.body.turn}
-    if event is not None:
-        return receipt | {"why": "the run ended before it read it"}
-    return receipt | {"state": "queued"}
+    given = await wait_until_read(project.log, found.tree, found.run, given, seconds=wait)
+    why = {"why": given.why} if given.why else {}
+    return receipt | {"state": given.state, "turn": given.turn} | why
 
 
 async def _explain_remote(log: LogReader, found: RunRef) -> str:

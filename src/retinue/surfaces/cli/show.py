@@ -15,11 +15,12 @@ from retinue.build.stored import open_stored_control
 from retinue.core.results import ToolLog, format_changed_files
 from retinue.log.accounts import format_cost, sum_subtree_bill
 from retinue.log.blocks import format_count, format_json, make_call_spans
-from retinue.log.listing import INTERRUPTED, Listing, load_listing
+from retinue.log.listing import Listing, load_listing
 from retinue.log.reading import iterate_events
 from retinue.log.runs import RunView
 from retinue.log.summaries import summarize_result
 from retinue.log.transcripts import Action, fold_actions, format_transcript
+from retinue.protocol.subagent_tools import INTERRUPTED
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import RUN_HELP
 from retinue.surfaces.printer import safe

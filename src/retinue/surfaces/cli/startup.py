@@ -24,7 +24,7 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, RuntimeName
 from retinue.surfaces.cli import output, prompts, trust
-from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, parse_limits, parse_model
+from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, parse_context_paths, parse_limits, parse_model
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Level, Printer
 
@@ -85,6 +85,7 @@ def prepare(
         runtime=args.runtime,
         default_runtime="isolated",
         outbox=args.delegation_directory,
+        context_paths=parse_context_paths(args),
     )
     output.check_folder(project.folder)
     for warning in project.warnings:

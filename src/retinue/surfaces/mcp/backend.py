@@ -7,11 +7,8 @@ Knows Control and the log as it is read, nothing of the supervisor.
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,51 +27,18 @@ from retinue.core.control import (
 )
 from retinue.core.errors import NotFound
 from retinue.core.limits import Limits, clamp_asked
-from retinue.core.messages import RunRef
-from retinue.core.ports import Row, Ticket
+from retinue.core.messages import ASKER, RunRef
+from retinue.core.ports import Receipt, Row, Ticket
 from retinue.core.profiles import Profile
-from retinue.log.listing import INTERRUPTED, load_listing, load_listings
-from retinue.log.lookup import read_run_number
+from retinue.log.listing import load_listing, load_listings
 from retinue.log.opening import open_reader
+from retinue.log.reading import wait_until_read
 from retinue.log.runs import describe_view
 from retinue.protocol import inherited_limits
-from retinue.protocol.subagents import describe_status
+from retinue.protocol.subagent_tools import MAX_LISTED, KnownRun, find_known
 
 ANSWERED_BY = "mcp client"
-TASK_CHARACTERS = 100
-MAX_LISTED = 100
 _CLIENT_LIMITS = Limits(seconds=None, stall=None)  # a client has no end of its own
-
-
-@dataclass(frozen=True)
-class KnownRun:
-    """One subagent. `is_here` says that this process made or resumed it, `is_live` that some process has it."""
-
-    tree: str
-    row: Row
-    is_live: bool
-    is_here: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.tree}/{self.row.run}"
-
-    @property
-    def has_ended(self) -> bool:
-        return self.row.result is not None
-
-    @property
-    def status(self) -> str:
-        if self.row.result is not None:
-            return describe_status(self.row.result)
-        return "running" if self.is_live else INTERRUPTED
-
-    def make_ticket(self, state: Path) -> Ticket:
-        row = self.row
-        ref = RunRef(self.tree, row.run, row.path, row.label, row.agent, row.subagent_id)
-        file = state / "runs" / self.tree / str(row.run) / "full_logs" / "status.json"
-        status_file = str(file) if self.is_here or file.exists() else ""
-        return Ticket(row.run, ref, row.workspace, row.timeout_seconds, status_file)
 
 
 class Backend:
@@ -84,6 +48,7 @@ class Backend:
     def __init__(self, parts: Parts, profiles: Sequence[Profile], command: str) -> None:
         assert parts.state is not None
         self.project, self.state, self.timeouts = parts.project, parts.state, parts.timeouts
+        self.context_paths = parts.context_paths
         self._parts = parts
         self._profiles = (MAIN, *profiles)
         self._command = f"cd {shlex.quote(str(parts.project))} && {command}"
@@ -131,12 +96,24 @@ class Backend:
         """Return a command for the user, which works in any terminal."""
         return f"{self._command} {words}"
 
+    async def send(self, known: KnownRun, text: str, *, seconds: float) -> Receipt:
+        """Send a client's message to a run, and wait at most so long until the run has read it."""
+        receipt = await self.control.send(known.tree, known.row.run, text, source=ASKER)
+        return await wait_until_read(self._log, known.tree, known.row.run, receipt, seconds=seconds)
+
     # Subagents
+
+    def make_ticket(self, known: KnownRun) -> Ticket:
+        row = known.row
+        ref = RunRef(known.tree, row.run, row.path, row.label, row.agent, row.subagent_id)
+        file = self.state / "runs" / known.tree / str(row.run) / "full_logs" / "status.json"
+        status_file = str(file) if known.is_here or file.exists() else ""
+        return Ticket(row.run, ref, row.workspace, row.timeout_seconds, status_file)
 
     async def find_run(self, name: str, client: str | None, others: Mapping[str, KnownRun]) -> KnownRun:
         """Find a subagent in the tree of a `client`, among `others`, or in the project's logs. Raises NotFound."""
         if client is not None:
-            own = _find_row(await self.list_below(client), client, name)
+            own = find_known(await self.list_below(client), client, name)
             if own is not None:
                 return own
         if name in others:
@@ -153,7 +130,7 @@ class Backend:
     async def list_below(self, client: str) -> list[KnownRun]:
         """Return all runs of a client's tree but its own, in the order they were made; none after it has left."""
         rows = await self._list_live_rows(client)
-        return [KnownRun(client, row, is_live=True, is_here=True) for row in rows if row.run != 0]
+        return [KnownRun(client, row, is_live=True, is_here=True, own_tree=True) for row in rows if row.run != 0]
 
     async def _list_live_rows(self, tree: str) -> list[Row]:
         """Return the runs of a tree that this process has, in the order they were made; none once it has ended."""
@@ -169,43 +146,3 @@ class Backend:
             if f"{tree.tree}/{view.number}" not in known and not (view.number == 0 and view.agent == MCP_CLIENT)
         ]
         return found[:MAX_LISTED], max(0, len(found) - MAX_LISTED)
-
-    def describe_run(self, known: KnownRun, *, own_tree: bool) -> dict[str, Any]:
-        """Make the entry of a list. In the client's own tree `agent:N` names a run."""
-        row = known.row
-        fields: dict[str, Any] = {
-            "subagent_id": row.subagent_id,
-            "status": known.status,
-            "task": row.task[:TASK_CHARACTERS],
-            "workspace": row.workspace,
-            "session_id": known.name,
-            "continuable": known.has_ended,
-            "subagent_type": row.agent,
-            "watch": self.make_command(f"tail -f {known.name}"),
-        }
-        if own_tree:
-            fields["agent"] = f"agent:{row.run}"
-        if known.status == "running":
-            fields |= _describe_times(row)
-        if row.result is not None and row.result.changed_count:
-            apply = self.make_command(f"apply {known.name}")
-            fields |= {"changed_count": row.result.changed_count, "apply": apply}
-        return fields
-
-
-def _describe_times(row: Row) -> dict[str, Any]:
-    elapsed = 0.0 if row.started_at is None else max(0.0, time.time() - row.started_at)
-    timeout = row.timeout_seconds
-    left = None if timeout is None else round(max(0.0, timeout - elapsed), 1)
-    return {"elapsed_seconds": round(elapsed, 1), "timeout_seconds": timeout, "seconds_remaining": left}
-
-
-def _find_row(runs: list[KnownRun], tree: str, name: str) -> KnownRun | None:
-    """Return the newest run of a tree with that name or number."""
-    number = name.removeprefix("agent:").removeprefix(f"{tree}/")
-    if (wanted := read_run_number(number)) is not None:
-        return next((run for run in runs if run.row.run == wanted), None)
-    for run in reversed(runs):
-        if name in (run.row.subagent_id, run.row.label, run.row.path):
-            return run
-    return None

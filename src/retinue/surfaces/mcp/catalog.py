@@ -5,26 +5,29 @@ Clients hide tools behind a keyword search, so the descriptions use the words th
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
 from retinue.core.limits import Timeouts
-from retinue.protocol.subagents import SPAWN_SCHEMA
+from retinue.core.profiles import Profile
+from retinue.protocol import subagent_tools
+from retinue.protocol.subagent_tools import (
+    BACKGROUND,
+    CANCEL,
+    CONTINUE,
+    LIST,
+    RESULT,
+    SEND,
+    SPAWN,
+    STATUS,
+    WAIT,
+    Schema,
+)
+from retinue.protocol.subagents import make_spawn_schema
 
-SPAWN, LIST, CONTINUE = "spawn_subagents", "list_subagents", "continue_subagent"
-PREFIX = "custom_tool__"
-STATUS = f"{PREFIX}get_background_tool_status"
-RESULT = f"{PREFIX}get_background_tool_result"
-WAIT = f"{PREFIX}wait_for_background_tool"
-CANCEL = f"{PREFIX}cancel_background_tool"
-BACKGROUND = f"{PREFIX}list_background_tools"
-NAMES = (SPAWN, LIST, CONTINUE, STATUS, RESULT, WAIT, CANCEL, BACKGROUND)
-OTHER_NAMES = {name.removeprefix(PREFIX): name for name in NAMES} | {"list_agents": LIST, "get_agent": RESULT}
+NAMES = (SPAWN, *subagent_tools.TOOLS)
+OTHER_NAMES = {"list_agents": LIST, "get_agent": RESULT}
 
-Schema = dict[str, Any]
-_ID: Schema = {"type": "string", "description": "The subagent_id (or agent:N, or TREE/N) that a reply named"}
-_SECONDS: Schema = {"type": "number", "description": "How many seconds it may take from now on"}
 _TEXT: Schema = {"type": "string"}
 _MAYBE_TEXT: Schema = {"type": ["string", "null"]}
 _NUMBER: Schema = {"type": ["number", "null"]}
@@ -72,136 +75,84 @@ def _make_reply_schema(**properties: Schema) -> Schema:
     return {"type": "object", "properties": {**common, **properties}, "required": ["success", "operation"]}
 
 
-def _make_input_schema(*required: str, **properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties, **({"required": list(required)} if required else {})}
-
-
 _SPAWNED = _make_reply_schema(
     mode={"enum": ["blocking", "background"]}, results=_ENTRIES, subagents=_ENTRIES, summary={"type": "object"}
 )
 
 
-def _make_tool(
-    name: str, title: str, description: str, takes: Schema, gives: Schema, *, reads: bool, repeats: bool = False
-) -> dict[str, Any]:
+_GIVEN: dict[str, Schema] = {
+    SPAWN: _SPAWNED,
+    LIST: _make_reply_schema(subagents=_ENTRIES, left_out={"type": "integer"}),
+    CONTINUE: _SPAWNED,
+    SEND: _make_reply_schema(
+        subagent_id=_TEXT,
+        session_id=_TEXT,
+        state={"enum": ["delivered", "queued", "too_late", "elsewhere"]},
+        turn={"type": ["integer", "null"], "description": "The turn at which it was read"},
+    ),
+    STATUS: _make_reply_schema(subagent=_ENTRY),
+    RESULT: _make_reply_schema(result=_ENTRY, status=_TEXT, subagent_id=_TEXT),
+    WAIT: _make_reply_schema(results=_ENTRIES, running=_ENTRIES, timed_out={"type": "boolean"}),
+    CANCEL: _make_reply_schema(cancelled={"type": "boolean"}, status=_TEXT, subagent_id=_TEXT),
+    BACKGROUND: _make_reply_schema(subagents=_ENTRIES),
+}  # the structured replies
+_MORE = {  # for clients only, where it differs from what a model inside a tree is told
+    LIST: "List the subagents of this session and of earlier ones in this project: id, status, task, workspace, and "
+    "whether each can be continued.",
+    WAIT: "Wait until a subagent has ended, or without subagent_id until the next one has. When the time is up, or "
+    "your client would give up, it says what still runs: then call it again.",
+}
+
+
+def _make_tool(name: str, title: str, description: str, takes: Schema, *, reads: bool) -> dict[str, Any]:
     return {
         "name": name,
         "title": title,
         "description": description,
         "inputSchema": takes,
-        "outputSchema": gives,
+        "outputSchema": _GIVEN[name],
         "annotations": {
             "title": title,
             "readOnlyHint": reads,
             "destructiveHint": False,
-            "idempotentHint": reads or repeats,
+            "idempotentHint": reads or name == CANCEL,
             "openWorldHint": False,
         },
     }
 
 
-def list_tools(types: Sequence[tuple[str, str]] = (), timeouts: Timeouts | None = None) -> list[dict[str, Any]]:
-    """Return the eight tools. `types` are the profiles that a task may name, with their descriptions."""
-    takes = copy.deepcopy(SPAWN_SCHEMA)
+def list_tools(profiles: Sequence[Profile] = (), timeouts: Timeouts | None = None) -> list[dict[str, Any]]:
+    """Return the nine tools. `profiles` are those that a task may name."""
+    takes = make_spawn_schema(profiles)
     fields = takes["properties"]["tasks"]["items"]["properties"]
-    fields["subagent_type"]["description"] = _describe_types(types)
     timeouts = timeouts or Timeouts()
     bounds = f"default {timeouts.default:g}; between {timeouts.minimum:g} and {timeouts.maximum:g}"
     fields["timeout_seconds"]["description"] = f"How many seconds it may take ({bounds})"
     takes["properties"]["background"]["description"] = f"Return at once; {WAIT} gives the answers later"
     takes["properties"]["refine"]["description"] = "Not available"
+    spawn = _make_tool(
+        SPAWN,
+        "Spawn subagents",
+        "Delegate tasks to subagents (sub-agents, workers) that run in parallel, each with a context and a "
+        "workspace of its own. Use it for parallel tasks, research, reviews, or work that would fill your context. "
+        "A subagent sees only its task, so say everything it needs. Returns every subagent's answer, what it "
+        "changed and how to take that over; with background=true it returns at once.",
+        takes,
+        reads=False,
+    )
+    others = subagent_tools.TOOLS.values()
     return [
-        _make_tool(
-            SPAWN,
-            "Spawn subagents",
-            "Delegate tasks to subagents (sub-agents, workers) that run in parallel, each with a context and a "
-            "workspace of its own. Use it for parallel tasks, research, reviews, or work that would fill your context. "
-            "A subagent sees only its task, so say everything it needs. Returns every subagent's answer, what it "
-            "changed and how to take that over; with background=true it returns at once.",
-            takes,
-            _SPAWNED,
-            reads=False,
+        spawn,
+        *(
+            _make_tool(each.name, each.title, _MORE.get(each.name, each.description), each.schema, reads=each.reads)
+            for each in others
         ),
-        _make_tool(
-            LIST,
-            "List subagents",
-            "List the subagents of this session and of earlier ones in this project: id, status, task, workspace, and "
-            "whether each can be continued.",
-            _make_input_schema(),
-            _make_reply_schema(subagents=_ENTRIES, left_out={"type": "integer"}),
-            reads=True,
-        ),
-        _make_tool(
-            CONTINUE,
-            "Continue a subagent",
-            "Send a finished subagent a new message. It goes on with all it knew, also when it timed out or was "
-            "cancelled, and its new answer is returned.",
-            _make_input_schema(
-                "subagent_id",
-                "message",
-                subagent_id=_ID,
-                message={"type": "string", "description": "What it is to do now"},
-                timeout_seconds=_SECONDS,
-            ),
-            _SPAWNED,
-            reads=False,
-        ),
-        _make_tool(
-            STATUS,
-            "Status of a background subagent",
-            "Where a subagent in the background stands: its state, how long it has taken, what it waits for.",
-            _make_input_schema("subagent_id", subagent_id=_ID),
-            _make_reply_schema(subagent=_ENTRY),
-            reads=True,
-        ),
-        _make_tool(
-            RESULT,
-            "Result of a background subagent",
-            "The answer of a subagent that has ended. Reading it does not use it up.",
-            _make_input_schema("subagent_id", subagent_id=_ID),
-            _make_reply_schema(result=_ENTRY, status=_TEXT, subagent_id=_TEXT),
-            reads=True,
-        ),
-        _make_tool(
-            WAIT,
-            "Wait for background subagents",
-            "Wait until a subagent has ended, or without subagent_id until the next one has. When the time is up, or "
-            "your client would give up, it says what still runs: then call it again.",
-            _make_input_schema(
-                subagent_id=_ID,
-                timeout_seconds={"type": "number", "description": "How many seconds to wait at most"},
-            ),
-            _make_reply_schema(results=_ENTRIES, running=_ENTRIES, timed_out={"type": "boolean"}),
-            reads=True,
-        ),
-        _make_tool(
-            CANCEL,
-            "Cancel a background subagent",
-            "Stop a subagent and everything below it. What it has done so far is kept.",
-            _make_input_schema("subagent_id", subagent_id=_ID),
-            _make_reply_schema(cancelled={"type": "boolean"}, status=_TEXT, subagent_id=_TEXT),
-            reads=False,
-            repeats=True,
-        ),
-        _make_tool(
-            BACKGROUND,
-            "List background subagents",
-            "List the subagents of this session that still run; with include_all=true also those that have ended.",
-            _make_input_schema(include_all={"type": "boolean", "description": "Also those that have ended"}),
-            _make_reply_schema(subagents=_ENTRIES),
-            reads=True,
-        ),
-    ]  # fmt: skip
-
-
-def _describe_types(types: Sequence[tuple[str, str]]) -> str:
-    if not types:
-        return "Which kind of subagent (profile); leave it out for a general one"
-    listed = "; ".join(f"{name}: {about}" if about else name for name, about in types)
-    return f"Which kind of subagent; leave it out for a general one. There is {listed}"
+    ]
 
 
 def resolve_name(name: str) -> str | None:
     """Return the tool that a name means, however it is spelled. None if there is none."""
-    plain = name.removeprefix("mcp_")
-    return plain if plain in NAMES else OTHER_NAMES.get(plain)
+    for spelling in subagent_tools.list_spellings(name):
+        if spelling in NAMES or spelling in OTHER_NAMES:
+            return OTHER_NAMES.get(spelling, spelling)
+    return None

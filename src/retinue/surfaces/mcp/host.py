@@ -18,13 +18,14 @@ from retinue.core.approvals import Allow, Approval, Decision, Deny
 from retinue.core.errors import RetinueError
 from retinue.core.profiles import Profile
 from retinue.log.blocks import format_question_body
+from retinue.protocol.subagent_tools import CONTINUE, PREFIX, SPAWN, WAIT, Reply
 from retinue.surfaces.mcp import catalog, profile_tool
 from retinue.surfaces.mcp.backend import ANSWERED_BY, Backend
 from retinue.surfaces.mcp.messages import INVALID_PARAMS, RpcError
 from retinue.surfaces.mcp.progress import question_line
 from retinue.surfaces.mcp.server import ELICIT, Channel, Exchange, Session
 from retinue.surfaces.mcp.texts import make_error_result, make_result
-from retinue.surfaces.mcp.tool_handlers import Reply, ToolHandlers
+from retinue.surfaces.mcp.tool_handlers import ToolHandlers
 from retinue.surfaces.printer import safe
 
 WAIT_APPROVALS = 600.0
@@ -34,19 +35,7 @@ GATHER_SECONDS = 0.05
 WITHOUT_PROGRESS_SECONDS = 50.0
 MAX_ROUNDS = 8
 MAX_SUSPENDED = 256
-Handler = Callable[[ToolHandlers, str, dict[str, Any]], Any]
-HANDLERS: dict[str, Handler] = {
-    catalog.SPAWN: ToolHandlers.spawn,
-    catalog.LIST: ToolHandlers.list_subagents,
-    catalog.CONTINUE: ToolHandlers.continue_subagent,
-    catalog.STATUS: ToolHandlers.get_status,
-    catalog.RESULT: ToolHandlers.get_result,
-    catalog.WAIT: ToolHandlers.wait,
-    catalog.CANCEL: ToolHandlers.cancel,
-    catalog.BACKGROUND: ToolHandlers.list_background,
-}
 SHOWN_CHARACTERS = 4000
-REASON_CHARACTERS = 1000
 CHOICES: dict[str, tuple[str, Decision]] = {
     "yes": ("Yes, this once", Allow()),
     "run": ("Yes, and this tool for the rest of this subagent", Allow("run")),
@@ -83,14 +72,19 @@ class InputRequired(Exception):
 class ClientSession:
     """The calls and questions of one client. A call is waited for with progress; answered early if its client will not
     wait to the end, at the latest after `reply_within` seconds; suspended while its user is asked, and resumed when the
-    client makes it again."""
+    client makes it again. With `waits_elsewhere` a question that the client's user did not answer stays open for other
+    terminals."""
 
-    def __init__(self, backend: Backend, session: Session, about: str, reply_within: float | None) -> None:
-        self._backend, self._session, self._reply_within = backend, session, reply_within
+    def __init__(
+        self, backend: Backend, session: Session, about: str, *, reply_within: float | None, waits_elsewhere: bool
+    ) -> None:
+        self._backend, self._session = backend, session
+        self._reply_within, self._waits_elsewhere = reply_within, waits_elsewhere
         self.handlers = ToolHandlers(backend, about)
         session.has_running_subagents = self.handlers.has_running_subagents
         self._suspended: dict[str, RunningCall] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
+        self._unanswered: set[str] = set()  # questions that the client has shown, or not, without an answer
         self._tasks = TaskOwner()
         self._tasks.start(self._ask_questions())
 
@@ -122,8 +116,16 @@ class ClientSession:
             await asyncio.shield(change)
 
     async def _ask(self, channel: Channel, asked: Approval) -> None:
-        said = await self._session.ask(channel, make_form(asked, modern=False))
-        await self._backend.answer(asked, read_decision(said))
+        await self._handle_answer(asked, await self._session.ask(channel, make_form(asked, modern=False)))
+
+    async def _handle_answer(self, asked: Approval, said: Any) -> None:
+        """Answer the question, or leave it to `retinue approve` if the client's user gave no answer."""
+        decision = read_decision(said)
+        if decision is None and self._waits_elsewhere:
+            self._unanswered.add(asked.id)
+            self.handlers.changes.notify()
+        else:
+            await self._backend.answer(asked, decision or Deny("the user did not allow it"))
 
     async def run(self, exchange: Exchange, call: RunningCall) -> Reply:
         """Return the reply. A call that its client cancels is cancelled with what it made; one that only timed out
@@ -173,7 +175,7 @@ class ClientSession:
         """If a question is open, leave the call at work and raise InputRequired, which the client is answered with."""
         if not exchange.client.can_be_asked or call.rounds >= MAX_ROUNDS:
             return
-        pending = await self.handlers.list_pending()
+        pending = [asked for asked in await self.handlers.list_pending() if asked.id not in self._unanswered]
         if pending:
             state = secrets.token_urlsafe(24)
             call.rounds += 1
@@ -195,13 +197,13 @@ class ClientSession:
         shown = {asked.id: asked for asked in await self.handlers.list_pending()}
         for name, said in answers.items() if isinstance(answers, dict) else ():
             if name in shown:
-                await self._backend.answer(shown[name], read_decision(said))
+                await self._handle_answer(shown[name], said)
         return call
 
 
 class Host:
     """Serves all sessions of one server process. `profiles` are those that continued runs may have had; `command` is
-    how the user calls us. `profile` is served as one tool instead of the eight. A question waits `wait_approvals`
+    how the user calls us. `profile` is served as one tool instead of the nine. A question waits `wait_approvals`
     seconds for somebody (0: not at all); each call is answered within `reply_within` seconds."""
 
     def __init__(
@@ -216,7 +218,8 @@ class Host:
     ) -> None:
         approver = ClientApprover(self.attends, wait_approvals or WAIT_APPROVALS)
         parts = replace(parts, approver=approver, wait_approvals=wait_approvals)
-        self._parts, self._profile, self._reply_within = parts, profile, reply_within
+        self._parts, self._profile = parts, profile
+        self._reply_within, self._waits_elsewhere = reply_within, wait_approvals > 0
         self._sessions: dict[Session, ClientSession] = {}
         self.backend = Backend(parts, profiles, command)
         self.state = self.backend.state
@@ -228,8 +231,7 @@ class Host:
     def list_tools(self) -> list[dict[str, Any]]:
         if self._profile is not None:
             return [profile_tool.describe_tool(self._profile)]
-        profiles = [(profile.name, profile.description) for profile in self._parts.profiles]
-        return catalog.list_tools(profiles, self._parts.timeouts)
+        return catalog.list_tools(self._parts.profiles, self._parts.timeouts)
 
     async def call_tool(self, exchange: Exchange, name: str, args: dict[str, Any]) -> dict[str, Any]:
         client, profile = self._get_session(exchange), self._profile
@@ -251,7 +253,13 @@ class Host:
         found = self._sessions.get(exchange.session)
         if found is None:
             about = f"{exchange.client.name or 'an MCP client'} ({exchange.session.about})"
-            found = ClientSession(self.backend, exchange.session, about, self._reply_within)
+            found = ClientSession(
+                self.backend,
+                exchange.session,
+                about,
+                reply_within=self._reply_within,
+                waits_elsewhere=self._waits_elsewhere,
+            )
             self._sessions[exchange.session] = found
         return found
 
@@ -267,16 +275,16 @@ class Host:
         tool = catalog.resolve_name(name)
         if tool is None:
             raise RpcError(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
-        handle, operation = HANDLERS[tool], _name_operation(name)
+        operation = _name_operation(name)
 
         async def make_reply() -> Reply:
-            if tool in (catalog.SPAWN, catalog.CONTINUE):
+            if tool in (SPAWN, CONTINUE):
                 await self.backend.control.prepare()
-            reply: Reply = await handle(handlers, call_id, args)
+            reply = await handlers.answer(tool, call_id, args)
             return {"success": reply["success"], "operation": operation, **reply}
 
         async def make_early_reply() -> Reply:
-            if tool == catalog.WAIT:
+            if tool == WAIT:
                 return {"operation": operation, **await handlers.make_early_wait_reply()}
             return await handlers.make_early_reply(operation, call_id)
 
@@ -297,7 +305,7 @@ class Host:
 
 
 def _name_operation(name: str) -> str:
-    return (catalog.resolve_name(name) or name).removeprefix(catalog.PREFIX)
+    return (catalog.resolve_name(name) or name).removeprefix(PREFIX)
 
 
 # Questions of runs, put to the client's user. The first answer counts, wherever it is given, and only for exactly the
@@ -316,10 +324,9 @@ def make_form(asked: Approval, *, modern: bool) -> dict[str, Any]:
     choices: dict[str, Any] = {"enum": list(CHOICES), "enumNames": titles}
     if modern:
         choices = {"oneOf": [{"const": name, "title": title} for name, title in zip(CHOICES, titles, strict=True)]}
-    fields = {
-        "answer": {"type": "string", "title": "Allow it?", **choices},
-        "reason": {"type": "string", "title": "If not, why? The subagent reads this"},
-    }
+    # One field only, with the usual answer chosen: a person answers with one key. An optional text beside it cannot be
+    # left empty in every client.
+    fields = {"answer": {"type": "string", "title": "Allow it?", **choices, "default": "yes"}}
     return {
         "mode": "form",
         "message": f"{who} {question_line(asked)}\n\n{body}".rstrip(),
@@ -327,19 +334,18 @@ def make_form(asked: Approval, *, modern: bool) -> dict[str, Any]:
     }
 
 
-def read_decision(said: Any) -> Decision:
-    """Read the answer of a client's user. Fails closed: only a clear yes is one."""
-    if not isinstance(said, dict) or said.get("action") != "accept":
+def read_decision(said: Any) -> Decision | None:
+    """Read the answer of a client's user. Fails closed: only a clear yes is one. None if the user gave no answer:
+    headless clients cancel forms that nobody has seen."""
+    action = said.get("action") if isinstance(said, dict) else None
+    if action not in ("accept", "decline"):
+        return None
+    if action == "decline":
         return Deny("the user did not allow it")
     content = said.get("content")
-    fields = content if isinstance(content, dict) else {}
-    answer, reason = fields.get("answer"), fields.get("reason")
+    answer = content.get("answer") if isinstance(content, dict) else None
     choice = CHOICES.get(answer) if isinstance(answer, str) else None
-    if choice is None:
-        return Deny("the answer was neither yes nor no")
-    if isinstance(choice[1], Deny) and isinstance(reason, str) and reason.strip():
-        return Deny(reason.strip()[:REASON_CHARACTERS])
-    return choice[1]
+    return Deny("the answer was neither yes nor no") if choice is None else choice[1]
 
 
 def make_input_required(pending: list[Approval], state: str) -> dict[str, Any]:

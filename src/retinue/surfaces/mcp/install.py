@@ -2,6 +2,9 @@
 
 Adds one entry and changes nothing else. A file that cannot be read, or has comments that writing would lose, is left
 alone with an error that says so. Every file that is changed is backed up beside the new one.
+
+Some clients start a server with a part of their environment only: Codex with a few variables, Gemini CLI without those
+that look like secrets. The entries for these name the variables that we read.
 """
 
 from __future__ import annotations
@@ -9,26 +12,51 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from retinue.config.models import MODEL_VARIABLES, OTHER_MODEL_VARIABLES
 from retinue.core.errors import ConfigError
 from retinue.files.atomic import replace_file
+from retinue.protocol.inherited_limits import COST, DEADLINE, DEPTH, TOKENS, TRACE
+from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 
 BACKUP = ".retinue-backup"
 SPARE_SECONDS = 60  # a call may take so much longer than its subagent
 WORKSPACE_FOLDER = "${workspaceFolder}"
 MAX_BYTES = 4 * 1024 * 1024
 Entry = dict[str, Any]
+# Read by us or by the libraries that make our requests; those that look like secrets are listed apart.
+HIDDEN_VARIABLES = (TOKENS, "SSL_CERT_FILE", "SSL_CERT_DIR")
+OTHER_VARIABLES = (
+    *(DEPTH, DEADLINE, COST, TRACE, ADDRESS, CPE_ADDRESS, "RETINUE_DELEGATION_DIRECTORY"),
+    *("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "XDG_DATA_HOME"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+)
+
+
+def list_model_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables that name the model, its key and its address: the usual ones, and others that are set."""
+    return [*MODEL_VARIABLES, *(name for name in OTHER_MODEL_VARIABLES if environ.get(name))]
+
+
+def remove_unset_variables(environ: MutableMapping[str, str]) -> None:
+    """Remove variables that a client passed on though its user has not set them: ours if empty, any that is `$NAME`."""
+    ours = (*MODEL_VARIABLES, *OTHER_MODEL_VARIABLES, *HIDDEN_VARIABLES, *OTHER_VARIABLES)
+    for name, value in list(environ.items()):
+        if value in (f"${name}", f"${{{name}}}") or (name in ours and not value.strip()):
+            del environ[name]
 
 
 @dataclass(frozen=True)
 class ClientKind:
     """One client: its file in a project (`own`: in the user's home), the key that its servers are `under`, how an entry
-    is written, its own command that adds one, and the key and unit of its timeout, if it has these."""
+    is written, its own command that adds one, and the key and unit of its timeout, if it has these. `forward` makes the
+    keys of an entry that pass on variables by their names; None where a server gets the client's whole environment."""
 
     title: str
     file: str
@@ -37,6 +65,7 @@ class ClientKind:
     add_command: str = ""
     own: bool = False
     timeout: tuple[str, int] | None = None
+    forward: Callable[[Sequence[str]], Entry] | None = None
 
 
 def _make_stdio_entry(command: str, words: list[str]) -> Entry:
@@ -56,20 +85,35 @@ def _make_opencode_entry(command: str, words: list[str]) -> Entry:
     return {"type": "local", "command": [command, *words], "enabled": True}
 
 
+def _forward_to_codex(names: Sequence[str]) -> Entry:
+    return {"env_vars": list(dict.fromkeys((*names, *HIDDEN_VARIABLES, *OTHER_VARIABLES)))}
+
+
+def _forward_to_gemini(names: Sequence[str]) -> Entry:
+    return {"env": {name: f"${name}" for name in dict.fromkeys((*names, *HIDDEN_VARIABLES))}}
+
+
 CLIENTS = {
     "claude": ClientKind(
         "Claude Code", ".mcp.json", "mcpServers", _make_stdio_entry, "claude mcp add {name} -- {line}"
     ),
     "codex": ClientKind(
-        "Codex", "config.toml", "mcp_servers", _make_plain_entry, own=True, timeout=("tool_timeout_sec", 1)
+        "Codex",
+        "config.toml",
+        "mcp_servers",
+        _make_plain_entry,
+        own=True,
+        timeout=("tool_timeout_sec", 1),
+        forward=_forward_to_codex,
     ),
     "gemini": ClientKind(
         "Gemini CLI",
         ".gemini/settings.json",
         "mcpServers",
         _make_plain_entry,
-        "gemini mcp add {name} {line}",
+        "gemini mcp add {variables} --timeout {timeout} {name} {line}",
         timeout=("timeout", 1000),
+        forward=_forward_to_gemini,
     ),
     "opencode": ClientKind("opencode", "opencode.json", "mcp", _make_opencode_entry),
     "cursor": ClientKind("Cursor", ".cursor/mcp.json", "mcpServers", _make_editor_entry),
@@ -80,13 +124,14 @@ CLIENTS = {
 @dataclass(frozen=True)
 class Installation:
     """The entry for one client. `line` is the command that starts us; `folder` is the project; `seconds` is the timeout
-    of subagents there."""
+    of subagents there; `variables` are those of the environment that the server needs."""
 
     client: str
     name: str
     line: Sequence[str]
     folder: Path
     seconds: float
+    variables: Iterable[str] = ()
 
     @property
     def kind(self) -> ClientKind:
@@ -108,7 +153,18 @@ class Installation:
         if self.kind.timeout is not None:
             key, unit = self.kind.timeout
             entry[key] = math.ceil(self.seconds + SPARE_SECONDS) * unit
+        if self.kind.forward is not None:
+            entry |= self.kind.forward(list(self.variables))
         return entry
+
+    @property
+    def add_command(self) -> str:
+        """The client's own command that adds the entry; empty if it has none."""
+        entry = self.entry
+        settings = [f"-e {shlex.quote(f'{name}={value}')}" for name, value in entry.get("env", {}).items()]
+        return self.kind.add_command.format(
+            name=self.name, line=shlex.join(self.line), timeout=entry.get("timeout"), variables=" ".join(settings)
+        )
 
     @property
     def text(self) -> str:

@@ -7,6 +7,7 @@ nobody."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from msgspec import UNSET, structs
 from retinue.core.errors import ToolError
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
+from retinue.protocol.subagents import GRANT_HINT, describe_profile
 from retinue.surfaces.mcp.backend import Backend
 from retinue.surfaces.mcp.texts import make_error_result
 from retinue.surfaces.mcp.tool_handlers import ToolHandlers
@@ -37,7 +39,8 @@ SCHEMA: dict[str, Any] = {
 
 
 def describe_tool(profile: Profile) -> dict[str, Any]:
-    about = f" {profile.description}" if profile.description else ""
+    said = describe_profile(profile)
+    about = f" {said}" if said else ""
     gives = {} if profile.output is None else {"outputSchema": profile.output}
     return {
         "name": profile.name,
@@ -54,7 +57,7 @@ async def run_profile(
     handlers: ToolHandlers, backend: Backend, profile: Profile, call_id: str, args: dict[str, Any]
 ) -> dict[str, Any]:
     """Run the profile once, to its end. If the call is given up, the run is cancelled."""
-    task = _read_task(args, backend.project)
+    task = _read_task(args, backend.project, backend.context_paths)
     if profile.limits.seconds is UNSET:
         task = structs.replace(task, timeout_seconds=backend.timeouts.default)
     run = await handlers.start_primary(call_id, profile, task)
@@ -67,7 +70,7 @@ async def run_profile(
     return _make_result(result, profile)
 
 
-def _read_task(args: dict[str, Any], project: Path) -> Task:
+def _read_task(args: dict[str, Any], project: Path, granted: Sequence[str]) -> Task:
     prompt, inputs, run_id = args.get("prompt"), args.get("inputs"), args.get("runId")
     if not isinstance(run_id, str) or not run_id.strip():
         raise ToolError("'runId' is required: a string that is not blank, made by the caller for this call")
@@ -79,22 +82,23 @@ def _read_task(args: dict[str, Any], project: Path) -> Task:
         inputs = []
     if not isinstance(inputs, list):
         raise ToolError(f"'inputs' must be a list of strings, got {type(inputs).__name__}")
-    paths = [_read_path(index, each, project) for index, each in enumerate(inputs)]
+    paths = [_read_path(index, each, project, granted) for index, each in enumerate(inputs)]
     context = "Your inputs, which you can read: " + ", ".join(paths) if paths else ""
     label = " ".join(prompt.split())[:LABEL_CHARACTERS]
     return Task(prompt, context=context, context_paths=paths, subagent_id=run_id.strip(), label=label)
 
 
-def _read_path(index: int, value: Any, project: Path) -> str:
+def _read_path(index: int, value: Any, project: Path, granted: Sequence[str]) -> str:
     if not isinstance(value, str):
         raise ToolError(f"inputs[{index}] must be a string, got {type(value).__name__}")
     try:
         found = (project / value).resolve()
-        inside, there = found.is_relative_to(project.resolve()), found.exists()
+        roots = (project.resolve(), *(Path(path).resolve() for path in granted))
+        inside, there = any(map(found.is_relative_to, roots)), found.exists()
     except (OSError, ValueError):
         inside, there = True, False
     if not inside:
-        raise ToolError(f"inputs[{index}] is outside the project: '{value[:200]}'")
+        raise ToolError(f"inputs[{index}] is outside the project: '{value[:200]}'. {GRANT_HINT}")
     if not there:
         raise ToolError(f"inputs[{index}] does not exist: '{value[:200]}'")
     return str(found)

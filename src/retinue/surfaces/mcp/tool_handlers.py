@@ -1,13 +1,13 @@
 """The tools as one client calls them: each takes arguments and returns the structured reply.
 
-The client is run 0 of a tree, made with its first subagent. Spawning is the same tool that models have. Added here is
-what a program outside needs: the effective timeout, and the commands that watch a run and apply its changes.
+The client is run 0 of a tree, made with its first subagent. The tools are those that models have
+(`protocol.subagent_tools`). Added here is which runs a client can name, and what a program outside needs: the effective
+timeout, and the commands that watch a run and apply its changes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,23 +18,28 @@ from retinue.core.approvals import Approval
 from retinue.core.control import ClientHandle, RunHandle
 from retinue.core.errors import LogError, NotFound, ToolError
 from retinue.core.messages import Call, RunRef
-from retinue.core.ports import Outcome, Ticket
+from retinue.core.ports import Outcome, Receipt, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.log.blocks import format_count
 from retinue.protocol import subagents
-from retinue.surfaces.mcp import catalog
-from retinue.surfaces.mcp.backend import Backend, KnownRun
+from retinue.protocol.subagent_tools import (
+    MAX_LISTED,
+    SPAWN,
+    STILL_RUNNING,
+    KnownRun,
+    Reply,
+    SubagentTools,
+    check_arguments,
+)
+from retinue.surfaces.mcp.backend import Backend
 from retinue.surfaces.mcp.progress import ChangeSignal, TreeProgress
 
-Reply = dict[str, Any]
-ID_FIELDS = ("subagent_id", "job_id", "agent_id", "agent")
-STILL_RUNNING = f"Still running; nothing is lost. {catalog.WAIT} waits for the answers, {catalog.CANCEL} stops it."
 CLIENT_LEFT = "the client has left"
-MESSAGE_CHARACTERS = 500
 
 
 class ToolHandlers:
-    """The tool calls of one client. `about` says who it is."""
+    """The tool calls of one client, and the scope of its subagents: its own runs, and those that the project's logs
+    have. `about` says who it is."""
 
     def __init__(self, backend: Backend, about: str) -> None:
         self._backend, self._about = backend, about
@@ -47,6 +52,7 @@ class ToolHandlers:
         self._count = 0
         self._has_left = False
         self.changes = ChangeSignal()
+        self.tools = SubagentTools(self)
 
     @property
     def tree(self) -> str | None:
@@ -138,7 +144,7 @@ class ToolHandlers:
         known = self._ended.get(run.ref)
         if known is None:
             row = await self._backend.control.describe_run(run.tree, run.number)
-            known = KnownRun(run.tree, row, is_live=True, is_here=True)
+            known = KnownRun(run.tree, row, is_live=True, is_here=True, own_tree=run.tree == self.tree)
             if known.has_ended:
                 self._ended[run.ref] = known
         return known
@@ -148,15 +154,6 @@ class ToolHandlers:
         names = {known.name for known in below}
         primaries = [await self._describe_primary(run) for run in list(self._primaries.values())]
         return below + [known for known in primaries if known.name not in names]
-
-    async def _list_direct(self) -> list[KnownRun]:
-        """Return what the client itself has started, without what is below that."""
-        primaries = {(run.tree, run.number) for run in self._primaries.values()}
-        return [
-            known
-            for known in await self._list_own()
-            if known.row.parent == 0 or (known.tree, known.row.run) in primaries
-        ]
 
     async def _list_made(self, call_id: str) -> list[KnownRun]:
         if call_id in self._primaries:
@@ -171,17 +168,24 @@ class ToolHandlers:
         client = await self.get_client()
         self._callers[call.id] = client.tree
         try:
-            return await client.call_tool(call, rules_of=catalog.SPAWN, work=work)
+            return await client.call_tool(call, rules_of=SPAWN, work=work)
         except asyncio.CancelledError:
             for made in await self._list_made(call.id):
                 await self._backend.control.cancel(made.tree, made.row.run)
             raise
 
+    async def answer(self, tool: str, call_id: str, args: dict[str, Any]) -> Reply:
+        """Answer a call of one of the catalog's tools."""
+        if tool == SPAWN:
+            return await self.spawn(call_id, args)
+        return await self.tools.answer(tool, Call(call_id, tool, args))
+
     # Spawning
 
     async def spawn(self, call_id: str, args: dict[str, Any]) -> Reply:
         """Call the spawn tool that models have, as the client's own run."""
-        outcome = await self._make_call(Call(call_id, catalog.SPAWN, args))
+        check_arguments(SPAWN, args, tuple(subagents.SPAWN_SCHEMA["properties"]))
+        outcome = await self._make_call(Call(call_id, SPAWN, args))
         reply: Reply = outcome.data
         if "error" in reply:
             return reply
@@ -189,7 +193,7 @@ class ToolHandlers:
         for entry, made in zip(
             reply.get("results") or reply["subagents"], await self._list_made(call_id), strict=False
         ):
-            entry.update(self._describe_more(made, entry))
+            entry.update(self._describe_result(made, entry))
         if "note" in reply:
             reply["note"] = STILL_RUNNING
         return {**reply, "watch": self._backend.make_command(f"tail -f {self._callers[call_id]}")}
@@ -197,13 +201,13 @@ class ToolHandlers:
     async def make_early_reply(self, operation: str, call_id: str) -> Reply:
         """Make the reply to a call that its client will not wait for: what it made, and how to wait for that."""
         made = await self._list_made(call_id)
-        reply = subagents.make_background_reply([known.make_ticket(self._backend.state) for known in made])
+        reply = subagents.make_background_reply([self._backend.make_ticket(known) for known in made])
         for entry, known in zip(reply["subagents"], made, strict=True):
             entry["status"] = known.status
-            entry.update(self._describe_more(known, entry))
+            entry.update(self._describe_result(known, entry))
         return {**reply, "operation": operation, "note": STILL_RUNNING}
 
-    def _describe_more(self, known: KnownRun, entry: Reply) -> Reply:
+    def _describe_result(self, known: KnownRun, entry: Reply) -> Reply:
         """Make the fields that a program outside needs beside those of the spawn tool."""
         more = {
             "session_id": known.name,
@@ -216,152 +220,9 @@ class ToolHandlers:
             more["apply"] = self._backend.make_command(f"apply {known.name}")
         return more
 
-    # Continuing
+    # The scope of the client's subagents
 
-    async def continue_subagent(self, call_id: str, args: dict[str, Any]) -> Reply:
-        known = await self._find(args)
-        message = args.get("message")
-        if not isinstance(message, str) or not message.strip():
-            raise ToolError("Missing required 'message' field")
-        seconds = _read_seconds(args, "timeout_seconds")
-        if not known.has_ended and known.is_live:
-            raise ToolError(f"'{known.row.subagent_id}' is still running: wait for it, or cancel it first")
-
-        async def run() -> Outcome:
-            started = await self._backend.continue_run(known, message, seconds=seconds)
-            await self._add_primary(call_id, started)
-            result = await started.result()
-            ticket = (await self._describe_primary(started)).make_ticket(self._backend.state)
-            return await (await self.get_client()).make_reply(catalog.SPAWN, [(result, ticket)])
-
-        outcome = await self._make_call(Call(call_id, catalog.CONTINUE, args), run)
-        reply: Reply = outcome.data
-        continued = await self._describe_primary(self._primaries[call_id])
-        reply["results"][0] |= self._describe_more(continued, reply["results"][0])
-        return {**reply, "operation": catalog.CONTINUE, "timeout_seconds": continued.row.timeout_seconds}
-
-    # Looking
-
-    async def list_subagents(self, call_id: str, args: dict[str, Any]) -> Reply:
-        own = {known.name: known for known in await self._list_own()}
-        earlier, left_out = await self._backend.list_earlier_runs(set(own))
-        entries = [self._describe(known) for known in (*own.values(), *earlier)]
-        return {"success": True, "subagents": entries, "left_out": left_out}
-
-    def _describe(self, known: KnownRun) -> Reply:
-        return self._backend.describe_run(known, own_tree=known.tree == self.tree)
-
-    async def get_status(self, call_id: str, args: dict[str, Any]) -> Reply:
-        return {"success": True, "subagent": await self._describe_status(await self._find(args))}
-
-    async def _describe_status(self, known: KnownRun) -> Reply:
-        """Describe all that is known of a run, while it runs or after."""
-        row = known.row
-        fields = self._describe(known)
-        fields |= {"state": row.state, "turns": row.turns, "tool_count": row.tool_count}
-        fields |= {
-            "timeout_seconds": row.timeout_seconds,
-            "doing": row.last_message[:MESSAGE_CHARACTERS],
-            "status_file": known.make_ticket(self._backend.state).status_file,
-        }
-        progress = self._progress.get(known.tree)
-        if progress is not None:
-            fields["doing"] = progress.last_line_of(row.run) or fields["doing"]
-            questions = [
-                progress.describe_question(asked)
-                for asked in await self.list_pending()
-                if (asked.tree, asked.run) == (known.tree, row.run)
-            ]
-            if questions:
-                fields["questions"] = questions
-        return fields
-
-    async def get_result(self, call_id: str, args: dict[str, Any]) -> Reply:
-        known = await self._find(args)
-        about = {"subagent_id": known.row.subagent_id, "status": known.status}
-        if not known.has_ended:
-            text = f"'{about['subagent_id']}' has not ended: it is {known.status} ({known.row.state})"
-            return {"success": False, **about, "error": text}
-        return {"success": True, **about, "result": (await self._describe_results([known]))[0]}
-
-    async def _describe_results(self, ended: Sequence[KnownRun]) -> list[Reply]:
-        results: list[tuple[Any, Ticket]] = [
-            (known.row.result, known.make_ticket(self._backend.state)) for known in ended
-        ]
-        if not results:
-            return []
-        client = await self.get_client()
-        entries: list[Reply] = (await client.make_reply(catalog.SPAWN, results)).data["results"]
-        for entry, known, (result, _) in zip(entries, ended, results, strict=True):
-            entry.update(self._describe_more(known, entry))
-            if result.structured is not None:
-                entry["structured"] = result.structured
-        return entries
-
-    # Waiting and cancelling
-
-    async def wait(self, call_id: str, args: dict[str, Any]) -> Reply:
-        """Wait for the run that is named, or for the next of all to end. Time that is over is no error."""
-        seconds = _read_seconds(args, "timeout_seconds")
-        if any(args.get(key) is not None for key in ID_FIELDS):
-            wanted = [await self._find(args)]
-        else:
-            wanted = [known for known in await self._list_direct() if not known.has_ended]
-        running = [known for known in wanted if not known.has_ended]
-        for known in running:
-            if not known.is_here:
-                raise ToolError(f"{known.name} is not run by this server, which cannot wait for it")
-        if running:
-            await self._wait_for_first(running, seconds)
-            wanted = [await self._look_again(known) for known in wanted]
-        ended = [known for known in wanted if known.has_ended]
-        results = await self._describe_results(ended)
-        reply: Reply = {"success": True, "results": results, "running": await self._list_running(), "timed_out": False}
-        if running and not ended:
-            reply |= {"timed_out": True, "note": STILL_RUNNING}
-        elif not wanted:
-            reply["note"] = "No subagent is running."
-        return reply
-
-    async def _wait_for_first(self, running: Sequence[KnownRun], seconds: float | None) -> None:
-        async with TaskOwner(on_error=lambda _: None) as tasks:  # a run that is looked at again says what became of it
-            waiting = [tasks.start(self._backend.control.wait(known.tree, known.row.run)) for known in running]
-            await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-
-    async def _look_again(self, known: KnownRun) -> KnownRun:
-        row = await self._backend.control.describe_run(known.tree, known.row.run)
-        return replace(known, row=row)
-
-    async def make_early_wait_reply(self) -> Reply:
-        """Make the reply to a wait that its client will not wait for."""
-        running = await self._list_running()
-        return {"success": True, "results": [], "running": running, "timed_out": True, "note": STILL_RUNNING}
-
-    async def cancel(self, call_id: str, args: dict[str, Any]) -> Reply:
-        known = await self._find(args)
-        about = {"subagent_id": known.row.subagent_id, "status": known.status}
-        if not known.has_ended and not known.is_here:
-            cancel = self._backend.make_command(f"cancel {known.name}")
-            raise ToolError(f"{known.name} is not run by this server: {cancel}")
-        is_cancelled = await self._backend.control.cancel(known.tree, known.row.run)
-        return {"success": True, **about, "cancelled": is_cancelled}
-
-    async def list_background(self, call_id: str, args: dict[str, Any]) -> Reply:
-        if args.get("include_all") is not True:
-            return {"success": True, "subagents": await self._list_running()}
-        return {
-            "success": True,
-            "subagents": [await self._describe_status(known) for known in await self._list_direct()],
-        }
-
-    async def _list_running(self) -> list[Reply]:
-        return [await self._describe_status(known) for known in await self._list_direct() if not known.has_ended]
-
-    async def _find(self, args: dict[str, Any]) -> KnownRun:
-        given = next((args[key] for key in ID_FIELDS if args.get(key) is not None), None)
-        name = f"agent:{given}" if isinstance(given, int) and not isinstance(given, bool) else given
-        if not isinstance(name, str) or not name.strip():
-            raise ToolError("Missing required 'subagent_id' field")
+    async def find(self, name: str) -> KnownRun:
         try:
             described = [await self._describe_primary(run) for run in list(self._primaries.values())]
             primaries = {known.row.subagent_id: known for known in described}
@@ -369,13 +230,97 @@ class ToolHandlers:
         except (NotFound, LogError) as error:
             raise ToolError(str(error)) from None
 
+    async def find_made(self, call: Call) -> KnownRun | None:
+        return None  # a client's calls end with its process
 
-def _read_seconds(args: dict[str, Any], key: str) -> float | None:
-    value = args.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ToolError(f"Invalid '{key}' type: expected number, got {type(value).__name__}")
-    if not math.isfinite(value) or value < 0:
-        raise ToolError(f"Invalid '{key}': must be 0 or more, got {value}")
-    return float(value)
+    async def list_all(self) -> tuple[list[KnownRun], int]:
+        own = {known.name: known for known in await self._list_own()}
+        earlier, left_out = await self._backend.list_earlier_runs(set(own))
+        kept = [*own.values()][-MAX_LISTED:]
+        fits = earlier[: MAX_LISTED - len(kept)]
+        return [*kept, *fits], left_out + len(own) - len(kept) + len(earlier) - len(fits)
+
+    async def list_direct(self) -> list[KnownRun]:
+        primaries = {(run.tree, run.number) for run in self._primaries.values()}
+        return [
+            known
+            for known in await self._list_own()
+            if known.row.parent == 0 or (known.tree, known.row.run) in primaries
+        ]
+
+    async def look_again(self, known: KnownRun) -> KnownRun:
+        row = await self._backend.control.describe_run(known.tree, known.row.run)
+        return replace(known, row=row)
+
+    async def wait_for_first(self, running: Sequence[KnownRun], seconds: float | None) -> None:
+        for known in running:
+            if not known.is_here:
+                raise ToolError(f"{known.name} is not run by this server, which cannot wait for it")
+        async with TaskOwner(on_error=lambda _: None) as tasks:  # a run that is looked at again says what became of it
+            waiting = [tasks.start(self._backend.control.wait(known.tree, known.row.run)) for known in running]
+            await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    async def cancel(self, known: KnownRun) -> bool:
+        self._check_here(known, "cancel {name}")
+        return await self._backend.control.cancel(known.tree, known.row.run)
+
+    async def send(self, known: KnownRun, text: str, *, seconds: float) -> Receipt:
+        self._check_here(known, "send {name} TEXT")
+        return await self._backend.send(known, text, seconds=seconds)
+
+    def _check_here(self, known: KnownRun, command: str) -> None:
+        if not known.has_ended and not known.is_here:
+            text = self._backend.make_command(command.format(name=known.name))
+            raise ToolError(f"{known.name} is not run by this server: {text}")
+
+    async def continue_run(
+        self, call: Call, known: KnownRun, message: str, seconds: float | None
+    ) -> tuple[KnownRun, Reply]:
+        async def run() -> Outcome:
+            started = await self._backend.continue_run(known, message, seconds=seconds)
+            await self._add_primary(call.id, started)
+            result = await started.result()
+            ticket = self._backend.make_ticket(await self._describe_primary(started))
+            return await (await self.get_client()).make_reply(SPAWN, [(result, ticket)])
+
+        outcome = await self._make_call(call, run)
+        [entry] = outcome.data["results"]
+        continued = await self._describe_primary(self._primaries[call.id])
+        return continued, entry | self._describe_result(continued, entry)
+
+    async def make_entries(self, ended: Sequence[KnownRun]) -> list[Reply]:
+        results: list[tuple[Any, Ticket]] = [(known.row.result, self._backend.make_ticket(known)) for known in ended]
+        if not results:
+            return []
+        client = await self.get_client()
+        entries: list[Reply] = (await client.make_reply(SPAWN, results)).data["results"]
+        for entry, known, (result, _) in zip(entries, ended, results, strict=True):
+            entry.update(self._describe_result(known, entry))
+            if result.structured is not None:
+                entry["structured"] = result.structured
+        return entries
+
+    def describe_more(self, known: KnownRun) -> Reply:
+        more = {"watch": self._backend.make_command(f"tail -f {known.name}")}
+        if known.row.result is not None and known.row.result.changed_count:
+            more["apply"] = self._backend.make_command(f"apply {known.name}")
+        return more
+
+    async def describe_activity(self, known: KnownRun) -> Reply:
+        fields: Reply = {"status_file": self._backend.make_ticket(known).status_file}
+        progress = self._progress.get(known.tree)
+        if progress is None:
+            return fields
+        line = progress.last_line_of(known.row.run)
+        if line:
+            fields["doing"] = line
+        questions = [
+            progress.describe_question(asked)
+            for asked in await self.list_pending()
+            if (asked.tree, asked.run) == (known.tree, known.row.run)
+        ]
+        return fields | ({"questions": questions} if questions else {})
+
+    async def make_early_wait_reply(self) -> Reply:
+        """Make the reply to a wait that its client will not wait for."""
+        return await self.tools.describe_wait([]) | {"timed_out": True, "note": STILL_RUNNING}

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import mcp_types as types
 from jsonschema.exceptions import SchemaError, best_match
@@ -33,7 +33,6 @@ ATTEMPTS = 3
 UNCERTAIN = "It does not say for which of these calls: {calls}."
 GIVEN_UP = "{tool}: the subagent was stopped"
 SILENT = "{tool}: the server did not answer within {seconds:g} s, so the call was given up"
-Action = Literal["accept", "decline", "cancel"]
 YES = "yes"
 
 
@@ -151,8 +150,8 @@ class CallsInFlight:
         for _ in range(ATTEMPTS):
             decision = await call.link.ask_person(f"{PREFIX}{self._server}", fields, preview)
             if decision is None or isinstance(decision, Deny):
-                action: Action = "cancel" if decision is None else "decline"
-                return types.ElicitResult(action=action)
+                # Nobody can be asked: this is a no. A server that is told "cancel" may wait for somebody else.
+                return types.ElicitResult(action="decline")
             fields = fields if decision.args is None else decision.args
             content = form.make_content(fields)
             if not isinstance(content, str):

@@ -1,0 +1,396 @@
+"""The tools by which a caller has its subagents after they were spawned: their names, arguments, replies and texts.
+
+One implementation for the models inside a tree and for MCP clients. `SubagentTools` reads the arguments of a call,
+finds the run and makes the structured reply. A `SubagentScope` says which runs its caller may reach, and carries the
+commands out. Knows neither the supervisor nor a surface.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from retinue.core.errors import ToolError
+from retinue.core.messages import Call
+from retinue.core.ports import Receipt, Row
+from retinue.protocol.subagents import OPERATION, describe_status, make_blocking_reply
+
+Reply = dict[str, Any]
+Schema = dict[str, Any]
+
+SPAWN, LIST, CONTINUE, SEND = OPERATION, "list_subagents", "continue_subagent", "send_message_to_subagent"
+PREFIX = "custom_tool__"
+STATUS = f"{PREFIX}get_background_tool_status"
+RESULT = f"{PREFIX}get_background_tool_result"
+WAIT = f"{PREFIX}wait_for_background_tool"
+CANCEL = f"{PREFIX}cancel_background_tool"
+BACKGROUND = f"{PREFIX}list_background_tools"
+OTHER_PREFIX = "mcp_"
+ID_FIELDS = ("subagent_id", "job_id", "agent_id", "agent")
+INTERRUPTED = "interrupted"
+STILL_RUNNING = f"Still running; nothing is lost. {WAIT} waits for the answers, {CANCEL} stops it."
+NONE_RUNNING = "No subagent is running."
+UNKNOWN_ARGUMENT = "{tool}: unknown argument '{name}'. Known arguments: {known}"
+TASK_CHARACTERS = 100
+MESSAGE_CHARACTERS = 500
+MAX_LISTED = 100
+READ_SECONDS = 5.0
+MAX_READ_SECONDS = 600.0
+_MOST_DIGITS = 9
+
+_ID: Schema = {"type": "string", "description": "The subagent_id (or agent:N, or TREE/N) that a reply named"}
+
+
+@dataclass(frozen=True)
+class ToolText:
+    """A tool as its callers read it. `reads` says that a call changes nothing."""
+
+    name: str
+    title: str
+    description: str
+    schema: Schema
+    reads: bool = True
+
+
+def _make_schema(*required: str, **properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, **({"required": list(required)} if required else {})}
+
+
+TOOLS: Mapping[str, ToolText] = {
+    tool.name: tool
+    for tool in (
+        ToolText(
+            LIST,
+            "List subagents",
+            "List your subagents, those that have ended too: id, status, task, workspace, and whether each can be "
+            "continued.",
+            _make_schema(),
+        ),
+        ToolText(
+            CONTINUE,
+            "Continue a subagent",
+            "Send a finished subagent a new message. It goes on with all it knew, also when it timed out or was "
+            "cancelled, and its new answer is returned.",
+            _make_schema(
+                "subagent_id",
+                "message",
+                subagent_id=_ID,
+                message={"type": "string", "description": "What it is to do now"},
+                timeout_seconds={"type": "number", "description": "How many seconds it may take from now on"},
+            ),
+            reads=False,
+        ),
+        ToolText(
+            SEND,
+            "Send a message to a subagent",
+            "Tell a running subagent something; it reads it at its next turn. The receipt says whether it was "
+            "delivered, is queued, or came too late.",
+            _make_schema(
+                "subagent_id",
+                "message",
+                subagent_id=_ID,
+                message={"type": "string", "description": "What to tell it"},
+                timeout_seconds={
+                    "type": "number",
+                    "description": f"How many seconds to wait until it was read (default {READ_SECONDS:g})",
+                },
+            ),
+            reads=False,
+        ),
+        ToolText(
+            STATUS,
+            "Status of a background subagent",
+            "Where a subagent in the background stands: its state, how long it has taken, what it waits for.",
+            _make_schema("subagent_id", subagent_id=_ID),
+        ),
+        ToolText(
+            RESULT,
+            "Result of a background subagent",
+            "The answer of a subagent that has ended. Reading it does not use it up.",
+            _make_schema("subagent_id", subagent_id=_ID),
+        ),
+        ToolText(
+            WAIT,
+            "Wait for background subagents",
+            "Wait until a subagent has ended, or without subagent_id until the next one has. When the time is up, it "
+            "says what still runs: then call it again.",
+            _make_schema(
+                subagent_id=_ID,
+                timeout_seconds={"type": "number", "description": "How many seconds to wait at most"},
+            ),
+        ),
+        ToolText(
+            CANCEL,
+            "Cancel a background subagent",
+            "Stop a subagent and everything below it. What it has done so far is kept.",
+            _make_schema("subagent_id", subagent_id=_ID),
+            reads=False,
+        ),
+        ToolText(
+            BACKGROUND,
+            "List background subagents",
+            "List the subagents you started that still run; with include_all=true also those that have ended.",
+            _make_schema(include_all={"type": "boolean", "description": "Also those that have ended"}),
+        ),
+    )
+}
+
+
+def list_spellings(name: str) -> tuple[str, ...]:
+    """Return the names of tools that a spelling can mean, its own first: with and without either prefix."""
+    plain = name.removeprefix(OTHER_PREFIX)
+    return tuple(dict.fromkeys((name, plain, f"{PREFIX}{plain}", plain.removeprefix(PREFIX))))
+
+
+def check_arguments(tool: str, args: Mapping[str, Any], known: Sequence[str], *, also: Sequence[str] = ()) -> None:
+    """Raise ToolError for an argument that the tool does not have. `also` are other spellings of known ones."""
+    for name in args:
+        if name not in known and name not in also:
+            text = ", ".join(known) or "none"
+            raise ToolError(UNKNOWN_ARGUMENT.format(tool=tool, name=name[:TASK_CHARACTERS], known=text))
+
+
+@dataclass(frozen=True)
+class KnownRun:
+    """One subagent. `is_here` says that the process of its scope made or resumed it, `is_live` that some process has
+    it. In the `own_tree` of the caller `agent:N` names a run."""
+
+    tree: str
+    row: Row
+    is_live: bool
+    is_here: bool = False
+    own_tree: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.tree}/{self.row.run}"
+
+    @property
+    def has_ended(self) -> bool:
+        return self.row.result is not None
+
+    @property
+    def status(self) -> str:
+        if self.row.result is not None:
+            return describe_status(self.row.result)
+        return "running" if self.is_live else INTERRUPTED
+
+
+def find_known(runs: Sequence[KnownRun], tree: str, name: str) -> KnownRun | None:
+    """Return the newest run of a tree with that id, label, path or number."""
+    number = name.removeprefix("agent:").removeprefix(f"{tree}/")
+    if number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS:
+        return next((run for run in runs if run.row.run == int(number)), None)
+    for run in reversed(runs):
+        if name in (run.row.subagent_id, run.row.label, run.row.path):
+            return run
+    return None
+
+
+class SubagentScope(Protocol):
+    """The subagents that one caller may reach, and the commands to them. Raises ToolError with words for the caller."""
+
+    async def find(self, name: str) -> KnownRun: ...
+
+    async def find_made(self, call: Call) -> KnownRun | None:
+        """Return the run that this very call made before its process died, if any."""
+
+    async def list_all(self) -> tuple[list[KnownRun], int]:
+        """Return the runs that can be named, those of the caller first, and how many more there are."""
+
+    async def list_direct(self) -> list[KnownRun]:
+        """Return the runs that the caller itself started, in that order."""
+
+    async def look_again(self, known: KnownRun) -> KnownRun: ...
+
+    async def wait_for_first(self, running: Sequence[KnownRun], seconds: float | None) -> None:
+        """Wait until one of them has ended, at most so long."""
+
+    async def cancel(self, known: KnownRun) -> bool: ...
+
+    async def send(self, known: KnownRun, text: str, *, seconds: float) -> Receipt:
+        """Send a message, and wait at most so long until the run has read it."""
+
+    async def continue_run(
+        self, call: Call, known: KnownRun, message: str, seconds: float | None
+    ) -> tuple[KnownRun, Reply]:
+        """Start a run from the conversation of an ended one, or take the one that the call made before; return it with
+        its entry when it has ended."""
+
+    async def make_entries(self, ended: Sequence[KnownRun]) -> list[Reply]:
+        """Make the entries of results, with as much of each answer as fits inline."""
+
+    def describe_more(self, known: KnownRun) -> Reply:
+        """Return the fields of a list entry that only this kind of caller needs."""
+
+    async def describe_activity(self, known: KnownRun) -> Reply:
+        """Return the fields of a status that only this kind of caller needs."""
+
+
+class SubagentTools:
+    """The tools of one caller. A call is answered with a structured reply, or raises ToolError."""
+
+    def __init__(self, scope: SubagentScope) -> None:
+        self._scope = scope
+        self._handlers: Mapping[str, Callable[[Call], Coroutine[Any, Any, Reply]]] = {
+            LIST: self.list_subagents,
+            CONTINUE: self.continue_subagent,
+            SEND: self.send_message,
+            STATUS: self.get_status,
+            RESULT: self.get_result,
+            WAIT: self.wait,
+            CANCEL: self.cancel,
+            BACKGROUND: self.list_background,
+        }
+
+    async def answer(self, tool: str, call: Call) -> Reply:
+        """Answer a call of one of `TOOLS`."""
+        known = tuple(TOOLS[tool].schema["properties"])
+        check_arguments(tool.removeprefix(PREFIX), call.args, known, also=ID_FIELDS if "subagent_id" in known else ())
+        return await self._handlers[tool](call)
+
+    async def list_subagents(self, call: Call) -> Reply:
+        found, left_out = await self._scope.list_all()
+        return {"success": True, "subagents": [self._describe(known) for known in found], "left_out": left_out}
+
+    async def continue_subagent(self, call: Call) -> Reply:
+        message, seconds = _read_message(call.args), _read_seconds(call.args, "timeout_seconds")
+        known = await self._scope.find_made(call)
+        if known is None:
+            known = await self._find(call.args)
+            if not known.has_ended and known.is_live:
+                raise ToolError(f"'{known.row.subagent_id}' is still running: wait for it, or cancel it first")
+        continued, entry = await self._scope.continue_run(call, known, message, seconds)
+        timeout = continued.row.timeout_seconds
+        return {
+            **make_blocking_reply([entry | {"timeout_seconds": timeout}]),
+            "operation": CONTINUE,
+            "timeout_seconds": timeout,
+        }
+
+    async def send_message(self, call: Call) -> Reply:
+        """Send a message to a running subagent; the reply is the receipt that `retinue send` gives."""
+        known, message = await self._find(call.args), _read_message(call.args)
+        seconds = _read_seconds(call.args, "timeout_seconds")
+        wait = READ_SECONDS if seconds is None else min(seconds, MAX_READ_SECONDS)
+        receipt = await self._scope.send(known, message, seconds=wait)
+        about = {"subagent_id": known.row.subagent_id, "session_id": known.name, "state": receipt.state}
+        if receipt.state == "delivered":
+            return {"success": True, **about, "turn": receipt.turn, "note": f"delivered at turn {receipt.turn}"}
+        if receipt.state == "queued":
+            return {"success": True, **about, "turn": None, "note": "queued: the run reads it at its next turn"}
+        error = f"too late: {receipt.why}" if receipt.state == "too_late" else receipt.why
+        return {"success": False, **about, "turn": None, "error": error}
+
+    async def get_status(self, call: Call) -> Reply:
+        return {"success": True, "subagent": await self._describe_status(await self._find(call.args))}
+
+    async def get_result(self, call: Call) -> Reply:
+        known = await self._find(call.args)
+        about = {"subagent_id": known.row.subagent_id, "status": known.status}
+        if not known.has_ended:
+            text = f"'{about['subagent_id']}' has not ended: it is {known.status} ({known.row.state})"
+            return {"success": False, **about, "error": text}
+        [entry] = await self._scope.make_entries([known])
+        return {"success": True, **about, "result": entry}
+
+    async def wait(self, call: Call) -> Reply:
+        """Wait for the run that is named, or for the next of all to end. Time that is over is no error."""
+        seconds = _read_seconds(call.args, "timeout_seconds")
+        if any(call.args.get(key) is not None for key in ID_FIELDS):
+            wanted = [await self._find(call.args)]
+        else:
+            wanted = [known for known in await self._scope.list_direct() if not known.has_ended]
+        running = [known for known in wanted if not known.has_ended]
+        if running:
+            await self._scope.wait_for_first(running, seconds)
+            wanted = [await self._scope.look_again(known) for known in wanted]
+        ended = [known for known in wanted if known.has_ended]
+        reply = await self.describe_wait(await self._scope.make_entries(ended))
+        if running and not ended:
+            reply |= {"timed_out": True, "note": STILL_RUNNING}
+        elif not wanted:
+            reply["note"] = NONE_RUNNING
+        return reply
+
+    async def describe_wait(self, results: list[Reply]) -> Reply:
+        """Make the reply to a wait: the results that came, and what still runs."""
+        return {"success": True, "results": results, "running": await self._list_running(), "timed_out": False}
+
+    async def cancel(self, call: Call) -> Reply:
+        known = await self._find(call.args)
+        about = {"subagent_id": known.row.subagent_id, "status": known.status}
+        return {"success": True, **about, "cancelled": await self._scope.cancel(known)}
+
+    async def list_background(self, call: Call) -> Reply:
+        if call.args.get("include_all") is not True:
+            return {"success": True, "subagents": await self._list_running()}
+        entries = [await self._describe_status(known) for known in await self._scope.list_direct()]
+        return {"success": True, "subagents": entries}
+
+    async def _list_running(self) -> list[Reply]:
+        direct = await self._scope.list_direct()
+        return [await self._describe_status(known) for known in direct if not known.has_ended]
+
+    async def _find(self, args: Mapping[str, Any]) -> KnownRun:
+        given = next((args[key] for key in ID_FIELDS if args.get(key) is not None), None)
+        name = f"agent:{given}" if isinstance(given, int) and not isinstance(given, bool) else given
+        if not isinstance(name, str) or not name.strip():
+            raise ToolError("Missing required 'subagent_id' field")
+        return await self._scope.find(name)
+
+    def _describe(self, known: KnownRun) -> Reply:
+        """Make the entry of a list."""
+        row = known.row
+        fields: Reply = {
+            "subagent_id": row.subagent_id,
+            "status": known.status,
+            "task": row.task[:TASK_CHARACTERS],
+            "workspace": row.workspace,
+            "session_id": known.name,
+            "continuable": known.has_ended,
+            "subagent_type": row.agent,
+        }
+        if known.own_tree:
+            fields["agent"] = f"agent:{row.run}"
+        if known.status == "running":
+            fields |= _describe_times(row)
+        if row.result is not None and row.result.changed_count:
+            fields["changed_count"] = row.result.changed_count
+        return fields | self._scope.describe_more(known)
+
+    async def _describe_status(self, known: KnownRun) -> Reply:
+        """Describe all that is known of a run, while it runs or after."""
+        row = known.row
+        fields = self._describe(known)
+        fields |= {"state": row.state, "turns": row.turns, "tool_count": row.tool_count}
+        fields |= {"timeout_seconds": row.timeout_seconds, "doing": row.last_message[:MESSAGE_CHARACTERS]}
+        return fields | await self._scope.describe_activity(known)
+
+
+def _describe_times(row: Row) -> Reply:
+    elapsed = 0.0 if row.started_at is None else max(0.0, time.time() - row.started_at)
+    timeout = row.timeout_seconds
+    left = None if timeout is None else round(max(0.0, timeout - elapsed), 1)
+    return {"elapsed_seconds": round(elapsed, 1), "timeout_seconds": timeout, "seconds_remaining": left}
+
+
+def _read_message(args: Mapping[str, Any]) -> str:
+    message = args.get("message")
+    if not isinstance(message, str) or not message.strip():
+        raise ToolError("Missing required 'message' field")
+    return message
+
+
+def _read_seconds(args: Mapping[str, Any], key: str) -> float | None:
+    value = args.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ToolError(f"Invalid '{key}' type: expected number, got {type(value).__name__}")
+    if not math.isfinite(value) or value < 0:
+        raise ToolError(f"Invalid '{key}': must be 0 or more, got {value}")
+    return float(value)
