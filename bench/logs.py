@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.table import Row
-from retinue.build.logs import open_log
 from retinue.core.events import Body, Event, Message, RunEnded, RunSpawned, RunStarted, TurnEnded, TurnStarted
+from retinue.files.state_owner import claim_state_folder
+from retinue.log.sqlite import SqliteLog
 from retinue.supervisor.tree import new_tree_id
 
 TREES = 100, 1_000, 10_000
@@ -71,7 +72,8 @@ def _fill_log(project: Path, *, trees: int, turns: int) -> tuple[str, str]:
 
 async def write_trees(project: str, trees: int, turns: int) -> None:
     """Write ended trees through the log, and print the label and the id of one in the middle."""
-    log = open_log(Path(project) / ".retinue")
+    claim_state_folder(Path(project) / ".retinue")
+    log = SqliteLog(Path(project) / ".retinue" / "logs")
     ids = [new_tree_id() for _ in range(trees)]
     for number, tree in enumerate(ids):
         at = time.time()

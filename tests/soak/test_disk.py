@@ -18,7 +18,6 @@ from retinue.core.events import encode_event
 from retinue.core.ports import Log
 from retinue.log import sqlite
 from retinue.log.forwarding_log import ForwardingLog
-from retinue.log.opening import open_reader
 from retinue.log.sqlite_reader import SqliteReader
 from retinue.supervisor import runfiles
 from tests.soak.checks import by_run, check_calls, check_folds, check_order
@@ -80,7 +79,7 @@ async def stored(folder: Path) -> list[list[Event]]:
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(folder / ".retinue" / "logs", copy / "logs")
     problems: list[LogError] = []
-    log = open_reader(copy)
+    log = SqliteReader(copy / "logs")
     found = [await log.read(each.tree) for each in await log.list_trees(problems.append)]
     assert all("empty" in str(problem) for problem in problems), problems
     return found
