@@ -1,5 +1,6 @@
 """A workspace whose run means harm: nothing of it is run, followed, waited for, or written where it must not be."""
 
+import asyncio
 import os
 import random
 import threading
@@ -11,6 +12,8 @@ import pytest
 
 from retinue.core.errors import RetinueError
 from retinue.core.events import ToolResult
+from retinue.files.trees import remove_tree
+from retinue.sandbox import tool_server_session
 from retinue.workspaces import atomic_apply as swapping
 from retinue.workspaces import copies, ignores, recording, walk
 from retinue.workspaces import merge as merging
@@ -363,3 +366,54 @@ def test_swapping_workspace_paths(tmp_path: Path, seed: int, note) -> None:  # t
     figures = looked_at(tmp_path, swaps=2000, seed=seed)
     assert hashed(tmp_path / "outside")["secret"]
     note(**figures)
+
+
+# Work without end
+
+
+DEEP = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')\nopen('big', 'wb').write(b'x' * {size})"
+
+
+@needs_bubblewrap
+@pytest.mark.finding("X8")
+async def test_folders_in_folders_do_not_hide_what_a_run_has_written(tmp_path: Path) -> None:
+    project, settings = repository(tmp_path / "p"), tmp_path / "settings.yaml"
+    settings.write_text("caps: {workspace_mib: 8}\n")
+    tmp_path.chmod(0o755)
+    command = f'python3 -c "{DEEP.format(size=20 * 1024**2)}"'
+    result = await work(project, f"{command}; sleep 100", runtime="isolated", config=settings)
+    assert result.status == "limited" and "its files are" in str(result.error_details)
+    assert remove_tree(project / ".retinue")
+
+
+@needs_bubblewrap
+@pytest.mark.finding("X8")
+async def test_a_run_whose_watch_has_died_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folder: object) -> int:
+        raise ValueError("a fault in the watch")
+
+    monkeypatch.setattr(tool_server_session, "measure_folder", fail)
+    project = repository(tmp_path / "p")
+    tmp_path.chmod(0o755)
+    result = await work(project, "sleep 100", runtime="isolated")
+    assert result.status == "failed" and "could not be watched any more: a fault" in str(result.error_details)
+
+
+@pytest.mark.finding("X8")
+@pytest.mark.parametrize("kind", ["worktree", "copy"])
+@pytest.mark.parametrize("place", [".gitignore", "sub/.gitignore", ".git/info/exclude"])
+@pytest.mark.parametrize("what", ["/dev/zero", "/dev/tty", "fifo", "hole"])
+async def test_ignore_files_that_have_no_end_are_not_read(tmp_path: Path, kind: str, place: str, what: str) -> None:
+    project = repository(tmp_path / "p", **{"sub/b.txt": "b"})
+    file = project / place
+    file.unlink(missing_ok=True)
+    file.parent.mkdir(exist_ok=True)
+    if what == "fifo":
+        os.mkfifo(file)
+    elif what == "hole":
+        file.touch()
+        os.truncate(file, 4 * 1024**2)
+    else:
+        file.symlink_to(what)
+    result = await asyncio.wait_for(work(project, "cat sub/b.txt", kind=kind), 100)
+    assert result.status == "done", result.error_details

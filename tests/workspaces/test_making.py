@@ -1,18 +1,21 @@
 """What a copied workspace starts with, in every kind of repository, and that the project does not feel it."""
 
 import os
+import shutil
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import retinue
-from retinue import Profile
+from retinue import Profile, Result
 from retinue.core.errors import RetinueError
 from retinue.core.events import ToolCall, ToolResult, Warned
 from retinue.supervisor.spawner import default_workspace
 from retinue.testing import scripted
+from retinue.workspaces import ignores
 from retinue.workspaces.create import Workspaces
 from retinue.workspaces.git import find_git
 from retinue.workspaces.recording import record_changes
@@ -64,10 +67,13 @@ async def test_a_repository_that_reads_another_s_objects_is_whole_in_a_worktree(
     named = project / ".git/objects/info/alternates"
     relative = "../../../second/.git/objects"
     named.write_text(f"# theirs\n{relative}\n{secret}\n/nowhere\n\0\n" + f'"{tmp_path}/first\\040one/.git/objects"\n')
+    settings = tmp_path / "settings.yaml"
+    settings.write_text(f"expose_paths: ['{tmp_path}/second/.git/objects', '{tmp_path}/first one']\n")
     result = await work(
         project,
         "git fsck --full > fsck 2>&1; git log --format=%s > log; git status --porcelain > status",
         runtime=runtime,
+        config=settings,
     )
     assert result.status == "done", result.error_details
     made = workspace(result)
@@ -75,6 +81,104 @@ async def test_a_repository_that_reads_another_s_objects_is_whole_in_a_worktree(
     assert (made / "status").read_text() == "?? fsck\n?? log\n?? status\n"
     objects = [f"{tmp_path}/{name}/.git/objects" for name in ("p", "second", "first one")]
     assert (made / ".git/objects/info/alternates").read_text().splitlines() == objects
+
+
+@pytest.mark.finding("X6", "X8")
+async def test_a_pattern_that_git_cannot_answer_shows_no_ignored_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ignores, "SECONDS", 0)  # so every pattern takes too long
+    project = repository(tmp_path / "p", **{".gitignore": ".env\n"})
+    (project / ".env").write_text("hunter2")
+    result = await work(project, "cat .env")
+    assert result.status == "failed" and "a pattern in .gitignore takes it too long" in str(result.error_details)
+    assert not workspace(result).exists()
+
+
+PRIVATE = "the user's private source"
+LOOK = (
+    "git log --all --format=%s; git cat-file --batch-all-objects --batch; cat {project}/.env {project}/.git/config; "
+    "cat .env .git/config; git -C {project} config -l; ls -a {project}; env; git log -1 --format=%s; git status -s; "
+    "echo new > new; git add new; git -c user.name=x -c user.email=x@x commit -qm next && git diff HEAD~1 --stat"
+)
+
+
+async def look_around(project: Path, **options: Any) -> tuple[Result[Any], str]:
+    for folder in (project.parent, project.parent.parent):
+        folder.chmod(0o755)
+    agents = {"main": [shell(f"({LOOK.format(project=project)}) 2>&1"), {"text": "done"}]}
+    result, events = await seen(project, agents, runtime="isolated", **options)
+    return result, "\n".join(body.text for body in bodies(events, ToolResult))
+
+
+@needs_bubblewrap
+@pytest.mark.finding("X6")
+@pytest.mark.parametrize("kind", ["worktree", "shared", "scratch"])
+async def test_a_sandboxed_run_sees_no_token_of_git_and_a_worktree_no_ignored_file(tmp_path: Path, kind: str) -> None:
+    project = repository(tmp_path / "p", **{".gitignore": ".env\n"})
+    (project / ".env").write_text("KEY=hunter2-env\n")
+    git(project, "remote", "add", "origin", "https://user:hunter2-token@example.com/x.git")
+    result, text = await look_around(project, kind=kind)
+    assert result.status == "done" and "hunter2-token" not in text
+    if kind == "worktree":
+        assert "hunter2" not in text and "first" in text and "1 file changed, 1 insertion(+)" in text
+
+
+@needs_bubblewrap
+@pytest.mark.finding("X6")
+async def test_a_worktree_subagent_sees_no_ignored_file_of_the_project_either(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p", **{".gitignore": ".env\n"})
+    (project / ".env").write_text("KEY=hunter2\n")
+    tmp_path.chmod(0o755)
+    coder = Profile("coder", "You code.", workspace="worktree", runtime="isolated")
+    calls = [call("subagent_coder", task="look"), {"text": "done"}]
+    agents = {"main": calls, "coder": [shell(f"cat {project}/.env .env; ls -a {project} .; true"), {"text": "done"}]}
+    _, events = await seen(project, agents, kind="shared", profiles=[coder])
+    assert "a.txt" in str(events) and "hunter2" not in str(events)
+
+
+@needs_bubblewrap
+@pytest.mark.finding("X6")
+@pytest.mark.parametrize("how", ["alternates", "gitdir", "link", "objects", "commondir"])
+async def test_a_clone_cannot_show_another_repository_to_a_sandboxed_run(tmp_path: Path, how: str) -> None:
+    private = repository(tmp_path / "private", **{"key.py": PRIVATE})
+    project = tmp_path / "p"
+    if how in ("gitdir", "link"):
+        project.mkdir()
+        (project / "a.txt").write_text("a")
+        if how == "gitdir":
+            (project / ".git").write_text(f"gitdir: {private}/.git\n")
+        else:
+            (project / ".git").symlink_to(private / ".git")
+    else:
+        repository(project)
+    if how == "alternates":
+        (project / ".git/objects/info/alternates").write_text(f"{private}/.git/objects\n")
+    elif how == "objects":
+        shutil.rmtree(project / ".git/objects")
+        (project / ".git/objects").symlink_to(private / ".git/objects")
+    elif how == "commondir":
+        (project / ".git/commondir").write_text(f"{private}/.git\n")
+    result, text = await look_around(project, kind="worktree")
+    assert PRIVATE not in text and PRIVATE not in str(result)
+    assert result.status == "failed" and "git here reads objects of another repository" in str(result.error_details)
+    assert f"`expose_paths: [{private}/.git/objects]`" in str(result.error_details)
+
+
+@needs_bubblewrap
+@pytest.mark.finding("X6")
+@pytest.mark.parametrize("how", ["linked", "submodule", "subfolder"])
+async def test_worktrees_and_submodules_of_the_user_need_no_question(tmp_path: Path, how: str) -> None:
+    main = repository(tmp_path / "main", **{"sub/b.txt": "b\n"})
+    project = {"linked": tmp_path / "linked", "submodule": main / "lib", "subfolder": main / "sub"}[how]
+    if how == "linked":
+        git(main, "worktree", "add", "-q", "--detach", str(project))
+    elif how == "submodule":
+        repository(tmp_path / "lib")
+        git(main, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(tmp_path / "lib"), "lib")
+    result, text = await look_around(project, kind="worktree")
+    assert result.status == "done", result.error_details
+    assert "1 file changed, 1 insertion(+)" in text
 
 
 async def test_a_copy_has_what_git_ignores_too_but_no_git_and_nothing_of_ours(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
 
 from retinue.core.commands import join_exact_words, list_readings, read_command
 from retinue.core.errors import ConfigError
+from retinue.core.globs import GLOB_CHARACTERS, compile_glob
 from retinue.core.hidden_commands import conceals_command, list_possible_readings, may_hold
 from retinue.core.servers import PREFIX
 
@@ -38,7 +38,7 @@ RULE_PATTERN = (
 )
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.*)", re.DOTALL)
-_GLOB = "*?["
+SHOWN_CHARACTERS = 200
 
 
 class Rule(msgspec.Struct, frozen=True, gc=False):
@@ -96,9 +96,9 @@ def parse_rule(text: str) -> Rule:
         raise ConfigError(f"'{text}' is no rule: write a tool, or tool(pattern), such as shell(git status*)")
     tool, seal, pattern = found[1], found[2] or "", found[3]
     try:
-        _compile_pattern(pattern or "", True)
-    except re.error:
-        raise ConfigError(f"'{text}' has a range in [...] that is none") from None
+        compile_glob(pattern or "", paths=True)
+    except ConfigError as error:
+        raise ConfigError(f"'{text[:SHOWN_CHARACTERS]}' {error}") from None
     if pattern is None:
         return Rule(tool, seal=seal)
     if not pattern.strip():
@@ -116,7 +116,7 @@ def concerns_tool(rule: Rule, tool: str) -> bool:
     server = rule.tool.removeprefix(PREFIX)
     if server != rule.tool and "__" not in server and tool.startswith(f"{rule.tool}__"):
         return True
-    return rule.tool == tool or _compile_pattern(rule.tool, False).fullmatch(tool) is not None
+    return rule.tool == tool or compile_glob(rule.tool, paths=False).matches(tool)
 
 
 def is_about_path(rule: Rule, tool: str) -> bool:
@@ -133,7 +133,7 @@ def is_about_path(rule: Rule, tool: str) -> bool:
 
 def matches_path(pattern: str, path: str) -> bool:
     """Return whether a path fits the pattern of a rule about files."""
-    return _compile_pattern(pattern, True).fullmatch(path) is not None
+    return compile_glob(pattern, paths=True).matches(path)
 
 
 def find_allowing_rule(rules: tuple[Rule, ...], tool: str, args: dict[str, Any], subject: str | None) -> str:
@@ -150,8 +150,8 @@ def find_stopping_rule(rules: tuple[Rule, ...], tool: str, args: dict[str, Any],
             return str(rule)
         if is_a(tool, SHELLS):
             words = [words for subject in subjects for words in read_command(subject).parts]
-            pattern = _compile_pattern(rule.pattern, False)
-            if any(pattern.fullmatch(reading) for command in words for reading in list_readings(command)):
+            pattern = compile_glob(rule.pattern, paths=False)
+            if any(pattern.matches(reading) for command in words for reading in list_readings(command)):
                 return str(rule)
         elif any(_matches_call(rule, tool, args, subject) for subject in subjects or (None,)):
             return str(rule)
@@ -177,11 +177,11 @@ def is_unclear(rules: tuple[Rule, ...], tool: str, subjects: Sequence[str]) -> b
 
 def _may_be_meant(pattern: str, words: tuple[str, ...]) -> bool:
     """Return whether a command that the pattern does not match might run one that it does."""
-    start = pattern[: next((at for at, char in enumerate(pattern) if char in _GLOB), len(pattern))]
+    start = pattern[: next((at for at, char in enumerate(pattern) if char in GLOB_CHARACTERS), len(pattern))]
     if may_hold(words, start):
         return True
-    compiled = _compile_pattern(pattern, False)
-    return any(compiled.fullmatch(reading) for reading in list_possible_readings(words))
+    compiled = compile_glob(pattern, paths=False)
+    return any(compiled.matches(reading) for reading in list_possible_readings(words))
 
 
 def derive_rule(tool: str, subject: str | None, seal: str = "") -> Rule | None:
@@ -209,7 +209,7 @@ def derive_rule(tool: str, subject: str | None, seal: str = "") -> Rule | None:
 
 def escape_pattern(text: str) -> str:
     """Return the pattern that matches this text only."""
-    return "".join(f"[{char}]" if char in _GLOB else char for char in text)
+    return "".join(f"[{char}]" if char in GLOB_CHARACTERS else char for char in text)
 
 
 def _allows_command(rules: tuple[Rule, ...], command: str | None) -> str:
@@ -223,7 +223,7 @@ def _allows_command(rules: tuple[Rule, ...], command: str | None) -> str:
     for words in line.parts:
         text = join_exact_words(words)
         rule = next(
-            (r for r in rules if r.pattern is not None and _compile_pattern(r.pattern, False).fullmatch(text)), None
+            (r for r in rules if r.pattern is not None and compile_glob(r.pattern, paths=False).matches(text)), None
         )
         if rule is None:
             return ""
@@ -236,31 +236,5 @@ def _matches_call(rule: Rule, tool: str, args: dict[str, Any], subject: str | No
     if rule.argument:
         value = args.get(rule.argument)
         text = value if isinstance(value, str) else None if value is None else msgspec.json.encode(value).decode()
-        return text is not None and _compile_pattern(rule.pattern, False).fullmatch(text) is not None
-    return subject is not None and _compile_pattern(rule.pattern, is_a(tool, FILES)).fullmatch(subject) is not None
-
-
-@lru_cache(4096)
-def _compile_pattern(pattern: str, paths: bool) -> re.Pattern[str]:
-    """`*` is any text (in paths: up to the next `/`, and `**` any text), `?` one character, `[...]` one of these."""
-    made, at = "", 0
-    while at < len(pattern):
-        char = pattern[at]
-        if paths and pattern.startswith("**/", at):
-            made, at = made + "(?:.*/)?", at + 3
-        elif char == "*":
-            stars = len(pattern) - at - len(pattern[at:].lstrip("*"))
-            made, at = made + ("[^/]*" if paths and stars == 1 else ".*"), at + stars
-        elif char == "?":
-            made, at = made + ("[^/]" if paths else "."), at + 1
-        elif char == "[" and (end := pattern.find("]", at + 2)) > 0:
-            made, at = made + _one_of(pattern[at + 1 : end]), end + 1
-        else:
-            made, at = made + re.escape(char), at + 1
-    return re.compile(made, re.DOTALL)
-
-
-def _one_of(inside: str) -> str:
-    turned = inside[0] == "!" and len(inside) > 1
-    safe = re.sub(r"([\\\[\]^&|~])", r"\\\1", inside[1:] if turned else inside)
-    return f"[{'^' if turned else ''}{safe}]"
+        return text is not None and compile_glob(rule.pattern, paths=False).matches(text)
+    return subject is not None and compile_glob(rule.pattern, paths=is_a(tool, FILES)).matches(subject)

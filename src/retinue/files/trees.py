@@ -1,31 +1,147 @@
-"""Folder trees as a whole: removing, measuring and giving them away while others may change them."""
+"""Folder trees as a whole: walking, removing, measuring and giving them away while others may change them.
+
+Whoever made a tree decides how deep it is, so nothing here recurses, builds a whole path or holds more than two folders
+open.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from retinue.files.opening import AnyPath, stat_entry
+from retinue.files.opening import AnyPath, FileId, file_id, open_folder, stat_entry
 
 BLOCK_BYTES = 512
 
 
+@dataclass
+class Visit:
+    """A folder of a walk, open as `fd` until the walk goes on. `steps` are the names that lead to it from the top.
+
+    A folder is visited before what is below it, with the names in it that are no folders (`others`), after each of its
+    folders (`finished` is the name of that), and when the walk leaves it (`leaving`). Removing a name from `folders` at
+    the first visit skips that folder."""
+
+    fd: int
+    steps: list[str]
+    folders: list[str]
+    others: list[str]
+    leaving: bool = False
+    finished: str = ""
+
+
+@dataclass
+class _Level:
+    name: str
+    id: FileId
+    waiting: list[str] = field(default_factory=list)
+
+
+def walk_tree(top: AnyPath | int, *, errors: list[OSError] | None = None) -> Iterator[Visit]:
+    """Walk through a folder and all below it; links are not followed. `errors` collects what could not be opened.
+
+    The way up is `..`, and must lead to the folder that the walk came from: else somebody has moved it away, and the
+    walk ends with an OSError."""
+    fd = os.dup(top) if isinstance(top, int) else open_folder(top)
+    levels = [_Level("", file_id(fd))]
+    steps: list[str] = []
+    is_new = True
+    try:
+        while levels:
+            level = levels[-1]
+            if is_new:
+                folders, others = _list_entries(fd, errors)
+                yield Visit(fd, steps, folders, others)
+                level.waiting = folders[::-1]
+            is_new = False
+            if level.waiting:
+                name = level.waiting.pop()
+                try:
+                    inner = open_folder(name, dir_fd=fd)
+                except OSError as error:
+                    _collect(errors, error)
+                    continue
+                os.close(fd)
+                fd, is_new = inner, True
+                levels.append(_Level(name, file_id(fd)))
+                steps.append(name)
+                continue
+            yield Visit(fd, steps, [], [], leaving=True)
+            name = levels.pop().name
+            if levels:
+                steps.pop()
+                above = open_folder("..", dir_fd=fd)
+                os.close(fd)
+                fd = above
+                if file_id(fd) != levels[-1].id:
+                    raise OSError(errno.ESTALE, "a folder was moved while it was looked at")
+                yield Visit(fd, steps, [], [], finished=name)
+    finally:
+        os.close(fd)
+
+
+def _list_entries(fd: int, errors: list[OSError] | None) -> tuple[list[str], list[str]]:
+    folders: list[str] = []
+    others: list[str] = []
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                (folders if entry.is_dir(follow_symlinks=False) else others).append(entry.name)
+    except OSError as error:
+        _collect(errors, error)
+    return folders, others
+
+
+def _collect(errors: list[OSError] | None, error: OSError) -> None:
+    if errors is not None:
+        errors.append(error)
+
+
 def remove_tree(folder: AnyPath) -> bool:
     """Remove a folder and all below it as far as possible; return whether it is gone. Links are not followed."""
-    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        remove_whole_tree(folder)
     return not os.path.lexists(folder)
+
+
+def remove_whole_tree(folder: AnyPath) -> None:
+    """Remove a folder and all below it. Raises OSError, after removing as much as possible, for what is left."""
+    errors: list[OSError] = []
+    for visit in walk_tree(folder, errors=errors):
+        for name in visit.others:
+            _remove_entry(name, visit.fd, errors)
+        if visit.finished:
+            _remove_entry(visit.finished, visit.fd, errors, folder=True)
+    try:
+        Path(folder).rmdir()
+    except OSError as error:
+        raise (errors[0] if errors else error) from None
+
+
+def _remove_entry(name: str, fd: int, errors: list[OSError], *, folder: bool = False) -> None:
+    try:
+        if folder:
+            os.rmdir(name, dir_fd=fd)
+        else:
+            os.unlink(name, dir_fd=fd)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        errors.append(error)
 
 
 def measure_folder(folder: AnyPath) -> int:
     """Return the bytes that the regular files below a folder take on disk; links are not followed."""
     total = 0
     with suppress(OSError):
-        for _, _, names, at in os.fwalk(folder):
-            for name in names:
-                status = stat_entry(name, at)
+        for visit in walk_tree(folder):
+            for name in visit.others:
+                status = stat_entry(name, visit.fd)
                 if status is not None and stat.S_ISREG(status.st_mode):
                     total += status.st_blocks * BLOCK_BYTES
     return total
@@ -34,11 +150,12 @@ def measure_folder(folder: AnyPath) -> int:
 def give_folder(folder: str, uid: int, gid: int) -> None:
     """Give a folder with all it holds to a user (-1: leave the owner) and to a group, for reading. The folder itself
     comes last: its group says that all is done."""
-    for _, _, files, at in os.fwalk(folder, topdown=False):
-        os.fchown(at, uid, gid)
-        os.fchmod(at, stat.S_IMODE(os.fstat(at).st_mode) | 0o050)
-        for name in files:
-            _give_file(name, at, uid, gid)
+    for visit in walk_tree(folder):
+        for name in visit.others:
+            _give_file(name, visit.fd, uid, gid)
+        if visit.leaving:
+            os.fchown(visit.fd, uid, gid)
+            os.fchmod(visit.fd, stat.S_IMODE(os.fstat(visit.fd).st_mode) | 0o050)
 
 
 def _give_file(name: str, folder: int, uid: int, gid: int) -> None:

@@ -5,15 +5,14 @@ Decides which trees go; removing their events is the log's. Knows no log file an
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from retinue.core.errors import LogError, LogVersionError, RetinueError
 from retinue.core.ports import LogReader, StoredTree
+from retinue.files.trees import measure_folder, remove_whole_tree
 
 _TREE = re.compile(r"[0-9a-z]+")  # as we make them; a name that a log claims must not lead anywhere else
 Unapplied = Callable[[str], list[str]]
@@ -102,10 +101,10 @@ def _remove_folder(runs: Path, tree: str, report: Report, *, dry_run: bool) -> b
     if not _TREE.fullmatch(tree):
         return True
     folder = runs / tree
-    size = _measure_folder(folder)
+    size = measure_folder(folder)
     try:
         if not dry_run:
-            shutil.rmtree(folder)
+            remove_whole_tree(folder)
     except FileNotFoundError:
         return True
     except OSError as error:
@@ -113,10 +112,3 @@ def _remove_folder(runs: Path, tree: str, report: Report, *, dry_run: bool) -> b
         return False
     report.freed_bytes += size
     return True
-
-
-def _measure_folder(folder: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):
-        total += sum(os.lstat(Path(parent, name)).st_size for name in names)
-    return total

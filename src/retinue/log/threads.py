@@ -6,7 +6,6 @@ Continuing and replaying start from the same threads. Pure, but for whole texts 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 from msgspec import structs
 
@@ -35,7 +34,9 @@ from retinue.core.events import (
 from retinue.core.messages import AssistantTurn, Call, Native, Reply, Thought, ToolTurn, Turn, UserTurn
 from retinue.core.plans import SETUP, Past
 from retinue.core.ports import LogReader, Outcome
+from retinue.files.content import read_small_file
 
+MAX_TEXT_BYTES = 1024**3
 BROKEN_OFF = (
     "The run was ended before this call had a result, so nobody knows whether it took effect. "
     "Look at how things are before you make it again."
@@ -74,7 +75,7 @@ def _add_result(native: Native, body: ToolResult) -> Native:
 
 def _read_whole_text(text: str, file: str, *, strict: bool) -> str:
     try:
-        return Path(file).read_bytes().decode("utf-8", "replace") if file else text
+        return read_small_file(file, MAX_TEXT_BYTES).decode("utf-8", "replace") if file else text
     except OSError as error:
         if not strict:
             return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,8 @@ class Box:
 
     `workspace` is written if it is the run's own, else only read. `outputs` has the run's files for text that does not
     fit inline, `host_outputs` those of tools of the host. `hidden` is our own state, of which the run sees only what is
-    named here; `objects` are folders that its git reads and nobody searches. `proxy` is the socket through which it
+    named here; `objects` are folders that its git reads and nobody searches, `foreign_objects` those of them that may
+    belong to another repository. `proxy` is the socket through which it
     reaches hosts, if it may reach any. `user` is who it was before, if its sandbox is started again."""
 
     tree: str
@@ -36,6 +37,7 @@ class Box:
     hidden: str
     caps: Caps
     objects: tuple[str, ...] = ()
+    foreign_objects: tuple[str, ...] = ()
     run: int = 0
     proxy: str = ""
     user: tuple[int, int] | None = None
@@ -97,6 +99,7 @@ def make_box(job: Job, folders: RunFolders, caps: Caps) -> Box:
     own = Path(os.path.realpath(make_private_folder(folders.own)))
     make_private_folder(own.parent / "snapshots")
     workspace = os.path.realpath(folders.workspace)
+    made = None if folders.workspace_copy is None else read_record(folders.own, WORKSPACE_FILE, WorkspaceRecord)
     readable = [os.path.realpath(path) for path in folders.readable]
     return Box(
         tree=job.ref.tree,
@@ -107,17 +110,10 @@ def make_box(job: Job, folders: RunFolders, caps: Caps) -> Box:
         readable=tuple(path for path in readable if Path(path).exists()),
         hidden=str(own.parents[2]),
         caps=caps,
-        objects=tuple(_git_objects(folders)),
+        objects=() if made is None else tuple(map(os.path.realpath, filter(os.path.isdir, made.objects))),
+        foreign_objects=() if made is None else made.foreign_objects,
         run=job.ref.run,
     )
-
-
-def _git_objects(folders: RunFolders) -> Iterator[str]:
-    """Yield the folders that a worktree's git reads its history from."""
-    made = None if folders.workspace_copy is None else read_record(folders.own, WORKSPACE_FILE, WorkspaceRecord)
-    for path in made.objects if made is not None else ():
-        if Path(path).is_dir():
-            yield os.path.realpath(path)
 
 
 def find_closed_paths(box: Box) -> list[str]:

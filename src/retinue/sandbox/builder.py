@@ -23,7 +23,7 @@ import msgspec
 
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Caps
-from retinue.files.reserved import STATE_FOLDER
+from retinue.files.reserved import GIT_FOLDER, STATE_FOLDER
 from retinue.files.trees import give_folder, remove_tree
 from retinue.sandbox.box import Box
 from retinue.sandbox.process import PreparedSandbox, Process
@@ -99,6 +99,10 @@ class SandboxBuilder(ABC):
     def prepare(self, box: Box) -> PreparedSandbox:
         """Return how to start the tool server."""
 
+    def is_exposed(self, path: str) -> bool:
+        """Tell whether the user has exposed a path to all sandboxed runs."""
+        return any(f"{os.path.realpath(path)}/".startswith(f"{shown}/") for shown in self._expose)
+
     def _give_to_user(self, box: Box) -> tuple[int, int] | None:
         """Return the user that a run of root's becomes, who owns its files from now on; None where we are not root."""
         if os.geteuid() != 0:
@@ -117,6 +121,7 @@ class SandboxBuilder(ABC):
         binds = {f"{LIBRARY}/{name}": Bind(source) for source, name in list_packages()}
         binds |= {path: Bind(path) for path in shown}
         binds |= {path: Bind(COVER) for path in find_bound_sockets(shown, box.hidden)}
+        binds |= {path: Bind(COVER) for path in find_git_secrets(shown, box.hidden)}
         if box.own_workspace:
             binds[box.workspace] = Bind(box.workspace, writable=True)
         binds[box.outputs] = Bind(box.outputs, writable=True)
@@ -234,7 +239,16 @@ def find_command(name: str) -> str | None:
     return shutil.which(name, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 
 
-# Unix sockets
+# What is covered of the folders that are shown
+
+
+def find_git_secrets(folders: Sequence[str], hidden: str) -> list[str]:
+    """Return the files of git in these folders that can hold a token: a remote's address may have one in it. The
+    folders of runs, which are in `hidden`, have settings of their own without any."""
+    names = ("config", "config.worktree", "credentials", "FETCH_HEAD")
+    users = [folder for folder in folders if not folder.startswith(f"{hidden}/")]
+    places = [Path(folder, GIT_FOLDER, name) for folder in users for name in names]
+    return [str(path) for path in places if path.is_file() and not path.parent.is_symlink()]
 
 
 def find_bound_sockets(folders: Sequence[str], hidden: str) -> list[str]:

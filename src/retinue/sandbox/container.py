@@ -210,7 +210,7 @@ class Containers(SandboxBuilder):
         return ["--userns=keep-id", *own] if self._engine.is_podman else own
 
     def _list_mounts(self, box: Box) -> list[str]:
-        roots = (*box.readable, box.workspace)
+        roots = (*box.objects, *box.readable, box.workspace)
         binds = self._list_binds(box, roots)
         for number, mask in enumerate(self._list_masks(box, roots)):
             folder = Path(box.outputs).parent / "masks" / str(number)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from retinue.files.content import read_small_file
 from retinue.files.reserved import STATE_FOLDER
 from retinue.sandbox.builder import list_interpreter_folders
 
@@ -103,7 +104,5 @@ def _is_seen(path: Path) -> bool:
 def _read_text(path: Path) -> str:
     """Return the text of a regular file; nothing for anything else, such as a pipe that would never end."""
     with suppress(OSError, ValueError):
-        if path.is_file():
-            with path.open(encoding="utf-8") as file:
-                return file.read(LARGEST)
+        return read_small_file(path, LARGEST, follow=True).decode()
     return ""

@@ -52,6 +52,11 @@ STOP_SECONDS = 2.0
 RESTARTS = 3
 PROGRAM_CALLS = 64
 PREVIEW_CHARACTERS = 64 * 1024
+UNWATCHED = "the size of what the run writes could not be watched any more: {error}"
+FOREIGN_OBJECTS = (
+    "git here reads objects of another repository, which a sandboxed worktree would show to the run: {path}. If it may "
+    "see them, add `expose_paths: [{path}]` to retinue.yaml; else use workspace copy"
+)
 CLOSED = "in its sandbox the run is a user of its own, and {path} is closed to others: it is not read there"
 TOO_LARGE = "The arguments of this {name} call are larger than a sandbox can be sent. It was not run."
 TOO_MANY = Made(error=f"More than {PROGRAM_CALLS} calls of one program at once.")
@@ -380,6 +385,9 @@ class ToolServerSession:
 
     async def _start(self) -> _RunningServer:
         box = replace(make_box(self._job, self._own, self._sandbox.caps), user=self._user)
+        for path in box.foreign_objects:
+            if not self._sandbox.builder.is_exposed(path):
+                raise Failed(FOREIGN_OBJECTS.format(path=path))
         if self._sandbox.make_proxy is None:
             return await self._start_in(box, None)
         proxy = self._sandbox.make_proxy(Path(box.outputs).parent, self._job.plan.network, self._link)
@@ -455,7 +463,8 @@ class _RunningServer:
         self.is_used = False
         self._group = prepared.group
         self._memory_kills = 0
-        self._tasks = TaskOwner()
+        # Nobody may write without a limit because the watch over it has failed.
+        self._tasks = TaskOwner(on_error=lambda error: connection.fail(Failed(UNWATCHED.format(error=error))))
         self._tasks.start(self._watch_size())
 
     async def stop(self) -> None:

@@ -383,14 +383,16 @@ def make_folders(
     others = (snapshots, *readable) if task.include_temp_workspace else tuple(readable)
     if kind == "shared":
         return RunFolders(own, above, others, parent=folders_above)
-    if task.include_parent_workspace:
-        others = (above, *others)
     workspace = f"{own}/workspace"
     if parent is None:
         snapshots = ""  # it has no siblings
+    with_parent = (above, *others) if task.include_parent_workspace else others
     if kind == "scratch":
-        return RunFolders(own, workspace, others, None, snapshots, parent=folders_above)
+        return RunFolders(own, workspace, with_parent, None, snapshots, parent=folders_above)
     source_workspace, source = _find_source(state, parent, kind)
+    if not (sandboxed and above == state.project):
+        # Of the project a sandboxed copy shows what it copied, not the ignored files and git's settings beside it.
+        others = with_parent
     copy = Workspace(kind, ref.tree, ref.run, own, workspace, source, state.project, source_workspace)
     return RunFolders(own, workspace, others, copy, snapshots, parent=folders_above)
 

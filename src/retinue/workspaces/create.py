@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +23,7 @@ from retinue.core.events import Warned
 from retinue.core.limits import MIB, WORKSPACE_MIB
 from retinue.core.plans import Job
 from retinue.core.ports import Link
+from retinue.files.content import read_small_file
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
 from retinue.workspaces import git
@@ -46,12 +47,13 @@ TOO_LARGE = (
     "the workspace would be larger than {limit} MiB (it was full at {path}): name what it does not need in .gitignore, "
     "raise workspace_max_mib in retinue.yaml, or use scratch"
 )
+SLOW_PATTERNS = "git cannot tell which files are ignored: a pattern in .gitignore takes it too long; use workspace copy"
 GONE = "its workspace is gone: {path}; what it did there is lost, so it cannot go on"
 REMEMBERED = 64
 CLOSE_SECONDS = 10.0
 STOP_SECONDS = 2.0
 MAX_ALTERNATES_DEPTH = 5  # as git goes itself
-MAX_ALTERNATES_BYTES = 1024 * 1024
+MAX_GIT_FILE_BYTES = 1024 * 1024
 _OBJECTS_NAME = re.compile(r"[0-9a-f]{2}|info|pack|tmp[_-].*|incoming-.*|[a-z-]+\.lock")
 _ESCAPE = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
 _LETTERS = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
@@ -61,10 +63,12 @@ T = TypeVar("T")
 
 @dataclass
 class CreatedWorkspace:
-    """A new workspace: what was left out of it, and the folders (`objects`) that its git has to read."""
+    """A new workspace: what was left out of it, and the folders (`objects`) that its git has to read; those of
+    `foreign_objects` may belong to another repository."""
 
     skipped: Skipped = field(default_factory=Skipped)
     objects: tuple[str, ...] = ()
+    foreign_objects: tuple[str, ...] = ()
 
 
 class Workspaces:
@@ -144,6 +148,7 @@ class Workspaces:
             source=workspace.source,
             project=workspace.project,
             objects=made.objects,
+            foreign_objects=made.foreign_objects,
         )
         write_record(workspace.own, WORKSPACE_FILE, record)
         return made
@@ -199,9 +204,13 @@ def create_workspace(
                 workspace.source, ignored=ignores, inside_ignored=not is_worktree, foreign=foreign, stop=stop
             )
             into.add_tree(workspace.base, FolderCopier(workspace.path, into, CopyBudget(limit)).copy(walker))
+            if is_worktree and ignores.gave_up:  # then it has what should have been left out
+                raise RetinueError(SLOW_PATTERNS)
         objects: tuple[str, ...] = ()
+        foreign_objects: tuple[str, ...] = ()
         if is_worktree and repository is not None:
             objects = tuple(_find_object_folders(repository.objects))
+            foreign_objects = tuple(_find_foreign_objects(objects, repository, project))
             _make_repository(workspace.path, project, repository, objects)
     except BaseException as error:
         remove_tree(workspace.path)
@@ -210,7 +219,7 @@ def create_workspace(
         if isinstance(error, OSError):
             raise RetinueError(f"cannot make the workspace {workspace.path}: {error.strerror or error}") from error
         raise
-    return CreatedWorkspace(walker.skipped, objects)
+    return CreatedWorkspace(walker.skipped, objects, foreign_objects)
 
 
 def _make_repository(workspace: str, project: str, repository: git.Repository, objects: tuple[str, ...]) -> None:
@@ -221,8 +230,8 @@ def _make_repository(workspace: str, project: str, repository: git.Repository, o
     info = Path(folder, "objects", "info")
     info.mkdir(parents=True, exist_ok=True)
     (info / "alternates").write_bytes(_format_alternates(objects))
-    if Path(repository.shallow).is_file():
-        shutil.copyfile(repository.shallow, f"{folder}/shallow")
+    with suppress(FileNotFoundError):
+        Path(folder, "shallow").write_bytes(read_small_file(repository.shallow, MAX_GIT_FILE_BYTES))
     whole = not repository.prefix
     head = repository.head if whole else _commit_subfolder(project, repository, folder)
     if whole and head:
@@ -262,6 +271,14 @@ def _find_object_folders(objects: str) -> list[str]:
     return list(found)
 
 
+def _find_foreign_objects(objects: Sequence[str], repository: git.Repository, project: str) -> Iterator[str]:
+    """Yield the object folders that are neither in the project nor those of its own repository: files of a clone can
+    name any repository of the user's."""
+    own = os.path.realpath(repository.objects) if repository.is_own else None
+    inside = f"{os.path.realpath(project)}/"
+    yield from (path for path in objects if path != own and not path.startswith(inside))
+
+
 def _format_alternates(paths: Sequence[str]) -> bytes:
     """Return an alternates file that names the folders; a path that git could misread is quoted."""
     return b"".join(_quote_path(os.fsencode(path)) + b"\n" for path in paths)
@@ -269,8 +286,7 @@ def _format_alternates(paths: Sequence[str]) -> bytes:
 
 def _read_alternates(objects: str, *, relative: bool) -> Iterator[str]:
     try:
-        with Path(objects, "info", "alternates").open("rb") as file:
-            named = file.read(MAX_ALTERNATES_BYTES).split(b"\n")
+        named = read_small_file(f"{objects}/info/alternates", MAX_GIT_FILE_BYTES, follow=True).split(b"\n")
     except OSError:
         return
     for line in named:

@@ -33,6 +33,7 @@ from retinue.files.opening import (
     stat_entry,
 )
 from retinue.files.reserved import find_git_folder, is_git_name, is_reserved_name, is_state_name, list_all_prefixes
+from retinue.files.trees import walk_tree
 from retinue.workspaces.capture import capture_folder, list_changed_paths, read_current_at
 from retinue.workspaces.copy_tree import PUBLIC_MODES, BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.store import ContentNames, Files, StoredFile
@@ -334,13 +335,13 @@ class _Return:
 
 def remove_temporary_files(folder: int) -> None:
     """Remove what a killed process had written below an open folder and not yet put in its place."""
-    for _, folders, names, at in os.fwalk(".", dir_fd=folder, follow_symlinks=False):
-        folders[:] = [name for name in folders if not is_reserved_name(name)]
-        for name in filter(is_temporary_name, names):
-            status = stat_entry(name, at)
+    for visit in walk_tree(folder):
+        visit.folders[:] = [name for name in visit.folders if not is_reserved_name(name)]
+        for name in filter(is_temporary_name, visit.others):
+            status = stat_entry(name, visit.fd)
             if status is not None and stat.S_ISREG(status.st_mode):
                 with suppress(OSError):
-                    os.unlink(name, dir_fd=at)
+                    os.unlink(name, dir_fd=visit.fd)
 
 
 def _join_paths(paths: list[str]) -> str:

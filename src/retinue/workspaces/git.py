@@ -14,9 +14,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from retinue.core.errors import ConfigError, RetinueError
+from retinue.files.content import read_small_file
 from retinue.processes.group import run_program
 
 SECONDS = 120.0
+LINE_BYTES = 8 * 1024
 NO_GIT = "workspace 'copy' and 'worktree' need git on this machine, and there is none: install it, or use scratch"
 _QUIET = (
     "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "protocol.allow=never",
@@ -60,10 +62,10 @@ def build_command(*words: str, git_dir: str) -> tuple[list[str], dict[str, str]]
     return [find_git(), *_QUIET, f"--git-dir={git_dir}", *words], {**kept, **_OURS, **_ALWAYS}
 
 
-def run_in_store(*words: str, git_dir: str, cwd: str | None = None) -> bytes:
+def run_in_store(*words: str, git_dir: str, cwd: str | None = None, good: Sequence[int] = (0,)) -> bytes:
     """Run git on a store of ours, or on a clone that nobody but us has touched yet; return its output."""
     line, env = build_command(*words, git_dir=git_dir)
-    return _run_git(line, env, cwd or git_dir)
+    return _run_git(line, env, cwd or git_dir, good)
 
 
 def run_in_project(*words: str, project: str, good: Sequence[int] = (0,)) -> bytes:
@@ -93,7 +95,7 @@ def _name_command(line: list[str]) -> str:
 class Repository:
     """The user's repository as a clone needs it. `prefix` is where the project is in it; `head` is empty before the
     first commit, `branch` where HEAD is detached. `above` are the `.gitignore` files over the project, each with its
-    folder in the repository."""
+    folder in the repository. `top` is the folder of the work tree, `folder` git's own folder for it."""
 
     prefix: str
     objects: str
@@ -103,13 +105,40 @@ class Repository:
     shallow: str
     excludes: tuple[str, ...]
     above: tuple[tuple[str, str], ...] = ()
+    top: str = ""
+    folder: str = ""
+
+    @property
+    def is_own(self) -> bool:
+        """True if the repository belongs to the work tree: it is the `.git` in it, or says itself that it does.
+
+        A `.git` that is a file or a link can name any repository of the user's. A linked worktree and a submodule are
+        known to the repository too; nobody but its owner can write that."""
+        place = f"{os.path.realpath(self.top)}/.git"
+        if os.path.realpath(self.folder) == place:
+            return os.path.realpath(self.objects) == f"{place}/objects"
+        named = _read_line(f"{self.folder}/gitdir")
+        if named:
+            return os.path.realpath(os.path.join(self.folder, named)) == os.path.realpath(place)  # noqa: PTH118
+        words = ("config", "--type=path", "core.worktree")
+        tree = run_in_store(*words, git_dir=self.folder, good=(0, 1)).decode("utf-8", "surrogateescape").strip("\n")
+        there = os.path.realpath(os.path.join(self.folder, tree))  # noqa: PTH118
+        return bool(tree) and there == os.path.realpath(self.top)
+
+
+def _read_line(path: str) -> str:
+    try:
+        return os.fsdecode(read_small_file(path, LINE_BYTES)).strip("\n")
+    except OSError:
+        return ""
 
 
 def find_repository(project: str) -> Repository | None:
     """Describe the repository the project is in; None if git would use none."""
-    words = ("rev-parse", "--is-inside-work-tree", "--show-prefix", "--show-object-format")
+    shown = ("--show-prefix", "--show-object-format", "--show-toplevel", "--absolute-git-dir")
+    words = ("rev-parse", "--is-inside-work-tree", *shown)
     try:
-        inside, prefix, kind, *_ = (
+        inside, prefix, kind, top, folder, *_ = (
             run_in_project(*words, project=project).decode("utf-8", "surrogateescape").split("\n")
         )
     except (RetinueError, ValueError):
@@ -125,6 +154,8 @@ def find_repository(project: str) -> Repository | None:
         _ask_path("shallow", project),
         (_ask_path("info/exclude", project), _find_excludes_file(project)),
         tuple(_list_gitignores_above(project, prefix)),
+        top,
+        folder,
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
-from retinue.files.content import read_chunks
+from retinue.files.content import read_chunks, read_small_file
 from retinue.files.trees import remove_tree
 from retinue.processes.group import start_group
 from retinue.workspaces import git
@@ -124,6 +124,6 @@ class Ignores:
 
 def _read_rules(file: str) -> bytes:
     try:
-        return Path(file).read_bytes()
+        return read_small_file(file, FILE_BYTES, follow=True)
     except OSError:
         return b""

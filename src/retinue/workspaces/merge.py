@@ -18,6 +18,7 @@ from typing import NamedTuple
 from retinue.core.errors import RetinueError
 from retinue.files.opening import RefusedFile
 from retinue.files.reserved import find_git_folder, is_reserved_name, list_all_prefixes
+from retinue.files.trees import walk_tree
 from retinue.workspaces import git
 from retinue.workspaces.capture import list_changed_paths, read_current
 from retinue.workspaces.store import Files, Import, Store, StoredFile
@@ -101,17 +102,18 @@ def _read_file(path: str, into: Import, made: Plan, removed: set[str]) -> Stored
     except RefusedFile as error:
         if error.reason != "folder":
             made.conflicts.append(Conflict(path, "is neither a file nor a folder here"))
-        elif any(
-            f"{Path(above, name).relative_to(made.target)}" not in removed
-            for above, _, names in os.walk(Path(made.target, path))
-            for name in names
-        ):
+        elif not _is_emptied(Path(made.target, path), path, removed):
             made.conflicts.append(Conflict(path, "is a folder here"))
     except OSError as error:
         above = [path[:at] for at, char in enumerate(path) if char == "/"]
         if removed.isdisjoint(above):
             made.conflicts.append(Conflict(path, f"cannot be reached: {error.strerror or error}"))
     return None
+
+
+def _is_emptied(folder: Path, path: str, removed: set[str]) -> bool:
+    """Tell whether the plan removes all files below a folder of the target."""
+    return all("/".join([path, *visit.steps, name]) in removed for visit in walk_tree(folder) for name in visit.others)
 
 
 class _Merger:

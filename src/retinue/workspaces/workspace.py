@@ -7,7 +7,6 @@ changes were applied. They are not events: the last one follows the run's ending
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -15,9 +14,11 @@ import msgspec
 from retinue.core.errors import RetinueError
 from retinue.core.results import ChangedFile
 from retinue.files.atomic import replace_file
+from retinue.files.content import read_small_file
 from retinue.files.private import make_private_folder
 
 WORKSPACE_FILE, CHANGES_FILE, APPLIED_FILE = "workspace.json", "changes.json", "applied.json"
+MAX_RECORD_BYTES = 256 * 1024 * 1024
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -45,13 +46,15 @@ class Workspace:
 
 
 class WorkspaceRecord(msgspec.Struct, frozen=True):
-    """The way a workspace was made. `objects` are folders that its git reads and a sandbox has to show."""
+    """The way a workspace was made. `objects` are folders that its git reads and a sandbox has to show. Those of
+    `foreign_objects` may belong to another repository."""
 
     kind: str
     path: str
     source: str
     project: str
     objects: tuple[str, ...] = ()
+    foreign_objects: tuple[str, ...] = ()
 
 
 class ChangesRecord(msgspec.Struct, frozen=True):
@@ -78,7 +81,7 @@ def write_record(own: str, name: str, record: msgspec.Struct) -> None:
 def read_record(own: str, name: str, kind: type[S]) -> S | None:
     """Read a record of a run; None if there is none."""
     try:
-        return msgspec.json.decode(Path(own, name).read_bytes(), type=kind)
+        return msgspec.json.decode(read_small_file(f"{own}/{name}", MAX_RECORD_BYTES), type=kind)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.MsgspecError) as error:

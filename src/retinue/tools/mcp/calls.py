@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mcp_types as types
-from jsonschema.exceptions import SchemaError, best_match
-from jsonschema.validators import validator_for
+from jsonschema.exceptions import SchemaError
 from mcp import Client, MCPError
 from mcp.client import ClientRequestContext
-from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from retinue.concurrency import TaskOwner
@@ -26,6 +24,7 @@ from retinue.core.approvals import Deny
 from retinue.core.errors import ToolError
 from retinue.core.ports import Link
 from retinue.core.servers import PREFIX
+from retinue.tools.bounded_schema import BoundedSchema, SchemaTooCostly
 from retinue.tools.mcp.server_text import cap_text, clean_value, describe_error, to_line
 
 _CURRENT: ContextVar[ServerCall | None] = ContextVar("retinue_mcp_call", default=None)
@@ -190,10 +189,8 @@ class ElicitationForm:
             if value is not None or name not in kinds
         }
         try:
-            kind = validator_for(self._schema)
-            kind.check_schema(self._schema)
-            error = best_match(kind(self._schema, registry=Registry()).iter_errors(made))
-        except (SchemaError, Unresolvable, RecursionError) as problem:
+            error = BoundedSchema(self._schema).find_error(made)
+        except (SchemaError, Unresolvable, RecursionError, SchemaTooCostly) as problem:
             return f"its form cannot be read: {describe_error(problem)}"
         if error is None:
             return made

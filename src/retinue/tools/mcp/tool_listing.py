@@ -14,14 +14,13 @@ from typing import Any
 
 import mcp_types as types
 import msgspec
-from jsonschema.exceptions import SchemaError, best_match
-from jsonschema.validators import extend, validator_for
-from referencing import Registry
+from jsonschema.exceptions import SchemaError
 from referencing.exceptions import Unresolvable
 
 from retinue.core.errors import ToolError
 from retinue.core.messages import ToolSpec
 from retinue.core.servers import PREFIX
+from retinue.tools.bounded_schema import BoundedSchema, SchemaTooCostly
 from retinue.tools.mcp.server_text import cap_text, clean_value, describe_error, to_line
 
 RUN_ID = "runId"
@@ -38,13 +37,15 @@ class ListedTool:
 
     name: str
     spec: ToolSpec
-    validator: Any
+    checked: BoundedSchema
     runs_agents: bool
+    output: BoundedSchema | None = None
 
     def check_arguments(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments to send, without the nulls that models write for what they leave out.
 
-        Raises ToolError for arguments that do not fit. A schema with references to elsewhere is left to the server."""
+        Raises ToolError for arguments that do not fit. A schema with references to elsewhere, or one that takes too
+        long to check, is left to the server."""
         properties, required = self.spec.schema.get("properties") or {}, self.spec.schema.get("required") or ()
         args = {
             name: value
@@ -52,18 +53,34 @@ class ListedTool:
             if value is not None or name in required or not self._refuses_null(properties.get(name))
         }
         try:
-            error = best_match(self.validator.iter_errors(args))
-        except (Unresolvable, RecursionError):
+            error = self.checked.find_error(args)
+        except (Unresolvable, RecursionError, SchemaTooCostly):
             return args
         if error is not None:
             where = "".join(f"[{part!r}]" for part in error.absolute_path)
             raise ToolError(f"{self.spec.name}: {f'at {where}: ' if where else ''}{to_line(error.message)}")
         return args
 
+    def check_result(self, result: types.CallToolResult) -> None:
+        """Raise ToolError for a structured result that does not fit the tool's output schema. One that takes too long
+        to check is taken as it is: it is data either way."""
+        if self.output is None:
+            return
+        if result.structured_content is None and "structured_content" not in result.model_fields_set:
+            raise ToolError(f"{self.spec.name}: the server's result lacks the structured content that it announced")
+        try:
+            error = self.output.find_error(result.structured_content)
+        except SchemaTooCostly:
+            return
+        except (Unresolvable, RecursionError) as problem:
+            raise ToolError(f"{self.spec.name}: its result cannot be checked: {describe_error(problem)}") from None
+        if error is not None:
+            raise ToolError(f"{self.spec.name}: the server's result does not fit its schema: {to_line(error.message)}")
+
     def _refuses_null(self, about: Any) -> bool:
         try:
-            return isinstance(about, dict) and not self.validator.evolve(schema=about).is_valid(None)
-        except (Unresolvable, RecursionError):
+            return isinstance(about, dict) and self.checked.find_part_error(about, None) is not None
+        except (Unresolvable, RecursionError, SchemaTooCostly):
             return False
 
 
@@ -111,10 +128,7 @@ def _make_listed_tool(server: str, tool: types.Tool) -> ListedTool:
     output = tool.output_schema or {}
     if len(msgspec.json.encode(output)) > SCHEMA_BYTES:
         output = {}  # it only helps programs
-    kind = validator_for(schema)
-    kind.check_schema(schema)
-    # Patterns are left to the server, because matching one can take forever. References stay inside the schema.
-    lenient: Any = extend(kind, {"pattern": _accept_anything, "patternProperties": _accept_anything})  # type: ignore[no-untyped-call]
+    checked = BoundedSchema(schema)
     spec = ToolSpec(
         make_model_name(server, tool.name),
         cap_text(tool.description or ""),
@@ -124,11 +138,7 @@ def _make_listed_tool(server: str, tool: types.Tool) -> ListedTool:
         seal=compute_seal(tool),
         output=clean_value(output),
     )
-    return ListedTool(tool.name, spec, lenient(schema, registry=Registry()), runs_agents)
-
-
-def _accept_anything(*_: Any) -> tuple[()]:
-    return ()
+    return ListedTool(tool.name, spec, checked, runs_agents, BoundedSchema(output) if output else None)
 
 
 def make_model_name(server: str, tool: str) -> str:
