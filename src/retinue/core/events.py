@@ -27,8 +27,9 @@ class Body(msgspec.Struct, frozen=True, gc=False, tag_field="kind", omit_default
 class RunSpawned(Body, frozen=True, tag="run.spawned"):
     """The supervisor made a run. `parent` is None for the primary; `call_id` is the parent's tool call that asked.
     `limits` are those given with the task. It goes on with the thread of run `continues`, of the tree `origin` where
-    that is another one. `traceparent` names the span of another program that the tree belongs to. A remote run that we
-    did not start has the id that its peer gave it (`remote_id`), and the MCP `server` if one reports it; a tree of our
+    that is another one. `traceparent` names the span of another program that the tree belongs to, `baggage` comes with
+    it. A remote run that we did not start
+    has the id that its peer gave it (`remote_id`), and the MCP `server` if one reports it; a tree of our
     own that is reported to another process has the run id under which it is `reported` there."""
 
     parent: int | None
@@ -58,6 +59,7 @@ class RunSpawned(Body, frozen=True, tag="run.spawned"):
     continues: int | None = None
     origin: str = ""
     traceparent: str = ""
+    baggage: str = ""
     server: str = ""
     reported: str = ""
     remote_id: str = ""

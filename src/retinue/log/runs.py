@@ -123,7 +123,7 @@ class RunView(Struct, eq=False):
             self.last_message = message.text
 
     def _apply_usage(self, reported: UsageReported, event: Event) -> None:
-        self.usage += reported.usage
+        self.usage = reported.usage if self.usage is NO_USAGE else self.usage + reported.usage
         if reported.cost is None:
             self.unpriced += reported.usage.total_tokens
         else:

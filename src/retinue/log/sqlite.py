@@ -28,7 +28,6 @@ from retinue.log.tree_index import TreeIndex, TreeRow
 
 LINGER = 0.004
 RETRY_SECONDS = 1.0
-KEEP = 2048
 READ_CHUNK = 1000
 
 
@@ -68,7 +67,7 @@ class SqliteLog(SqliteReader):
         return sum(writer.commits for writer in self._writers())
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
-        return self._writer_of(event.tree).append(event, wait)
+        return self._claimed.get(event.tree, self._own).append(event, wait)
 
     async def claim(self, tree: str) -> None:
         file = await asyncio.to_thread(self.find_file, tree)
@@ -194,9 +193,9 @@ class FileWriter:
             raise LogError("the log is closed")
         found = schema.load_tree(self._reader, tree)
         if found is None:
-            return Feed(keep=KEEP)
+            return Feed()
         row, batch = found
-        feed = Feed(keep=KEEP, first=row.last_seq + 1)
+        feed = Feed(first=row.last_seq + 1)
         feed.root, feed.ended = row.root, row.ended
         pending = [coming for coming in list(self._pending) if coming.tree == tree]
         if feed.ended:
