@@ -230,10 +230,12 @@ class Warned(Body, frozen=True, tag="warning"):
 
 
 class Gap(Body, frozen=True, tag="gap"):
-    """Events are missing here, and why."""
+    """Events are missing here, and why. The code `damaged` marks those that were written and cannot be read: the log
+    gives this event in their place, and it is never stored."""
 
     count: int
     reason: str
+    code: str = ""
 
 
 class RunEnded(Body, frozen=True, tag="run.ended"):
