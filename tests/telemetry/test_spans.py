@@ -6,17 +6,21 @@ import asyncio
 from typing import Any
 
 import pytest
+from opentelemetry.baggage import set_baggage
+from opentelemetry.context import attach, detach
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
 import retinue
 from retinue import Allow, Event, Limits, Profile, Result, Task, tool
+from retinue.core.caller import Caller
 from retinue.core.events import RunSpawned, ToolCall, TurnStarted
-from retinue.core.traces import span_id_of, traceparent_of
-from retinue.telemetry.recorder import Recorder
+from retinue.core.traces import baggage_of, span_id_of, traceparent_of
+from retinue.protocol.inherited_limits import from_environment, from_meta, to_environment, to_meta
+from retinue.telemetry.recorder import Recorder, parse_baggage
 from retinue.testing import ManualClock, scripted
-from tests.supervisor.tree.kit import call, main, spawn, tree, until
+from tests.supervisor.tree.kit import bodies, call, main, spawn, tree, until
 from tests.telemetry.kit import Memory, ids, links, parent
 from tests.tools.code_mode import kit as code_mode
 
@@ -87,6 +91,7 @@ async def test_what_an_invoke_agent_span_says() -> None:
         "retinue.run": 1,
         "retinue.path": "/main/subagent-1",
         "retinue.depth": 1,
+        "retinue.delegated": True,
         "retinue.parent.run": 0,
         "retinue.parent.path": "/main",
     }
@@ -105,10 +110,12 @@ async def test_no_content_is_exported() -> None:
     assert secret not in "".join(span.to_json() for span in memory.spans)
 
 
+@pytest.mark.finding("S9")
 @pytest.mark.requirement("SDK-56")
 async def test_a_counter_by_agent_and_outcome_and_a_histogram_by_direction_without_zeroes() -> None:
     memory = Memory()
-    agents = {"/main": [spawn({"task": "bad", "subagent_id": "bad"}, {"task": "good", "subagent_id": "good"})]}
+    step = spawn({"task": "bad", "subagent_id": "bad"}, {"task": "good", "subagent_id": "good"})
+    agents = {"/main": [{**step, "usage": {"input_tokens": 100}}]}
     await tree(
         {
             **agents,
@@ -117,15 +124,63 @@ async def test_a_counter_by_agent_and_outcome_and_a_histogram_by_direction_witho
         },
         telemetry=memory.telemetry,
     )
-    counted = {(a["gen_ai.agent.name"], a["retinue.outcome"]): n for a, n in memory.points("retinue.invocations")}
-    assert counted == {("main", "done"): 1, ("subagent", "error"): 1, ("subagent", "done"): 1}
+    counted = {
+        (a["gen_ai.agent.name"], a["retinue.outcome"], a["retinue.delegated"]): n
+        for a, n in memory.points("retinue.invocations")
+    }
+    assert counted == {
+        ("main", "done", False): 1, ("subagent", "error", True): 1, ("subagent", "done", True): 1,
+    }  # fmt: skip
     shared = {"gen_ai.operation.name": "invoke_agent", "gen_ai.provider.name": "retinue"}
     shared["gen_ai.request.model"] = "ScriptedModel"
     points = memory.points("gen_ai.client.token.usage")
     assert sorted(points, key=str) == [
-        ({**shared, "gen_ai.token.type": "input"}, 12),
-        ({**shared, "gen_ai.token.type": "output"}, 2),
+        ({"retinue.delegated": False, **shared, "gen_ai.token.type": "input"}, 100),
+        ({"retinue.delegated": True, **shared, "gen_ai.token.type": "input"}, 12),
+        ({"retinue.delegated": True, **shared, "gen_ai.token.type": "output"}, 2),
     ]
+    assert memory.span("invoke_agent main").attributes["retinue.delegated"] is False
+    assert {s.attributes["retinue.delegated"] for s in memory.spans if s.name == "invoke_agent subagent"} == {True}
+
+
+@pytest.mark.finding("S9")
+async def test_baggage_is_on_every_run_and_goes_down_with_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory()
+    agents = {"/main": [spawn({"task": "x"}), "end"], "subagent": ["end"]}
+    monkeypatch.setenv("BAGGAGE", "team=infra")
+    token = attach(set_baggage("customer", "a b"))
+    try:
+        async with retinue.open(mode="yes", telemetry=memory.telemetry) as r:
+            run = await r.spawn(main(agents), "go")
+            await run.result()
+            [spawned, *_] = bodies(await r.control.log.read(run.tree), RunSpawned)
+    finally:
+        detach(token)
+    assert spawned.baggage == "customer=a%20b"
+    runs = [span for span in memory.spans if span.name.startswith("invoke_agent")]
+    assert [dict(span.attributes or {}).get("customer") for span in runs] == ["a b", "a b"]
+    await tree(agents, telemetry=memory.telemetry)
+    assert memory.span("invoke_agent main", team="infra")
+
+
+@pytest.mark.finding("S9")
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        ("a=1", {"a": "1"}),
+        (" a = 1 ; p=2 , b=x%20y", {"a": "1", "b": "x y"}),
+        ("a=1,,=2,b", {"a": "1"}),
+        ("", {}),
+        ("nothing", {}),
+        ("a=x\ny", {}),
+        ("a=\u00e9", {}),
+        (f"a={'x' * 9000}", {}),
+    ],
+)
+def test_baggage_that_cannot_be_passed_on_counts_as_none(text: str, entries: dict[str, str]) -> None:
+    assert parse_baggage(baggage_of(text)) == entries
+    caller = from_meta(to_meta(Caller(baggage=baggage_of(text))))
+    assert parse_baggage(from_environment(to_environment(caller)).baggage) == entries
 
 
 def failed(span: ReadableSpan) -> tuple[StatusCode, str | None, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
@@ -21,7 +20,7 @@ from retinue.tools.arguments import find_unknown_argument
 from retinue.tools.truncate import truncate_text
 
 
-class FinishedCall(NamedTuple):
+class FinishedCall(msgspec.Struct, frozen=True, gc=False):
     """A call that has its result. `outcome` is whole, for programs; `shown` is what the model and the log get;
     `changed` says which arguments a person gave it."""
 

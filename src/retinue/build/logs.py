@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from retinue.build.parts import Parts
 from retinue.core.errors import ConfigError
 from retinue.core.ports import Log
-from retinue.core.traces import Telemetry, traceparent_of
+from retinue.core.traces import FindOrigin, Telemetry, TraceOrigin
 from retinue.files.private import write_private_file
 from retinue.files.state_owner import claim_state_folder
+from retinue.protocol.inherited_limits import from_environment
 
 
 def open_log(state: Path | None) -> Log:
@@ -35,7 +35,7 @@ def open_log(state: Path | None) -> Log:
     return SqliteLog(state / LOGS)
 
 
-def open_observed_log(parts: Parts) -> tuple[Log, Callable[[], str] | None]:
+def open_observed_log(parts: Parts) -> tuple[Log, FindOrigin | None]:
     """Return the log, wrapped for telemetry if the parts ask for it, and the function that gives a new tree's trace."""
     log = _with_failpoint(open_log(parts.state))
     if parts.telemetry:
@@ -57,8 +57,9 @@ def is_telemetry_wanted(setting: bool | None) -> bool:
     return bool(setting)
 
 
-def _read_environment_trace() -> str:
-    return traceparent_of(os.environ.get("TRACEPARENT", ""))
+def _read_environment_trace() -> TraceOrigin:
+    caller = from_environment(os.environ)
+    return TraceOrigin(caller.traceparent, caller.baggage)
 
 
 def _with_failpoint(log: Log) -> Log:

@@ -26,6 +26,7 @@ from retinue.core.messages import RunRef
 from retinue.core.ports import Clock, Outcome
 from retinue.core.results import Ending
 from retinue.core.secrets import forget_secret, hide_secret
+from retinue.core.traces import baggage_of
 from retinue.http.listener import HOST, Listener
 from retinue.http.server import HttpError, Request, ServerConnection
 from retinue.protocol import inherited_limits as travel
@@ -388,7 +389,12 @@ class Downward:
         cost = own.cost if own.cost is not msgspec.UNSET else None
         depth = own.depth if isinstance(own.depth, int) else 0
         holds = Caller(
-            depth=depth, deadline=above.deadline, tokens=tokens, cost=cost, traceparent=os.environ.get(travel.TRACE, "")
+            depth=depth,
+            deadline=above.deadline,
+            tokens=tokens,
+            cost=cost,
+            traceparent=os.environ.get(travel.TRACE, ""),
+            baggage=baggage_of(os.environ.get(travel.BAGGAGE, "")),
         )
         return travel.to_environment(holds)
 

@@ -5,13 +5,13 @@ Pure values. How they travel to another process is the protocol's (`retinue.prot
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
 import msgspec
 
 from retinue.core.limits import Limits
+from retinue.core.traces import FindOrigin, TraceOrigin
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +25,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     cost: Decimal | None = None
     traceparent: str = ""
+    baggage: str = ""
     parent_id: str = ""
     root_id: str = ""
     run_id: str = ""
@@ -50,9 +51,9 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         return limit if self.deadline is None else _pick_smaller(limit, max(0.0, self.deadline - now))
 
     @property
-    def trace(self) -> Callable[[], str] | None:
+    def trace(self) -> FindOrigin | None:
         """A function that returns the trace of a tree made for the caller, if that is known."""
-        return (lambda: self.traceparent) if self.traceparent else None
+        return (lambda: TraceOrigin(self.traceparent, self.baggage)) if self.traceparent or self.baggage else None
 
     @property
     def may_spawn(self) -> bool:
@@ -72,7 +73,7 @@ def _pick_smaller(own: Any, given: Any) -> Any:
 def narrow_caller(own: Caller, given: Caller) -> Caller:
     """Return the caller of two that both hold: the smaller number of each limit, and the origin of the second."""
     limits = ("depth", "deadline", "tokens", "cost")
-    origin = ("traceparent", "parent_id", "root_id")
+    origin = ("traceparent", "baggage", "parent_id", "root_id")
     return Caller(
         **{name: _pick_smaller(getattr(own, name), getattr(given, name)) for name in limits},
         **{name: getattr(given, name) or getattr(own, name) for name in origin},

@@ -27,8 +27,9 @@ class Body(msgspec.Struct, frozen=True, gc=False, tag_field="kind", omit_default
 class RunSpawned(Body, frozen=True, tag="run.spawned"):
     """The supervisor made a run. `parent` is None for the primary; `call_id` is the parent's tool call that asked.
     `limits` are those given with the task. It goes on with the thread of run `continues`, of the tree `origin` where
-    that is another one. `traceparent` names the span of another program that the tree belongs to. A remote run that we
-    did not start has the id that its peer gave it (`remote_id`), and the MCP `server` if one reports it; a tree of our
+    that is another one. `traceparent` names the span of another program that the tree belongs to, `baggage` comes with
+    it. A remote run that we did not start
+    has the id that its peer gave it (`remote_id`), and the MCP `server` if one reports it; a tree of our
     own that is reported to another process has the run id under which it is `reported` there."""
 
     parent: int | None
@@ -58,6 +59,7 @@ class RunSpawned(Body, frozen=True, tag="run.spawned"):
     continues: int | None = None
     origin: str = ""
     traceparent: str = ""
+    baggage: str = ""
     server: str = ""
     reported: str = ""
     remote_id: str = ""
@@ -104,13 +106,15 @@ class Thinking(Body, frozen=True, tag="thinking"):
 
 
 class Message(Body, frozen=True, tag="message"):
-    """The text of one model reply; `final` when no tool call came with it; `file` has the whole where it was cut.
-    `host` marks words of a host-side function, which the model never saw."""
+    """The text of one model reply; `final` when no tool call came with it: then it is words to the user, and
+    `replies_to` says to what: `task`, `user`, `asker` or `agent:N`. `file` has the whole where it was cut. `host` marks
+    words of a host-side function, which the model never saw."""
 
     text: str
     final: bool = False
     file: str = ""
     host: bool = False
+    replies_to: str = ""
 
 
 class ToolCall(Body, frozen=True, tag="tool.call"):
@@ -146,7 +150,8 @@ UNKNOWN_AFTER_CRASH_TEXT = (
 class ToolResult(Body, frozen=True, tag="tool.result"):
     """The outcome of a tool as the model sees it; `file` has the whole text where `text` was cut. The `outcome`
     `unknown_after_crash` says that nobody knows whether it ran. `sandbox` names the protections, with the first
-    call of a sandbox. Of a tool that ran at the provider, `content` is what `origin` gave it."""
+    call of a sandbox. Of a tool that ran at the provider, `content` is what `origin` gave it. `gives` are the
+    background runs whose answers the text has."""
 
     call_id: str
     name: str
@@ -158,6 +163,7 @@ class ToolResult(Body, frozen=True, tag="tool.result"):
     content: Any = None
     origin: str = ""
     sandbox: tuple[str, ...] = ()
+    gives: tuple[int, ...] = ()
 
 
 class ApprovalAsked(Body, frozen=True, tag="approval.asked"):
@@ -224,10 +230,12 @@ class Warned(Body, frozen=True, tag="warning"):
 
 
 class Gap(Body, frozen=True, tag="gap"):
-    """Events are missing here, and why."""
+    """Events are missing here, and why. The code `damaged` marks those that were written and cannot be read: the log
+    gives this event in their place, and it is never stored."""
 
     count: int
     reason: str
+    code: str = ""
 
 
 class RunEnded(Body, frozen=True, tag="run.ended"):

@@ -16,36 +16,37 @@ from typing import Any
 import msgspec
 
 from retinue.core.caller import NOBODY, Caller
-from retinue.core.traces import traceparent_of
+from retinue.core.traces import baggage_of, traceparent_of
 from retinue.protocol.reports import LONGEST_ID
 
 DEPTH, DEADLINE = "RETINUE_SUBAGENT_DEPTH", "RETINUE_SUBAGENT_DEADLINE"
-TOKENS, COST, TRACE = "RETINUE_SUBAGENT_TOKENS", "RETINUE_SUBAGENT_COST", "TRACEPARENT"
+TOKENS, COST = "RETINUE_SUBAGENT_TOKENS", "RETINUE_SUBAGENT_COST"
+TRACE, BAGGAGE = "TRACEPARENT", "BAGGAGE"
 KEYS = {
     "depth": ("retinue/depth", DEPTH),
     "deadline": ("retinue/deadline", DEADLINE),
     "tokens": ("retinue/tokens", TOKENS),
     "cost": ("retinue/cost", COST),
 }
-TRACE_KEY = "traceparent"
+TRACE_KEY, BAGGAGE_KEY = "traceparent", "baggage"
 PARENT_KEY, ROOT_KEY = "retinue/parentRunID", "retinue/rootRunID"
 _WHOLE = re.compile(r"\d{1,18}", re.ASCII)
 
 
 def to_environment(caller: Caller) -> dict[str, str]:
     found = {variable: _format_value(getattr(caller, name)) for name, (_, variable) in KEYS.items()}
-    found[TRACE] = caller.traceparent
+    found |= {TRACE: caller.traceparent, BAGGAGE: caller.baggage}
     return {name: value for name, value in found.items() if value}
 
 
 def from_environment(environ: Mapping[str, str]) -> Caller:
     found = {name: environ.get(variable) or None for name, (_, variable) in KEYS.items()}
-    return _make_caller(found, traceparent=environ.get(TRACE, ""))
+    return _make_caller(found, traceparent=environ.get(TRACE, ""), baggage=environ.get(BAGGAGE, ""))
 
 
 def read_process_limits(environ: Mapping[str, str]) -> Caller:
     """Return the limits of a whole process, without its trace, which only those follow who ask for it."""
-    found = msgspec.structs.replace(from_environment(environ), traceparent="")
+    found = msgspec.structs.replace(from_environment(environ), traceparent="", baggage="")
     return NOBODY if found == NOBODY else found
 
 
@@ -55,7 +56,8 @@ def to_meta(caller: Caller) -> dict[str, Any]:
     for name, (key, _) in KEYS.items():
         value = getattr(caller, name)
         found[key] = _format_value(value) if isinstance(value, Decimal) else value
-    found |= {TRACE_KEY: caller.traceparent, PARENT_KEY: caller.parent_id, ROOT_KEY: caller.root_id}
+    found |= {TRACE_KEY: caller.traceparent, BAGGAGE_KEY: caller.baggage}
+    found |= {PARENT_KEY: caller.parent_id, ROOT_KEY: caller.root_id}
     return {key: value for key, value in found.items() if value not in (None, "")}
 
 
@@ -64,11 +66,11 @@ def from_meta(meta: Mapping[str, Any] | None) -> Caller:
         return NOBODY
     found = {name: meta.get(key) for name, (key, _) in KEYS.items()}
     words = {name: _check_id(meta.get(key)) for name, key in (("parent_id", PARENT_KEY), ("root_id", ROOT_KEY))}
-    trace = meta.get(TRACE_KEY)
-    return _make_caller(found, traceparent=trace if isinstance(trace, str) else "", **words)
+    trace, baggage = (text if isinstance(text := meta.get(key), str) else "" for key in (TRACE_KEY, BAGGAGE_KEY))
+    return _make_caller(found, traceparent=trace, baggage=baggage, **words)
 
 
-def _make_caller(found: Mapping[str, Any], *, traceparent: str, **words: str) -> Caller:
+def _make_caller(found: Mapping[str, Any], *, traceparent: str, baggage: str, **words: str) -> Caller:
     whole = {name: None if found[name] is None else _parse_whole(found[name]) for name in ("depth", "tokens")}
     return Caller(
         depth=whole["depth"],
@@ -76,6 +78,7 @@ def _make_caller(found: Mapping[str, Any], *, traceparent: str, **words: str) ->
         tokens=whole["tokens"],
         cost=None if found["cost"] is None else _parse_amount(found["cost"]),
         traceparent=traceparent_of(traceparent),
+        baggage=baggage_of(baggage),
         **words,
     )
 

@@ -21,7 +21,7 @@ from retinue.core.errors import RetinueError
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.profiles import check_name
 from retinue.core.results import STATUSES, Ending, ending_texts, make_unconfirmed_ending
-from retinue.protocol.inherited_limits import KEYS, TRACE_KEY, from_meta
+from retinue.protocol.inherited_limits import BAGGAGE_KEY, KEYS, TRACE_KEY, from_meta
 from retinue.protocol.strict_json import InvalidBody, decode_body
 
 VERSION = 1
@@ -31,13 +31,13 @@ LINE_BYTES = 4 * EVENT_BYTES
 MOST_PATHS = 64
 MOST_STEERS = 1000
 PATH_CHARACTERS = 4096
-SPENDING_KEYS = {"tokens": KEYS["tokens"][0], "cost": KEYS["cost"][0], "traceparent": TRACE_KEY}
+SPENDING_KEYS = {"tokens": KEYS["tokens"][0], "cost": KEYS["cost"][0], "traceparent": TRACE_KEY, "baggage": BAGGAGE_KEY}
 _ID = re.compile(r"[a-z0-9-]{1,64}")
 _STEER = re.compile(rf"steer_({_ID.pattern})_(\d{{4}})\.json")
 _REQUEST = re.compile(rf"request_({_ID.pattern})\.json")
 _KEYS = (
     "version", "id", "task", "profile", "workspace", "context_paths", "timeout_seconds", "depth", "tokens", "cost",
-    "traceparent",
+    "traceparent", "baggage",
 )  # fmt: skip
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+")
 # A key with one of these words says how something is launched: it is no harmless addition.
@@ -81,12 +81,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     cost: Decimal | None = None
     traceparent: str = ""
+    baggage: str = ""
     ignored: Sequence[str] = ()
 
     @property
     def limits(self) -> Caller:
         """Limits of the side that asks, of whose levels the run itself takes one."""
-        return Caller(depth=self.depth + 1, tokens=self.tokens, cost=self.cost, traceparent=self.traceparent)
+        spending = {name: getattr(self, name) for name in SPENDING_KEYS}
+        return Caller(depth=self.depth + 1, **spending)
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -195,7 +197,7 @@ def parse_request(data: bytes, name: str) -> Request:
 def _spending_of(fields: dict[str, Any]) -> dict[str, Any]:
     """Read budget and trace as every caller of ours sends them: nonsense counts as nothing left."""
     caller = from_meta({key: fields.get(name) for name, key in SPENDING_KEYS.items()})
-    return {"tokens": caller.tokens, "cost": caller.cost, "traceparent": caller.traceparent}
+    return {name: getattr(caller, name) for name in SPENDING_KEYS}
 
 
 def encode_steer(run: int, text: str) -> bytes:

@@ -108,6 +108,7 @@ class OutboxRun:
                 tokens=limits.tokens,
                 cost=limits.cost,
                 traceparent=limits.traceparent,
+                baggage=limits.baggage,
             )
         )
         if len(data) > wire.REQUEST_BYTES:

@@ -82,6 +82,7 @@ def left_to(tree: Tree, run: Run, clock: Clock) -> Caller:
         tokens=max(0, min(tokens)) if tokens else None,
         cost=max(NO_COST, min(costs)) if costs else None,
         traceparent=f"00-{tree.trace_id}-{run.view.spawned.span_id}-01",
+        baggage=tree.trace_origin.baggage,
     )
 
 

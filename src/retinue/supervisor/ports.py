@@ -9,6 +9,7 @@ from retinue.core.caller import NOBODY, Caller
 from retinue.core.limits import Limits, Timeouts
 from retinue.core.plans import Planner
 from retinue.core.ports import Approver, Clock, CommitHook, Log, Policy, Prices, RuleBook, ToolServers
+from retinue.core.traces import FindOrigin
 from retinue.supervisor.approvals import ApprovalTerms
 from retinue.workspaces.run_folders import StateFolder
 
@@ -36,5 +37,5 @@ class SupervisorPorts:
     serves_requests: bool = False
     servers: ToolServers | None = None
     hook: CommitHook | None = None
-    trace: Callable[[], str] | None = None
+    trace: FindOrigin | None = None
     on_close: Callable[[], Awaitable[None]] | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import TypeVar
 
 import msgspec
@@ -19,6 +19,7 @@ from retinue.core.errors import ConfigError
 from retinue.core.events import Body, Event, Inbox, RunSpawned
 from retinue.core.messages import UserTurn
 from retinue.core.ports import Clock, Log, Receipt
+from retinue.core.traces import FindOrigin, TraceOrigin
 from retinue.log.runs import Runs
 from retinue.supervisor.run import Run
 from retinue.supervisor.slots import Slots
@@ -44,7 +45,7 @@ class Tree:
     on in a finished tree."""
 
     __slots__ = (
-        "_labels", "_now", "id", "log", "root", "runs", "seq", "slots", "trace_id", "traceparent", "view",
+        "_labels", "_now", "id", "log", "root", "runs", "seq", "slots", "trace_id", "trace_origin", "view",
     )  # fmt: skip
 
     def __init__(
@@ -53,14 +54,14 @@ class Tree:
         clock: Clock,
         *,
         concurrent: int | None = None,
-        trace: Callable[[], str] | None = None,
+        trace: FindOrigin | None = None,
         restored: Runs | None = None,
         seq: int = 0,
     ) -> None:
         """Make a new tree, or one that an earlier process has begun: the view `restored`, up to the event `seq`."""
         self.id = new_tree_id() if restored is None else restored.tree
-        self.traceparent = "" if trace is None else trace()
-        self.trace_id = self.traceparent[3:35] or random.getrandbits(128).to_bytes(16, "big").hex()
+        self.trace_origin = TraceOrigin() if trace is None else trace()
+        self.trace_id = self.trace_origin.traceparent[3:35] or random.getrandbits(128).to_bytes(16, "big").hex()
         self.runs: list[Run] = []
         self.view = Runs(self.id) if restored is None else restored
         self.slots = Slots(concurrent)
@@ -70,7 +71,8 @@ class Tree:
         self._labels: dict[str, int] = {}
         self._now = clock.wall
         if restored is not None:
-            self.trace_id = restored.runs[0].spawned.trace_id
+            first = restored.runs[0].spawned
+            self.trace_id, self.trace_origin = first.trace_id, TraceOrigin(first.traceparent, first.baggage)
             self._labels = {view.label: 1 for view in restored.runs.values()}
 
     def add_run(self, run: Run) -> None:

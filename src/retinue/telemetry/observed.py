@@ -14,14 +14,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
+from urllib.parse import quote
 
+from opentelemetry.baggage import get_all as get_all_baggage
 from opentelemetry.trace import get_current_span
 
 from retinue.concurrency import TaskOwner
 from retinue.core.events import Event
 from retinue.core.ports import Log
-from retinue.core.traces import traceparent_of
+from retinue.core.traces import TraceOrigin, baggage_of
 from retinue.log.forwarding_log import ForwardingLog
+from retinue.protocol.inherited_limits import from_environment
 from retinue.telemetry.providers import Providers
 from retinue.telemetry.recorder import Recorder
 
@@ -30,12 +33,17 @@ AHEAD = 4096
 _LOG = logging.getLogger("retinue.telemetry")
 
 
-def current_trace() -> str:
-    """Return the trace a new tree belongs to: the active span's, else TRACEPARENT of the environment, else none."""
+def current_trace() -> TraceOrigin:
+    """Return the trace a new tree belongs to: the active span's, else TRACEPARENT of the environment, else none.
+    Baggage is the active one, else BAGGAGE of the environment."""
+    active = ",".join(f"{key}={quote(str(value), safe='')}" for key, value in get_all_baggage().items())
+    above = from_environment(os.environ)
+    baggage = baggage_of(active) or above.baggage
     span = get_current_span().get_span_context()
     if span.is_valid:
-        return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags) & 1:02x}"
-    return traceparent_of(os.environ.get("TRACEPARENT", ""))
+        text = f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags) & 1:02x}"
+        return TraceOrigin(text, baggage)
+    return TraceOrigin(above.traceparent, baggage)
 
 
 class ObservedLog(ForwardingLog):

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
+from urllib.parse import unquote
 
 from opentelemetry.context import Context
 from opentelemetry.metrics import MeterProvider
@@ -70,6 +71,7 @@ EXECUTE_TOOL = "execute_tool"
 RUN = "retinue.run"
 PATH = "retinue.path"
 DEPTH = "retinue.depth"
+DELEGATED = "retinue.delegated"
 PARENT_RUN = "retinue.parent.run"
 PARENT_PATH = "retinue.parent.path"
 RUN_MODE = "retinue.run.mode"
@@ -151,9 +153,10 @@ class _Run:
 class _Tree:
     """The open runs of one tree, and the spans of ended ones: a continued run may have such a parent."""
 
-    __slots__ = ("over", "runs")
+    __slots__ = ("baggage", "over", "runs")
 
     def __init__(self) -> None:
+        self.baggage: dict[str, str] = {}
         self.runs: dict[int, _Run] = {}
         self.over: dict[int, SpanContext] = {}
 
@@ -235,12 +238,16 @@ class Recorder:
     def _start_run(self, event: Event, body: RunSpawned, tree: _Tree) -> _Run:
         parent = None if body.parent is None else tree.runs.get(body.parent)
         provider, model = split_model_name(body.model)
+        if body.parent is None:
+            tree.baggage = parse_baggage(body.baggage)
         attributes: dict[str, Any] = {
+            **tree.baggage,
             OPERATION: INVOKE_AGENT,
             PROVIDER: provider,
             **({MODEL: model} if model else {}),
             RUN_MODE: "loop" if model else "call",
             DEPTH: body.depth,
+            DELEGATED: _is_delegated(body),
             **_run_attributes(event),
         }
         if body.parent is not None:
@@ -289,11 +296,28 @@ class Recorder:
         _end_span(run.span, _nanoseconds(event), "" if good else "agent_error", words, news=news)
         if not news:
             return
-        self._invocations.add(1, {AGENT: event.agent, OUTCOME: outcome})
-        shared = {OPERATION: INVOKE_AGENT, PROVIDER: run.provider, MODEL: run.model}
+        delegated = {DELEGATED: _is_delegated(run.spawned)}
+        self._invocations.add(1, {AGENT: event.agent, OUTCOME: outcome, **delegated})
+        shared = delegated | {OPERATION: INVOKE_AGENT, PROVIDER: run.provider, MODEL: run.model}
         for kind, count in (("input", run.usage.input_tokens), ("output", run.usage.output_tokens)):
             if count:
                 self._tokens.record(count, shared | {TOKEN_TYPE: kind})
+
+
+def parse_baggage(text: str) -> dict[str, str]:
+    """Return the entries of a `baggage` header, without their properties. Entries without a key or value are left
+    out."""
+    found = {}
+    for member in text.split(","):
+        key, equals, value = member.partition(";")[0].partition("=")
+        if equals and key.strip():
+            found[key.strip()] = unquote(value.strip())
+    return found
+
+
+def _is_delegated(spawned: RunSpawned) -> bool:
+    """Tell whether another run asked for this one, in its own tree or from another process."""
+    return spawned.parent is not None or bool(spawned.reported)
 
 
 def _run_attributes(event: Event) -> dict[str, Any]:

@@ -31,7 +31,14 @@ from tests.control.collector.kit import hall
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 FULL = Caller(
-    depth=2, deadline=1_800_000_000.5, tokens=1000, cost=Decimal("0.125"), traceparent=TRACE, parent_id="p", root_id="r"
+    depth=2,
+    deadline=1_800_000_000.5,
+    tokens=1000,
+    cost=Decimal("0.125"),
+    traceparent=TRACE,
+    baggage="team=infra",
+    parent_id="p",
+    root_id="r",
 )
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.decimals()
 VALUES = st.recursive(PLAIN, st.lists, max_leaves=3)
@@ -43,12 +50,13 @@ def test_there_and_back() -> None:
     meta = travel.to_meta(FULL)
     assert meta == {
         "retinue/depth": 2, "retinue/deadline": 1_800_000_000.5, "retinue/tokens": 1000, "retinue/cost": "0.125",
-        "traceparent": TRACE, "retinue/parentRunID": "p", "retinue/rootRunID": "r",
+        "traceparent": TRACE, "baggage": "team=infra", "retinue/parentRunID": "p", "retinue/rootRunID": "r",
     }  # fmt: skip
     environ = travel.to_environment(FULL)
     assert environ == {
         "RETINUE_SUBAGENT_DEPTH": "2", "RETINUE_SUBAGENT_DEADLINE": "1800000000.500000",
         "RETINUE_SUBAGENT_TOKENS": "1000", "RETINUE_SUBAGENT_COST": "0.125", "TRACEPARENT": TRACE,
+        "BAGGAGE": "team=infra",
     }  # fmt: skip
     back = travel.from_environment(environ)
     assert (back.depth, back.deadline, back.tokens, back.cost) == (2, 1_800_000_000.5, 1000, Decimal("0.125"))
