@@ -24,7 +24,7 @@ from retinue.core.usage import NO_USAGE, Usage
 class Outcome(msgspec.Struct, frozen=True, gc=False):
     """The outcome of a tool call. `data` is for programs (never written to the log); `file` holds text that was cut.
     `code` says for programs how a call went that has no ordinary result; `sandbox` names the protections, with
-    the first call of a sandbox."""
+    the first call of a sandbox; `gives` are the background runs whose answers the text has."""
 
     text: str
     success: bool = True
@@ -32,6 +32,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     file: str = ""
     code: str = ""
     sandbox: tuple[str, ...] = ()
+    gives: tuple[int, ...] = ()
 
 
 class Setup(msgspec.Struct, frozen=True, gc=False):

@@ -16,6 +16,7 @@ from retinue.core.events import (
     ApprovalDecided,
     Event,
     Gap,
+    Inbox,
     Message,
     RunEnded,
     RunRemote,
@@ -28,8 +29,9 @@ from retinue.core.events import (
     UsageReported,
     Warned,
 )
+from retinue.core.messages import REMINDER, TASK, USER_WORDS
 from retinue.core.ports import Row, RunTally, StoredRun
-from retinue.core.results import STATUSES, Result, ToolLog, ending_texts
+from retinue.core.results import STATUSES, Result, ToolLog, UserReply, ending_texts
 from retinue.core.usage import NO_USAGE, Usage
 from retinue.log.summaries import describe_call, summarize_result
 
@@ -63,6 +65,11 @@ class RunView(Struct, eq=False):
     approvals: tuple[ApprovalAsked, ...] = ()
     children: tuple[RunView, ...] = ()
     warnings: tuple[str, ...] = ()
+    replies: tuple[UserReply, ...] = ()
+    replying_to: str = TASK  # the words that the model's next reply is about
+    _is_reply: bool = False  # the last message is one
+    _unread: tuple[str, ...] = ()
+    _answer_start: int = 0  # of the replies, the first since the user's last words
     away: float = 0.0
     stored_state: str = ""
     _result: Result[Any] | None = None
@@ -117,10 +124,29 @@ class RunView(Struct, eq=False):
 
     def _apply_turn(self, started: TurnStarted, event: Event) -> None:
         self.turns = started.turn
+        if self._unread:
+            said = [source for source in self._unread if source in USER_WORDS]
+            self.replying_to = (said or self._unread)[-1]
+            if said:
+                self._answer_start = len(self.replies)
+            self._unread = ()
+
+    def _apply_inbox(self, inbox: Inbox, event: Event) -> None:
+        if inbox.source != REMINDER:
+            self._unread += (inbox.source if inbox.about is None else f"agent:{inbox.about}",)
 
     def _apply_message(self, message: Message, event: Event) -> None:
         if message.text and not (message.host and self.spawned.model):  # a callable has no other words than its own
-            self.last_message = message.text
+            self.last_message, self._is_reply = message.text, message.final
+            if message.final:
+                self.replies += (UserReply(message.text, message.replies_to or self.replying_to),)
+
+    def join_unfinished(self, partial: str) -> str:
+        """Return the text of a run that does not finish: its replies since the user's last words, and what it said
+        last, which is `partial` if that is given."""
+        texts = [reply.text for reply in self.replies[self._answer_start :]]
+        last = partial or ("" if self._is_reply else self.last_message)
+        return "\n\n".join([*texts, last] if last else texts)
 
     def _apply_usage(self, reported: UsageReported, event: Event) -> None:
         self.usage = reported.usage if self.usage is NO_USAGE else self.usage + reported.usage
@@ -258,6 +284,7 @@ class RunView(Struct, eq=False):
             () if place is None else place.sandbox,
             ended.code,
             tuple([child.result(tree) for child in self.children if child.ended is not None]),
+            self.replies,
         )
 
 
@@ -268,6 +295,7 @@ _APPLY_BODY: dict[type, Callable[[RunView, Any, Event], None]] = {
     RunResumed: RunView._apply_resume,
     TurnStarted: RunView._apply_turn,
     Message: RunView._apply_message,
+    Inbox: RunView._apply_inbox,
     UsageReported: RunView._apply_usage,
     ToolCall: RunView._apply_call,
     ToolResult: RunView._apply_result,
