@@ -139,6 +139,16 @@ def open_writer(path: Path) -> apsw.Connection:
     return db
 
 
+def identify_files(path: Path) -> tuple[tuple[int, int], ...]:
+    """Return what tells a log file and its journal from others of their names; nothing for one that is gone."""
+    found = []
+    for each in (path, path.with_name(f"{path.name}-wal")):
+        with suppress(OSError):
+            status = each.lstat()
+            found.append((status.st_dev, status.st_ino))
+    return tuple(found)
+
+
 def open_reader(path: Path, *, immutable: bool = False) -> apsw.Connection:
     """Open a log file for reading, also while its writer is at work. An `immutable` file has no writer and an empty
     journal; SQLite then creates nothing beside it."""

@@ -28,6 +28,7 @@ from retinue.log.tree_index import TreeIndex, TreeRow
 
 LINGER = 0.004
 RETRY_SECONDS = 1.0
+VANISHED = "the log {path} was deleted or replaced while this process was writing it: what it held of this run is lost"
 READ_CHUNK = 1000
 
 
@@ -108,6 +109,7 @@ class FileWriter:
             try:
                 self._epoch = schema.begin_epoch(self._db)
                 self._first_batch = schema.next_batch(self._db)
+                self._files = schema.identify_files(path)
                 self._reader = schema.open_reader(path)
             except apsw.Error as error:
                 raise LogError(schema.describe_error(f"cannot open the log {path}", error, self._db)) from None
@@ -180,7 +182,7 @@ class FileWriter:
         self._thread.join()
         os.close(self._lock)
         if not self._pending:
-            return None
+            return self._error if isinstance(self._error, LogLost) else None
         lost = LogLost if isinstance(self._error, LogLost) else LogError
         return lost(f"{self._error}; {len(self._pending)} events are lost")
 
@@ -232,6 +234,11 @@ class FileWriter:
                 self._loop.call_soon_threadsafe(self._settle, batch if error is None else [], waiters, error)
             if closing or self._loop.is_closed():
                 break
+        if self.commits and self._error is None:
+            try:
+                self._check_files()
+            except LogLost as error:
+                self._error = error
         for db in (self._reader, self._db):
             with suppress(apsw.Error):  # acknowledged events are in the file; tidying it up is for the next writer
                 db.close()
@@ -251,12 +258,20 @@ class FileWriter:
                 changes=self._index.list_changes(),
             )
             self._index.settle()
+            self._check_files()
+        except LogLost as error:
+            return error
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the writer thread
             if schema.is_lost_epoch(error):
                 return LogLost(f"this process may no longer write the log {self.path}: another one has taken it")
             return LogError(schema.describe_error(f"cannot write the log {self.path}", error, self._db))
         self.commits += 1
         return None
+
+    def _check_files(self) -> None:
+        """Raise LogLost if the log was deleted or replaced: SQLite would go on writing to files without a name."""
+        if schema.identify_files(self.path) != self._files:
+            raise LogLost(VANISHED.format(path=self.path))
 
     def _load_tree(self, tree: str) -> TreeRow | None:
         found = schema.load_tree(self._db, tree)
