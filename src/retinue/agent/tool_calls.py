@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
@@ -25,7 +24,7 @@ from retinue.tools.truncate import truncate_text
 _LOG = logging.getLogger(__name__)
 
 
-class FinishedCall(NamedTuple):
+class FinishedCall(msgspec.Struct, frozen=True, gc=False):
     """A call that has its result. `outcome` is whole, for programs; `shown` is what the model and the log get;
     `changed` says which arguments a person gave it."""
 

@@ -1,8 +1,8 @@
 """The live end of one tree's events. A watcher is a cursor: nothing is queued for it and nobody waits for it.
 
 Written events come in through `publish`; the feed keeps the newest, older ones are read from the log. So a slow watcher
-costs nothing and misses nothing. Deltas go to a bounded queue per watcher that asked for them; those that do not fit
-are counted, and the watcher is told. A feed knows no file and no writer.
+costs nothing and misses nothing, and a tree that nobody watches needs no feed. Deltas go to a bounded queue per watcher
+that asked for them; those that do not fit are counted, and the watcher is told. A feed knows no file and no writer.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
 from retinue.core.events import Delta, Event, RunEnded, RunSpawned
 
+KEEP = 2048
 DELTAS_KEPT = 4096
 ReadOlder = Callable[[int], Awaitable[list[Event]]]
 
@@ -43,13 +44,11 @@ class Watcher:
 
 
 class Feed:
-    """Written events of one tree, newest last; the oldest of them has number `first`. `keep` is about how many stay,
-    None for all."""
+    """The newest events of a tree that is watched, newest last; the oldest of them has number `first`."""
 
-    __slots__ = ("ended", "events", "first", "keep", "root", "watchers")
+    __slots__ = ("ended", "events", "first", "root", "watchers")
 
-    def __init__(self, *, keep: int | None, first: int = 1) -> None:
-        self.keep = keep
+    def __init__(self, *, first: int = 1) -> None:
         self.first = first
         self.events: list[Event] = []
         self.watchers: tuple[Watcher, ...] = ()
@@ -57,18 +56,13 @@ class Feed:
         self.root = 0  # the run with whose ending the tree ends
 
     def publish(self, event: Event) -> None:
-        """Take an event that is written."""
+        """Take an event that is written, and wake the watchers."""
         self.events.append(event)
-        if self.watchers:
-            self._announce(event)
-
-    def _announce(self, event: Event) -> None:
-        """Wake the watchers, and drop the oldest events if too many are kept."""
-        self.follow_root(event)
-        if self.keep is not None and len(self.events) > 2 * self.keep:
-            dropped = len(self.events) - self.keep
+        if len(self.events) > 2 * KEEP:
+            dropped = len(self.events) - KEEP
             del self.events[:dropped]
             self.first += dropped
+        self.follow_root(event)
         for watcher in self.watchers:
             watcher.wake.set()
 
@@ -90,13 +84,9 @@ class Feed:
                     watcher.dropped += 1
                 watcher.wake.set()
 
-    async def watch(
-        self, *, after: int, deltas: bool, read_older: ReadOlder | None = None
-    ) -> AsyncGenerator[Event | Delta]:
+    async def watch(self, *, after: int, deltas: bool, read_older: ReadOlder) -> AsyncGenerator[Event | Delta]:
         """Yield the events after that number and then live ones, until the tree has ended. `read_older` reads events
         that are no longer kept here."""
-        if not self.watchers and self.first == 1:  # nobody has followed these events
-            self.root, self.ended = find_root(self.events)
         watcher = Watcher(max(after, 0), deltas=deltas)
         self.watchers += (watcher,)
         try:
@@ -119,8 +109,8 @@ class Feed:
         finally:
             self.watchers = tuple(other for other in self.watchers if other is not watcher)
 
-    async def _next(self, seq: int, read_older: ReadOlder | None) -> list[Event]:
-        if seq + 1 < self.first and read_older is not None:
+    async def _next(self, seq: int, read_older: ReadOlder) -> list[Event]:
+        if seq + 1 < self.first:
             return await read_older(seq)
         return self.events[seq + 1 - self.first :]
 

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
 
 from retinue.core.errors import NotFound
 from retinue.core.events import Delta, Event, encode_event
-from retinue.core.ports import OnProblem, Removal, StoredLine, StoredTree, TreeStatus, ignore_problem
+from retinue.core.ports import OnProblem, Removal, StoredLine, StoredRun, StoredTree, Unfinished, ignore_problem
 from retinue.log.feed import Feed, find_root
+from retinue.log.tree_index import TreeRow, list_names, summarize_runs
 
 
 class MemoryLog:
-    """Events by tree, each tree in a feed that keeps all of them."""
+    """All events, by tree."""
 
     ahead = True
     location = "the log in memory"
 
     def __init__(self) -> None:
-        self._feeds: defaultdict[str, Feed] = defaultdict(partial(Feed, keep=None))
+        self._trees: defaultdict[str, list[Event]] = defaultdict(list)
+        self._feeds: dict[str, Feed] = {}  # of trees that are watched
         self._writer: int | None = os.getpid()
 
     # Writing
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
-        self._feeds[event.tree].publish(event)
+        self._trees[event.tree].append(event)
+        feed = self._feeds.get(event.tree)
+        if feed is not None:
+            feed.publish(event)
         return None
 
     async def claim(self, tree: str) -> None:
@@ -40,13 +44,20 @@ class MemoryLog:
             feed.show(delta)
 
     async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        feed = self._feeds[tree]
+        def read_older(seq: int) -> Awaitable[list[Event]]:
+            return self.read(tree, after=seq)
+
+        feed = self._feeds.get(tree)
+        if feed is None:
+            events = self._events(tree)
+            feed = self._feeds[tree] = Feed(first=len(events) + 1)
+            feed.root, feed.ended = find_root(events)
         try:
-            async with aclosing(feed.watch(after=after, deltas=deltas)) as items:
+            async with aclosing(feed.watch(after=after, deltas=deltas, read_older=read_older)) as items:
                 async for item in items:
                     yield item
         finally:
-            if not (feed.events or feed.watchers):  # it never began
+            if not feed.watchers:
                 self._feeds.pop(tree, None)
 
     async def close(self) -> None:
@@ -54,15 +65,38 @@ class MemoryLog:
 
     # Reading
 
-    async def list_trees(self, on_problem: OnProblem = ignore_problem) -> list[StoredTree]:
-        first_events = [feed.events[0] for feed in self._feeds.values() if feed.events]
-        return [StoredTree(event, self._writer) for event in sorted(first_events, key=lambda event: event.at)[::-1]]
+    async def list_trees(
+        self,
+        on_problem: OnProblem = ignore_problem,
+        *,
+        latest: int | None = None,
+        only: Unfinished | None = None,
+        reported: bool = True,
+    ) -> list[StoredTree]:
+        trees = [self._describe_tree(events) for events in self._trees.values()]
+        found = [
+            stored
+            for stored in sorted(trees, key=lambda stored: stored.spawned_at)[::-1]
+            if (reported or not stored.is_reported)
+            and (only is None or (not stored.ended and stored.is_live is (only == "live")))
+        ]
+        return found[:latest]
 
-    async def read_status(self, tree: str) -> TreeStatus:
+    async def count_trees(self, *, reported: bool = True) -> int:
+        return len(await self.list_trees(reported=reported))
+
+    async def read_status(self, tree: str) -> StoredTree:
         events = self._events(tree)
         if not events:
             raise NotFound(f"there is no tree '{tree}' in {self.location}")
-        return TreeStatus(events[-1].seq, events[-1].at, find_root(events)[1], self._writer)
+        return self._describe_tree(events)
+
+    async def read_runs(self, trees: Sequence[str], on_problem: OnProblem = ignore_problem) -> list[StoredRun]:
+        return [run for tree in trees for run in summarize_runs(self._events(tree))]
+
+    async def find_runs(self, name: str, on_problem: OnProblem = ignore_problem) -> list[StoredRun]:
+        runs = await self.read_runs([stored.tree for stored in await self.list_trees()])
+        return [run for run in runs if any(each.startswith(name) for each in list_names(run))]
 
     async def read(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
         return self._events(tree)[max(after, 0) :][:limit]
@@ -71,8 +105,8 @@ class MemoryLog:
         return [StoredLine(event.seq, encode_event(event)) for event in await self.read(tree, after=after, limit=limit)]
 
     async def read_kind(self, kind: str, on_problem: OnProblem = ignore_problem) -> AsyncIterator[Event]:
-        for feed in list(self._feeds.values()):
-            for event in list(feed.events):
+        for events in list(self._trees.values()):
+            for event in list(events):
                 if event.kind == kind:
                     yield event
 
@@ -89,13 +123,18 @@ class MemoryLog:
             elif discard(tree):
                 removal.removed.append(tree)
                 if not dry_run:
-                    del self._feeds[tree]
+                    del self._trees[tree]
         return removal
 
     async def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
         count = len(await self.list_trees())
         return f"{count} tree{'' if count == 1 else 's'} in memory" if count else ""
 
+    def _describe_tree(self, events: list[Event]) -> StoredTree:
+        row = TreeRow.begin(events[0])
+        for event in events:
+            row.apply(event)
+        return row.describe(self._writer)
+
     def _events(self, tree: str) -> list[Event]:
-        feed = self._feeds.get(tree)
-        return [] if feed is None else feed.events
+        return self._trees.get(tree, [])

@@ -125,7 +125,7 @@ class RulePolicy:
     def _path_rules(self) -> tuple[Rule, ...]:
         return tuple(filter(self._is_path_rule, (*self._rules.deny, *self._rules.ask)))
 
-    @property
+    @cached_property
     def hidden_paths(self) -> tuple[str, ...]:
         """The patterns of paths that no search looks into: reading them is denied, or asks."""
         rules = (*self._rules.deny, *self._rules.ask)
@@ -201,7 +201,7 @@ class Narrowed:
     def inside(self) -> Policy:
         return Narrowed(inside(self._parent), inside(self._own))
 
-    @property
+    @cached_property
     def hidden_paths(self) -> tuple[str, ...]:
         """The patterns that either policy hides from searches."""
         return (*find_hidden_paths(self._parent), *find_hidden_paths(self._own))
@@ -213,14 +213,17 @@ class Narrowed:
         return second if (_STRICTNESS[second.what], second.firm) > (_STRICTNESS[first.what], first.firm) else first
 
 
+_WITH_RULES = RulePolicy | Narrowed
+
+
 def inside(policy: Policy) -> Policy:
     """Return the policy for what a run does in a sandboxed workspace of its own."""
-    return policy.inside if isinstance(policy, RulePolicy | Narrowed) else policy
+    return policy.inside if isinstance(policy, _WITH_RULES) else policy
 
 
 def find_hidden_paths(policy: Policy) -> tuple[str, ...]:
     """Return the patterns of paths that searches of a run with this policy leave out."""
-    return policy.hidden_paths if isinstance(policy, RulePolicy | Narrowed) else ()
+    return policy.hidden_paths if isinstance(policy, _WITH_RULES) else ()
 
 
 def narrowed(policy: Policy, rules: Rules | None, project: str) -> Policy:

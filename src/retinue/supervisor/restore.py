@@ -171,7 +171,7 @@ class Restorer:
             files=overrides.files,
         )
         checked = self.spawner.check_plan(parent, order, plan, base=self.ports.state.project, name=old.name)
-        run = self.spawner.spawn_child(tree, parent, checked._replace(continued=continued))
+        run = self.spawner.spawn_child(tree, parent, msgspec.structs.replace(checked, continued=continued))
         if not is_live:
             tree.end_with(run)
             self.trees.add(tree)

@@ -150,6 +150,7 @@ class RunServices(msgspec.Struct, eq=False):
             file=outcome.file,
             outcome=outcome.code,
             sandbox=outcome.sandbox,
+            gives=outcome.gives,
         )
         self.tree.write(self.run, body)
         self._report_progress(call, outcome)
@@ -273,11 +274,12 @@ class RunServices(msgspec.Struct, eq=False):
 
     def _with_own_ids(self, reply: Reply) -> Reply:
         """Return the reply with call ids that no earlier call of the run has."""
-        ids = [self.run.claim_call_id(call.id) for call in reply.calls]
-        if ids == [call.id for call in reply.calls]:
-            return reply
-        calls = [msgspec.structs.replace(call, id=own) for call, own in zip(reply.calls, ids, strict=True)]
-        return msgspec.structs.replace(reply, calls=tuple(calls))
+        calls = list(reply.calls)
+        for index, call in enumerate(reply.calls):
+            own = self.run.claim_call_id(call.id)
+            if own != call.id:
+                calls[index] = msgspec.structs.replace(call, id=own)
+        return reply if calls == list(reply.calls) else msgspec.structs.replace(reply, calls=tuple(calls))
 
     def _show_delta(self, kind: str, text: str) -> None:
         ref, run, show = self.ref, self.run, self.tree.log.show
@@ -296,12 +298,14 @@ class RunServices(msgspec.Struct, eq=False):
     def _report_reply(self, reply: Reply, model: str) -> None:
         if reply.natives or reply.thoughts:
             self._report_thinking(reply)
+        run, write = self.run, self.tree.write
         text, file = reply.text, ""
         if text and not reply.refused:
             if len(text) * 4 > EVENT_BYTES:
-                text, file = self.run.folders.fit_event_text(text)
-            self.emit(Message(text, not reply.calls, file))
-        self.emit(UsageReported(model, reply.usage, self.prices.price(model, reply.usage)))
+                text, file = run.folders.fit_event_text(text)
+            replies_to = "" if reply.calls else run.view.replying_to
+            write(run, Message(text, not reply.calls, file, replies_to=replies_to))
+        write(run, UsageReported(model, reply.usage, self.prices.price(model, reply.usage)))
 
     def _report_thinking(self, reply: Reply) -> None:
         """Write what the provider did on its own before it spoke."""

@@ -53,7 +53,7 @@ class Continued(NamedTuple):
     thread: Sequence[Turn]
 
 
-class CheckedOrder(NamedTuple):
+class CheckedOrder(msgspec.Struct, frozen=True, gc=False):
     """An order that may be carried out: its plan, the paths the run may read, the account it spends from, and the run
     that it continues, if any."""
 
@@ -230,20 +230,22 @@ class Spawner:
         stall: float | UnsetType | None,
     ) -> Run:
         """Make a run and write its `run.spawned` before anything else can be said of it, then start driving it."""
-        order, plan, readable, account, continued = checked
+        order, plan, continued = checked.order, checked.plan, checked.continued
         task, ref = order.task, _make_ref(tree, parent, plan, order.task)
         policy = self._ports.policy if parent is None else parent.policy
         policy = narrowed(policy, plan.profile.approvals, self._state.project)
-        folders = make_folders(self._state, ref, parent, plan, task, readable)
+        folders = make_folders(self._state, ref, parent, plan, task, checked.readable)
+        if hidden_paths := find_hidden_paths(policy):
+            folders = msgspec.structs.replace(folders, hidden_paths=hidden_paths)
         run = Run(
             ref=ref,
             plan=plan,
             task=task,
             parent=parent,
-            folders=msgspec.structs.replace(folders, hidden_paths=find_hidden_paths(policy)),
+            folders=folders,
             policy=policy,
             slot=slot,
-            account=account,
+            account=checked.account,
             depth=0 if parent is None else parent.depth + 1,
             max_depth=max_depth,
             max_turns=max_turns,
@@ -276,7 +278,7 @@ class Spawner:
         order, continued, call = checked.order, checked.continued, caller_limits.CALL.get()
         is_reported = self._ports.hook is not None and parent is None and call is not None
         own = None if parent is not None and run.account is parent.account else run.account
-        return RunSpawned(
+        spawned = RunSpawned(
             parent=None if parent is None else parent.ref.run,
             label=ref.label,
             depth=run.depth,
@@ -290,13 +292,16 @@ class Spawner:
             call_id=order.call_id,
             background=order.background,
             queued=run.slot.is_queued,
+            trace_id=tree.trace_id,
+            span_id=random.getrandbits(64).to_bytes(8, "big").hex(),
+        )
+        return msgspec.structs.replace(  # in two steps: Python passes more than 15 names as a dict, which is slow
+            spawned,
             timeout_seconds=run.seconds,
             max_turns=run.max_turns,
             max_tokens=None if own is None else own.tokens,
             max_cost=None if own is None else own.cost,
             stall_seconds=None if run.stall_timer is None else run.stall_timer.seconds,
-            trace_id=tree.trace_id,
-            span_id=random.getrandbits(64).to_bytes(8, "big").hex(),
             limits=order.limits,
             context_paths=tuple(task.context_paths),
             include_parent_workspace=task.include_parent_workspace,
