@@ -31,6 +31,19 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$(?!\n)"  # in Python and in a J
 _NAME = re.compile(NAME_PATTERN)
 
 
+def explain_useless_fallback(fallback: RuntimeName, runtimes: Sequence[RuntimeName]) -> str:
+    """Say why a fallback can never take effect where runs have these runtimes; empty if it can."""
+    strictest = max(runtimes, key=RUNTIMES.index)
+    if RUNTIMES.index(fallback) < RUNTIMES.index(strictest):
+        return ""
+    if strictest == "inherited":
+        return "it has no effect with runtime 'inherited', which needs no sandbox: leave it out"
+    laxer = ", ".join(RUNTIMES[: RUNTIMES.index(strictest)])
+    return (
+        f"'{fallback}' is not laxer than the runtime '{strictest}', so it has no effect: use {laxer}, or leave it out"
+    )
+
+
 def check_name(name: object, *, what: str = "profile name") -> str:
     """Return the name, if it can stand in paths, headers and tool names."""
     if not isinstance(name, str) or not _NAME.match(name):

@@ -238,7 +238,7 @@ class RunView(Struct, eq=False):
 
     def drop_texts(self) -> None:
         """Forget what no tally needs: the log's writer keeps runs of any length."""
-        self.tool_logs, self.warnings, self.last_message = (), (), ""
+        self.tool_logs, self.warnings, self.replies, self.last_message = (), (), (), ""
 
     def measure_seconds(self, now: float) -> float:
         """Return how long the run took, or has taken until now; a queued run has taken nothing."""
