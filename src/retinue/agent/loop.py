@@ -16,7 +16,17 @@ from retinue.agent.tool_calls import FinishedCall, refuse_call, run_tool_call
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import Limited
 from retinue.core.events import Inbox, TurnEnded, TurnStarted
-from retinue.core.messages import REMINDER, AssistantTurn, Call, Reply, ToolTurn, Turn, UserTurn, last_text
+from retinue.core.messages import (
+    REMINDER,
+    AssistantTurn,
+    Call,
+    Reply,
+    ToolTurn,
+    Turn,
+    UserTurn,
+    join_replies,
+    last_text,
+)
 from retinue.core.plans import Job
 from retinue.core.ports import Link, Outcome, Tool
 from retinue.core.profiles import SPAWN_TOOLS
@@ -91,7 +101,7 @@ def _resolve_name(call: Call, tools: Mapping[str, Tool]) -> Call:
 def _end_or_remind(thread: list[Turn], job: Job, link: Link) -> Ending | None:
     """Return the ending of a run whose model calls no more tools; None if it is reminded, once, to give its answer."""
     if answer.NAME not in job.plan.tools:
-        return Ending("done", last_text(thread) or "")
+        return Ending("done", join_replies(thread) or last_text(thread) or "")
     sources = [turn.source for turn in thread if isinstance(turn, UserTurn)]
     newest = next((source for source in reversed(sources) if source in ("task", REMINDER)), "task")
     if newest == REMINDER:  # since its newest task

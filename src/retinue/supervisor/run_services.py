@@ -149,6 +149,7 @@ class RunServices(msgspec.Struct, eq=False):
             file=outcome.file,
             outcome=outcome.code,
             sandbox=outcome.sandbox,
+            gives=outcome.gives,
         )
         self.tree.write(self.run, body)
         self.run.slot.end_call()
@@ -291,7 +292,8 @@ class RunServices(msgspec.Struct, eq=False):
         if text and not reply.refused:
             if len(text) * 4 > EVENT_BYTES:
                 text, file = run.folders.fit_event_text(text)
-            write(run, Message(text, not reply.calls, file))
+            replies_to = "" if reply.calls else run.view.replying_to
+            write(run, Message(text, not reply.calls, file, replies_to=replies_to))
         write(run, UsageReported(model, reply.usage, self.prices.price(model, reply.usage)))
 
     def _report_thinking(self, reply: Reply) -> None:
