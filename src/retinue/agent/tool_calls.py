@@ -17,11 +17,8 @@ from retinue.core.errors import Stop, ToolError
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome, Tool, skip_preview
-<<<<<<< HEAD
-from retinue.core.sendable import find_problem, repair_text
-=======
 from retinue.core.profiles import ToolHooks
->>>>>>> main
+from retinue.core.sendable import find_problem, repair_text
 from retinue.tools.arguments import find_unknown_argument
 from retinue.tools.truncate import truncate_text
 
