@@ -141,8 +141,9 @@ async def _recall_or_run(call: Call, known: Outcome | None, job: Job, link: Link
 def _run_call(call: Call, job: Job, link: Link) -> Awaitable[FinishedCall]:
     tool = job.plan.tools.get(call.name)
     if tool is None:
+        missing = "" if job.plan.explain_missing is None else job.plan.explain_missing(call.name)
         problem = UNKNOWN_TOOL.format(name=call.name, tools=", ".join(job.plan.tools) or "none")
-        return refuse_call(call, problem, link)
+        return refuse_call(call, missing or problem, link)
     problem = call.problem or find_unknown_argument(call, tool.spec)
     if problem:
         return refuse_call(call, problem, link)

@@ -256,8 +256,11 @@ class Link(Protocol):
         """Return a call id that no other call of the run has."""
 
     def spill(self, name: str) -> Path:
-        """Return a new file of the run's own, for a tool that runs with the supervisor."""
+        """Return a new file of the run's own, for a tool that runs with the supervisor: where the run can read it."""
         ...
+
+    def use_folders(self, folders: Folders) -> None:
+        """Make new files of the run in these folders, which its sandbox shows it."""
 
     def record_activity(self) -> None:
         """Count something that happens in a call, though no event tells of it."""
@@ -579,6 +582,9 @@ class ToolServers(Protocol):
 
     def lacks(self, entries: Sequence[Any] | None) -> Sequence[tuple[str, str]]:
         """Return what of these is not there: in our own words for the model, and in words for a person."""
+
+    def explain_missing(self, tool: str) -> str:
+        """Say why a tool that no run has now is missing, if it belongs to a server that is not available; else ''."""
 
     def reports(self) -> Sequence[ServerReport]:
         """Return how each server was found that was tried."""

@@ -33,7 +33,7 @@ from retinue.core.errors import (
 from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
 from retinue.core.messages import ASKER, USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
-from retinue.core.ports import Order, Outcome, Preview, Prices, Receipt, Row, Ticket
+from retinue.core.ports import Folders, Order, Outcome, Preview, Prices, Receipt, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
@@ -70,6 +70,7 @@ class RunServices(msgspec.Struct, eq=False):
     spawn_children: SpawnChildren
     control: Control
     shown_changes: dict[str, str] | None = None  # digests of what calls of apply_subagent were shown to do
+    session_folders: Folders | None = None  # those of the run's sandbox, once it has one
 
     @property
     def ref(self) -> RunRef:
@@ -193,7 +194,10 @@ class RunServices(msgspec.Struct, eq=False):
         return self.run.claim_call_id(wanted)
 
     def spill(self, name: str) -> Path:
-        return self.run.folders.spill(name)
+        return (self.session_folders or self.run.folders).spill(name)
+
+    def use_folders(self, folders: Folders) -> None:
+        self.session_folders = folders
 
     def record_activity(self) -> None:
         self.run.record_activity()
