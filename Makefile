@@ -29,7 +29,7 @@ $(RUNTIME): $(INPUTS) | $(BIN)/python
 
 $(DEV): $(INPUTS) | $(BIN)/python
 	@echo "installing retinue and its development tools into $(VENV)" >&2
-	@$(PIP) -e '.[dev,peers,anthropic,openai,otel]'
+	@$(PIP) -e '.[dev,peers,otel]'
 	@touch $(RUNTIME) $@
 
 system:

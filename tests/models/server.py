@@ -117,5 +117,6 @@ def environ(port: int) -> dict[str, str]:
         "ANTHROPIC_API_KEY": KEY,
         "OPENAI_BASE_URL": f"{base}/v1",
         "OPENAI_API_KEY": KEY,
+        "OLLAMA_BASE_URL": f"{base}/v1",
         "NO_PROXY": "127.0.0.1",
     }

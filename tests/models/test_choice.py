@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from retinue.concurrency import SystemClock
 from retinue.config.models import PROVIDERS, find_default_model, find_install_command
+from retinue.models.providers import ProviderModel
 from tests.models import wire
 from tests.models.server import KEY, Answer, Server, environ
 from tests.surfaces.cli.shell import SOURCE, Project, one_line_error
@@ -88,7 +91,7 @@ def test_no_model_names_all_four_ways(project: Project, keys: dict[str, str]) ->
         ("anthropic:", "unknown model 'anthropic:'"),
         ("nobody:x", "unknown model 'nobody:x'"),
         ("anthropic:x", "ANTHROPIC_API_KEY"),
-        ("cohere:x", "install"),
+        ("cohere:x", "needs a package that is not installed: "),
     ],
 )
 def test_a_model_that_cannot_be(project: Project, model: str, said: str) -> None:
@@ -99,8 +102,9 @@ def test_a_missing_package_is_one_line_with_its_command(project: Project, tmp_pa
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['anthropic'] = None\n")
     env = {**NOBODY, "PYTHONPATH": f"{tmp_path}:{SOURCE}"}
     said = one_line_error(project.retinue("run", "x", "--model", "anthropic:x", **env))
-    assert said == "model 'anthropic:x' needs a package that is not installed: pip install 'retinue[anthropic]'"
-    assert "anthropic: ANTHROPIC_API_KEY is set; not installed: pip" in project.retinue("doctor", **env).stdout
+    command = f"{sys.executable} -m pip install 'pydantic-ai-slim[anthropic]'"
+    assert said == f"model 'anthropic:x' needs a package that is not installed: {command}"
+    assert f"anthropic: ANTHROPIC_API_KEY is set; not installed: {command}" in project.retinue("doctor", **env).stdout
 
 
 def test_doctor_says_which_providers_work_here(project: Project) -> None:
@@ -124,3 +128,16 @@ def test_a_scripted_run_loads_no_provider(project: Project, tmp_path: Path) -> N
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pydantic_ai'] = None\n")
     done = project.run(agents={"main": ["ok"]}, PYTHONPATH=f"{tmp_path}:{SOURCE}")
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+@pytest.mark.finding("U1")
+def test_openrouter_needs_only_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", KEY)
+    assert ProviderModel("openrouter:qwen/qwen3", clock=SystemClock()).name == "openrouter:qwen/qwen3"
+
+
+@pytest.mark.finding("U1")
+def test_starting_the_command_loads_no_provider() -> None:
+    code = "import sys, retinue.surfaces.cli.main; print([m for m in ('pydantic_ai', 'openai') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,28 +1,38 @@
 """The package as users get it: installed as a tool into an environment of its own, away from the checkout."""
 
+import asyncio
 import os
+import re
 import subprocess
 import sys
 import time
 import zipfile
 from pathlib import Path
 
+import pytest
+
+from retinue.installation import make_install_command
+from tests.models import wire
+from tests.models.server import Answer, Server
+
 ROOT = Path(__file__).parents[2]
 HELLO = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}\n'
 
 
-def test_uv_tool_install_gives_a_working_command(tmp_path: Path) -> None:
+@pytest.mark.finding("U1")
+async def test_uv_tool_install_gives_a_working_command(tmp_path: Path) -> None:
     environment = {**os.environ, "UV_TOOL_DIR": str(tmp_path / "tools"), "UV_TOOL_BIN_DIR": str(tmp_path / "bin")}
     uv = Path(sys.executable).with_name("uv")
     install = [str(uv), "tool", "install", "--quiet", "--constraints", str(ROOT / "constraints.txt"), str(ROOT)]
     subprocess.run(install, env=environment, check=True, capture_output=True)
-    empty = tmp_path / "empty"
+    empty, home = tmp_path / "empty", tmp_path / "home"
     empty.mkdir()
+    home.mkdir()
     command = str(tmp_path / "bin" / "retinue")
     done = subprocess.run(
         [command, "demo", "--fast", "--quiet"],
         cwd=empty,
-        env={"PATH": os.environ["PATH"], "HOME": str(empty), "TMPDIR": str(tmp_path)},
+        env={"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(tmp_path)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -32,6 +42,22 @@ def test_uv_tool_install_gives_a_working_command(tmp_path: Path) -> None:
     assert "OK" in done.stdout
     assert list(empty.iterdir()) == []
     python = str(tmp_path / "tools" / "retinue" / "bin" / "python")
+    for model, answer in (
+        ("anthropic:claude-x", wire.said("from Anthropic")),
+        ("openai-chat:gpt-x", Answer(wire.chat(content=["from OpenAI"]))),
+        ("ollama:qwen3", Answer(wire.chat(content=["from Ollama"]))),
+    ):
+        async with Server(answer) as server:
+            asked = await asyncio.create_subprocess_exec(
+                command, "run", "hello", "--model", model, "--runtime", "inherited", "--quiet",
+                cwd=empty, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                env={"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(tmp_path), **server.environ()},
+            )  # fmt: skip
+            said, errors = await asked.communicate()
+        assert (asked.returncode, said.startswith(b"from ")) == (0, True), errors.decode()
+    hint = "from retinue.installation import *; print(make_install_command('some-package'))"
+    done = subprocess.run([python, "-c", hint], capture_output=True, text=True, check=True)
+    assert done.stdout == f"uv pip install --python {python} some-package\n"
     nothing = min(_seconds([python, "-c", "import asyncio; print()"], b"", cwd=empty) for _ in range(5))
     answer = min(_seconds([command, "mcp", "serve", "--model", "scripted:x"], HELLO, cwd=empty) for _ in range(5))
     assert answer < 6 * nothing
@@ -60,3 +86,24 @@ def test_the_wheel_has_everything_and_no_tests(tmp_path: Path) -> None:
     for part in ("py.typed", "cli/demo.yaml", "subagent_types/explorer/SUBAGENT.md", "report-writing/SKILL.md"):
         assert any(name.endswith(part) for name in names), part
     assert all(name.startswith(("retinue/", "retinue-")) for name in names)
+
+
+@pytest.mark.finding("U1")
+def test_hints_fit_the_installer_and_never_name_our_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = sys.executable
+    assert make_install_command("a[b]>=1", "c") == f"{python} -m pip install 'a[b]>=1' c"
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "retinue"))
+    (tmp_path / "retinue").mkdir()
+    (tmp_path / "retinue" / "uv-receipt.toml").touch()
+    assert make_install_command("c") == f"uv pip install --python {python} c"
+    (tmp_path / "retinue" / "uv-receipt.toml").unlink()
+    (tmp_path / "retinue" / "pipx_metadata.json").touch()
+    assert make_install_command("c") == "pipx inject retinue c"  # the name of the environment, not of a package
+
+
+@pytest.mark.finding("U1")
+def test_no_text_tells_anybody_to_install_us_from_the_index() -> None:
+    """The name is not ours there. Installs are from a checkout: `.` or a path."""
+    texts = [*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")]
+    pattern = re.compile(r"(?:pip|pipx|uv|uvx)\b[^\n]*\b(?:install|add|run|uvx)\s+(?:--?\S+\s+)*['\"]?retinue\b")
+    assert [path.name for path in texts if pattern.search(path.read_text())] == []

@@ -16,8 +16,8 @@ from retinue.build import supervisor as supervisors
 from retinue.build.parts import Parts
 from retinue.core.approvals import Decision
 from retinue.core.events import Body, RunEnded, Thinking, ToolCall, ToolResult, UsageReported
+from retinue.core.messages import ASKER
 from retinue.core.profiles import Profile, Task
-from retinue.protocol.outbox import ASKER
 from retinue.remote.outbox import OutboxRun
 from retinue.remote.port import STARTED, Capabilities, RemoteAdapter, RemoteSpawned
 from retinue.supervisor.supervisor import Supervisor

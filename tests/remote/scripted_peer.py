@@ -9,7 +9,8 @@ from typing import Any
 from retinue.core.approvals import Decision
 from retinue.core.errors import Disconnected
 from retinue.core.events import Body, Inbox
-from retinue.remote.port import ASKER, STARTED, Capabilities, RemoteRequest, RemoteSpawned, Report
+from retinue.core.messages import ASKER
+from retinue.remote.port import STARTED, Capabilities, RemoteRequest, RemoteSpawned, Report
 
 
 class PeerRun:

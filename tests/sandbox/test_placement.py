@@ -22,7 +22,7 @@ from retinue.sandbox.in_process import IN_PROCESS, InProcess
 from retinue.sandbox.placement import Placement
 from retinue.testing import scripted
 from tests.sandbox.places import ROOT, needs_bubblewrap
-from tests.supervisor.tree.kit import bodies, call, main, tree
+from tests.supervisor.tree.kit import bodies, call, main, spawn, tree
 
 SCRIPT = "agents: {main: [{text: hello}]}\n"
 WITHOUT = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", "/dev/null", find_command("bwrap") or "/usr/bin/bwrap", "--"]
@@ -59,6 +59,16 @@ def test_a_child_is_never_sandboxed_less_than_its_parent() -> None:
     for wish in (None, "inherited", "isolated"):
         runtime, below, _ = place(Profile("b", runtime=wish), parent)  # type: ignore[arg-type]
         assert (runtime.name, below) == ("isolated", "isolated")
+
+
+@pytest.mark.finding("S13")
+@pytest.mark.requirement("MASS-6")
+async def test_an_inherited_child_runs_where_its_parent_does(tmp_path: Path) -> None:
+    look = call("shell", command="echo $PPID; readlink /proc/self/ns/mnt")
+    script = {"main": [look, spawn({"task": "x", "subagent_id": "x"}), "end"], "x": [look, "end"]}
+    _, events = await tree(script, path=tmp_path / ".retinue", runtime="inherited")
+    [own, *_], [child] = bodies(events, ToolResult, run=0), bodies(events, ToolResult, run=1)
+    assert own.text == child.text == f"{os.getpid()}\n{os.readlink('/proc/self/ns/mnt')}\n"
 
 
 def test_a_callable_stays_with_the_host_and_its_children_do_not() -> None:
@@ -119,6 +129,46 @@ async def test_the_mode_is_a_setting_and_the_result_says_which_sandbox_stood(tmp
     assert (result.status, result.runtime) == ("done", "isolated")
     assert {"pid", "mount", "net", "seccomp", "rlimits"} <= set(result.sandbox)
     assert result.to_json()["sandbox"] == result.sandbox
+
+
+@pytest.mark.finding("S12")
+@pytest.mark.requirement("MASS-3")
+@pytest.mark.parametrize(
+    ("mode", "fallback", "said"),
+    [
+        ("inherited", "inherited", "it has no effect with runtime 'inherited', which needs no sandbox: leave it out"),
+        ("inherited", "isolated", "it has no effect with runtime 'inherited', which needs no sandbox: leave it out"),
+        (
+            "isolated",
+            "isolated",
+            "'isolated' is not laxer than the runtime 'isolated', so it has no effect: use inherited",
+        ),
+        ("isolated", "container", "'container' is not laxer than the runtime 'isolated'"),
+        ("null", "isolated", "'isolated' is not laxer than the runtime 'isolated'"),
+        ("container", "delegated", "subagent_runtime_fallback_mode"),
+        ("isolated", "inherited", ""),
+        ("null", "inherited", ""),
+        ("container", "isolated", ""),
+    ],
+)
+def test_a_fallback_is_accepted_only_where_it_can_take_effect(
+    tmp_path: Path, mode: str, fallback: str, said: str
+) -> None:
+    keys = f"subagent_runtime_mode: {mode}, subagent_runtime_fallback_mode: {fallback}"
+    (tmp_path / "retinue.yaml").write_text(f"orchestrator: {{coordination: {{{keys}}}}}\n")
+    if not said:
+        parts, _ = load_project_parts(tmp_path, config=tmp_path / "retinue.yaml")
+        assert parts.fallback == fallback
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_project_parts(tmp_path, config=tmp_path / "retinue.yaml")
+    assert said in str(caught.value) and "retinue.yaml:1" in str(caught.value)
+
+
+@pytest.mark.finding("S12")
+def test_a_fallback_of_the_library_is_accepted_only_where_it_can_take_effect() -> None:
+    with pytest.raises(ConfigError, match="it has no effect with runtime 'inherited'"):
+        retinue.run_sync(Profile("main"), "go", runtime="inherited", fallback="inherited")
 
 
 @pytest.mark.parametrize(

@@ -123,8 +123,9 @@ def test_off_it_imports_nothing() -> None:
 def test_without_the_package_one_line_names_the_extra() -> None:
     missing = "sys.modules['opentelemetry.sdk'] = None"
     done = python(RUN.format(before=missing, more=", telemetry=True"))
+    packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
     assert done.stderr.splitlines()[-1].endswith(
-        "ConfigError: telemetry needs a package that is not installed: pip install 'retinue[otel]'"
+        f"ConfigError: telemetry needs a package that is not installed: {sys.executable} -m pip install {packages}"
     )
 
 

@@ -10,18 +10,19 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from retinue.installation import find_adapter_package, make_install_command
+
 VARIABLE = "RETINUE_MODEL"
 
 
 @dataclass(frozen=True)
 class Provider:
-    """A provider as people meet it: the variable with its key, its default model, the package and extra it needs."""
+    """A provider as people meet it: the variable with its key, its default model and the package it needs."""
 
     name: str
     key: str
     default: str
     package: str
-    extra: str
 
     def is_installed(self) -> bool:
         return all(importlib.util.find_spec(package) is not None for package in ("pydantic_ai", self.package))
@@ -31,8 +32,8 @@ class Provider:
 
 
 PROVIDERS = (
-    Provider("anthropic", "ANTHROPIC_API_KEY", "anthropic:claude-sonnet-5-5", "anthropic", "anthropic"),
-    Provider("openai", "OPENAI_API_KEY", "openai:gpt-6.1-terra", "openai", "openai"),
+    Provider("anthropic", "ANTHROPIC_API_KEY", "anthropic:claude-sonnet-5-5", "anthropic"),
+    Provider("openai", "OPENAI_API_KEY", "openai:gpt-6.1-terra", "openai"),
 )
 # Variables that the SDKs of these and other providers read. Programs that start us may pass on only what they are told.
 MODEL_VARIABLES = (VARIABLE, "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL")
@@ -74,5 +75,5 @@ def find_install_command(name: str) -> str:
     prefix = name.partition(":")[0]
     for provider in PROVIDERS:
         if prefix == provider.name or prefix.startswith(f"{provider.name}-"):
-            return "" if provider.is_installed() else f"pip install 'retinue[{provider.extra}]'"
-    return "" if importlib.util.find_spec("pydantic_ai") is not None else "pip install 'retinue[providers]'"
+            return "" if provider.is_installed() else make_install_command(find_adapter_package(provider.name))
+    return "" if importlib.util.find_spec("pydantic_ai") is not None else make_install_command(find_adapter_package(""))

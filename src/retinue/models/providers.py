@@ -54,6 +54,7 @@ from retinue.core.errors import CallCancelled, ConfigError, ModelError, NotFound
 from retinue.core.messages import Reply, Request
 from retinue.core.ports import Clock
 from retinue.core.usage import NO_USAGE, Usage
+from retinue.installation import find_adapter_package, make_install_command
 from retinue.models.provider_messages import build_messages, build_parameters, convert_usage, parse_response
 
 IDLE_SECONDS = 120.0
@@ -198,8 +199,9 @@ def _infer_model(name: str) -> Any:
             raise NotFound(f"unknown model {name!r}{text.partition(name)[2].rstrip('.')}") from None
         text = text.partition(" or pass it")[0].partition(" If you")[0]  # the rest is for programmers
         raise ConfigError(to_one_line(f"model {name!r}: {text}")) from None
-    except ImportError as error:
-        raise ConfigError(to_one_line(f"model {name!r}: {error}")) from None
+    except ImportError:
+        command = make_install_command(find_adapter_package(name.partition(":")[0]))
+        raise ConfigError(f"model {name!r} needs a package that is not installed: {command}") from None
 
 
 def _show_delta(event: ModelResponseStreamEvent, on_delta: Callable[[str, str], None]) -> None:

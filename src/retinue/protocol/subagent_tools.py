@@ -72,8 +72,8 @@ TOOLS: Mapping[str, ToolText] = {
         ToolText(
             CONTINUE,
             "Continue a subagent",
-            "Send a finished subagent a new message. It goes on with all it knew, also when it timed out or was "
-            "cancelled, and its new answer is returned.",
+            "Send a finished or interrupted subagent a new message. It goes on with all it knew, also if it timed out "
+            "or was cancelled, and its new answer is returned.",
             _make_schema(
                 "subagent_id",
                 "message",
@@ -351,7 +351,7 @@ class SubagentTools:
             "task": row.task[:TASK_CHARACTERS],
             "workspace": row.workspace,
             "session_id": known.name,
-            "continuable": known.has_ended,
+            "continuable": known.has_ended or not known.is_live,
             "subagent_type": row.agent,
         }
         if known.own_tree:

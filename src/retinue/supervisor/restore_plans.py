@@ -31,8 +31,16 @@ T = TypeVar("T")
 
 
 async def end_client(task: str, ctx: Context) -> str:
-    """End the run of a client that was gone when its tree was resumed. Safe to call again: it does nothing."""
-    return CLIENT_LEFT
+    """End the run of a client that was gone when its tree was resumed, after its subagents have gone on to their ends.
+    Returns their answers, which nobody else is there to read. Safe to call again: it only waits."""
+    answers: dict[int, str] = {}
+    while True:
+        children = [row for row in ctx.link.agents() if row.parent == ctx.run and row.result is None]
+        if not children:
+            return "\n\n".join(answers.values()) or CLIENT_LEFT
+        results = await ctx.link.wait([row.run for row in children])
+        for row, result in zip(children, results, strict=True):
+            answers[row.run] = f"{row.label}: {result.final_response or result.error_details or result.status}"
 
 
 CLIENT_LEFT = "The client has left."

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from retinue.core.errors import ConfigError
 from retinue.core.traces import Telemetry
+from retinue.installation import make_install_command
 
-INSTALL = "pip install 'retinue[otel]'"
 _NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 
@@ -37,6 +37,10 @@ def is_installed() -> bool:
         return False
 
 
+def find_install_command() -> str:
+    return make_install_command("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
+
+
 def is_requested(environ: Mapping[str, str]) -> bool:
     """Return whether the environment names a collector, and the packages to send to it are installed."""
     named = any(environ.get(f"OTEL_EXPORTER_OTLP_{name}ENDPOINT") for name in ("", "TRACES_"))
@@ -51,7 +55,7 @@ def make_providers(telemetry: Telemetry) -> Providers:
     if telemetry.tracer_provider is not None or telemetry.meter_provider is not None:
         return _use_program_providers(telemetry.tracer_provider, telemetry.meter_provider)
     if not is_installed():
-        raise ConfigError(f"telemetry needs a package that is not installed: {INSTALL}")
+        raise ConfigError(f"telemetry needs a package that is not installed: {find_install_command()}")
     trace = importlib.import_module("opentelemetry.trace")
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return _use_program_providers(None, None)

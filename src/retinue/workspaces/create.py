@@ -24,6 +24,7 @@ from retinue.core.limits import MIB, WORKSPACE_MIB
 from retinue.core.plans import Job
 from retinue.core.ports import Link
 from retinue.files.content import read_small_file
+from retinue.files.opening import FileId
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
 from retinue.workspaces import git
@@ -201,7 +202,12 @@ def create_workspace(
     try:
         with Ignores(tracked, repository) as ignores, Import(store) as into:
             walker = Walker(
-                workspace.source, ignored=ignores, inside_ignored=not is_worktree, foreign=foreign, stop=stop
+                workspace.source,
+                ignored=ignores,
+                inside_ignored=not is_worktree,
+                foreign=foreign,
+                never=_find_state(workspace),
+                stop=stop,
             )
             into.add_tree(workspace.base, FolderCopier(workspace.path, into, CopyBudget(limit)).copy(walker))
             if is_worktree and ignores.gave_up:  # then it has what should have been left out
@@ -220,6 +226,12 @@ def create_workspace(
             raise RetinueError(f"cannot make the workspace {workspace.path}: {error.strerror or error}") from error
         raise
     return CreatedWorkspace(walker.skipped, objects, foreign_objects)
+
+
+def _find_state(workspace: Workspace) -> set[FileId]:
+    """Return the state folder that the workspace is in: it may be inside the project, under any name."""
+    status = Path(workspace.own).parents[2].stat()
+    return {(status.st_dev, status.st_ino)}
 
 
 def _make_repository(workspace: str, project: str, repository: git.Repository, objects: tuple[str, ...]) -> None:

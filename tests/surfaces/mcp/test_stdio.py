@@ -224,3 +224,23 @@ def test_files_of_the_state_are_the_users_alone(project: Project) -> None:
     )
     found = [path for path in (project.folder / ".retinue").rglob("*") if path.name != ".gitignore"]
     assert found and all(os.stat(path).st_mode & 0o077 == 0 for path in found if not path.is_symlink())
+
+
+@pytest.mark.finding("M7")
+@pytest.mark.parametrize("mode", ["legacy", "modern"])
+@pytest.mark.parametrize(
+    "method", ["prompts/list", "resources/list", "resources/templates/list", "completion/complete", "logging/setLevel"]
+)
+async def test_methods_of_what_is_not_declared_do_not_exist(project: Project, mode: str, method: str) -> None:
+    async with piped(project) as client:
+        if mode == "legacy":
+            declared, more = (await client.hello())["result"]["capabilities"], {}
+        else:
+            more = {"_meta": {
+                "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+                "io.modelcontextprotocol/clientCapabilities": {},
+            }}  # fmt: skip
+            declared = (await client.ask("server/discover", **more))["result"]["capabilities"]
+        answer = await client.ask(method, **more)
+    assert declared == {"tools": {}}
+    assert answer["error"]["code"] == -32601 and "result" not in answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from itertools import pairwise
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from tests.surfaces.cli.shell import Project
+from tests.surfaces.cli.shell import COMMAND, Project, environment
 from tests.surfaces.mcp.kit import BOTH, connected, piped
 
 STUCK: dict[str, Any] = {"*": [{"hang": True}]}
@@ -127,27 +128,76 @@ async def test_a_session_goes_on_after_its_tree_was_cancelled_from_elsewhere(pro
         assert second["success"] and second["watch"].split()[-1] != tree
 
 
-async def test_what_a_killed_server_left_is_known_and_goes_on(project: Project) -> None:
-    async with piped(project, agents=STUCK) as client:
+async def leave_killed(project: Project, *tasks: str, agents: dict[str, Any]) -> str:
+    """Starts subagents, kills the server as soon as those that hang are at work, and gives their tree."""
+    async with piped(project, agents=agents) as client:
         await client.hello()
-        first = (await client.call("spawn_subagents", **TASKS, background=True))["structuredContent"]
-        tree = first["watch"].split()[-1]
+        wanted = [{"task": name, "subagent_id": name} for name in tasks]
+        first = (await client.call("spawn_subagents", tasks=wanted, background=True))["structuredContent"]
+        while (await asyncio.to_thread(runs, project)) != {
+            name: "done" if name.startswith("quick") else "running" for name in tasks
+        }:
+            pass
         client.process.kill()
         await client.process.wait()
-    agents = {"*": ["gone on"]}
-    async with piped(project, agents=agents) as client:
+    tree: str = first["watch"].split()[-1]
+    return tree
+
+
+HALF: dict[str, Any] = {"/main/subagent-1": [{"hang": True}], "/main/subagent-2": ["quick answer"]}
+GO_ON: dict[str, Any] = {"*": ["gone on"]}
+
+
+@pytest.mark.finding("M6")
+async def test_the_next_session_continues_what_a_killed_server_interrupted(project: Project) -> None:
+    await leave_killed(project, "slow", "quick", agents=HALF)
+    async with piped(project, agents=GO_ON) as client:
         await client.hello()
-        [listed] = (await client.call("list_subagents"))["structuredContent"]["subagents"]
-        assert (listed["subagent_id"], listed["status"], listed["continuable"]) == ("slow", "interrupted", False)
-        said = (await client.call("continue_subagent", subagent_id="slow", message="go on"))["structuredContent"]
-        assert f"retinue resume {tree}" in said["error"]
-    resumed = project.retinue("resume", tree, "--runtime", "inherited", "--model", project.script(agents))
-    assert resumed.returncode == 0 and runs(project) == {"slow": "cancelled"}, resumed.stderr
-    done = project.retinue(
-        "continue", f"{tree}/1", "go on", "--runtime", "inherited", "--model", project.script(agents)
-    )
-    assert (done.returncode, done.stdout) == (0, "gone on\n"), done.stderr
-    async with piped(project, agents=agents) as client:
+        listed = (await client.call("list_subagents"))["structuredContent"]["subagents"]
+        found = {each["subagent_id"]: (each["status"], each["continuable"]) for each in listed}
+        assert found == {"slow": ("interrupted", True), "quick": ("completed", True)}
+        said = (await client.call("continue_subagent", subagent_id="slow", message="finish"))["structuredContent"]
+        assert said["results"][0]["status"] == "completed" and "gone on" in said["results"][0]["answer"], said
+        again = (await client.call("continue_subagent", subagent_id="quick", message="more"))["structuredContent"]
+        assert "gone on" in again["results"][0]["answer"], again
+    assert runs(project) == {"slow": "done", "quick": "done"}
+
+
+@pytest.mark.finding("M6")
+async def test_a_subagent_that_had_ended_before_the_kill_is_continued_too(project: Project) -> None:
+    """Only the client's own run has no ending then."""
+    await leave_killed(project, "quick", agents={"*": ["quick answer"]})
+    async with piped(project, agents=GO_ON) as client:
         await client.hello()
-        said = (await client.call("continue_subagent", subagent_id="slow", message="once more"))["structuredContent"]
-        assert said["results"][0]["answer"] == "gone on", said
+        said = (await client.call("continue_subagent", subagent_id="quick", message="more"))["structuredContent"]
+        assert said["results"][0]["status"] == "completed", said
+
+
+@pytest.mark.finding("R7", "M6")
+async def test_resume_goes_on_with_what_was_at_work_when_a_server_was_killed(project: Project) -> None:
+    tree = await leave_killed(project, "slow", "quick", agents=HALF)
+    resumed = project.retinue("resume", "--model", project.script(GO_ON))  # the latest tree
+    assert resumed.returncode == 0, resumed.stderr
+    assert "slow: gone on" in resumed.stdout and "quick" not in resumed.stdout  # its answer was there before
+    assert runs(project) == {"slow": "done", "quick": "done"}
+    done = project.retinue("continue", f"{tree}/1", "more", "--model", project.script(GO_ON))
+    assert done.returncode == 0 and "gone on" in done.stdout, done.stderr
+
+
+@pytest.mark.finding("R7")
+async def test_a_killed_server_without_work_does_not_stand_before_an_interrupted_tree(project: Project) -> None:
+    hang = {"main": [{"hang": True}]}
+    running = await asyncio.create_subprocess_exec(
+        *COMMAND, "run", "t", "--runtime", "inherited", "--model", project.script(hang, name="first.yaml"),
+        cwd=project.folder, env=environment(), stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    while '"running"' not in project.retinue("ps", "--json").stdout:
+        pass
+    running.kill()
+    await running.wait()
+    await leave_killed(project, "quick", agents={"*": ["quick answer"]})
+    project.script({"main": ["the first tree"]}, name="first.yaml")
+    resumed = project.retinue("resume")
+    assert (resumed.returncode, resumed.stdout) == (0, "the first tree\n"), resumed.stderr
+    nothing = project.retinue("resume")
+    assert nothing.returncode == 2 and "no tree here is interrupted" in nothing.stderr

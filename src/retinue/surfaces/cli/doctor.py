@@ -190,7 +190,7 @@ def check_control(look: Look) -> Iterator[Check]:
 def check_telemetry(_: Look) -> Iterator[Check]:
     """Check that spans can be sent. Settings and the environment decide whether they are."""
     if not providers.is_installed():
-        yield Check("telemetry", "ok", f"not installed: {providers.INSTALL}")
+        yield Check("telemetry", "ok", f"not installed: {providers.find_install_command()}")
         return
     named = "OTEL_EXPORTER_OTLP_ENDPOINT is set" if providers.is_requested(os.environ) else "no collector is named"
     yield Check("telemetry", "ok", f"installed; {named}")
@@ -200,7 +200,7 @@ def _check_sqlite() -> Check:
     try:
         import apsw
     except ImportError as error:
-        return Check("sqlite", "fail", f"apsw cannot be loaded: {error}", "pip install --force-reinstall apsw")
+        return Check("sqlite", "fail", f"apsw cannot be loaded: {error}", "install Retinue again")
     return Check("sqlite", "ok", f"{apsw.sqlite_lib_version()} in apsw {apsw.apsw_version()}")
 
 

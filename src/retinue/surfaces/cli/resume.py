@@ -12,7 +12,7 @@ from pathlib import Path
 from retinue.build.parts import MAIN
 from retinue.build.stored import open_stored_control
 from retinue.control.client import ControlClient
-from retinue.core.control import RAN_ELSEWHERE, Control, ResumeOverrides, RunHandle
+from retinue.core.control import MCP_CLIENT, RAN_ELSEWHERE, Control, ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError, LogHeld, NotFound
 from retinue.core.events import RunEnded, decode_raw
 from retinue.core.limits import Limits
@@ -78,9 +78,10 @@ def _tell_of_errand(state: Path, found: Listing) -> None:
 async def find_interrupted(log: LogReader, name: str | None) -> Listing:
     """Find the tree of that name, which must have no ending and no process; without a name the latest such tree."""
     if name is None:
-        for stored in await log.list_trees(screen.print_warning):
-            if stored.writer is None and not (await log.read_status(stored.tree)).ended:
-                return await load_listing(log, stored.tree)
+        for stored in await log.list_trees(screen.print_warning, only="interrupted"):
+            found = await load_listing(log, stored.tree)
+            if _has_work(found):
+                return found
         raise NotFound("no tree here is interrupted; `retinue ps --all` lists what there is")
     found = await load_listing(log, (await find_run(log, name, screen.print_warning)).tree)
     if found.ended:
@@ -93,6 +94,12 @@ async def find_interrupted(log: LogReader, name: str | None) -> Listing:
             f"{found.tree} is not interrupted: process {found.pid} runs it (`retinue tail -f {found.tree}`)"
         )
     return found
+
+
+def _has_work(found: Listing) -> bool:
+    """Tell whether a tree has a run that can go on. One that only stands for an MCP client, which is gone, cannot."""
+    runs = found.runs.runs.values()
+    return any(run.ended is None and not (run.number == 0 and run.agent == MCP_CLIENT) for run in runs)
 
 
 def configure_continue(parser: argparse.ArgumentParser) -> None:

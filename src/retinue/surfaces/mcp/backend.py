@@ -82,11 +82,31 @@ class Backend:
         )
 
     async def continue_run(self, known: KnownRun, text: str, *, seconds: float | None) -> RunHandle:
-        """Start a run from the conversation of an old one. `seconds` are clamped as those that a model asks for."""
+        """Start a run from the conversation of an old one. `seconds` are clamped as those that a model asks for.
+
+        If the process of its tree was killed, the tree is resumed here first. A run that was at work then goes on, and
+        is given the text as a message."""
         if seconds is not None:
             seconds = clamp_asked(seconds, (self.timeouts.minimum, self.timeouts.maximum))
         overrides = ResumeOverrides(profiles=self._profiles, seconds=seconds, files=True)
+        if not known.is_live and not (await load_listing(self._log, known.tree)).ended:
+            resumed = await self._resume_run(known, text)
+            if resumed is not None:
+                return resumed
         return await self.control.continue_run(known.tree, known.row.run, text, overrides)
+
+    async def _resume_run(self, known: KnownRun, text: str) -> RunHandle | None:
+        """Resume the tree of a run, and send the run the text. Returns None if the run has ended: it is continued."""
+        client = await self.control.resume(known.tree, ResumeOverrides(profiles=self._profiles))
+        if not known.has_ended:
+            receipt = await self.control.send(known.tree, known.row.run, text)
+            if receipt.state == "queued":
+                row = known.row
+                ref = RunRef(known.tree, row.run, row.path, row.label, row.agent, row.subagent_id)
+                return RunHandle(self.control, ref)
+        if not any(row.run != 0 and row.result is None for row in await self._list_live_rows(known.tree)):
+            await client.result()  # nothing else is at work there
+        return None
 
     async def answer(self, asked: Approval, decision: Decision) -> Answered:
         """Answer a question for the client's user, if it is still the one that was shown."""

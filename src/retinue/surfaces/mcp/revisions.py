@@ -19,7 +19,7 @@ VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CLIENT_KEY = "io.modelcontextprotocol/clientInfo"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 SERVER_KEY = "io.modelcontextprotocol/serverInfo"
-_CACHED = frozenset({"server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list"})
+_CACHED = frozenset({"server/discover", "tools/list"})
 _NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 INSTRUCTIONS = (
     "Delegate work to supervised subagents. spawn_subagents runs one subagent for each parallel task, each on its own, "

@@ -31,7 +31,6 @@ from retinue.surfaces.mcp.revisions import ClientInfo
 
 MAX_OPEN = 256
 ELICIT = "elicitation/create"
-EMPTY = {"prompts/list": "prompts", "resources/list": "resources", "resources/templates/list": "resourceTemplates"}
 NOTHING_RUN = " (so nothing was run; when it is mended, the next call works)"
 UNUSABLE = "[Not usable when this was listed, tell the user: {error}. When it is mended, the next call works.]"
 _TIMED_OUT = re.compile(r"time[ds]?[ -]?out", re.IGNORECASE)
@@ -209,8 +208,6 @@ class Session:
                 return revisions.answer_discover(self.server.instructions)
             case "ping" if not modern:
                 return {}
-            case method if method in EMPTY:
-                return {EMPTY[method]: []}
         raise RpcError(METHOD_NOT_FOUND, "Method not found", request.method[:100])
 
     async def _call_tool(self, exchange: Exchange) -> dict[str, Any]:
