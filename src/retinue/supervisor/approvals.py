@@ -18,8 +18,8 @@ from functools import partial
 import msgspec
 
 from retinue.concurrency import TaskOwner
-from retinue.core.approvals import SCOPES, Allow, Answered, Approval, Decision, Deny, digest_of
-from retinue.core.errors import ConfigError, Unconfirmed
+from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny, check_decision, digest_of
+from retinue.core.errors import ConfigError, Failed, Unconfirmed
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolStarted, Warned
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Approver, Clock, Preview, RuleBook, Timer
@@ -163,13 +163,26 @@ class Approvals:
 
     async def _ask_approver(self, approver: Approver, question: Question) -> None:
         try:
-            decision: Decision = await approver(question.approval)
+            decision = check_decision(await approver(question.approval))
         except asyncio.CancelledError:
             self._resolve(question, Deny("the approver was cancelled"), by="function")
             raise
         except Exception as error:  # noqa: BLE001 - the boundary to the approver: one that breaks has not said yes
-            decision = Deny(f"the approver failed: {error}")
+            text = (
+                str(error)
+                if isinstance(error, ConfigError)
+                else f"the approver failed: {type(error).__name__}: {error}"
+            )
+            self._fail(question, text)
+            return
         self._resolve(question, decision, by=getattr(approver, "by", "function"))
+
+    def _fail(self, question: Question, text: str) -> None:
+        """End the run of a question whose approver is broken: that is an error of the program, not a person's no."""
+        if question.open:
+            self._write(question, Deny(text), by="function", scope="call")
+            question.answer.set_exception(Failed(text))
+            self._close(question)
 
     def _expire(self, question: Question) -> None:
         self._resolve(question, Deny(f"nobody answered within {self._terms.expiry:g} s"), by="expiry")
@@ -189,6 +202,7 @@ class Approvals:
 
     def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
         """Answer a question: the first answer is taken. With a digest it counts only for the action that has it."""
+        decision = check_decision(decision)
         question = self._questions.get(approval_id)
         if question is None:
             return "stale" if approval_id in self._answered else "unknown"
@@ -200,7 +214,7 @@ class Approvals:
         """Make this the answer; False if there is one already."""
         if not question.open:
             return False
-        decision = self._check_answer(question, _check_decision(decision))
+        decision = self._check_answer(question, decision)
         decision = self._keep_rule(question, decision) if isinstance(decision, Allow) else decision
         reach = decision.scope if isinstance(decision, Allow) else "call"
         self._write(question, decision, by=by, scope=scope or reach, rule=rule)
@@ -454,16 +468,3 @@ def _decided_event(
         seal=spec.seal,
         rule=rule,
     )
-
-
-def _check_decision(decision: object) -> Decision:
-    """Return the decision if it is one. Fails closed: what is not a clear yes is a no."""
-    if not isinstance(decision, Allow | Deny):
-        return Deny(f"the approver answered {decision!r}, which is neither Allow nor Deny")
-    if isinstance(decision, Deny):
-        return decision if isinstance(decision.reason, str) else Deny(str(decision.reason or ""))
-    if decision.scope not in SCOPES:
-        return Deny(f"the approver answered with a scope of {decision.scope!r}; there is {', '.join(SCOPES)}")
-    if decision.args is not None and not isinstance(decision.args, dict):
-        return Deny(f"the approver answered with arguments that are {type(decision.args).__name__}, not a mapping")
-    return decision
