@@ -19,9 +19,9 @@ Answered = Literal["taken", "stale", "unknown"]
 class Approval(msgspec.Struct, frozen=True, gc=False):
     """One pending question. `label` is None for the primary; `preview` is our own rendering of what would happen.
 
-    `rule` is what an answer for the whole project would write, empty where no rule says just this; `digest` stands
-    for the action shown, so that an answer can say which one it means. `number` is its place among all that its tree
-    has asked, so it never changes and never means another one."""
+    `rule` is what an answer for the whole project would write, a rule a line, empty where no rule says just this;
+    `digest` stands for the action shown, so that an answer can say which one it means. `number` is its place among all
+    that its tree has asked, so it never changes and never means another one."""
 
     id: str
     tree: str

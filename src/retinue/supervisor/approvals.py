@@ -23,7 +23,7 @@ from retinue.core.errors import ConfigError, Failed, Unconfirmed
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolStarted, Warned
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Approver, Clock, Preview, RuleBook, Timer
-from retinue.core.rules import FILES, Verdict, derive_rule, is_a, join_seal
+from retinue.core.rules import FILES, Verdict, derive_rules, is_a, join_seal
 from retinue.core.secrets import clean_text, clean_value
 from retinue.supervisor.policy import SANDBOXED_TOOLS, inside, subjects_of
 from retinue.supervisor.run import Run
@@ -245,7 +245,8 @@ class Approvals:
                 raise ConfigError("its arguments were changed, and the rule would be for what was asked")
             if self._book is None or not question.approval.rule:
                 raise ConfigError("there is no rule, or no file for it, that would say just this")
-            self._book.keep(question.approval.rule)
+            for rule in question.approval.rule.splitlines():
+                self._book.keep(rule)
         except ConfigError as error:
             warning = f"the answer holds for this call only: {error}"
             question.tree.write(question.run, Warned(warning, code="rule_not_kept"))
@@ -431,13 +432,12 @@ def _make_unconfirmed(tree: Tree, run: Run, call: Call) -> Unconfirmed:
 
 
 def _derive_rule(run: Run, call: Call, project: str, seal: str) -> str:
-    """Return the rule for this call in the whole project. There is none for a file of a workspace that is not the
-    project: under the same name the rule would be about another file."""
+    """Return the rules for this call in the whole project, a line each. There is none for a file of a workspace that is
+    not the project: under the same name the rule would be about another file."""
     if is_a(call.name, FILES) and run.folders.path != project:
         return ""
     subjects = subjects_of(call.name, call.args, workspace=run.folders.path, project=project)
-    rule = derive_rule(call.name, subjects[0] if subjects else None, seal)
-    return "" if rule is None else str(rule)
+    return "\n".join(map(str, derive_rules(call.name, subjects[0] if subjects else None, seal)))
 
 
 def _asked_event(approval: Approval) -> ApprovalAsked:
