@@ -25,8 +25,8 @@ ROUNDS = 3
 LIMIT = 3
 GIVE_UP_SECONDS = 60
 TOGETHER = 20  # trees that are written in one batch
-COMMANDS = {"ps --all": ["ps", "--all"], "show LABEL": ["show", "{label}"], "tail PREFIX": ["tail", "{prefix}"],
-            "resume LABEL": ["resume", "{label}"]}  # fmt: skip
+COMMANDS = {"ps": ["ps"], "ps --all": ["ps", "--all"], "show LABEL": ["show", "{label}"],
+            "tail PREFIX": ["tail", "{prefix}"], "resume LABEL": ["resume", "{label}"]}  # fmt: skip
 
 
 def rows() -> Iterator[Row]:

@@ -10,20 +10,39 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
+from decimal import Decimal
 from typing import Protocol
 
 import pytest
 
-from retinue.core.errors import LogError, LogHeld, LogLost, LogVersionError, NotFound
-from retinue.core.events import Delta, Event, Message, RunSpawned, ToolCall, Unknown, UsageReported, encode_event
+from retinue.core.errors import LogDamaged, LogError, LogHeld, LogLost, LogVersionError, NotFound
+from retinue.core.events import (
+    ApprovalAsked,
+    Delta,
+    Event,
+    Gap,
+    Message,
+    RunResumed,
+    RunSpawned,
+    RunStarted,
+    ToolCall,
+    ToolResult,
+    TurnStarted,
+    Unknown,
+    UsageReported,
+    Warned,
+    encode_event,
+)
 from retinue.core.ports import Log, LogReader
 from retinue.core.usage import Usage
 from retinue.log import feed
 from retinue.log.reading import follow_lines, iterate_lines, wait_for_event
 from retinue.log.runs import Runs
+from retinue.log.threads import read_histories
+from retinue.log.tree_index import summarize_runs
 from tests.log.kit import fill, make_ended, make_event, make_spawned, write
 
-SPENT = UsageReported("model", Usage())
+SPENT = UsageReported("model", Usage(7, 3))
 
 
 class Backend(Protocol):
@@ -57,6 +76,10 @@ class DurableBackend(Backend, Protocol):
 
     def destroy(self, tree: str) -> None:
         """Make the part of the log that a tree is in unreadable."""
+        ...
+
+    def remove_events(self) -> None:
+        """Take away the events of all trees, and nothing else."""
         ...
 
     def set_version(self, version: int) -> None:
@@ -155,7 +178,76 @@ class LogContract:
                 await write(log, make_spawned(tree=tree, at=at))
             assert [stored.tree for stored in await log.list_trees()] == ["bb", "aa", "mm", "zz"]
             found = (await log.list_trees())[2]
-            assert (found.tree, found.spawned_at, found.first) == ("mm", 2.0, make_spawned(tree="mm", at=2.0))
+            assert (found.tree, found.spawned_at, found.last_seq, found.ended) == ("mm", 2.0, 1, False)
+
+    @pytest.mark.finding("R1")
+    async def test_a_list_is_as_long_as_asked_and_has_only_what_is_asked(self, backend: Backend) -> None:
+        async with opened(backend) as log:
+            for number in range(1, 8):
+                spawned = RunSpawned(None, "main", 0, "task", "id", "/w", reported="theirs" if number % 2 else "")
+                await write(log, make_event(1, spawned, tree=f"t{number}", at=float(number)))
+            await write(log, make_ended(2, tree="t6"), make_ended(2, tree="t7"))
+            assert [stored.tree for stored in await log.list_trees(latest=3)] == ["t7", "t6", "t5"]
+            assert [stored.tree for stored in await log.list_trees(latest=2, reported=False)] == ["t6", "t4"]
+            assert [stored.tree for stored in await log.list_trees(only="live", latest=2)] == ["t5", "t4"]
+            assert await log.list_trees(only="interrupted") == []
+            assert (await log.count_trees(), await log.count_trees(reported=False)) == (7, 3)
+            assert (await log.list_trees(latest=1))[0].reported == "theirs"
+
+    @pytest.mark.finding("R1")
+    async def test_runs_are_listed_as_their_events_tell(self, backend: Backend) -> None:
+        spent = UsageReported("model", Usage(100, 20), cost=Decimal("0.25"))
+        wait = ToolCall("c1", "spawn", {"big": "x" * 1000}, waits=True)
+        events = [
+            make_spawned(),
+            make_event(2, RunStarted("inherited"), at=101.0),
+            make_event(3, TurnStarted(1)),
+            make_event(4, spent),
+            make_event(5, wait),
+            make_spawned(6, run=1, label="dig"),
+            make_event(7, RunStarted("inherited"), run=1),
+            make_event(8, ToolCall("c2", "read", {}), run=1),
+            make_event(9, ApprovalAsked("a1", "c2", "read", {}), run=1),
+        ]
+        async with opened(backend) as log:
+            for event in events:
+                await write(log, event)
+            await write(log, make_spawned(tree="t2"))
+            found = await backend.reader().read_runs(["t2", "t1", "nosuch"])
+            assert [(run.first.tree, run.first.run) for run in found] == [("t2", 0), ("t1", 0), ("t1", 1)]
+            assert found[1:] == summarize_runs(events)
+            views = Runs.restore("t1", found[1:])
+            assert [view.state for view in views.runs.values()] == ["waiting_children", "waiting_approval"]
+            primary = views.runs[0]
+            assert (primary.turns, primary.tool_count, primary.usage, primary.cost) == (
+                1,
+                1,
+                Usage(100, 20),
+                spent.cost,
+            )
+            assert (primary.started_at, primary.children, primary.last_seq) == (101.0, (views.runs[1],), 5)
+            await write(log, make_ended(10, run=1, at=110.0), make_event(11, Warned("slow", "stalled")))
+            await write(log, make_event(12, ToolResult("c1", "spawn", "done")), make_ended(13))
+            found = await log.read_runs(["t1"])
+            assert [(run.tally.status, run.tally.ended_at) for run in found] == [("done", 100.0), ("done", 110.0)]
+            assert found == summarize_runs(await log.read("t1"))
+
+    @pytest.mark.finding("R1")
+    async def test_runs_are_found_by_the_beginning_of_a_name(self, backend: Backend) -> None:
+        async with opened(backend) as log:
+            await write(log, make_spawned(tree="aa1", at=1.0), make_spawned(2, tree="aa1", run=1, label="dig é"))
+            await write(log, make_spawned(tree="ab2", label="dig deeper", at=2.0))
+            for name, wanted in {
+                "dig": ["ab2/0", "aa1/1"],
+                "dig é": ["aa1/1"],
+                "a": ["ab2/0", "aa1/0"],
+                "/main/worker-1": ["aa1/1"],
+                "id-1": ["aa1/1"],
+                "aa1/1": [],
+                "digs": [],
+                "%": [],
+            }.items():
+                assert [run.ref.name for run in await backend.reader().find_runs(name)] == wanted, name
 
     async def test_the_status_of_a_tree_is_that_of_its_newest_event(self, backend: Backend) -> None:
         async with opened(backend) as log:
@@ -346,6 +438,43 @@ class DurableLogContract:
                 "dead": None,
             }
             assert [(await reader.read_status(tree)).is_live for tree in ("live", "dead")] == [True, False]
+            assert [stored.tree for stored in await reader.list_trees(only="live")] == ["live"]
+            assert [stored.tree for stored in await reader.list_trees(only="interrupted")] == ["dead"]
+
+    @pytest.mark.finding("R1")
+    async def test_a_tree_that_goes_on_in_another_process_keeps_its_counts(self, backend: DurableBackend) -> None:
+        async with opened(backend) as log:
+            await write(log, make_spawned(), make_event(2, RunStarted("inherited")), make_event(3, TurnStarted(1)))
+        async with opened(backend) as log:
+            await log.claim("t1")
+            await write(log, make_event(4, RunResumed(), at=150.0), make_event(5, TurnStarted(2), at=151.0))
+            [run] = await backend.reader().read_runs(["t1"])
+            assert (run.tally.turns, run.tally.away, run.tally.state) == (2, 50.0, "running")
+            await write(log, make_ended(6, at=152.0))
+            await log.claim("t1")
+            await write(log, make_spawned(7, run=1))
+            assert await backend.reader().read_runs(["t1"]) == summarize_runs(await log.read("t1"))
+            assert [stored.tree for stored in await log.list_trees(only="live")] == ["t1"]
+
+    @pytest.mark.finding("R1")
+    async def test_lists_and_look_ups_read_no_event(self, backend: DurableBackend) -> None:
+        async with opened(backend) as log:
+            await fill(log, 5)
+            await write(log, make_spawned(tree="t2", label="dig"))
+        backend.remove_events()
+        reader = backend.reader()
+        assert [event.body for event in await reader.read("t1")] == [Gap(5, "the log is damaged here", "damaged")]
+        assert {stored.tree: stored.ended for stored in await reader.list_trees()} == {"t1": True, "t2": False}
+        assert [run.ref.name for run in await reader.find_runs("dig")] == ["t2/0"]
+        assert [run.tally.turns for run in await reader.read_runs(["t1"])] == [4]
+
+    async def test_a_batch_that_is_written_late_counts_once(self, backend: DurableBackend) -> None:
+        async with opened(backend) as log:
+            await write(log, make_spawned(), make_event(2, RunStarted("inherited")))
+            with backend.block_writes(log), pytest.raises(LogError):
+                await write(log, make_event(3, SPENT), make_event(4, ToolCall("c", "x", {})))
+            await write(log, make_event(5, TurnStarted(1)))
+            assert await log.read_runs(["t1"]) == summarize_runs(await log.read("t1"))
 
     async def test_following_ends_when_nobody_is_left_to_write(self, backend: DurableBackend) -> None:
         async with opened(backend) as log:
@@ -420,15 +549,28 @@ class DurableLogContract:
             with pytest.raises(LogError, match="2 events are lost"):
                 await log.close()
 
-    async def test_a_damaged_event_is_an_error_of_its_tree(self, backend: DurableBackend) -> None:
+    @pytest.mark.finding("R8")
+    async def test_a_damaged_event_is_a_gap_and_costs_nothing_else(self, backend: DurableBackend) -> None:
         async with opened(backend) as log:
-            await fill(log, 3)
+            for event in (make_spawned(), make_event(2, SPENT), make_event(3, SPENT), make_ended(4)):
+                await write(log, event)
             await fill(log, 3, tree="t2")
+            assert "all of them whole" in await backend.reader().check_health()
         backend.damage("t1")
-        reader = backend.reader()
-        with pytest.raises(LogError, match="not an event"):
-            await reader.read("t1")
+        reader, problems = backend.reader(), list[LogError]()
+        events = await reader.read("t1")
+        assert seqs(events) == [1, 2, 3, 4]
+        assert events[1].body == Gap(1, "the log is damaged here", "damaged")
+        assert [seqs(await reader.read("t1", after=after, limit=2)) for after in (0, 1, 2)] == [[1, 2], [2, 3], [3, 4]]
         assert seqs(await reader.read("t2")) == [1, 2, 3]
+        assert [stored.tree for stored in await reader.list_trees(problems.append)] == ["t2", "t1"]
+        assert problems == []
+        spent = [event.seq async for event in reader.read_kind(UsageReported.kind, problems.append)]
+        assert (spent, len(problems)) == ([3], 1)
+        assert await reader.check_health(problems.append) == ""
+        assert isinstance(problems[1], LogDamaged) and "\n" not in str(problems[1])
+        with pytest.raises(LogDamaged, match="t1 cannot go on: some of its events are damaged"):
+            await read_histories(reader, "t1")
 
     async def test_a_part_that_cannot_be_read_hides_no_other(self, backend: DurableBackend) -> None:
         async with opened(backend) as first, opened(backend) as second:

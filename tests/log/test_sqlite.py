@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import random
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +12,13 @@ from pathlib import Path
 import apsw
 import pytest
 
-from retinue.core.errors import LogError
+from retinue.core.errors import LogDamaged, LogError
 from retinue.core.events import Message, encode_event, encode_stored_events
 from retinue.core.ports import Log, LogReader
-from retinue.log import locks, schema, sqlite
+from retinue.log import locks, schema, sqlite, sqlite_reader
 from retinue.log.sqlite import SqliteLog
 from retinue.log.sqlite_reader import SqliteReader
+from retinue.log.tree_index import Changes
 from tests.log.contract import DurableLogContract, LogContract
 from tests.log.kit import fill, make_ended, make_event, make_spawned, write, write_files
 
@@ -60,12 +62,17 @@ class Files:
         name = b'{"seq":2,"tree":"%b"' % tree.encode()
         db = apsw.Connection(str(self._file_of(tree)))
         for batch, lines in db.execute("SELECT id, lines FROM batches").fetchall():
-            wrong = lines.replace(name, b"?" + name)
-            db.execute("UPDATE batches SET lines = ?, seal = ? WHERE id = ?", (wrong, schema.seal_lines(wrong), batch))
+            db.execute("UPDATE batches SET lines = ? WHERE id = ?", (lines.replace(name, b"?" + name), batch))
         db.close()
 
     def destroy(self, tree: str) -> None:
         self._file_of(tree).write_bytes(b"nonsense" * 1000)
+
+    def remove_events(self) -> None:
+        for file in SqliteReader(self._folder).list_files():
+            db = apsw.Connection(str(file))
+            db.execute("DELETE FROM batches; DELETE FROM places")
+            db.close()
 
     def set_version(self, version: int) -> None:
         for file in SqliteReader(self._folder).list_files():
@@ -171,7 +178,7 @@ async def test_unknown_fields_come_out_untouched(tmp_path: Path) -> None:
     await write_files(tmp_path, make_spawned(), make_ended(2))
     newer = encode_stored_events([make_event(3, Message("hi"))])[:-2] + b',"mood":"new"}}'
     db = schema.open_writer(tmp_path / "logs/0001.db")
-    schema.append_batch(db, epoch=schema.begin_epoch(db), places={"t1": 3}, lines=newer)
+    schema.append_batch(db, epoch=schema.begin_epoch(db), places={"t1": 3}, lines=newer, changes=Changes())
     db.close()
     [stored] = await SqliteReader(tmp_path / "logs").read_lines("t1", after=2)
     assert stored.line == encode_event(make_event(3, Message("hi")))[:-1] + b',"mood":"new"}'
@@ -202,14 +209,75 @@ async def test_each_broken_file_is_named(tmp_path: Path) -> None:
         assert f"000{number}.db" in str(problem)
 
 
-async def test_a_line_that_is_no_event_is_named(tmp_path: Path) -> None:
-    await write_files(tmp_path, make_spawned(), make_ended(2))
-    db = apsw.Connection(str(tmp_path / "logs/0001.db"))
-    wrong = db.execute("SELECT lines FROM batches").get + b"\n{}"
-    db.execute("UPDATE batches SET lines = ?, seal = ?", (wrong, schema.seal_lines(wrong)))
-    db.close()
-    with pytest.raises(LogError, match=r"0001\.db holds a line that is not an event"):
-        await SqliteReader(tmp_path / "logs").read("t1")
+async def write_many(folder: Path) -> Path:
+    """Write trees in commits of their own, long enough to fill several pages; return the file."""
+    log = SqliteLog(folder)
+    for number in range(40):
+        tree = f"tree{number:02d}"
+        await write(
+            log,
+            make_spawned(tree=tree, label=f"label {number}"),
+            make_event(2, Message(f"words of {tree}; " * 20), tree=tree),
+        )
+        await write(log, make_ended(3, tree=tree))
+    await log.close()
+    return log.path
+
+
+async def count_whole(folder: Path, problems: list[LogError]) -> int:
+    """Count the trees that are listed and all of whose events can be read."""
+    reader = SqliteReader(folder)
+    trees = [stored.tree for stored in await reader.list_trees(problems.append)]
+    listed = {run.first.tree for run in await reader.read_runs(trees, problems.append)}
+    events = [await reader.read(tree) for tree in trees]
+    return sum([e.kind for e in each] == KINDS and each[0].tree in listed for each in events)
+
+
+KINDS = ["run.spawned", "message", "run.ended"]
+
+
+@pytest.mark.finding("R8")
+async def test_a_damaged_page_costs_what_is_on_it_and_is_found(tmp_path: Path) -> None:
+    file = await write_many(tmp_path / "logs")
+    whole = file.read_bytes()
+    pages, lost = len(whole) // 4096, list[int]()
+    for page in range(1, pages):
+        file.write_bytes(whole[: page * 4096] + b"\x5a" * 4096 + whole[(page + 1) * 4096 :])
+        problems: list[LogError] = []
+        readable = await count_whole(file.parent, problems)
+        found: list[LogError] = []
+        assert await SqliteReader(file.parent).check_health(found.append) == ""
+        assert found and all(isinstance(each, LogDamaged) and "\n" not in str(each) for each in (*found, *problems))
+        if readable < 40:
+            lost.append(40 - readable)
+    assert pages > 15
+    *others, most = sorted(lost)
+    assert (max(others) <= 8, most) == (True, 40)  # one page leads to all batches
+    assert len(lost) < pages / 2  # pages of the index cost nothing
+
+
+@pytest.mark.finding("R8")
+async def test_no_flipped_bit_goes_unnoticed_or_costs_more_than_its_batch(tmp_path: Path) -> None:
+    file = await write_many(tmp_path / "logs")
+    whole = file.read_bytes()
+    chosen = random.Random(7)
+    places = [at for at, byte in enumerate(whole) if byte and at > 4096]
+    for place in chosen.sample(places, 60):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << chosen.randrange(8)]) + whole[place + 1 :])
+        problems: list[LogError] = []
+        readable = await count_whole(file.parent, problems)
+        await SqliteReader(file.parent).check_health(problems.append)
+        assert readable == 40 or problems, place
+    file.write_bytes(whole.replace(b"words of tree07", b"Words of tree07"))
+    assert await count_whole(file.parent, []) == 39
+
+
+@pytest.mark.finding("R8")
+async def test_checking_the_health_of_a_log_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await write_many(tmp_path / "logs")
+    monkeypatch.setattr(sqlite_reader, "HEALTH_SECONDS", 0.0)
+    found = await SqliteReader(tmp_path / "logs").check_health()
+    assert found == "40 trees in 1 file, the newest of them whole (80 batches of older events were not checked)"
 
 
 async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

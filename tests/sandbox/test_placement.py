@@ -121,6 +121,46 @@ async def test_the_mode_is_a_setting_and_the_result_says_which_sandbox_stood(tmp
     assert result.to_json()["sandbox"] == result.sandbox
 
 
+@pytest.mark.finding("S12")
+@pytest.mark.requirement("MASS-3")
+@pytest.mark.parametrize(
+    ("mode", "fallback", "said"),
+    [
+        ("inherited", "inherited", "it has no effect with runtime 'inherited', which needs no sandbox: leave it out"),
+        ("inherited", "isolated", "it has no effect with runtime 'inherited', which needs no sandbox: leave it out"),
+        (
+            "isolated",
+            "isolated",
+            "'isolated' is not laxer than the runtime 'isolated', so it has no effect: use inherited",
+        ),
+        ("isolated", "container", "'container' is not laxer than the runtime 'isolated'"),
+        ("null", "isolated", "'isolated' is not laxer than the runtime 'isolated'"),
+        ("container", "delegated", "subagent_runtime_fallback_mode"),
+        ("isolated", "inherited", ""),
+        ("null", "inherited", ""),
+        ("container", "isolated", ""),
+    ],
+)
+def test_a_fallback_is_accepted_only_where_it_can_take_effect(
+    tmp_path: Path, mode: str, fallback: str, said: str
+) -> None:
+    keys = f"subagent_runtime_mode: {mode}, subagent_runtime_fallback_mode: {fallback}"
+    (tmp_path / "retinue.yaml").write_text(f"orchestrator: {{coordination: {{{keys}}}}}\n")
+    if not said:
+        parts, _ = load_project_parts(tmp_path, config=tmp_path / "retinue.yaml")
+        assert parts.fallback == fallback
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_project_parts(tmp_path, config=tmp_path / "retinue.yaml")
+    assert said in str(caught.value) and "retinue.yaml:1" in str(caught.value)
+
+
+@pytest.mark.finding("S12")
+def test_a_fallback_of_the_library_is_accepted_only_where_it_can_take_effect() -> None:
+    with pytest.raises(ConfigError, match="it has no effect with runtime 'inherited'"):
+        retinue.run_sync(Profile("main"), "go", runtime="inherited", fallback="inherited")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

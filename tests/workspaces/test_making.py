@@ -3,6 +3,9 @@
 import os
 import shutil
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import retinue
 from retinue import Profile, Result
 from retinue.core.errors import RetinueError
 from retinue.core.events import ToolCall, ToolResult, Warned
+from retinue.files.scratch import sweep_scratch_folders
 from retinue.supervisor.spawner import default_workspace
 from retinue.testing import scripted
 from retinue.workspaces import ignores
@@ -464,3 +468,60 @@ def test_a_closed_folder_on_the_path_does_not_hide_git(tmp_path: Path, monkeypat
     monkeypatch.setenv("PATH", f"{closed}:{os.environ['PATH']}")
     find_git.cache_clear()
     assert Path(find_git()).name == "git"
+
+
+# Our own folders inside the project
+
+
+@pytest.mark.finding("R5")
+@pytest.mark.parametrize("kind", ["copy", "worktree"])
+async def test_a_state_folder_of_any_name_is_not_copied_into_its_own_workspaces(tmp_path: Path, kind: str) -> None:
+    project = repository(tmp_path / "p")
+    for state in ("first", "first", "second"):  # the second one has another state folder beside it
+        model = scripted({"main": [shell("echo x > x"), {"text": "done"}]})
+        async with retinue.open(project / state, mode="yes") as r:
+            result = await (await r.spawn(Profile("main", model=model, workspace=kind), "go")).result()
+        made = workspace(result)
+        found = [str(path.relative_to(made)) for path in made.rglob("*") if ".git" not in path.parts]
+        assert sorted(name for name in found if not name.startswith(("first", "second"))) == ["a.txt", "x"]
+        assert not any("/" in name for name in found) and changes(result) == {"x": "added"}
+
+
+@pytest.mark.finding("R5")
+async def test_temporary_folders_inside_the_project_are_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = repository(tmp_path / "p")
+    (project / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(project / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    for _ in range(2):
+        result = await work(project, "echo x > x", kind="copy")
+        assert sorted(path.name for path in workspace(result).rglob("*")) == ["a.txt", "tmp", "x"]
+    assert list((project / "tmp").iterdir()) == []
+
+
+@pytest.mark.finding("R5")
+def test_what_a_killed_process_left_is_removed_and_what_is_used_is_not(tmp_path: Path) -> None:
+    start = "import os, sys; from retinue.files.scratch import make_scratch_folder; made = make_scratch_folder()"
+    held = f"{start}; (made.__enter__() / 'file').touch(); print('ready', flush=True); sys.stdin.read()"
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    living, dying = (
+        subprocess.Popen([sys.executable, "-c", held], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(2)
+    )
+    try:
+        for process in (living, dying):
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        dying.kill()
+        dying.wait()
+        for folder in tmp_path.iterdir():
+            os.utime(folder, (0, 0))
+        sweep_scratch_folders(tmp_path)
+        assert len(list(tmp_path.iterdir())) == 1 and len(list(tmp_path.rglob("file"))) == 1
+    finally:
+        for process in (living, dying):
+            process.kill()
+            process.communicate()
+    sweep_scratch_folders(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -12,11 +12,21 @@ from collections.abc import Awaitable, Mapping, Sequence
 import msgspec
 
 from retinue.agent.local_tools import bind_tool
-from retinue.agent.tool_calls import FinishedCall, refuse_call, run_tool_call
+from retinue.agent.tool_calls import FinishedCall, HookedTool, refuse_call, run_tool_call
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import Limited
 from retinue.core.events import Inbox, TurnEnded, TurnStarted
-from retinue.core.messages import REMINDER, AssistantTurn, Call, Reply, ToolTurn, Turn, UserTurn, last_text
+from retinue.core.messages import (
+    REMINDER,
+    AssistantTurn,
+    Call,
+    Reply,
+    ToolTurn,
+    Turn,
+    UserTurn,
+    join_replies,
+    last_text,
+)
 from retinue.core.plans import Job
 from retinue.core.ports import Link, Outcome, Tool
 from retinue.core.profiles import SPAWN_TOOLS
@@ -91,7 +101,7 @@ def _resolve_name(call: Call, tools: Mapping[str, Tool]) -> Call:
 def _end_or_remind(thread: list[Turn], job: Job, link: Link) -> Ending | None:
     """Return the ending of a run whose model calls no more tools; None if it is reminded, once, to give its answer."""
     if answer.NAME not in job.plan.tools:
-        return Ending("done", last_text(thread) or "")
+        return Ending("done", join_replies(thread) or last_text(thread) or "")
     sources = [turn.source for turn in thread if isinstance(turn, UserTurn)]
     newest = next((source for source in reversed(sources) if source in ("task", REMINDER)), "task")
     if newest == REMINDER:  # since its newest task
@@ -131,12 +141,15 @@ async def _recall_or_run(call: Call, known: Outcome | None, job: Job, link: Link
 def _run_call(call: Call, job: Job, link: Link) -> Awaitable[FinishedCall]:
     tool = job.plan.tools.get(call.name)
     if tool is None:
+        missing = "" if job.plan.explain_missing is None else job.plan.explain_missing(call.name)
         problem = UNKNOWN_TOOL.format(name=call.name, tools=", ".join(job.plan.tools) or "none")
-        return refuse_call(call, problem, link)
+        return refuse_call(call, missing or problem, link)
     problem = call.problem or find_unknown_argument(call, tool.spec)
     if problem:
         return refuse_call(call, problem, link)
-    return run_tool_call(call, bind_tool(tool, job.plan, job.session), job.folders, link)
+    bound = bind_tool(tool, job.plan, job.session)
+    hooks = job.plan.profile.hooks
+    return run_tool_call(call, bound if hooks is None else HookedTool(bound, hooks), job.folders, link)
 
 
 async def _wait_for_cleanup(tasks: list[asyncio.Task[Outcome]], *, was_told: bool) -> None:

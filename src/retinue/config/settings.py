@@ -112,7 +112,15 @@ from retinue.core.limits import (
     Limits,
     parse_amount,
 )
-from retinue.core.profiles import NAME_PATTERN, RUNTIMES, WORKSPACES, RuntimeName, WorkspaceName, check_name
+from retinue.core.profiles import (
+    NAME_PATTERN,
+    RUNTIMES,
+    WORKSPACES,
+    RuntimeName,
+    WorkspaceName,
+    check_name,
+    explain_useless_fallback,
+)
 from retinue.core.rules import MODES, RULE_PATTERN, Mode, Rule, Rules, parse_rule
 from retinue.core.servers import McpServer, server_of
 
@@ -254,8 +262,8 @@ class CoordinationSettings:
         trust=trust_for("inherited", "delegated"),
     )
     subagent_runtime_fallback_mode: RuntimeName | None = setting(
-        choice(RUNTIMES),
-        "what runs get where that sandbox cannot be built; without it such a run is refused",
+        choice(RUNTIMES[:-1]),
+        "what runs get where that sandbox cannot be built: a laxer runtime; without it such a run is refused",
         example="inherited",
         trust=ANY_VALUE,
     )
@@ -444,6 +452,7 @@ def parse_settings(text: str, path: Path) -> Settings:
     keys = node.section(what="'key: value' lines")
     settings = read_section(Settings, keys, file=path)
     _check_timeouts(settings, keys)
+    _check_fallback(settings, keys)
     for each in keys.require("profiles").section().entries.values() if settings.profiles else ():
         check_tools(None if each.value is None else each.section().entry("tools"), settings.mcp_servers)
     return settings
@@ -465,6 +474,18 @@ def find_unsandboxed(settings: Settings) -> list[Loosening]:
 def settings_schema() -> dict[str, Any]:
     """Return the JSON schema of retinue.yaml, for editors and other programs."""
     return {"$schema": DRAFT, **nullable(section_schema(Settings))}
+
+
+def _check_fallback(settings: Settings, keys: Section) -> None:
+    """Check that the fallback can take effect: some run has a stricter runtime."""
+    fallback = settings.coordination.subagent_runtime_fallback_mode
+    if fallback is None:
+        return
+    own = [profile.runtime for profile in settings.profiles.values() if profile.runtime is not None]
+    why = explain_useless_fallback(fallback, [settings.coordination.subagent_runtime_mode or "isolated", *own])
+    if why:
+        coordination = keys.require("orchestrator").section().require("coordination").section()
+        raise coordination.require("subagent_runtime_fallback_mode").error(why)
 
 
 def _check_timeouts(settings: Settings, keys: Section) -> None:

@@ -34,6 +34,10 @@ class LogVersionError(LogError):
     """A part of the log was written by another version of Retinue."""
 
 
+class LogDamaged(LogError):
+    """A part of the log is not as it was written."""
+
+
 class LogHeld(LogError):
     """Another process has the right to write a tree; `pid` is its number, 0 while that is not known."""
 

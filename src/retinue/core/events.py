@@ -106,13 +106,15 @@ class Thinking(Body, frozen=True, tag="thinking"):
 
 
 class Message(Body, frozen=True, tag="message"):
-    """The text of one model reply; `final` when no tool call came with it; `file` has the whole where it was cut.
-    `host` marks words of a host-side function, which the model never saw."""
+    """The text of one model reply; `final` when no tool call came with it: then it is words to the user, and
+    `replies_to` says to what: `task`, `user`, `asker` or `agent:N`. `file` has the whole where it was cut. `host` marks
+    words of a host-side function, which the model never saw."""
 
     text: str
     final: bool = False
     file: str = ""
     host: bool = False
+    replies_to: str = ""
 
 
 class ToolCall(Body, frozen=True, tag="tool.call"):
@@ -148,7 +150,8 @@ UNKNOWN_AFTER_CRASH_TEXT = (
 class ToolResult(Body, frozen=True, tag="tool.result"):
     """The outcome of a tool as the model sees it; `file` has the whole text where `text` was cut. The `outcome`
     `unknown_after_crash` says that nobody knows whether it ran. `sandbox` names the protections, with the first
-    call of a sandbox. Of a tool that ran at the provider, `content` is what `origin` gave it."""
+    call of a sandbox. Of a tool that ran at the provider, `content` is what `origin` gave it. `gives` are the
+    background runs whose answers the text has."""
 
     call_id: str
     name: str
@@ -160,6 +163,7 @@ class ToolResult(Body, frozen=True, tag="tool.result"):
     content: Any = None
     origin: str = ""
     sandbox: tuple[str, ...] = ()
+    gives: tuple[int, ...] = ()
 
 
 class ApprovalAsked(Body, frozen=True, tag="approval.asked"):
@@ -226,10 +230,12 @@ class Warned(Body, frozen=True, tag="warning"):
 
 
 class Gap(Body, frozen=True, tag="gap"):
-    """Events are missing here, and why."""
+    """Events are missing here, and why. The code `damaged` marks those that were written and cannot be read: the log
+    gives this event in their place, and it is never stored."""
 
     count: int
     reason: str
+    code: str = ""
 
 
 class RunEnded(Body, frozen=True, tag="run.ended"):
@@ -258,6 +264,27 @@ class RunEnded(Body, frozen=True, tag="run.ended"):
             structured=self.structured,
             code=self.code,  # type: ignore[arg-type]
         )
+
+
+class ProgressReported(Body, frozen=True, tag="subagent.progress"):
+    """A subagent of this run, asked for with `subagent_NAME`, begins or has `completed` a tool call. The events of the
+    subagent itself are in its own thread."""
+
+    subagent_id: str
+    subagent_name: str
+    nickname: str | None
+    child_thread_id: str
+    child_root_task_id: str
+    subagent_task_id: str | None
+    max_turns: int | None
+    current_turn: int
+    model: str | None
+    tool_name: str
+    tool_context: str
+    completed: bool
+    success: bool
+    tool_count: int
+    total_tokens: int
 
 
 class Unknown:

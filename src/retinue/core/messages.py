@@ -66,6 +66,8 @@ class Native(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 ASKER = "asker"  # the source of words of the side that asked for the run
+TASK = "task"
+USER_WORDS = ("user", ASKER)  # sources of words that begin a new answer
 REMINDER = "reminder"  # the source of words by which the loop asks once for a missing answer
 
 
@@ -157,6 +159,17 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     usage: Usage = NO_USAGE
     refused: bool = False
     natives: tuple[Native, ...] = ()
+
+
+def join_replies(thread: list[Turn]) -> str:
+    """Return the answer of a run: all its replies without tool calls since the user's last words, in order."""
+    texts: list[str] = []
+    for turn in reversed(thread):
+        if isinstance(turn, AssistantTurn):
+            texts += [turn.text] if turn.text and not turn.calls else []
+        elif isinstance(turn, UserTurn) and (turn.source == TASK or turn.source in USER_WORDS):
+            break
+    return "\n\n".join(reversed(texts))
 
 
 def last_text(thread: list[Turn]) -> str | None:

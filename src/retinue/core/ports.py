@@ -18,13 +18,13 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result, Status
 from retinue.core.rules import Verdict
 from retinue.core.servers import ServerReport
-from retinue.core.usage import Usage
+from retinue.core.usage import NO_USAGE, Usage
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
     """The outcome of a tool call. `data` is for programs (never written to the log); `file` holds text that was cut.
     `code` says for programs how a call went that has no ordinary result; `sandbox` names the protections, with
-    the first call of a sandbox."""
+    the first call of a sandbox; `gives` are the background runs whose answers the text has."""
 
     text: str
     success: bool = True
@@ -32,6 +32,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     file: str = ""
     code: str = ""
     sandbox: tuple[str, ...] = ()
+    gives: tuple[int, ...] = ()
 
 
 class Setup(msgspec.Struct, frozen=True, gc=False):
@@ -255,8 +256,11 @@ class Link(Protocol):
         """Return a call id that no other call of the run has."""
 
     def spill(self, name: str) -> Path:
-        """Return a new file of the run's own, for a tool that runs with the supervisor."""
+        """Return a new file of the run's own, for a tool that runs with the supervisor: where the run can read it."""
         ...
+
+    def use_folders(self, folders: Folders) -> None:
+        """Make new files of the run in these folders, which its sandbox shows it."""
 
     def record_activity(self) -> None:
         """Count something that happens in a call, though no event tells of it."""
@@ -344,42 +348,65 @@ class Clock(Protocol):
     def sleep(self, seconds: float) -> Awaitable[None]: ...
 
 
+Unfinished = Literal["live", "interrupted"]
+
+
 class StoredTree(msgspec.Struct, frozen=True, gc=False):
-    """One tree in a list: its first event, and the process that writes it now, if one does."""
+    """A stored tree: its newest event, whether it has ended, and the process that writes it now, if one does. `origin`
+    is the tree whose primary it continues; `reported` is the run id under which another process shows the tree too, as
+    runs of a tree of its own."""
 
-    first: Event
-    writer: int | None = None
-
-    @property
-    def tree(self) -> str:
-        return self.first.tree
-
-    @property
-    def spawned_at(self) -> float:
-        return self.first.at
-
-    @property
-    def is_reported(self) -> bool:
-        """True if another process shows the tree too, as runs of a tree of its own."""
-        return isinstance(self.first.body, RunSpawned) and bool(self.first.body.reported)
-
-    @property
-    def origin(self) -> str:
-        """The tree whose primary this one continues, or nothing."""
-        return self.first.body.origin if isinstance(self.first.body, RunSpawned) else ""
-
-
-class TreeStatus(msgspec.Struct, frozen=True, gc=False):
-    """The newest event of a tree, whether the tree has ended, and the process that writes it now, if one does."""
-
+    tree: str
+    spawned_at: float
     last_seq: int
     last_at: float
     ended: bool
     writer: int | None = None
+    origin: str = ""
+    reported: str = ""
+
+    @property
+    def is_reported(self) -> bool:
+        return bool(self.reported)
 
     @property
     def is_live(self) -> bool:
         return self.writer is not None
+
+
+class RunTally(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The part of a run that lists show beside its first event. `state` is its state by its own events alone,
+    `stalled_seq` the newest warning that it makes no progress, `away` the seconds in which no process had it."""
+
+    state: str
+    last_seq: int
+    started_at: float | None = None
+    ended_at: float | None = None
+    status: str | None = None
+    duration_ms: int = 0
+    changed_count: int = 0
+    turns: int = 0
+    tool_count: int = 0
+    usage: Usage = NO_USAGE
+    cost: Decimal = Decimal(0)
+    unpriced: int = 0
+    stalled_seq: int = 0
+    away: float = 0.0
+
+
+class StoredRun(msgspec.Struct, frozen=True, gc=False):
+    """A run of a stored tree without its texts: its first event, without profile and tools, and its tally.
+    `is_reported` is that of its tree."""
+
+    first: Event
+    tally: RunTally
+    is_reported: bool = False
+
+    @property
+    def ref(self) -> RunRef:
+        event, body = self.first, self.first.body
+        label, subagent_id = (body.label, body.subagent_id) if isinstance(body, RunSpawned) else ("", "")
+        return RunRef(event.tree, event.run, event.path, label, event.agent, subagent_id)
 
 
 class StoredLine(msgspec.Struct, frozen=True, gc=False):
@@ -408,18 +435,39 @@ def ignore_problem(_: LogError) -> None:
 
 class LogReader(Protocol):
     """Reads the trees of a project, whichever process writes them, and removes old ones. It waits for no writer, and
-    sees committed events only. Where a part of the log cannot be read, `on_problem` is told and the rest is read."""
+    sees committed events only. Where a part of the log cannot be read, `on_problem` is told and the rest is read. A
+    `gap` with the code `damaged` is in the place of damaged events of a tree."""
 
     @property
     def location(self) -> str:
         """The place of the log, for messages."""
 
-    async def list_trees(self, on_problem: OnProblem = ignore_problem) -> list[StoredTree]:
-        """Return every tree, the newest first. The order is the log's, not that of the ids."""
+    async def list_trees(
+        self,
+        on_problem: OnProblem = ignore_problem,
+        *,
+        latest: int | None = None,
+        only: Unfinished | None = None,
+        reported: bool = True,
+    ) -> list[StoredTree]:
+        """Return the trees, the newest first: at most the `latest` of them, `only` those without an ending that a
+        process runs (`live`) or none (`interrupted`), with or without those that another process shows (`reported`).
+        The order is the log's, not that of the ids. Costs what the answer is long."""
 
-    async def read_status(self, tree: str) -> TreeStatus:
+    async def count_trees(self, *, reported: bool = True) -> int:
+        """Count the trees, with or without those that another process shows."""
+
+    async def read_status(self, tree: str) -> StoredTree:
         """Look for the writer first, then for the newest event: a tree that nobody writes gets no later one. Raises
         NotFound."""
+
+    async def read_runs(self, trees: Sequence[str], on_problem: OnProblem = ignore_problem) -> list[StoredRun]:
+        """Return the runs of these trees, tree after tree and each in the order they were made; nothing for a tree
+        that is not there. Costs what the answer is long, however long the trees are."""
+
+    async def find_runs(self, name: str, on_problem: OnProblem = ignore_problem) -> list[StoredRun]:
+        """Return the runs with a name that is this one or begins with it: a path, a label, a subagent_id, or the tree
+        of a primary. Runs of newer trees come first."""
 
     async def read(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
         """Return the events of a tree after that number, at most `limit`; none for a tree that is not there."""
@@ -437,7 +485,8 @@ class LogReader(Protocol):
         can write it, and keeps it by returning False. With `dry_run` no event is removed."""
 
     async def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
-        """Check all that is stored; return what there is in a few words, empty for nothing."""
+        """Check what is stored, the newest first, for as long as is reasonable; return what there is in a few words,
+        empty for nothing."""
 
 
 class Log(LogReader, Protocol):
@@ -530,6 +579,9 @@ class ToolServers(Protocol):
 
     def lacks(self, entries: Sequence[Any] | None) -> Sequence[tuple[str, str]]:
         """Return what of these is not there: in our own words for the model, and in words for a person."""
+
+    def explain_missing(self, tool: str) -> str:
+        """Say why a tool that no run has now is missing, if it belongs to a server that is not available; else ''."""
 
     def reports(self) -> Sequence[ServerReport]:
         """Return how each server was found that was tried."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -31,6 +31,19 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$(?!\n)"  # in Python and in a J
 _NAME = re.compile(NAME_PATTERN)
 
 
+def explain_useless_fallback(fallback: RuntimeName, runtimes: Sequence[RuntimeName]) -> str:
+    """Say why a fallback can never take effect where runs have these runtimes; empty if it can."""
+    strictest = max(runtimes, key=RUNTIMES.index)
+    if RUNTIMES.index(fallback) < RUNTIMES.index(strictest):
+        return ""
+    if strictest == "inherited":
+        return "it has no effect with runtime 'inherited', which needs no sandbox: leave it out"
+    laxer = ", ".join(RUNTIMES[: RUNTIMES.index(strictest)])
+    return (
+        f"'{fallback}' is not laxer than the runtime '{strictest}', so it has no effect: use {laxer}, or leave it out"
+    )
+
+
 def check_name(name: object, *, what: str = "profile name") -> str:
     """Return the name, if it can stand in paths, headers and tool names."""
     if not isinstance(name, str) or not _NAME.match(name):
@@ -38,6 +51,16 @@ def check_name(name: object, *, what: str = "profile name") -> str:
             f"{what} {name!r} must be 1 to 64 letters, digits, '-' or '_', and start with a letter or digit"
         )
     return name
+
+
+class ToolHooks(Protocol):
+    """Code of a program around each tool call of a run, after it was approved."""
+
+    async def before_tool(self, name: str, args: Mapping[str, Any]) -> str | None:
+        """Return None to let the call run, or a text that the model gets instead. An error refuses the call too."""
+
+    async def after_tool(self, name: str, args: Mapping[str, Any], text: str, success: bool) -> None:
+        """Learn what the call gave. An error here is logged and changes nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +73,8 @@ class Profile:
     them, on top of those it is under anyway: they make it stricter, never laxer. `runtime` is where its runs live, at
     least as strict as where their parents do; None takes the mode that was chosen for all. `network` is what its runs
     may reach of what their parent may: hosts, "none" or "full"; None means all of it. `wants` are tools it is poorer
-    without: a run that gets none of them says so.
+    without: a run that gets none of them says so. `hooks` are called before and after each of its tool calls, not
+    those of its subagents; the log does not keep them.
     """
 
     name: str
@@ -71,6 +95,7 @@ class Profile:
     approvals: Rules | None = None
     network: Sequence[str] | None = None
     wants: Sequence[str] = ()
+    hooks: ToolHooks | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)

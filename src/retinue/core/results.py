@@ -31,6 +31,14 @@ class ToolLog(msgspec.Struct, frozen=True, gc=False):
     duration_ms: int | None = None
 
 
+class UserReply(msgspec.Struct, frozen=True, gc=False):
+    """One reply without tool calls, and the words it replied to: `task`, `user`, `asker` or `agent:N`, whose ending a
+    notice told of."""
+
+    text: str
+    to: str
+
+
 class Ending(msgspec.Struct, frozen=True, gc=False):
     """The ending of a loop, before the supervisor writes it. `error` is None only for `done`.
 
@@ -61,7 +69,8 @@ class Result(msgspec.Struct, Generic[T], frozen=True, gc=False):
     run that did not finish. `changed_files` are what it changed in a workspace of its own that is a copy, of
     `changed_count` in all. `sandbox` names the protections that its tools had. `cost` is in US dollars; None says
     that a price is not known. `code` is `unconfirmed` for a run that had nobody to
-    ask. Encodes to the JSON that `--json` prints."""
+    ask. `replies` are all replies without tool calls, in order; `final_response` has those since the user's last words.
+    Encodes to the JSON that `--json` prints."""
 
     name: str
     final_response: str
@@ -89,6 +98,7 @@ class Result(msgspec.Struct, Generic[T], frozen=True, gc=False):
     sandbox: tuple[str, ...] = ()
     code: str = ""
     children: tuple[Result[Any], ...] = ()
+    replies: tuple[UserReply, ...] = ()
     parse: Callable[[Any], T] | msgspec.UnsetType = msgspec.UNSET
 
     def output(self) -> T:

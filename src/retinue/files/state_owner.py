@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import pwd
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -55,6 +56,11 @@ class _Owner(msgspec.Struct, frozen=True):
     @property
     def data(self) -> bytes:
         return msgspec.json.encode([self.path, self.inode])
+
+
+def is_state_listing(names: Collection[str]) -> bool:
+    """Tell whether a folder with these entries is a state folder, whatever it is called."""
+    return OWNER_FILE in names and any(name in names for name in STATE_FOLDERS)
 
 
 def claim_state_folder(state: Path) -> None:

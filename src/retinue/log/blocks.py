@@ -31,6 +31,7 @@ from retinue.core.events import (
     UsageReported,
     Warned,
 )
+from retinue.core.messages import ASKER, REMINDER, USER_WORDS
 from retinue.core.rules import CODE_MODE
 from retinue.log.summaries import describe_call, shorten_text, summarize_result
 
@@ -71,12 +72,17 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class _Seen:
-    """The state that blocks need of a run that has not ended."""
+    """The state that blocks need of a run that has not ended. `held` are replies that its answer will have, `unfetched`
+    the answers of its background children that no result has had yet."""
 
-    __slots__ = ("asked", "calls", "label", "tokens", "tools", "turns")
+    __slots__ = ("asked", "calls", "held", "label", "parent", "superseded", "tokens", "tools", "turns", "unfetched")
 
-    def __init__(self, label: str) -> None:
-        self.label = label
+    def __init__(self, spawned: RunSpawned | None) -> None:
+        self.label = "" if spawned is None else spawned.label
+        self.parent = spawned.parent if spawned is not None and spawned.background else None
+        self.held: list[str] = []
+        self.superseded = False
+        self.unfetched: dict[int, str] = {}
         self.calls: dict[str, ToolCall] = {}
         self.asked: dict[str, ApprovalAsked] = {}
         self.turns = self.tools = self.tokens = 0
@@ -94,8 +100,7 @@ class Blocks:
         key = event.tree, event.run
         seen = self._runs.get(key)
         if seen is None:
-            label = event.body.label if isinstance(event.body, RunSpawned) else ""
-            seen = self._runs[key] = _Seen(label)
+            seen = self._runs[key] = _Seen(event.body if isinstance(event.body, RunSpawned) else None)
             self._alive[event.tree, event.agent].add(event.run)
         block = self._block(event, seen)
         if isinstance(event.body, RunEnded):
@@ -105,21 +110,14 @@ class Blocks:
 
     def _block(self, event: Event, seen: _Seen) -> Block | None:
         match event.body:
-            case TurnStarted(turn=turn):
-                seen.turns = turn
             case UsageReported(usage=usage):
                 seen.tokens += usage.total_tokens
+            case TurnStarted() | Message() | Inbox() | Thinking():
+                return self._words(event, seen)
             case ToolCall() as call:
                 return self._call(event, seen, call)
             case ToolResult() as result:
                 return self._result(event, seen, result)
-            case Thinking(text=text) if text:  # a redacted thought has none
-                return self._titled(event, seen, (("plain", "thought trace"),), text)
-            case Message(text=text, final=False):
-                return self._titled(event, seen, (("plain", "message"),), text)
-            case Inbox(text=text, source=source):
-                title = "inbox of the side that asked" if source == "asker" else "inbox"
-                return self._titled(event, seen, (("plain", title),), text)
             case ApprovalAsked() as asked:
                 seen.asked[asked.approval_id] = asked
                 spans, body = make_question_spans(asked.label, asked.tool, asked.args), format_question_body(asked)
@@ -132,9 +130,56 @@ class Blocks:
                 return _about(
                     event, seen, (("bad", "⚠ "), ("plain", f"{count} events are missing: {reason}")), line=True
                 )
-            case RunSpawned() | RunResumed() | RunEnded() if event.run != 0:
+            case RunEnded() as ended:
+                return self._ending(event, seen, ended)
+            case RunSpawned() | RunResumed() if event.run != 0:
                 return _lifecycle(event, seen)
         return None
+
+    def _words(self, event: Event, seen: _Seen) -> Block | None:
+        """Return the block of what the run thinks, says or is told. A reply without tool calls is held: its answer has
+        it, unless newer words supersede it."""
+        match event.body:
+            case TurnStarted(turn=turn):
+                seen.turns = turn
+                return self._supersede(event, seen)
+            case Thinking(text=text) if text:  # a redacted thought has none
+                return self._titled(event, seen, (("plain", "thought trace"),), text)
+            case Message(text=text, final=False):
+                return self._titled(event, seen, (("plain", "message"),), text)
+            case Message(text=text, host=False) if text:
+                seen.held.append(text)
+            case Inbox(text=text, source=source):
+                seen.superseded |= source in USER_WORDS or source == REMINDER
+                title = "inbox of the side that asked" if source == ASKER else "inbox"
+                return self._titled(event, seen, (("plain", title),), text)
+        return None
+
+    def _supersede(self, event: Event, seen: _Seen) -> Block | None:
+        """Return the replies that the answer of the run will not have, since newer words were read."""
+        held, superseded = seen.held, seen.superseded
+        seen.superseded = False
+        if not (held and superseded):
+            return None
+        seen.held = []
+        return self._titled(event, seen, (("plain", "message"),), "\n\n".join(held))
+
+    def _ending(self, event: Event, seen: _Seen, ended: RunEnded) -> Block | None:
+        """Return the block of an ending, with what is shown nowhere else: replies that are not in the answer, and
+        answers of background children that nobody fetched."""
+        parts = [] if ended.status == "done" and ended.structured is None else seen.held
+        if event.run != 0 and ended.status != "done":
+            parts = []  # what it said is in the result that its parent gets
+        parts = [*parts, *seen.unfetched.values()]
+        answer = ended.final_response if ended.status == "done" else ended.partial
+        parent = None if seen.parent is None else self._runs.get((event.tree, seen.parent))
+        if parent is not None and answer:
+            parent.unfetched[event.run] = f"{event.agent} [{seen.label}] answered:\n{answer}"
+        body = "\n\n".join(parts)
+        if event.run != 0:
+            block = _lifecycle(event, seen)
+            return structs.replace(block, body=body, line=False) if body else block
+        return self._titled(event, seen, (("plain", "message"),), body) if body else None
 
     def _who(self, event: Event, seen: _Seen) -> tuple[Span, ...]:
         """Nothing for the primary; the name, and the label when another run of that name is alive."""
@@ -159,6 +204,10 @@ class Blocks:
 
     def _result(self, event: Event, seen: _Seen, result: ToolResult) -> Block | None:
         call = seen.calls.pop(result.call_id, None)
+        for number in result.gives:
+            for (tree, _), other in self._runs.items():
+                if tree == event.tree:
+                    other.unfetched.pop(number, None)
         if result.name == FINAL_ANSWER:
             return None
         args = {} if call is None else call.args

@@ -3,15 +3,15 @@ so that nothing seems to run for ever."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from retinue.core.errors import LogError, NotFound
-from retinue.core.events import RunEnded, RunResumed
-from retinue.core.ports import LogReader, OnProblem, ignore_problem
-from retinue.log.reading import is_at_work, iterate_events
+from retinue.core.events import RunEnded
+from retinue.core.ports import LogReader, OnProblem, StoredRun, StoredTree, ignore_problem
+from retinue.log.reading import iterate_events
 from retinue.log.runs import Runs, RunView
 from retinue.protocol.subagent_tools import INTERRUPTED
 
@@ -20,14 +20,12 @@ LATEST = 10
 
 @dataclass(frozen=True)
 class Listing:
-    """One tree as its events tell it, the process `pid` that still writes it, and its newest event. `away` are the
-    seconds in which no process had a run, by the run's number."""
+    """One tree as its events tell it, the process `pid` that still writes it, and its newest event."""
 
     runs: Runs
     last_at: float
     last_seq: int
     pid: int | None = None
-    away: dict[int, float] = field(default_factory=dict)
 
     @property
     def tree(self) -> str:
@@ -51,7 +49,7 @@ class Listing:
         if run.ended is not None:
             return run.ended.duration_ms / 1000
         since = run.spawned_at if run.started_at is None else run.started_at
-        return max(0.0, (now if self.live else self.last_at) - since - self.away.get(run.number, 0.0))
+        return max(0.0, (now if self.live else self.last_at) - since - run.away)
 
     def list_runs(self) -> list[RunView]:
         """Return parents before children, siblings in the order they were made."""
@@ -103,17 +101,14 @@ async def load_listing(log: LogReader, tree: str) -> Listing:
     """Fold the events of a stored tree; raises NotFound. Looks for its process before it reads, so that an ending
     written in between is seen."""
     writer = (await log.read_status(tree)).writer
-    runs, away = Runs(tree), dict[int, float]()
-    gone_at = last_at = 0.0
-    last_seq = 0
+    runs = Runs(tree)
+    last_at, last_seq = 0.0, 0
     async for event in iterate_events(log, tree):
         runs.apply(event)
-        if isinstance(event.body, RunResumed):  # runs that are resumed together say so in a row
-            away[event.run] = away.get(event.run, 0.0) + max(0.0, event.at - gone_at)
-        else:
-            gone_at = event.at
         last_at, last_seq = event.at, event.seq
-    return Listing(runs, last_at=last_at, last_seq=last_seq, pid=writer, away=away)
+    for stored in await log.read_runs([tree]):
+        runs.restore_missing(stored)  # if the events that tell of it are damaged
+    return Listing(runs, last_at=last_at, last_seq=last_seq, pid=writer)
 
 
 async def load_listings(
@@ -123,19 +118,34 @@ async def load_listings(
     everything: bool = False,
     since: float | None = None,
 ) -> tuple[list[Listing], int]:
-    """Load the trees with live runs and the latest ones (or all since a time), newest first; return how many are left
-    out too. Trees that another process shows are only among everything."""
-    trees = [stored for stored in await log.list_trees(on_problem) if everything or not stored.is_reported]
-    chosen, left_out = [], 0
-    for place, stored in enumerate(trees):
-        wanted = stored.spawned_at >= since if since is not None else everything or place < LATEST
-        try:
-            if wanted or (stored.writer is not None and await is_at_work(log, stored.tree)):
-                chosen.append(await load_listing(log, stored.tree))
-            else:
-                left_out += 1
-        except LogError as error:
-            on_problem(error)
-        except NotFound:
-            pass  # removed meanwhile
-    return chosen, left_out
+    """List the trees with live runs and the latest ones (or all since a time), newest first; return how many are left
+    out too. Trees that another process shows are only among everything. The runs have no texts."""
+    latest = None if everything or since is not None else LATEST
+    trees = await log.list_trees(on_problem, latest=latest, reported=everything)
+    count = len(trees) if latest is None else await log.count_trees(reported=everything)
+    if latest is not None:
+        known = {stored.tree for stored in trees}
+        live = await log.list_trees(ignore_problem, only="live", reported=everything)
+        trees += [stored for stored in live if stored.tree not in known]
+    elif since is not None:
+        trees = [stored for stored in trees if stored.spawned_at >= since or (stored.is_live and not stored.ended)]
+    return await summarize_trees(log, trees, on_problem), count - len(trees)
+
+
+async def summarize_trees(
+    log: LogReader, trees: Sequence[StoredTree], on_problem: OnProblem = ignore_problem
+) -> list[Listing]:
+    """List these trees from what the log keeps of their runs; without those that were removed meanwhile."""
+    runs: dict[str, list[StoredRun]] = {stored.tree: [] for stored in trees}
+    for each in await log.read_runs(list(runs), on_problem):
+        runs[each.first.tree].append(each)
+    return [
+        Listing(
+            Runs.restore(stored.tree, runs[stored.tree]),
+            last_at=stored.last_at,
+            last_seq=stored.last_seq,
+            pid=stored.writer,
+        )
+        for stored in trees
+        if runs[stored.tree]
+    ]

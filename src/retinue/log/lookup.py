@@ -9,10 +9,10 @@ import difflib
 from collections.abc import Sequence
 
 from retinue.core.errors import ConfigError, LogError, NotFound
-from retinue.core.events import Event, RunSpawned
+from retinue.core.events import RunSpawned
 from retinue.core.messages import RunRef
-from retinue.core.ports import LogReader, OnProblem, StoredTree, ignore_problem
-from retinue.log.reading import is_at_work, iterate_events
+from retinue.core.ports import LogReader, OnProblem, StoredRun, ignore_problem
+from retinue.log.reading import is_at_work
 
 MOST_CANDIDATES = 10
 MOST_NAMES = 1000
@@ -34,23 +34,18 @@ async def find_run(
 ) -> RunRef:
     """Find the run of that name; without one the newest tree's primary. Trees that another process shows are looked at
     when no other has the name, or at once with `everything`. With `live`, runs that take commands come first."""
+    if not name:
+        return await _find_newest(log, on_problem, everything=everything)
     problems: list[LogError] = []
-    trees = await log.list_trees(problems.append)
+    runs = await _find_by_number(log, name) or await log.find_runs(name, problems.append)
     for problem in problems:
         on_problem(problem)
-    if not trees and problems:
-        raise NotFound(f"there is no run in {log.location} that can be read")
-    if not trees:
-        raise NotFound(f"there are no runs in {log.location} yet: start one with `retinue run TASK`")
-    own = trees if everything else [stored for stored in trees if not stored.is_reported]
-    if not name:
-        if not own:
-            raise NotFound("there are only runs that another process shows: --all takes those too")
-        return _make_ref(own[0].first)
-    names = _Names(log)
-    found = await names.find(own, name) or await names.find(trees, name)
+    own = runs if everything else [run for run in runs if not run.is_reported]
+    found = _choose_runs(own, name) or _choose_runs(runs, name)
     if not found:
-        near = await names.find_similar(trees, name)
+        if not await log.count_trees():
+            raise NotFound(_explain_nothing(log, problems))
+        near = await _find_similar(log, name)
         raise NotFound(f"no run is called '{name}'{near}; `retinue ps --all` lists them")
     if live and len(found) > 1:
         found = [run for run in found if await is_at_work(log, run.tree)] or found
@@ -59,77 +54,82 @@ async def find_run(
     return found[0]
 
 
+async def _find_newest(log: LogReader, on_problem: OnProblem, *, everything: bool) -> RunRef:
+    problems: list[LogError] = []
+    trees = await log.list_trees(problems.append, latest=1, reported=everything)
+    for problem in problems:
+        on_problem(problem)
+    for run in await log.read_runs([stored.tree for stored in trees]):
+        return run.ref
+    if await log.count_trees():
+        raise NotFound("there are only runs that another process shows: --all takes those too")
+    raise NotFound(_explain_nothing(log, problems))
+
+
+def _explain_nothing(log: LogReader, problems: Sequence[LogError]) -> str:
+    if problems:
+        return f"there is no run in {log.location} that can be read"
+    return f"there are no runs in {log.location} yet: start one with `retinue run TASK`"
+
+
 async def find_reported_run(log: LogReader, agent: str, run_id: str) -> RunRef | None:
     """Find a run that an MCP server reports to us in the server's own tree; None if that is in another project."""
     tree, _, number = run_id.rpartition("-")
     for stored in await log.list_trees():
-        body = stored.first.body
-        if not isinstance(body, RunSpawned) or not body.reported:
+        if not stored.is_reported or (stored.reported != run_id and stored.tree != tree):
             continue
-        if body.reported == run_id and stored.first.agent == agent:
-            return _make_ref(stored.first)
+        refs = [run.ref for run in await log.read_runs([stored.tree])]
+        if stored.reported == run_id and refs[0].agent == agent:
+            return refs[0]
         if stored.tree == tree:
-            return next((run for run in await _list_runs(log, tree) if str(run.run) == number), None)
+            return next((ref for ref in refs if str(ref.run) == number), None)
     return None
 
 
-class _Names:
-    """The names of the runs of a log. All of them are read only if a name is no tree and no TREE/N."""
-
-    def __init__(self, log: LogReader) -> None:
-        self._log = log
-        self._spawned: list[Event] | None = None
-
-    async def find(self, trees: Sequence[StoredTree], name: str) -> list[RunRef]:
-        return (
-            await self._find_by_number(trees, name)
-            or [_make_ref(stored.first) for stored in trees if stored.tree == name]
-            or await self._find_by_words(trees, name)
-        )
-
-    async def find_similar(self, trees: Sequence[StoredTree], name: str) -> str:
-        words = {stored.tree: None for stored in trees}
-        for event in await self._list_spawned(trees):
-            run = _make_ref(event)
-            words |= dict.fromkeys((run.name, run.path, run.label, run.subagent_id))
-        close = difflib.get_close_matches(name, list(words)[:MOST_NAMES], n=3)
-        return "; near are " + ", ".join(f"'{word}'" for word in close) if close else ""
-
-    async def _find_by_number(self, trees: Sequence[StoredTree], name: str) -> list[RunRef]:
-        """Find TREE/N, where the beginning of TREE is enough."""
-        tree, slash, number = name.rpartition("/")
-        wanted = read_run_number(number)
-        if not slash or not tree or wanted is None:
-            return []
-        exact = [stored.tree for stored in trees if stored.tree == tree]
-        matching = exact or [stored.tree for stored in trees if stored.tree.startswith(tree)]
-        return [run for each in matching for run in await _list_runs(self._log, each) if run.run == wanted]
-
-    async def _find_by_words(self, trees: Sequence[StoredTree], name: str) -> list[RunRef]:
-        exact: list[RunRef] = []
-        begun = [_make_ref(stored.first) for stored in trees if stored.tree.startswith(name)]
-        continued: set[str] = set()  # by runs that are found too: a subagent_id names the newest
-        for event in await self._list_spawned(trees):
-            run = _make_ref(event)
-            if name in (run.path, run.label, run.subagent_id):
-                exact.append(run)
-                if isinstance(event.body, RunSpawned) and event.body.continues is not None:
-                    continued.add(f"{event.body.origin or event.tree}/{event.body.continues}")
-            elif _begins_path(name, run.path) or run.label.startswith(name) or run.subagent_id.startswith(name):
-                begun.append(run)
-        newest = [run for run in exact if run.name not in continued]
-        return newest or list({run.name: run for run in begun}.values())
-
-    async def _list_spawned(self, trees: Sequence[StoredTree]) -> list[Event]:
-        """Return the first events of all runs of these trees, in the order of the trees."""
-        if self._spawned is None:
-            self._spawned = [event async for event in self._log.read_kind(RunSpawned.kind)]
-        places = {stored.tree: place for place, stored in enumerate(trees)}
-        return sorted((event for event in self._spawned if event.tree in places), key=lambda event: places[event.tree])
+async def _find_by_number(log: LogReader, name: str) -> list[StoredRun]:
+    """Find TREE/N, where the beginning of TREE is enough."""
+    tree, slash, number = name.rpartition("/")
+    wanted = read_run_number(number)
+    if not slash or not tree or wanted is None:
+        return []
+    begun = [run.first.tree for run in await log.find_runs(tree) if run.first.tree.startswith(tree)]
+    trees = [tree] if tree in begun else list(dict.fromkeys(begun))
+    return [run for run in await log.read_runs(trees) if run.first.run == wanted]
 
 
-async def _list_runs(log: LogReader, tree: str) -> list[RunRef]:
-    return [_make_ref(event) async for event in iterate_events(log, tree) if isinstance(event.body, RunSpawned)]
+def _choose_runs(runs: Sequence[StoredRun], name: str) -> list[RunRef]:
+    """Return the runs that a name means: TREE/N, a tree, else those with exactly that name, else those where one
+    begins with it."""
+    refs = [run.ref for run in runs]
+    by_number = [ref for ref in refs if _is_number_of(name, ref)]
+    trees = [ref for ref in refs if ref.tree == name and ref.run == 0]
+    exact = [run for run in runs if name in (run.ref.path, run.ref.label, run.ref.subagent_id)]
+    continued = {  # by runs that are found too: a subagent_id names the newest
+        f"{body.origin or run.first.tree}/{body.continues}"
+        for run in exact
+        if isinstance(body := run.first.body, RunSpawned) and body.continues is not None
+    }
+    newest = [run.ref for run in exact if run.ref.name not in continued]
+    return by_number or trees or newest or [ref for ref in refs if _begins_name(name, ref)]
+
+
+def _is_number_of(name: str, ref: RunRef) -> bool:
+    tree, slash, number = name.rpartition("/")
+    return bool(slash and tree) and ref.tree.startswith(tree) and read_run_number(number) == ref.run
+
+
+def _begins_name(name: str, ref: RunRef) -> bool:
+    others = (ref.label, ref.subagent_id, ref.tree if ref.run == 0 else "")
+    return _begins_path(name, ref.path) or any(other.startswith(name) for other in others)
+
+
+async def _find_similar(log: LogReader, name: str) -> str:
+    trees = [stored.tree for stored in await log.list_trees(latest=MOST_NAMES)]
+    words = dict.fromkeys(trees)
+    for run in await log.read_runs(trees):
+        words |= dict.fromkeys((run.ref.name, run.ref.path, run.ref.label, run.ref.subagent_id))
+    close = difflib.get_close_matches(name, list(words)[:MOST_NAMES], n=3)
+    return "; near are " + ", ".join(f"'{word}'" for word in close) if close else ""
 
 
 def _begins_path(name: str, path: str) -> bool:
@@ -141,9 +141,3 @@ def _list_candidates(found: list[RunRef]) -> str:
     shown = [f"{run.name} ({run.path}, '{run.label}')" for run in found[:MOST_CANDIDATES]]
     more = len(found) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
-
-
-def _make_ref(event: Event) -> RunRef:
-    body = event.body
-    label, subagent_id = (body.label, body.subagent_id) if isinstance(body, RunSpawned) else ("", "")
-    return RunRef(event.tree, event.run, event.path, label, event.agent, subagent_id)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from retinue.core.errors import NotFound
 from retinue.core.events import Delta, Event, encode_event
-from retinue.core.ports import OnProblem, Removal, StoredLine, StoredTree, TreeStatus, ignore_problem
+from retinue.core.ports import OnProblem, Removal, StoredLine, StoredRun, StoredTree, Unfinished, ignore_problem
 from retinue.log.feed import Feed, find_root
+from retinue.log.tree_index import TreeRow, list_names, summarize_runs
 
 
 class MemoryLog:
@@ -64,15 +65,38 @@ class MemoryLog:
 
     # Reading
 
-    async def list_trees(self, on_problem: OnProblem = ignore_problem) -> list[StoredTree]:
-        first_events = [events[0] for events in self._trees.values()]
-        return [StoredTree(event, self._writer) for event in sorted(first_events, key=lambda event: event.at)[::-1]]
+    async def list_trees(
+        self,
+        on_problem: OnProblem = ignore_problem,
+        *,
+        latest: int | None = None,
+        only: Unfinished | None = None,
+        reported: bool = True,
+    ) -> list[StoredTree]:
+        trees = [self._describe_tree(events) for events in self._trees.values()]
+        found = [
+            stored
+            for stored in sorted(trees, key=lambda stored: stored.spawned_at)[::-1]
+            if (reported or not stored.is_reported)
+            and (only is None or (not stored.ended and stored.is_live is (only == "live")))
+        ]
+        return found[:latest]
 
-    async def read_status(self, tree: str) -> TreeStatus:
+    async def count_trees(self, *, reported: bool = True) -> int:
+        return len(await self.list_trees(reported=reported))
+
+    async def read_status(self, tree: str) -> StoredTree:
         events = self._events(tree)
         if not events:
             raise NotFound(f"there is no tree '{tree}' in {self.location}")
-        return TreeStatus(events[-1].seq, events[-1].at, find_root(events)[1], self._writer)
+        return self._describe_tree(events)
+
+    async def read_runs(self, trees: Sequence[str], on_problem: OnProblem = ignore_problem) -> list[StoredRun]:
+        return [run for tree in trees for run in summarize_runs(self._events(tree))]
+
+    async def find_runs(self, name: str, on_problem: OnProblem = ignore_problem) -> list[StoredRun]:
+        runs = await self.read_runs([stored.tree for stored in await self.list_trees()])
+        return [run for run in runs if any(each.startswith(name) for each in list_names(run))]
 
     async def read(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
         return self._events(tree)[max(after, 0) :][:limit]
@@ -105,6 +129,12 @@ class MemoryLog:
     async def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
         count = len(await self.list_trees())
         return f"{count} tree{'' if count == 1 else 's'} in memory" if count else ""
+
+    def _describe_tree(self, events: list[Event]) -> StoredTree:
+        row = TreeRow.begin(events[0])
+        for event in events:
+            row.apply(event)
+        return row.describe(self._writer)
 
     def _events(self, tree: str) -> list[Event]:
         return self._trees.get(tree, [])

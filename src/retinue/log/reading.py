@@ -29,6 +29,8 @@ async def iterate_events(log: LogReader, tree: str) -> AsyncIterator[Event]:
     while page := await log.read(tree, after=after, limit=PAGE):
         for event in page:
             yield event
+        if len(page) < PAGE:
+            return
         after = page[-1].seq
 
 
@@ -37,6 +39,8 @@ async def iterate_lines(log: LogReader, tree: str, *, after: int = 0) -> AsyncIt
     while page := await log.read_lines(tree, after=after, limit=PAGE):
         for line in page:
             yield line
+        if len(page) < PAGE:
+            return
         after = page[-1].seq
 
 

@@ -53,15 +53,10 @@ async def remove_old_trees(
     trees = await log.list_trees(report.add_problem)
     old: dict[str, int] = {}
     for stored in trees:
-        try:
-            status = await log.read_status(stored.tree)
-        except RetinueError as error:  # its part of the log is damaged: it stays, and so does what it continues
-            report.problems.append(str(error))
+        if stored.last_at >= before:
             continue
-        if status.last_at >= before:
-            continue
-        if status.ended or interrupted:
-            old[stored.tree] = status.last_seq
+        if stored.ended or interrupted:
+            old[stored.tree] = stored.last_seq
         else:
             report.interrupted.append(stored.tree)
     unapplied = {tree: found for tree in old if (found := _find_unapplied(tree, find_unapplied))}

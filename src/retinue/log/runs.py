@@ -15,7 +15,10 @@ from retinue.core.events import (
     ApprovalAsked,
     ApprovalDecided,
     Event,
+    Gap,
+    Inbox,
     Message,
+    ProgressReported,
     RunEnded,
     RunRemote,
     RunResumed,
@@ -23,20 +26,26 @@ from retinue.core.events import (
     RunStarted,
     ToolCall,
     ToolResult,
+    TurnEnded,
     TurnStarted,
     UsageReported,
     Warned,
+    decode_raw,
 )
-from retinue.core.ports import Row
-from retinue.core.results import STATUSES, Result, ToolLog, ending_texts
+from retinue.core.messages import REMINDER, TASK, USER_WORDS
+from retinue.core.ports import Row, RunTally, StoredRun
+from retinue.core.results import STATUSES, Result, ToolLog, UserReply, ending_texts
 from retinue.core.usage import NO_USAGE, Usage
 from retinue.log.summaries import describe_call, summarize_result
 
 NOTHING = Decimal(0)
+U32_MAX = 2**32 - 1
+U64_MAX = 2**64 - 1
 
 
 class RunView(Struct, eq=False):
-    """One run as its events tell it. `unpriced` are the tokens of calls whose price is not known."""
+    """One run as its events tell it. `unpriced` are the tokens of calls whose price is not known, `away` the seconds in
+    which no process had the run. A run of a list, made without its calls and questions, has a `stored_state`."""
 
     number: int
     path: str
@@ -49,6 +58,7 @@ class RunView(Struct, eq=False):
     ended_at: float | None = None
     ended: RunEnded | None = None
     turns: int = 0
+    completed_turns: int = 0
     tool_count: int = 0
     tool_logs: tuple[ToolLog, ...] = ()
     usage: Usage = NO_USAGE
@@ -61,6 +71,13 @@ class RunView(Struct, eq=False):
     approvals: tuple[ApprovalAsked, ...] = ()
     children: tuple[RunView, ...] = ()
     warnings: tuple[str, ...] = ()
+    replies: tuple[UserReply, ...] = ()
+    replying_to: str = TASK  # the words that the model's next reply is about
+    _is_reply: bool = False  # the last message is one
+    _unread: tuple[str, ...] = ()
+    _answer_start: int = 0  # of the replies, the first since the user's last words
+    away: float = 0.0
+    stored_state: str = ""
     _result: Result[Any] | None = None
 
     @property
@@ -74,20 +91,27 @@ class RunView(Struct, eq=False):
     @property
     def state(self) -> str:
         """The live state, or the status of an ended run."""
+        state = self._own_state
+        stalls = self.stalled_seq and state in ("running", "waiting_children")
+        return "stalled" if stalls and all(run.last_seq <= self.stalled_seq for run in self.walk()) else state
+
+    @property
+    def _own_state(self) -> str:
         if self.ended is not None:
             return self.ended.status
+        if self.stored_state:
+            return self.stored_state
         if self.started_at is None:
             return "queued" if self.spawned.queued else "starting"
         if self.approvals:
             return "waiting_approval"
-        if self.stalled_seq and all(run.last_seq <= self.stalled_seq for run in self.walk()):
-            return "stalled"
         if self.calls and all(call.waits for call in self.calls):
             return "waiting_children"
         return "running"
 
     def apply(self, event: Event) -> None:
         self.last_seq = event.seq
+        self.stored_state = ""
         body = event.body
         apply_body = _APPLY_BODY.get(type(body))
         if apply_body is not None and self.ended is None:
@@ -106,10 +130,32 @@ class RunView(Struct, eq=False):
 
     def _apply_turn(self, started: TurnStarted, event: Event) -> None:
         self.turns = started.turn
+        if self._unread:
+            said = [source for source in self._unread if source in USER_WORDS]
+            self.replying_to = (said or self._unread)[-1]
+            if said:
+                self._answer_start = len(self.replies)
+            self._unread = ()
+
+    def _apply_inbox(self, inbox: Inbox, event: Event) -> None:
+        if inbox.source != REMINDER:
+            self._unread += (inbox.source if inbox.about is None else f"agent:{inbox.about}",)
+
+    def _apply_turn_end(self, ended: TurnEnded, event: Event) -> None:
+        self.completed_turns = ended.turn
 
     def _apply_message(self, message: Message, event: Event) -> None:
         if message.text and not (message.host and self.spawned.model):  # a callable has no other words than its own
-            self.last_message = message.text
+            self.last_message, self._is_reply = message.text, message.final
+            if message.final:
+                self.replies += (UserReply(message.text, message.replies_to or self.replying_to),)
+
+    def join_unfinished(self, partial: str) -> str:
+        """Return the text of a run that does not finish: its replies since the user's last words, and what it said
+        last, which is `partial` if that is given."""
+        texts = [reply.text for reply in self.replies[self._answer_start :]]
+        last = partial or ("" if self._is_reply else self.last_message)
+        return "\n\n".join([*texts, last] if last else texts)
 
     def _apply_usage(self, reported: UsageReported, event: Event) -> None:
         self.usage = reported.usage if self.usage is NO_USAGE else self.usage + reported.usage
@@ -158,9 +204,41 @@ class RunView(Struct, eq=False):
             self.stalled_seq = event.seq
         self.warnings += (warned.text,)
 
+    def _apply_gap(self, gap: Gap, event: Event) -> None:
+        if gap.code == "damaged":
+            self.warnings += (f"{gap.count} events of this tree are missing: {gap.reason}",)
+
     def _apply_ending(self, ended: RunEnded, event: Event) -> None:
         self.ended, self.ended_at = ended, event.at
         self.calls, self.approvals = (), ()
+
+    def make_tally(self) -> RunTally:
+        """Return what lists show of the run beside its first event."""
+        ended = self.ended
+        return RunTally(
+            state=self._own_state,
+            last_seq=self.last_seq,
+            started_at=self.started_at,
+            ended_at=self.ended_at,
+            status=None if ended is None else ended.status,
+            duration_ms=0 if ended is None else ended.duration_ms,
+            changed_count=0 if ended is None else ended.changed_count,
+            turns=self.turns,
+            tool_count=self.tool_count,
+            usage=self.usage,
+            cost=self.cost,
+            unpriced=self.unpriced,
+            stalled_seq=self.stalled_seq,
+            away=self.away,
+        )
+
+    def add_absence(self, seconds: float) -> None:
+        """Count the time in which no process had the run, up to its resuming."""
+        self.away += max(0.0, seconds)
+
+    def drop_texts(self) -> None:
+        """Forget what no tally needs: the log's writer keeps runs of any length."""
+        self.tool_logs, self.warnings, self.replies, self.last_message = (), (), (), ""
 
     def measure_seconds(self, now: float) -> float:
         """Return how long the run took, or has taken until now; a queued run has taken nothing."""
@@ -215,6 +293,7 @@ class RunView(Struct, eq=False):
             () if place is None else place.sandbox,
             ended.code,
             tuple([child.result(tree) for child in self.children if child.ended is not None]),
+            self.replies,
         )
 
 
@@ -224,22 +303,62 @@ _APPLY_BODY: dict[type, Callable[[RunView, Any, Event], None]] = {
     RunRemote: RunView._apply_remote,
     RunResumed: RunView._apply_resume,
     TurnStarted: RunView._apply_turn,
+    TurnEnded: RunView._apply_turn_end,
     Message: RunView._apply_message,
+    Inbox: RunView._apply_inbox,
     UsageReported: RunView._apply_usage,
     ToolCall: RunView._apply_call,
     ToolResult: RunView._apply_result,
     ApprovalAsked: RunView._apply_question,
     ApprovalDecided: RunView._apply_decision,
+    Gap: RunView._apply_gap,
     Warned: RunView._apply_warning,
     RunEnded: RunView._apply_ending,
 }
 
 
+def make_view(stored: StoredRun) -> RunView:
+    """Return the view of a stored run, without texts, calls and children."""
+    event, body, tally = stored.first, stored.first.body, stored.tally
+    assert isinstance(body, RunSpawned)
+    ended = None
+    if tally.status is not None:
+        ended = RunEnded(tally.status, "", tally.duration_ms, changed_count=tally.changed_count)
+    return RunView(
+        number=event.run,
+        path=event.path,
+        agent=event.agent,
+        spawned_at=event.at,
+        spawned=body,
+        started_at=tally.started_at,
+        ended_at=tally.ended_at,
+        ended=ended,
+        turns=tally.turns,
+        tool_count=tally.tool_count,
+        usage=tally.usage,
+        cost=tally.cost,
+        unpriced=tally.unpriced,
+        last_seq=tally.last_seq,
+        stalled_seq=tally.stalled_seq,
+        away=tally.away,
+        stored_state=tally.state,
+    )
+
+
+def strip_spawned(event: Event) -> Event:
+    """Return the first event of a run without the profile and the tools, which no list shows."""
+    if not isinstance(event.body, RunSpawned):
+        return event
+    return structs.replace(event, body=structs.replace(event.body, profile={}, tools=[]))
+
+
 class Runs(Struct, eq=False):
-    """All runs of one tree. An event of a run nobody has spawned yet, or after its ending, changes nothing."""
+    """All runs of one tree. An event of a run nobody has spawned yet, or after its ending, changes nothing. `gone_at`
+    is the time of the newest event that is no `run.resumed`: runs that are resumed together say so in a row."""
 
     tree: str
     runs: dict[int, RunView] = {}
+    gone_at: float = 0.0
 
     @classmethod
     def of(cls, tree: str, events: Iterable[Event]) -> Runs:
@@ -248,6 +367,19 @@ class Runs(Struct, eq=False):
             runs.apply(event)
         return runs
 
+    @classmethod
+    def restore(cls, tree: str, stored: Iterable[StoredRun]) -> Runs:
+        """Make the runs of a list, without their texts. Parents come before their children."""
+        runs = cls(tree)
+        for each in stored:
+            runs._add(make_view(each))
+        return runs
+
+    def restore_missing(self, stored: StoredRun) -> None:
+        """Add a run of a list that no event has told of."""
+        if stored.first.run not in self.runs:
+            self._add(make_view(stored))
+
     @property
     def primary(self) -> RunView | None:
         return self.runs.get(0)
@@ -255,6 +387,10 @@ class Runs(Struct, eq=False):
     def apply(self, event: Event) -> RunView | None:
         """Fold one event; return its run."""
         run = self.runs.get(event.run)
+        if type(event.body) is not RunResumed:
+            self.gone_at = event.at
+        elif run is not None:
+            run.add_absence(event.at - self.gone_at)
         if run is not None:
             run.apply(event)
         elif isinstance(event.body, RunSpawned):
@@ -263,9 +399,13 @@ class Runs(Struct, eq=False):
 
     def spawn(self, event: Event, body: RunSpawned) -> RunView:
         """Add a new run, with its first event."""
-        run = self.runs[event.run] = RunView(event.run, event.path, event.agent, event.at, body)
+        run = RunView(event.run, event.path, event.agent, event.at, body)
         run.last_seq = event.seq
-        parent = None if body.parent is None else self.runs.get(body.parent)
+        return self._add(run)
+
+    def _add(self, run: RunView) -> RunView:
+        self.runs[run.number] = run
+        parent = None if run.spawned.parent is None else self.runs.get(run.spawned.parent)
         if parent is not None:
             parent.children += (run,)
         return run
@@ -298,6 +438,32 @@ class Runs(Struct, eq=False):
             if run.spawned.parent not in self.runs:
                 draw(run, "", "")
         return lines
+
+
+def describe_progress(
+    view: RunView, tree: str, tool: str, about: str, *, completed: bool, success: bool
+) -> ProgressReported:
+    """Return the state of a subagent at the start or the end of one of its tool calls. Counters stop at the largest
+    number of their type."""
+    profile = decode_raw(view.spawned.profile)
+    nickname, turns = profile.get("nickname"), (profile.get("limits") or {}).get("turns")
+    return ProgressReported(
+        subagent_id=view.spawned.subagent_id,
+        subagent_name=view.agent,
+        nickname=nickname if isinstance(nickname, str) else None,
+        child_thread_id=f"{tree}/{view.number}",
+        child_root_task_id=f"{tree}/0",
+        subagent_task_id=None,
+        max_turns=min(turns, U32_MAX) if isinstance(turns, int) else None,
+        current_turn=min(view.completed_turns, U32_MAX),
+        model=view.spawned.model or None,
+        tool_name=tool,
+        tool_context=about,
+        completed=completed,
+        success=success,
+        tool_count=min(view.tool_count, U32_MAX),
+        total_tokens=min(view.usage.total_tokens, U64_MAX),
+    )
 
 
 def describe_view(view: RunView, tree: str) -> Row:

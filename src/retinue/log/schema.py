@@ -4,8 +4,12 @@ A row of `batches` is one commit: the lines of a whole batch, of one tree or of 
 trees: for each tree in a batch, the number of its first event there. Readers of a tree so touch the batches of that
 tree and no others. Lines are stored as `encode_stored_events` makes them; readers get those of `encode_event`.
 
+`trees`, `runs`, `tallies` and `names` are the index of `tree_index`, written with each batch: lists and look-ups read
+nothing else. A run's first event, which may be long, is apart from its tally, which changes with every batch.
+
 `seal` is a checksum of the lines under the user's key: a file or journal that came with a clone or a pull has none, and
-damage is noticed. Nothing of a batch without its seal is read.
+damage is noticed. Nothing of a batch without its seal is read; a tree has a `gap` in its place. A file with a damaged
+index is read through `recover_file`.
 
 A batch is written by one statement, through the view `appended`: each statement releases the interpreter lock, and
 under load is slow to get it back. Its trigger refuses a writer whose epoch is not the newest.
@@ -16,40 +20,83 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
 from hmac import compare_digest
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import apsw
 import msgspec
+from msgspec import structs
 
-from retinue.core.errors import LogError, LogVersionError
-from retinue.core.events import make_line
+from retinue.core.errors import LogDamaged, LogError, LogVersionError
+from retinue.core.events import Event, Gap, decode_event, encode_event, make_line
+from retinue.core.ports import RunTally, StoredRun, Unfinished
 from retinue.files.locks import open_own_file
 from retinue.files.user_key import find_user_folder, load_user_key
+from retinue.log.tree_index import Changes, TreeIndex, TreeRow, list_names
 
 SEAL_BYTES = 16
+_TALLY = msgspec.json.Decoder(RunTally)
 APPLICATION_ID = 0x7265746E  # "retn"
 VERSION = 4
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PLACE = re.compile(rb'\{"seq":(\d+),"tree":"([^"]*)"')
+_INDEX = ("places", "trees", "runs", "tallies", "names")
 _LOST = "the writer's epoch is over"
 _CREATE = f"""
 CREATE TABLE batches (id INTEGER PRIMARY KEY, lines BLOB NOT NULL, seal BLOB NOT NULL) STRICT;
 CREATE TABLE places (
   tree TEXT NOT NULL, seq INTEGER NOT NULL, batch INTEGER NOT NULL, PRIMARY KEY (tree, seq)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX beginnings ON places (batch) WHERE seq = 1;
+CREATE TABLE trees (
+  id INTEGER PRIMARY KEY, tree TEXT NOT NULL UNIQUE, spawned_at REAL NOT NULL, origin TEXT NOT NULL,
+  reported TEXT NOT NULL, last_seq INTEGER NOT NULL, last_at REAL NOT NULL, gone_at REAL NOT NULL,
+  root INTEGER NOT NULL, ended INTEGER NOT NULL, seal TEXT NOT NULL, last_batch INTEGER NOT NULL
+) STRICT;
+CREATE INDEX newest ON trees (spawned_at, id);
+CREATE INDEX unfinished ON trees (spawned_at, id, last_batch) WHERE NOT ended;
+CREATE TABLE runs (
+  id INTEGER PRIMARY KEY, tree TEXT NOT NULL, run INTEGER NOT NULL, first TEXT NOT NULL, seal TEXT NOT NULL,
+  UNIQUE (tree, run)
+) STRICT;
+CREATE TABLE tallies (
+  tree TEXT NOT NULL, run INTEGER NOT NULL, tally TEXT NOT NULL, seal TEXT NOT NULL, PRIMARY KEY (tree, run)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE names (
+  name TEXT NOT NULL, tree TEXT NOT NULL, run INTEGER NOT NULL, PRIMARY KEY (name, tree, run)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE writer (epoch INTEGER NOT NULL) STRICT;
 INSERT INTO writer VALUES (0);
-CREATE VIEW appended AS SELECT NULL AS epoch, NULL AS places, NULL AS lines, NULL AS seal;
+CREATE VIEW indexed AS
+  SELECT NULL AS batch, NULL AS places, NULL AS trees, NULL AS runs, NULL AS tallies, NULL AS names;
+CREATE TRIGGER index_batch INSTEAD OF INSERT ON indexed BEGIN
+  INSERT INTO places SELECT key, value, NEW.batch FROM json_each(NEW.places);
+  INSERT INTO trees (tree, spawned_at, origin, reported, last_seq, last_at, gone_at, root, ended, seal, last_batch)
+    SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7,
+      value ->> 8, value ->> 9, NEW.batch FROM json_each(NEW.trees) WHERE true
+    ON CONFLICT (tree) DO UPDATE SET last_seq = excluded.last_seq, last_at = excluded.last_at,
+      gone_at = excluded.gone_at, root = excluded.root, ended = excluded.ended, seal = excluded.seal,
+      last_batch = excluded.last_batch;
+  INSERT INTO runs (tree, run, first, seal)
+    SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3 FROM json_each(NEW.runs) WHERE true
+    ON CONFLICT DO NOTHING;
+  INSERT INTO tallies SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3 FROM json_each(NEW.tallies) WHERE true
+    ON CONFLICT (tree, run) DO UPDATE SET tally = excluded.tally, seal = excluded.seal;
+  INSERT INTO names SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(NEW.names) WHERE true
+    ON CONFLICT DO NOTHING;
+END;
+CREATE VIEW appended AS
+  SELECT NULL AS epoch, NULL AS lines, NULL AS seal, NULL AS places, NULL AS trees, NULL AS runs, NULL AS tallies,
+    NULL AS names;
 CREATE TRIGGER append_batch INSTEAD OF INSERT ON appended BEGIN
   SELECT RAISE(ABORT, '{_LOST.replace("'", "''")}') WHERE NEW.epoch <> (SELECT epoch FROM writer);
   INSERT INTO batches (lines, seal) VALUES (NEW.lines, NEW.seal);
-  INSERT INTO places SELECT key, value, last_insert_rowid() FROM json_each(NEW.places);
+  INSERT INTO indexed VALUES (last_insert_rowid(), NEW.places, NEW.trees, NEW.runs, NEW.tallies, NEW.names);
 END;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
@@ -90,6 +137,16 @@ def open_writer(path: Path) -> apsw.Connection:
     except apsw.Error as error:
         raise LogError(describe_error(f"cannot open the log {path}", error)) from None
     return db
+
+
+def identify_files(path: Path) -> tuple[tuple[int, int], ...]:
+    """Return what tells a log file and its journal from others of their names; nothing for one that is gone."""
+    found = []
+    for each in (path, path.with_name(f"{path.name}-wal")):
+        with suppress(OSError):
+            status = each.lstat()
+            found.append((status.st_dev, status.st_ino))
+    return tuple(found)
 
 
 def open_reader(path: Path, *, immutable: bool = False) -> apsw.Connection:
@@ -133,19 +190,48 @@ def seal_lines(lines: bytes) -> bytes:
     ).digest()
 
 
+def seal_text(text: bytes) -> str:
+    return seal_lines(text).hex()
+
+
+def _seal_tally(tree: str, run: int, tally: bytes) -> str:
+    return seal_text(b"%b/%d %b" % (tree.encode(), run, tally))
+
+
+def _seal_tree(values: Sequence[Any]) -> str:
+    tree, spawned_at, origin, reported, last_seq, last_at, gone_at, root, ended = values
+    times = float(spawned_at), float(last_at), float(gone_at)
+    return seal_text(msgspec.json.encode((tree, origin, reported, last_seq, root, bool(ended), *times)))
+
+
 def check_seal(db: apsw.Connection, lines: bytes, seal: bytes) -> bytes:
     """Return the lines of a batch; raises LogError if they are not as this user wrote them."""
     if not compare_digest(seal_lines(lines), seal):
-        raise LogError(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
+        raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
     return lines
 
 
 def reseal_batches(db: apsw.Connection) -> None:
-    """Seal all batches with the user's key, whoever wrote them."""
+    """Seal all batches and their index with the user's key, whoever wrote them."""
     with db:
-        for (row,) in db.execute("SELECT id FROM batches").fetchall():
+        for table in _INDEX:
+            db.execute(f"DELETE FROM {table}")
+        index = TreeIndex(lambda _: None, lambda _, __: None, keep=True)
+        rows: list[int] = [row for (row,) in db.execute("SELECT id FROM batches ORDER BY id")]
+        for row in rows:
             lines = db.execute("SELECT lines FROM batches WHERE id = ?", (row,)).get
             db.execute("UPDATE batches SET seal = ? WHERE id = ?", (seal_lines(lines), row))
+            index_batch(db, index, row, lines)
+
+
+def index_batch(db: apsw.Connection, index: TreeIndex, row: int, lines: bytes) -> None:
+    """Make the rows of the index of one batch again, from its lines."""
+    events = [decode_event(make_line(line)) for line in lines.split(b"\n")]
+    index.apply(events)
+    places = {event.tree: event.seq for event in reversed(events)}
+    changes = index.list_changes()
+    index.settle()
+    db.execute("INSERT INTO indexed VALUES (?, ?, ?, ?, ?, ?)", (row, *_encode_changes(places, changes)))
 
 
 @lru_cache(4)
@@ -167,10 +253,28 @@ def begin_epoch(db: apsw.Connection) -> int:
     return found
 
 
-def append_batch(db: apsw.Connection, *, epoch: int, places: Mapping[str, int], lines: bytes) -> None:
-    """Commit one batch. `places` has the first event number in it of each tree."""
-    arguments = (epoch, msgspec.json.encode(places).decode(), lines, seal_lines(lines))
-    db.execute("INSERT INTO appended (epoch, places, lines, seal) VALUES (?, ?, ?, ?)", arguments)
+def append_batch(db: apsw.Connection, *, epoch: int, places: Mapping[str, int], lines: bytes, changes: Changes) -> None:
+    """Commit one batch with the rows of the index that it changes. `places` has the first event number in it of each
+    tree."""
+    db.execute(
+        "INSERT INTO appended (epoch, lines, seal, places, trees, runs, tallies, names)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (epoch, lines, seal_lines(lines), *_encode_changes(places, changes)),
+    )
+
+
+def _encode_changes(places: Mapping[str, int], changes: Changes) -> list[str]:
+    """Return the rows of the index that a batch changes, each table's as one JSON text."""
+    firsts = [(run.first.tree, run.first.run, encode_event(run.first)) for run in changes.spawned]
+    tallies = [(run.first.tree, run.first.run, msgspec.json.encode(run.tally)) for run in changes.tallied]
+    tables = (
+        places,
+        [(*(values := structs.astuple(row)), _seal_tree(values)) for row in changes.trees],
+        [(tree, run, first.decode(), seal_text(first)) for tree, run, first in firsts],
+        [(tree, run, tally.decode(), _seal_tally(tree, run, tally)) for tree, run, tally in tallies],
+        [(name, run.first.tree, run.first.run) for run in changes.spawned for name in list_names(run)],
+    )
+    return [msgspec.json.encode(rows).decode() for rows in tables]
 
 
 def is_lost_epoch(error: BaseException) -> bool:
@@ -192,10 +296,10 @@ def delete_trees(db: apsw.Connection, trees: Iterable[str]) -> None:
         for name in names:
             tree = name.decode()
             touched.update(row for (row,) in db.execute("SELECT batch FROM places WHERE tree = ?", (tree,)))
-            db.execute("DELETE FROM places WHERE tree = ?", (tree,))
+            for table in _INDEX:
+                db.execute(f"DELETE FROM {table} WHERE tree = ?", (tree,))
         for row in sorted(touched):
-            found = db.execute("SELECT lines, seal FROM batches WHERE id = ?", (row,)).get
-            before = [] if found is None else check_seal(db, *found).split(b"\n")
+            before = load_batch(db, row).split(b"\n")
             after = [line for line in before if line and ((at := _PLACE.match(line)) is None or at[2] not in names)]
             if after:
                 lines = b"\n".join(after)
@@ -209,63 +313,190 @@ def delete_trees(db: apsw.Connection, trees: Iterable[str]) -> None:
 # Reading
 
 
-def has_tree(db: apsw.Connection, tree: str) -> bool:
-    return db.execute("SELECT 1 FROM places WHERE tree = ? LIMIT 1", (tree,)).get is not None
+_ROW = "tree, spawned_at, origin, reported, last_seq, last_at, gone_at, root, ended, seal, last_batch"
+_RUN = "runs.tree, runs.run, first, runs.seal, tally, tallies.seal"
 
 
-def list_first_lines(db: apsw.Connection) -> Iterator[tuple[str, bytes]]:
-    """Yield every tree that begins in the file with its first line, in the order they began."""
-    for found in db.execute(
-        "SELECT lines, seal FROM batches WHERE id IN (SELECT batch FROM places WHERE seq = 1) ORDER BY id"
-    ):
-        for line in check_seal(db, *found).split(b"\n"):
-            place = _PLACE.match(line)
-            if place is not None and place[1] == b"1":
-                yield place[2].decode("utf-8", "replace"), make_line(line)
+def load_tree(db: apsw.Connection, tree: str) -> tuple[TreeRow, int] | None:
+    """Return the row of a tree and the batch of its newest event."""
+    found = db.execute(f"SELECT {_ROW} FROM trees WHERE tree = ?", (tree,)).get
+    return None if found is None else _make_tree(db, found)
 
 
-def list_trees_since(db: apsw.Connection, batch: int) -> set[str]:
-    """Return the trees with a line in that batch or a later one."""
-    return {tree for (tree,) in db.execute("SELECT DISTINCT tree FROM places WHERE batch >= ?", (batch,))}
+def list_trees(
+    db: apsw.Connection, *, latest: int | None, reported: bool, first_batch: int, only: Unfinished | None
+) -> list[tuple[TreeRow, int]]:
+    """Return rows of trees, the newest first, each with the batch of its newest event; see `LogReader.list_trees`. A
+    tree is live if that batch is the `first_batch` of a living writer or a later one."""
+    conditions = [] if reported else ["reported = ''"]
+    if only is not None:
+        conditions += ["NOT ended", f"last_batch {'>=' if only == 'live' else '<'} {first_batch}"]
+    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    query = f"SELECT {_ROW} FROM trees {where} ORDER BY spawned_at DESC, id DESC LIMIT ?"
+    return [_make_tree(db, row) for row in db.execute(query, (-1 if latest is None else latest,))]
+
+
+def count_trees(db: apsw.Connection, *, reported: bool) -> int:
+    count: int = db.execute("SELECT count(*) FROM trees" + ("" if reported else " WHERE reported = ''")).get
+    return count
+
+
+def load_run(db: apsw.Connection, tree: str, run: int) -> StoredRun | None:
+    query = f"SELECT {_RUN}, 0 FROM runs JOIN tallies USING (tree, run) WHERE tree = ? AND run = ?"
+    found = db.execute(query, (tree, run)).get
+    return None if found is None else _make_run(db, found)
+
+
+def read_runs(db: apsw.Connection, trees: Iterable[str]) -> Iterator[StoredRun]:
+    """Yield the runs of these trees, in the order of the trees."""
+    query = f"""
+        SELECT {_RUN}, trees.reported <> '' FROM json_each(?)
+        JOIN trees ON trees.tree = value JOIN runs ON runs.tree = value JOIN tallies USING (tree, run)
+        ORDER BY json_each.key, runs.run
+    """
+    for row in db.execute(query, (msgspec.json.encode(list(trees)).decode(),)):
+        yield _make_run(db, row)
+
+
+def find_runs(db: apsw.Connection, name: str) -> Iterator[StoredRun]:
+    """Yield the runs that have a name which begins with this one; those of newer trees first."""
+    query = f"""
+        SELECT {_RUN}, trees.reported <> ''
+        FROM (SELECT DISTINCT tree, run FROM names WHERE name >= ?1 AND name < ?2)
+        JOIN trees USING (tree) JOIN runs USING (tree, run) JOIN tallies USING (tree, run)
+        ORDER BY spawned_at DESC, trees.id DESC, runs.run
+    """
+    for row in db.execute(query, (name, name + "\U0010ffff")):
+        yield _make_run(db, row)
+
+
+def _make_tree(db: apsw.Connection, row: tuple[Any, ...]) -> tuple[TreeRow, int]:
+    *values, seal, batch = row
+    if not compare_digest(_seal_tree(values), seal):
+        raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
+    return TreeRow(*values[:-1], *(bool(ended) for ended in values[-1:])), batch  # SQLite has no booleans
+
+
+def _make_run(db: apsw.Connection, row: tuple[Any, ...]) -> StoredRun:
+    tree, run, first, first_seal, tally, tally_seal, reported = row
+    first, tally = first.encode(), tally.encode()
+    whole = compare_digest(seal_text(first), first_seal) and compare_digest(_seal_tally(tree, run, tally), tally_seal)
+    if not whole:
+        raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
+    return StoredRun(first=decode_event(first), tally=_TALLY.decode(tally), is_reported=bool(reported))
 
 
 def read_tree(db: apsw.Connection, tree: str, *, after: int) -> Iterator[tuple[int, bytes]]:
-    """Yield number and line of the events of a tree after that number."""
+    """Yield number and line of the events of a tree after that number. A batch that cannot be read is a `gap`."""
     query = """
-        SELECT lines, seal FROM places JOIN batches ON batches.id = places.batch
+        SELECT seq, batch FROM places
         WHERE tree = ?1 AND seq >= (SELECT coalesce(max(seq), 0) FROM places WHERE tree = ?1 AND seq <= ?2)
         ORDER BY seq
     """
-    for found in db.execute(query, (tree, max(after, 0) + 1)):
-        for seq, line in lines_of_tree(db, tree, check_seal(db, *found)):
-            if seq > after:
+    after = max(after, 0)
+    newest = after
+    for first, batch in db.execute(query, (tree, after + 1)):
+        if newest + 1 < first:
+            yield first - 1, _make_gap(db, tree, first - 1, count=first - 1 - newest)
+            newest = first - 1
+        try:
+            own = lines_of_tree(db, tree, load_batch(db, batch))
+        except LogDamaged:
+            continue
+        for seq, line in own:
+            if seq > newest:
+                newest = seq
                 yield seq, line
+    found = load_tree(db, tree)
+    if found is not None and newest < found[0].last_seq:
+        last = found[0].last_seq
+        yield last, _make_gap(db, tree, last, count=last - newest)
 
 
-def read_last_line(db: apsw.Connection, tree: str) -> tuple[int, bytes] | None:
-    """Return the newest line of a tree and the batch it is in."""
-    found = db.execute(
-        "SELECT batch, lines, seal FROM places JOIN batches ON id = batch WHERE tree = ? ORDER BY seq DESC LIMIT 1",
-        (tree,),
-    ).get
+def _make_gap(db: apsw.Connection, tree: str, seq: int, *, count: int) -> bytes:
+    """Return the line that stands for the damaged events of a tree up to that number."""
+    found = load_tree(db, tree)
+    at = 0.0 if found is None else found[0].spawned_at
+    gap = Gap(count, "the log is damaged here", code="damaged")
+    return encode_event(Event(seq=seq, tree=tree, run=0, path="/", agent="", at=at, body=gap))
+
+
+def load_batch(db: apsw.Connection, row: int) -> bytes:
+    """Return the lines of a batch; raises LogDamaged if they are not as they were written, or gone."""
+    try:
+        found = db.execute("SELECT lines, seal FROM batches WHERE id = ?", (row,)).get
+    except apsw.CorruptError as error:
+        raise LogDamaged(describe_error(f"cannot read the log {db.filename}", error)) from None
     if found is None:
-        return None
-    batch, lines, seal = found
-    own = lines_of_tree(db, tree, check_seal(db, lines, seal))
-    return (batch, own[-1][1]) if own else None
+        raise LogDamaged(f"{db.filename} has lost a batch of events")
+    return check_seal(db, *found)
 
 
-def read_batches(db: apsw.Connection, *, after: int, limit: int) -> list[tuple[int, bytes]]:
-    """Return id and stored lines of some batches, of all trees, in the order they were written."""
-    query = "SELECT id, lines, seal FROM batches WHERE id > ? ORDER BY id LIMIT ?"
-    return [(row, check_seal(db, lines, seal)) for row, lines, seal in db.execute(query, (after, limit))]
+def find_last_batch(db: apsw.Connection) -> int:
+    """Return the id of the newest batch, by whatever part of the file tells it."""
+    found = [0]
+    for query in ("SELECT max(id) FROM batches", "SELECT max(batch) FROM places", "SELECT max(last_batch) FROM trees"):
+        with suppress(apsw.CorruptError):
+            found.append(db.execute(query).get or 0)
+    return max(found)
+
+
+def has_batch(db: apsw.Connection, row: int) -> bool:
+    """Return whether there is a batch of that id, or was one before damage: others were deleted with their trees."""
+    try:
+        return db.execute("SELECT 1 FROM batches WHERE id = ?", (row,)).get is not None
+    except apsw.CorruptError:
+        return True
+
+
+def recover_file(db: apsw.Connection) -> apsw.Connection:
+    """Return a temporary log with every batch of a file that can be read, and a new index of them. For a file with a
+    damaged index; it costs as much as the file is long."""
+    recovered = apsw.Connection("")  # SQLite's name for a file of its own that it removes
+    recovered.execute(_CREATE)
+    index = TreeIndex(lambda _: None, lambda _, __: None, keep=True)
+    with recovered:
+        for row in range(1, find_last_batch(db) + 1):
+            try:
+                lines = load_batch(db, row)
+            except LogDamaged:
+                continue
+            recovered.execute("INSERT INTO batches VALUES (?, ?, ?)", (row, lines, seal_lines(lines)))
+            index_batch(recovered, index, row, lines)
+    return recovered
+
+
+def check_batch(db: apsw.Connection, row: int) -> None:
+    """Raise LogDamaged if a batch, or its places in the index, are not as they were written."""
+    firsts: dict[str, int] = {}
+    for line in load_batch(db, row).split(b"\n"):
+        place = _PLACE.match(line)
+        if place is None:
+            raise LogDamaged(f"{db.filename} holds a line that is not an event")
+        firsts.setdefault(place[2].decode(), int(place[1]))
+    for tree, seq in firsts.items():
+        if db.execute("SELECT batch FROM places WHERE tree = ? AND seq = ?", (tree, seq)).get != row:
+            raise LogDamaged(f"the index of {db.filename} is damaged: it lacks events of {tree}")
+
+
+def check_index(db: apsw.Connection) -> None:
+    """Raise LogDamaged if a row of a tree or of a run is not as it was written."""
+    query = f"SELECT {_RUN}, 0 FROM runs LEFT JOIN tallies USING (tree, run)"
+    for row in db.execute(query):
+        run = None if row[4] is None else _make_run(db, row)
+        names = () if run is None else list_names(run)
+        known = "SELECT 1 FROM names WHERE name = ? AND tree = ? AND run = ?"
+        if run is None or not all(db.execute(known, (name, *row[:2])).get for name in names):
+            raise LogDamaged(f"the index of {db.filename} is damaged: it lacks a run of {row[0]}")
+    for row in db.execute(f"SELECT {_ROW} FROM trees"):
+        _make_tree(db, row)
 
 
 def check_pages(db: apsw.Connection) -> None:
-    """Raise LogError if SQLite's own check of all pages finds damage."""
-    found = db.pragma("quick_check")
+    """Raise LogDamaged if SQLite's own check of all pages finds damage."""
+    found = db.pragma("integrity_check", 1)
     if found != "ok":
-        raise LogError(f"the log {db.filename} is damaged: {' '.join(found.split())}")
+        raise LogDamaged(f"the log {db.filename} is damaged: {' '.join(found.split())}")
 
 
 def lines_of_tree(db: apsw.Connection, tree: str, lines: bytes) -> list[tuple[int, bytes]]:
@@ -277,7 +508,7 @@ def lines_of_tree(db: apsw.Connection, tree: str, lines: bytes) -> list[tuple[in
     for line in lines.split(b"\n"):
         place = _PLACE.match(line)
         if place is None:
-            raise LogError(f"{db.filename} holds a line that is not an event")
+            raise LogDamaged(f"{db.filename} holds a line that is not an event")
         if place[2] == name:
             found.append((int(place[1]), make_line(line)))
     return found

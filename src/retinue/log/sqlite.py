@@ -19,14 +19,16 @@ from pathlib import Path
 import apsw
 
 from retinue.core.errors import LogError, LogLost, NotFound
-from retinue.core.events import Delta, Event, RunEnded, encode_stored_events
+from retinue.core.events import Delta, Event, encode_stored_events
+from retinue.core.ports import StoredRun
 from retinue.log import locks, schema
-from retinue.log.feed import Feed, find_root
-from retinue.log.reading import decode_line
+from retinue.log.feed import Feed
 from retinue.log.sqlite_reader import SqliteReader, read_events
+from retinue.log.tree_index import TreeIndex, TreeRow
 
 LINGER = 0.004
 RETRY_SECONDS = 1.0
+VANISHED = "the log {path} was deleted or replaced while this process was writing it: what it held of this run is lost"
 READ_CHUNK = 1000
 
 
@@ -107,6 +109,7 @@ class FileWriter:
             try:
                 self._epoch = schema.begin_epoch(self._db)
                 self._first_batch = schema.next_batch(self._db)
+                self._files = schema.identify_files(path)
                 self._reader = schema.open_reader(path)
             except apsw.Error as error:
                 raise LogError(schema.describe_error(f"cannot open the log {path}", error, self._db)) from None
@@ -117,6 +120,8 @@ class FileWriter:
         self._loop = asyncio.get_running_loop()
         self._feeds: dict[str, Feed] = {}
         self._pending: list[Event] = []
+        self._index = TreeIndex(self._load_tree, self._load_run)
+        self._indexed = 0  # so many of the pending events are in the index, from a write that failed
         self._waiters: list[asyncio.Future[None]] = []
         self._linger: asyncio.TimerHandle | None = None
         self._hurries = False
@@ -177,7 +182,7 @@ class FileWriter:
         self._thread.join()
         os.close(self._lock)
         if not self._pending:
-            return None
+            return self._error if isinstance(self._error, LogLost) else None
         lost = LogLost if isinstance(self._error, LogLost) else LogError
         return lost(f"{self._error}; {len(self._pending)} events are lost")
 
@@ -188,24 +193,19 @@ class FileWriter:
         Blocks for two look-ups: an event that is committed between reading and watching must not be missed."""
         if self._closing:
             raise LogError("the log is closed")
-        last = schema.read_last_line(self._reader, tree)
-        if last is None:
+        found = schema.load_tree(self._reader, tree)
+        if found is None:
             return Feed()
-        batch, line = last
-        event = decode_line(line, self.path)
-        feed = Feed(first=event.seq + 1)
-        if event.run == 0:
-            feed.ended = type(event.body) is RunEnded
-        else:
-            lines = schema.read_tree(self._reader, tree, after=0)
-            feed.root, feed.ended = find_root(decode_line(line, self.path) for _, line in lines)
+        row, batch = found
+        feed = Feed(first=row.last_seq + 1)
+        feed.root, feed.ended = row.root, row.ended
         pending = [coming for coming in list(self._pending) if coming.tree == tree]
         if feed.ended:
             for coming in pending:  # a run that continues a finished tree, and is not yet on disk
                 feed.follow_root(coming)
         elif batch < self._first_batch and not pending:
-            last = schema.read_last_line(self._reader, tree)  # again: what no longer waits is in the file now
-            feed.ended = last is None or last[0] < self._first_batch
+            found = schema.load_tree(self._reader, tree)  # again: what no longer waits is in the file now
+            feed.ended = found is None or found[1] < self._first_batch
         return feed
 
     def _kick(self) -> None:
@@ -229,10 +229,16 @@ class FileWriter:
             error = self._error if batch else None
             if error is None:
                 del self._pending[: len(batch)]
+                self._indexed = 0
             with suppress(RuntimeError):  # the loop is gone; what is written is written
                 self._loop.call_soon_threadsafe(self._settle, batch if error is None else [], waiters, error)
             if closing or self._loop.is_closed():
                 break
+        if self.commits and self._error is None:
+            try:
+                self._check_files()
+            except LogLost as error:
+                self._error = error
         for db in (self._reader, self._db):
             with suppress(apsw.Error):  # acknowledged events are in the file; tidying it up is for the next writer
                 db.close()
@@ -242,13 +248,37 @@ class FileWriter:
     def _write(self, batch: list[Event]) -> LogError | None:
         places = {event.tree: event.seq for event in reversed(batch)}
         try:
-            schema.append_batch(self._db, epoch=self._epoch, places=places, lines=encode_stored_events(batch))
+            self._index.apply(batch[self._indexed :])
+            self._indexed = len(batch)
+            schema.append_batch(
+                self._db,
+                epoch=self._epoch,
+                places=places,
+                lines=encode_stored_events(batch),
+                changes=self._index.list_changes(),
+            )
+            self._index.settle()
+            self._check_files()
+        except LogLost as error:
+            return error
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the writer thread
             if schema.is_lost_epoch(error):
                 return LogLost(f"this process may no longer write the log {self.path}: another one has taken it")
             return LogError(schema.describe_error(f"cannot write the log {self.path}", error, self._db))
         self.commits += 1
         return None
+
+    def _check_files(self) -> None:
+        """Raise LogLost if the log was deleted or replaced: SQLite would go on writing to files without a name."""
+        if schema.identify_files(self.path) != self._files:
+            raise LogLost(VANISHED.format(path=self.path))
+
+    def _load_tree(self, tree: str) -> TreeRow | None:
+        found = schema.load_tree(self._db, tree)
+        return None if found is None else found[0]
+
+    def _load_run(self, tree: str, run: int) -> StoredRun | None:
+        return schema.load_run(self._db, tree, run)
 
     def _settle(self, batch: list[Event], waiters: list[asyncio.Future[None]], error: LogError | None) -> None:
         """In the event loop: show what is written and wake those who wait for it."""

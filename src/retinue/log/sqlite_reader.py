@@ -7,25 +7,37 @@ file that cannot be read hides no other. The lock beside a file says whether the
 from __future__ import annotations
 
 import asyncio
+import heapq
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
 from itertools import islice
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import apsw
 
-from retinue.core.errors import LogError, NotFound
-from retinue.core.events import Event, RunEnded, make_line
-from retinue.core.ports import OnProblem, Removal, StoredLine, StoredTree, TreeStatus, ignore_problem
+from retinue.core.errors import LogDamaged, LogError, NotFound
+from retinue.core.events import Event, make_line
+from retinue.core.ports import (
+    OnProblem,
+    Removal,
+    StoredLine,
+    StoredRun,
+    StoredTree,
+    Unfinished,
+    ignore_problem,
+)
 from retinue.log import locks, schema
-from retinue.log.feed import find_root
 from retinue.log.reading import decode_line
 from retinue.log.schema import one_line
+from retinue.log.tree_index import TreeRow
 
 BATCHES_AT_ONCE = 256
+HEALTH_SECONDS = 10.0
+_NEVER = 2**62  # a batch that no writer reaches
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -55,15 +67,18 @@ class SqliteReader:
         wanted = b'"kind":"%b"' % kind.encode()  # may also be in the arguments of a call
         for file in await asyncio.to_thread(self.list_files):
             batch: int | None = 0
+            problems: dict[str, LogError] = {}
             while batch is not None:
                 try:
-                    events, batch = await asyncio.to_thread(_read_matching, file, wanted, batch)
+                    events, batch = await asyncio.to_thread(_read_matching, file, wanted, batch, problems)
                 except LogError as error:
-                    on_problem(error)
+                    problems.setdefault(str(error), error)
                     break
                 for event in events:
                     if event.kind == kind:
                         yield event
+            for problem in problems.values():
+                on_problem(problem)
 
     def list_files(self) -> list[Path]:
         """Return the log files of the folder, in the order of their names; none if the folder is not there."""
@@ -84,32 +99,74 @@ class SqliteReader:
         """Return the file a tree is in."""
         if tree not in self._files:
             for file in self.list_files():
-                with suppress(LogError), open_file(file) as db:  # a damaged file hides no other
-                    if schema.has_tree(db, tree):
+                with suppress(LogError):  # a damaged file hides no other
+                    if query_file(file, lambda db: schema.load_tree(db, tree)) is not None:
                         self._files[tree] = file
                         break
         return self._files.get(tree)
 
     @make_awaitable
-    def list_trees(self, on_problem: OnProblem = ignore_problem) -> list[StoredTree]:
+    def list_trees(
+        self,
+        on_problem: OnProblem = ignore_problem,
+        *,
+        latest: int | None = None,
+        only: Unfinished | None = None,
+        reported: bool = True,
+    ) -> list[StoredTree]:
         found: list[StoredTree] = []
         for file in self.list_files():
             try:
-                there = _list_trees_of(file)
-                found += there
+                there = _list_trees_of(file, on_problem, latest=latest, only=only, reported=reported)
+                found += there[::-1]
                 self._files |= {stored.tree: file for stored in there}
             except LogError as error:
                 if locks.read_holder(file) is None:  # else it is being created this moment
                     on_problem(error)
-        return sorted(found, key=lambda stored: stored.spawned_at)[::-1]
+        return sorted(found, key=lambda stored: stored.spawned_at)[::-1][:latest]
 
     @make_awaitable
-    def read_status(self, tree: str) -> TreeStatus:
+    def count_trees(self, *, reported: bool = True) -> int:
+        count = 0
+        for file in self.list_files():
+            with suppress(LogError):  # `list_trees` tells of it
+                count += query_file(file, lambda db: schema.count_trees(db, reported=reported))
+        return count
+
+    @make_awaitable
+    def read_status(self, tree: str) -> StoredTree:
         file = self.find_file(tree)
         status = None if file is None else _load_status(file, tree)
         if status is None:
             raise NotFound(f"there is no tree '{tree}' in {self.location}")
         return status
+
+    @make_awaitable
+    def read_runs(self, trees: Sequence[str], on_problem: OnProblem = ignore_problem) -> list[StoredRun]:
+        by_file: dict[Path, list[str]] = {}
+        for tree in trees:
+            file = self.find_file(tree)
+            if file is not None:
+                by_file.setdefault(file, []).append(tree)
+        found: dict[str, list[StoredRun]] = {}
+        for file, names in by_file.items():
+            try:
+                for run in query_file(file, partial(_list_runs, trees=names), on_problem):
+                    found.setdefault(run.first.tree, []).append(run)
+            except LogError as error:
+                on_problem(error)
+        return [run for tree in trees for run in found.get(tree, [])]
+
+    @make_awaitable
+    def find_runs(self, name: str, on_problem: OnProblem = ignore_problem) -> list[StoredRun]:
+        found: list[list[StoredRun]] = []
+        for file in self.list_files():
+            try:
+                found.append(query_file(file, lambda db: list(schema.find_runs(db, name)), on_problem))
+            except LogError as error:
+                if locks.read_holder(file) is None:
+                    on_problem(error)
+        return list(heapq.merge(*found, key=lambda run: -run.first.at)) if len(found) > 1 else found[0] if found else []
 
     @make_awaitable
     def read(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
@@ -121,9 +178,7 @@ class SqliteReader:
         file = self.find_file(tree)
         if file is None:
             return []
-        with open_file(file) as db:
-            lines = islice(schema.read_tree(db, tree, after=after), limit)
-            return [StoredLine(seq, line) for seq, line in lines]
+        return [StoredLine(seq, line) for seq, line in _read_tree(file, tree, after=after, limit=limit)]
 
     @make_awaitable
     def remove_trees(
@@ -157,24 +212,62 @@ class SqliteReader:
 
     @make_awaitable
     def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
-        files, trees, problems = self.list_files(), 0, 0
+        files, trees, problems, left = self.list_files(), 0, 0, 0
+        ends = time.monotonic() + HEALTH_SECONDS
         for file in files:
             try:
-                trees += len(_list_trees_of(file))
                 with open_file(file) as db:
-                    schema.check_pages(db)
+                    trees += schema.count_trees(db, reported=True)
+                    left += _check_file(db, ends)
             except LogError as error:
                 problems += 1
                 on_problem(error)
+        if not trees or problems:
+            return ""
         count = f"{trees} tree{'' if trees == 1 else 's'} in {len(files)} file{'' if len(files) == 1 else 's'}"
-        return f"{count}, all of them whole, version {schema.VERSION}" if trees and not problems else ""
+        if left:
+            return f"{count}, the newest of them whole ({left} batches of older events were not checked)"
+        return f"{count}, all of them whole, version {schema.VERSION}"
+
+
+def _list_runs(db: apsw.Connection, trees: list[str]) -> list[StoredRun]:
+    return list(schema.read_runs(db, trees))
+
+
+def _check_file(db: apsw.Connection, ends: float) -> int:
+    """Raise LogDamaged if something in a file is not as it was written. Looks at the newest batches first and stops
+    when the time ends; returns how many are left."""
+    last = schema.find_last_batch(db)
+    damaged: list[LogDamaged] = []
+    row = last
+    while row and time.monotonic() < ends:
+        try:
+            if schema.has_batch(db, row):
+                schema.check_batch(db, row)
+        except LogDamaged as error:
+            damaged.append(error)
+        row -= 1
+    if damaged:
+        more = "" if len(damaged) == 1 else f" ({len(damaged)} batches of events)"
+        raise LogDamaged(f"{damaged[0]}{more}; the rest of it can be read")
+    db.set_progress_handler(lambda: time.monotonic() > ends, 10_000)
+    try:
+        schema.check_index(db)
+        schema.check_pages(db)
+    except apsw.InterruptError:
+        return max(row, 1)
+    finally:
+        db.set_progress_handler(None)
+    return row
 
 
 def read_events(file: Path, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
     """Read events of a tree from its file."""
-    with open_file(file) as db:
-        lines = islice(schema.read_tree(db, tree, after=after), limit)
-        return [decode_line(line, file) for _, line in lines]
+    return [decode_line(line, file) for _, line in _read_tree(file, tree, after=after, limit=limit)]
+
+
+def _read_tree(file: Path, tree: str, *, after: int, limit: int | None) -> list[tuple[int, bytes]]:
+    return query_file(file, lambda db: list(islice(schema.read_tree(db, tree, after=after), limit)))
 
 
 @contextmanager
@@ -183,11 +276,30 @@ def open_file(file: Path) -> Iterator[apsw.Connection]:
     db = _connect(file)
     try:
         yield db
+    except apsw.CorruptError as error:
+        raise LogDamaged(schema.describe_error(f"cannot read the log {file}", error)) from None
     except apsw.Error as error:
         raise LogError(schema.describe_error(f"cannot read the log {file}", error)) from None
     except (AttributeError, TypeError, ValueError) as error:  # what SQLite found is not what was written
-        raise LogError(f"cannot read the log {file}: the file is damaged ({one_line(error)})") from None
+        raise LogDamaged(f"cannot read the log {file}: the file is damaged ({one_line(error)})") from None
     finally:
+        db.close()
+
+
+def query_file(file: Path, query: Callable[[apsw.Connection], T], on_problem: OnProblem = ignore_problem) -> T:
+    """Return what a query finds in a log file. If its index is damaged, `on_problem` is told and the query is made
+    again to an index of the events that can be read."""
+    try:
+        with open_file(file) as db, db:  # one transaction: index and events as of one moment
+            return query(db)
+    except LogDamaged as error:
+        on_problem(error)
+    db = _connect(file)
+    recovered = schema.recover_file(db)
+    try:
+        return query(recovered)
+    finally:
+        recovered.close()
         db.close()
 
 
@@ -205,48 +317,47 @@ def _connect(file: Path) -> apsw.Connection:
         raise
 
 
-def _list_trees_of(file: Path) -> list[StoredTree]:
+def _list_trees_of(
+    file: Path, on_problem: OnProblem, *, latest: int | None, only: Unfinished | None, reported: bool
+) -> list[StoredTree]:
+    """List trees of a file. Files are used again: a held lock alone does not make its holder the writer of a tree."""
     holder = locks.read_holder(file)
-    with open_file(file) as db:
-        written = set() if holder is None else schema.list_trees_since(db, holder.first_batch)
-        return [
-            StoredTree(decode_line(line, file), holder.pid if holder is not None and tree in written else None)
-            for tree, line in schema.list_first_lines(db)
-        ]
+    first_batch = _NEVER if holder is None else holder.first_batch
+
+    def list_rows(db: apsw.Connection) -> list[tuple[TreeRow, int]]:
+        return schema.list_trees(db, latest=latest, only=only, reported=reported, first_batch=first_batch)
+
+    rows = query_file(file, list_rows, on_problem)
+    return [row.describe(holder.pid if holder is not None and batch >= first_batch else None) for row, batch in rows]
 
 
-def _load_status(file: Path, tree: str) -> TreeStatus | None:
-    """Return how a tree of the file stands; None if there is none. Files are used again, so a held lock alone does not
-    make its holder the writer of the tree."""
+def _load_status(file: Path, tree: str) -> StoredTree | None:
+    """Return how a tree of the file stands; None if there is none."""
     holder = locks.read_holder(file)
-    with open_file(file) as db:
-        last = schema.read_last_line(db, tree)
-        if last is None:
-            return None
-        batch, line = last
-        event = decode_line(line, file)
-        writer = holder.pid if holder is not None and batch >= holder.first_batch else None
-        return TreeStatus(event.seq, event.at, _has_ended(db, file, event), writer)
+    found = query_file(file, lambda db: schema.load_tree(db, tree))
+    if found is None:
+        return None
+    row, batch = found
+    return row.describe(holder.pid if holder is not None and batch >= holder.first_batch else None)
 
 
-def _has_ended(db: apsw.Connection, file: Path, last: Event) -> bool:
-    """Return whether a tree has ended: with its primary, or with the run that continued it after that."""
-    if not isinstance(last.body, RunEnded):
-        return False
-    return (
-        last.run == 0 or find_root(decode_line(line, file) for _, line in schema.read_tree(db, last.tree, after=0))[1]
-    )
-
-
-def _read_matching(file: Path, wanted: bytes, after: int) -> tuple[list[Event], int | None]:
+def _read_matching(
+    file: Path, wanted: bytes, after: int, problems: dict[str, LogError]
+) -> tuple[list[Event], int | None]:
     """Read the events with those bytes in some batches after that one; and the batch to go on after, if any."""
+    events: list[Event] = []
     with open_file(file) as db:
-        batches = schema.read_batches(db, after=after, limit=BATCHES_AT_ONCE)
-        lines = (
-            make_line(line) for _, lines in batches if wanted in lines for line in lines.split(b"\n") if wanted in line
-        )
-        events = [decode_line(line, file) for line in lines]
-        return events, batches[-1][0] if len(batches) == BATCHES_AT_ONCE else None
+        last, end = schema.find_last_batch(db), after + BATCHES_AT_ONCE
+        for row in range(after + 1, min(end, last) + 1):
+            try:
+                lines = schema.load_batch(db, row) if schema.has_batch(db, row) else b""
+            except LogDamaged as error:
+                problems.setdefault(str(error), error)
+                continue
+            if wanted in lines:
+                found = (make_line(line) for line in lines.split(b"\n") if wanted in line)
+                events += [decode_line(line, file) for line in found]
+    return events, end if end < last else None
 
 
 def _delete_trees(file: Path, lock: int, trees: list[str]) -> int:

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import structs
 
 from retinue.core.approvals import Allow, Decision, Deny
-from retinue.core.errors import LogError
+from retinue.core.errors import LogDamaged, LogError
 from retinue.core.events import (
     ApprovalAsked,
     ApprovalDecided,
     Body,
     Event,
+    Gap,
     Inbox,
     Message,
     RunEnded,
@@ -159,12 +160,17 @@ def fold_thread(events: Iterable[Event], run: int, *, before: Sequence[Turn] = (
 
 
 async def read_histories(log: LogReader, tree: str) -> Histories:
-    """Read the events of a tree and of all trees that its runs continue, directly or not."""
+    """Read the events of a tree and of all trees that its runs continue, directly or not. Raises LogDamaged if some of
+    them cannot be read: nothing goes on from half a history."""
     found: dict[str, list[Event]] = {}
     wanted = [tree]
     while wanted:
         name = wanted.pop()
         if name not in found and (events := await log.read(name)):
+            if any(isinstance(event.body, Gap) and event.body.code == "damaged" for event in events):
+                raise LogDamaged(
+                    f"{name} cannot go on: some of its events are damaged (`retinue tail {name}` shows which)"
+                )
             found[name] = events
             wanted += [e.body.origin for e in events if isinstance(e.body, RunSpawned) and e.body.origin]
     return found

@@ -10,7 +10,6 @@ import secrets
 import shutil
 import stat
 import sys
-import tempfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,8 @@ import msgspec
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Caps
 from retinue.files.reserved import GIT_FOLDER, STATE_FOLDER
-from retinue.files.trees import give_folder, remove_tree
+from retinue.files.scratch import make_scratch_folder
+from retinue.files.trees import give_folder
 from retinue.sandbox.box import Box
 from retinue.sandbox.process import PreparedSandbox, Process
 
@@ -154,8 +154,7 @@ class SandboxBuilder(ABC):
 @contextmanager
 def make_probe_box() -> Iterator[tuple[Box, str]]:
     """Make a box for the check from inside, with a file that must not be seen there."""
-    folder = Path(tempfile.mkdtemp(prefix="retinue-probe-"))
-    try:
+    with make_scratch_folder() as folder:
         hidden = folder / "project" / STATE_FOLDER
         own = hidden / "runs" / "probe"
         for name in ("workspace", "outputs", "host_outputs"):
@@ -173,8 +172,6 @@ def make_probe_box() -> Iterator[tuple[Box, str]]:
             caps=Caps(),
         )
         yield box, str(secret)
-    finally:
-        remove_tree(folder)
 
 
 # The program inside

@@ -300,7 +300,7 @@ def make_ended_event(run: Run, ending: Ending, *, duration_ms: int) -> RunEnded:
         if ending.status == "refused":
             text = ending.text or ending_texts("refused", name=run.name, primary=run.is_primary)[0]
             ending = Ending("refused", text, text)
-        partial = run.partial or run.view.last_message
+        partial = run.view.join_unfinished(run.partial)
     text, file = run.folders.fit_event_text(ending.text)
     changes = run.folders.changes
     return RunEnded(

@@ -33,13 +33,14 @@ from retinue.core.errors import (
 from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
 from retinue.core.messages import ASKER, USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
-from retinue.core.ports import Order, Outcome, Preview, Prices, Receipt, Row, Ticket
+from retinue.core.ports import Folders, Order, Outcome, Preview, Prices, Receipt, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
 from retinue.core.usage import NO_USAGE, Usage
 from retinue.log.reading import wait_until_read
-from retinue.log.runs import describe_view
+from retinue.log.runs import describe_progress, describe_view
+from retinue.log.summaries import describe_call
 from retinue.supervisor import apply_changes
 from retinue.supervisor.approvals import GIVEN_UP, Approvals, current_spec, judge_call
 from retinue.supervisor.budgets import CallReservation
@@ -69,6 +70,7 @@ class RunServices(msgspec.Struct, eq=False):
     spawn_children: SpawnChildren
     control: Control
     shown_changes: dict[str, str] | None = None  # digests of what calls of apply_subagent were shown to do
+    session_folders: Folders | None = None  # those of the run's sandbox, once it has one
 
     @property
     def ref(self) -> RunRef:
@@ -99,6 +101,7 @@ class RunServices(msgspec.Struct, eq=False):
             # What may run twice need not wait for the disk, nor what spawns: a child waits for its own first event,
             # with its first reply at the latest.
             written = self.tree.write(run, body, not (spec.repeatable or spec.waits))
+            self._report_progress(call)
             if written is not None:
                 await written
             if spec.tier == "none":
@@ -148,9 +151,23 @@ class RunServices(msgspec.Struct, eq=False):
             file=outcome.file,
             outcome=outcome.code,
             sandbox=outcome.sandbox,
+            gives=outcome.gives,
         )
         self.tree.write(self.run, body)
+        self._report_progress(call, outcome)
         self.run.slot.end_call()
+
+    def _report_progress(self, call: Call, outcome: Outcome | None = None) -> None:
+        """Write into the thread of the parent that this subagent begins a tool call, or has its `outcome`. Only
+        `subagent_NAME` promises this; a parent that asks for many at once would have their events twice."""
+        run, parent = self.run, self.run.parent
+        if parent is None or run.queues:
+            return
+        about, success = describe_call(call.name, call.args), outcome is not None and outcome.success
+        progress = describe_progress(
+            run.view, self.tree.id, call.name, about, completed=outcome is not None, success=success
+        )
+        self.tree.write(parent, progress)
 
     def lend(self, call: Call) -> Awaitable[Outcome]:
         self._check_wanted()
@@ -177,7 +194,10 @@ class RunServices(msgspec.Struct, eq=False):
         return self.run.claim_call_id(wanted)
 
     def spill(self, name: str) -> Path:
-        return self.run.folders.spill(name)
+        return (self.session_folders or self.run.folders).spill(name)
+
+    def use_folders(self, folders: Folders) -> None:
+        self.session_folders = folders
 
     def record_activity(self) -> None:
         self.run.record_activity()
@@ -287,7 +307,8 @@ class RunServices(msgspec.Struct, eq=False):
         if text and not reply.refused:
             if len(text) * 4 > EVENT_BYTES:
                 text, file = run.folders.fit_event_text(text)
-            write(run, Message(text, not reply.calls, file))
+            replies_to = "" if reply.calls else run.view.replying_to
+            write(run, Message(text, not reply.calls, file, replies_to=replies_to))
         write(run, UsageReported(model, reply.usage, self.prices.price(model, reply.usage)))
 
     def _report_thinking(self, reply: Reply) -> None:

@@ -25,6 +25,7 @@ from retinue.core.ports import LogReader, Receipt, Row
 from retinue.core.profiles import Profile
 from retinue.core.results import ChangedFile, Result
 from retinue.log import lookup
+from retinue.log.listing import summarize_trees
 from retinue.log.runs import Runs, RunView, describe_view
 from retinue.workspaces.atomic_apply import find_interrupted, recover_folder
 from retinue.workspaces.copies import (
@@ -75,13 +76,12 @@ class StoredControl:
         return describe_view(await self._find_view(tree, run), tree)
 
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
-        found = []
-        for stored in await self._log.list_trees():
-            status = await self._log.read_status(stored.tree)
-            pid = None if status.ended or status.writer == os.getpid() else status.writer
-            if pid is not None or not live:
-                found.append(describe_tree(Runs.of(stored.tree, await self._log.read(stored.tree)), pid=pid))
-        return found
+        trees = await self._log.list_trees(only="live" if live else None)
+        others = [stored for stored in trees if not live or stored.writer != os.getpid()]
+        return [
+            describe_tree(each.runs, pid=None if each.ended or each.pid == os.getpid() else each.pid)
+            for each in await summarize_trees(self._log, others)
+        ]
 
     async def find_run(self, name: str) -> RunRef:
         return await lookup.find_run(self._log, name)

@@ -21,7 +21,7 @@ from retinue.core.control import Control, ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError, RetinueError, SpawnRefused
 from retinue.core.limits import Limits
 from retinue.core.ports import Approver, Clock, Model, Prices
-from retinue.core.profiles import Profile, RuntimeName, Task
+from retinue.core.profiles import Profile, RuntimeName, Task, explain_useless_fallback
 from retinue.core.results import Result
 from retinue.core.rules import Mode, Rules, parse_rule
 from retinue.core.traces import Telemetry
@@ -199,6 +199,11 @@ def open(  # noqa: PLR0913 - the one entry point
         given |= {"telemetry": telemetry or None, "network": network}
         given |= {"rules": rules, "approval_timeout": approval_timeout, "wait_approvals": wait_approvals}
         given |= {"runtime": runtime, "fallback": fallback, "outbox": None if outbox is None else Path(outbox)}
+        if fallback is not None and runtime is not None:
+            own = [profile.runtime for profile in profiles if profile.runtime is not None]
+            why = explain_useless_fallback(fallback, [runtime, *own])
+            if why:
+                raise ConfigError(f"fallback: {why}")
         servers = () if mcp_servers is None else parse_servers(mcp_servers)
         if config is not None:
             found, _ = load_project_parts(base, config=Path(config), **given)

@@ -13,6 +13,7 @@ T = TypeVar("T")
 
 SHOWN_CHARACTERS = 200
 ANSWER = "final_answer"
+PROFILE_PREFIX = "subagent_"
 OTHER_SPELLINGS = dict.fromkeys(("read", "write", "edit"), ("file_path",))
 _REQUIRED: Final = object()
 _KINDS = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
@@ -41,6 +42,8 @@ def find_unknown_argument(call: Call, spec: ToolSpec) -> str:
     The tools of MCP servers, and the answer whose schema the user gave, are checked by whoever made the schema."""
     if spec.server or spec.name == ANSWER or not isinstance(known := spec.schema.get("properties"), dict):
         return ""
+    if spec.name.startswith(PROFILE_PREFIX) and not isinstance(call.args.get("task"), str):
+        return ""  # the tool says that in the seed's words
     also = ID_FIELDS if spec.name in TOOLS else OTHER_SPELLINGS.get(spec.name, ())
     try:
         check_arguments(spec.name, call.args, tuple(known), also=also)

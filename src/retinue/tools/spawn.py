@@ -196,9 +196,9 @@ def _make_entry(result: Result[Any], ticket: Ticket, folders: Folders, limit: in
     return words.make_result_entry(result, answer=answer, log_path=ticket.status_file)
 
 
-def encode_reply(reply: dict[str, Any], *, success: bool = True) -> Outcome:
+def encode_reply(reply: dict[str, Any], *, success: bool = True, gives: tuple[int, ...] = ()) -> Outcome:
     """Return the outcome of a call whose reply is structured: JSON for the model."""
-    return Outcome(msgspec.json.encode(reply).decode(), success, data=reply)
+    return Outcome(msgspec.json.encode(reply).decode(), success, data=reply, gives=gives)
 
 
 class ListAgents:
@@ -266,7 +266,7 @@ class GetAgent:
             raise ToolError(f"There is no agent:{wanted} below this run.")
         if row.result is None:
             return Outcome(f"agent:{wanted} is still running ({row.state}).", success=False)
-        return Outcome(row.result.final_response, row.result.success, data=row.result)
+        return Outcome(row.result.final_response, row.result.success, data=row.result, gives=(wanted,))
 
 
 class ApplySubagent:

@@ -49,19 +49,21 @@ class SubagentControlTool:
         return str(call.args.get("message") or "")
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
-        operation = self.spec.name.removeprefix(PREFIX)
+        operation, scope = self.spec.name.removeprefix(PREFIX), LinkScope(folders, link)
         try:
-            reply = await SubagentTools(LinkScope(folders, link)).answer(self.spec.name, call)
+            reply = await SubagentTools(scope).answer(self.spec.name, call)
         except ToolError as error:
             reply = {"success": False, "error": str(error)}
-        return encode_reply({"success": reply["success"], "operation": operation, **reply}, success=reply["success"])
+        whole = {"success": reply["success"], "operation": operation, **reply}
+        return encode_reply(whole, success=reply["success"], gives=scope.given)
 
 
 class LinkScope:
-    """The runs below the one that has this link. A SubagentScope."""
+    """The runs below the one that has this link. A SubagentScope. `given` are the runs whose answers it has given."""
 
     def __init__(self, folders: Folders, link: Link) -> None:
         self._folders, self._link = folders, link
+        self.given: tuple[int, ...] = ()
 
     def _list_below(self) -> list[KnownRun]:
         tree = self._link.ref.tree
@@ -112,6 +114,7 @@ class LinkScope:
             (known.row.result, self._link.ticket(known.row.run)) for known in ended if known.row.result is not None
         ]
         entries: list[Reply] = SpawnSubagents.reply(results, self._folders).data["results"] if results else []
+        self.given += tuple(ticket.run for _, ticket in results)
         for entry, (result, ticket) in zip(entries, results, strict=True):
             entry |= {"agent": f"agent:{ticket.run}", "timeout_seconds": ticket.timeout_seconds}
             if result.structured is not None:

@@ -24,6 +24,7 @@ from retinue.core.limits import MIB, WORKSPACE_MIB
 from retinue.core.plans import Job
 from retinue.core.ports import Link
 from retinue.files.content import read_small_file
+from retinue.files.opening import FileId
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
 from retinue.workspaces import git
@@ -208,7 +209,14 @@ def create_workspace(
     make_private_folder(workspace.path)
     try:
         with Ignores(tracked, repository) as ignores, Import(store) as into:
-            walker = Walker(start, ignored=ignores, inside_ignored=not is_worktree, foreign=foreign, stop=stop)
+            walker = Walker(
+                start,
+                ignored=ignores,
+                inside_ignored=not is_worktree,
+                foreign=foreign,
+                never=_find_state(workspace),
+                stop=stop,
+            )
             files = FolderCopier(workspace.path, into, CopyBudget(limit)).copy(walker)
             if workspace.continued is not None and not _is_applied(workspace.continued):
                 files = _import_base(workspace.continued, into)
@@ -243,6 +251,12 @@ def _import_base(workspace: Workspace, into: Import) -> Files:
         if not into.has_content(stored.oid):
             into.add_bytes(store.read_content(stored.oid))
     return files
+
+
+def _find_state(workspace: Workspace) -> set[FileId]:
+    """Return the state folder that the workspace is in: it may be inside the project, under any name."""
+    status = Path(workspace.own).parents[2].stat()
+    return {(status.st_dev, status.st_ino)}
 
 
 def _make_repository(workspace: str, project: str, repository: git.Repository, objects: tuple[str, ...]) -> None:

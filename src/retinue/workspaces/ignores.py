@@ -10,13 +10,13 @@ import os
 import select
 import stat
 import subprocess
-import tempfile
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
 from retinue.files.content import read_chunks, read_small_file
-from retinue.files.trees import remove_tree
+from retinue.files.scratch import make_scratch_folder
 from retinue.processes.group import start_group
 from retinue.workspaces import git
 from retinue.workspaces.walk import Entry, open_entry
@@ -42,16 +42,17 @@ class Ignores:
         self.gave_up = False
 
     def __enter__(self) -> Ignores:
-        self._folder = tempfile.mkdtemp(prefix="retinue-ignores-")
-        work, store = f"{self._folder}/work", f"{self._folder}/git"
+        self._scratch = ExitStack()
+        folder = self._scratch.enter_context(make_scratch_folder())
+        work, store = f"{folder}/work", f"{folder}/git"
         Path(work).mkdir()
-        git.run_in_store("init", "-q", "--bare", "--template=", store, git_dir=store, cwd=self._folder)
+        git.run_in_store("init", "-q", "--bare", "--template=", store, git_dir=store, cwd=str(folder))
         Path(store, "info").mkdir(exist_ok=True)
         if self._repository is not None:
             rules = b"\n".join(_read_rules(file) for file in self._repository.excludes)
             Path(store, "info", "exclude").write_bytes(rules)
-            for folder, file in self._repository.above:
-                place = Path(work, folder)
+            for above, file in self._repository.above:
+                place = Path(work, above)
                 place.mkdir(parents=True, exist_ok=True)
                 (place / ".gitignore").write_bytes(_read_rules(file))
         line, env = git.build_command(
@@ -69,7 +70,7 @@ class Ignores:
         for stream in (self._group.process.stdin, self._group.process.stdout):
             if stream is not None:
                 stream.close()
-        remove_tree(self._folder)
+        self._scratch.close()
 
     def __call__(self, entry: Entry) -> bool:
         if entry.name == ".gitignore":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import NamedTuple
 from retinue.core.errors import RetinueError
 from retinue.files.opening import RefusedFile
 from retinue.files.reserved import find_git_folder, is_reserved_name, list_all_prefixes
+from retinue.files.scratch import make_scratch_folder
 from retinue.files.trees import walk_tree
 from retinue.workspaces import git
 from retinue.workspaces.capture import list_changed_paths, read_current
@@ -154,12 +154,12 @@ class _Merger:
         contents = [self._fresh.get(oid) or self._store.read_content(oid) for oid in (here, base, end)]
         if any(len(content) > MERGE_BYTES or b"\0" in content[:SNIFF_BYTES] for content in contents):
             return ""
-        with tempfile.TemporaryDirectory(prefix="retinue-merge-") as folder:
+        with make_scratch_folder() as folder:
             for name, content in zip(("here", "base", "end"), contents, strict=True):
                 Path(folder, name).write_bytes(content)
             words = ("merge-file", "-p", "-q", "here", "base", "end")
             try:
-                merged = git.run_in_store(*words, git_dir=self._store.folder, cwd=folder)
+                merged = git.run_in_store(*words, git_dir=self._store.folder, cwd=str(folder))
             except RetinueError:  # the exit code is the number of conflicts
                 return None
         oid = self._into.add_bytes(merged)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import tempfile
 from collections.abc import Sequence
 from functools import cached_property
@@ -19,6 +18,7 @@ from retinue.core.errors import ConfigError
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.secrets import clean_text
 from retinue.files.private import make_private_folder, write_private_file
+from retinue.files.scratch import make_scratch_name
 from retinue.files.trees import remove_tree
 from retinue.workspaces.workspace import ChangesRecord, Workspace
 
@@ -28,7 +28,7 @@ class StateFolder:
 
     def __init__(self, folder: Path | None, *, project: Path) -> None:
         self.temporary = folder is None
-        self.folder = folder or Path(tempfile.gettempdir()) / f"retinue-{secrets.token_hex(8)}"
+        self.folder = folder or Path(tempfile.gettempdir()) / make_scratch_name()
         self.project = str(project)
         self._runs = str(self.folder / "runs")
 

@@ -14,6 +14,7 @@ from retinue.core.errors import RetinueError
 from retinue.files.atomic import is_temporary_name
 from retinue.files.opening import FileId, open_folder, open_regular_file
 from retinue.files.reserved import is_reserved_name
+from retinue.files.state_owner import is_state_listing
 
 DEEPEST = 256
 MOST = 1_000_000
@@ -72,7 +73,8 @@ class Walker:
     """One walk through a folder, given as a path or a descriptor.
 
     `foreign` says that a run could write there: then a file with a second name (a hard link) and what lies on another
-    file system are left out. Without `links` symbolic links are left out; folders in `never` always are. `skipped`
+    file system are left out. Folders of our own state are left out under any name, unless a run could have made
+    them. Without `links` symbolic links are left out; folders in `never` always are. `skipped`
     names what was left out, `unseen` are its paths: nothing is known of what is below them."""
 
     def __init__(
@@ -125,6 +127,9 @@ class Walker:
 
     def _walk_folder(self, folder: int, above: str, depth: int, ignored: bool) -> Iterator[Entry]:
         names = sorted(os.listdir(folder), key=lambda name: (name != ".gitignore", name))
+        if not self._foreign and is_state_listing(names):
+            self.unseen.add(above.rstrip("/"))
+            return
         for name in names:
             if self._stop is not None and self._stop.is_set():
                 raise RetinueError("stopped")

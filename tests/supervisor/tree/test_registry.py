@@ -169,7 +169,7 @@ async def test_in_the_background_the_parent_goes_on_and_is_told_later() -> None:
     assert bodies(events, RunSpawned, run=1)[0].parent == 0
     [notice] = bodies(events, Inbox, run=0)
     assert notice.about == 1 and "has ended: done" in notice.text
-    assert result.final_response == "kid said the gate is open"
+    assert result.final_response == "waiting\n\nkid said the gate is open"
 
 
 @pytest.mark.requirement("CODEY-12", "CODEY-23", "CODEY-29", "CODEY-3")

@@ -202,7 +202,8 @@ def test_what_counts_as_loose() -> None:
     ]
     sandboxes = (
         "orchestrator: {coordination: {subagent_runtime_mode: inherited, subagent_runtime_fallback_mode: inherited, "
-        "subagent_host_launch_prefix: [nice, -n, '5']}}\nexpose_paths: [/opt]\nprofiles: {poet: {runtime: inherited}}\n"
+        "subagent_host_launch_prefix: [nice, -n, '5']}}\nexpose_paths: [/opt]\nprofiles: {poet: {runtime: inherited}, "
+        "boxed: {runtime: isolated}}\n"
     )
     assert loose(sandboxes) == [
         "expose_paths: /opt",

@@ -77,11 +77,10 @@ def _tell_of_errand(state: Path, found: Listing) -> None:
 async def find_interrupted(log: LogReader, name: str | None) -> Listing:
     """Find the tree of that name, which must have no ending and no process; without a name the latest such tree."""
     if name is None:
-        for stored in await log.list_trees(screen.print_warning):
-            if stored.writer is None and not (await log.read_status(stored.tree)).ended:
-                found = await load_listing(log, stored.tree)
-                if _has_work(found):
-                    return found
+        for stored in await log.list_trees(screen.print_warning, only="interrupted"):
+            found = await load_listing(log, stored.tree)
+            if _has_work(found):
+                return found
         raise NotFound("no tree here is interrupted; `retinue ps --all` lists what there is")
     found = await load_listing(log, (await find_run(log, name, screen.print_warning)).tree)
     if found.ended:

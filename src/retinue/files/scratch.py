@@ -1,0 +1,73 @@
+"""Temporary folders of our own, which the next process removes if the one that made them was killed.
+
+Each is locked as long as its process lives. Their names are those of temporary files, so none of them is ever part of a
+workspace, also where TMPDIR is inside the project.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from retinue.files.atomic import TEMPORARY_PREFIX, is_temporary_name
+from retinue.files.locks import open_own_file, take_file_lock
+from retinue.files.trees import remove_tree
+
+LOCK = "lock"
+NEW_SECONDS = 60.0
+
+
+@contextmanager
+def make_scratch_folder() -> Iterator[Path]:
+    """Make a private folder below TMPDIR; it is gone after the block."""
+    parent = Path(tempfile.gettempdir())
+    _sweep_once(str(parent))
+    folder = parent / make_scratch_name()
+    folder.mkdir(mode=0o700)
+    lock = open_own_file(folder / LOCK)
+    try:
+        take_file_lock(lock)
+        inner = folder / "files"
+        inner.mkdir(mode=0o700)
+        yield inner
+    finally:
+        remove_tree(folder)
+        os.close(lock)
+
+
+def make_scratch_name() -> str:
+    """Return a new name that `is_temporary_name` recognises."""
+    return f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+
+
+@cache
+def _sweep_once(parent: str) -> None:
+    sweep_scratch_folders(Path(parent))
+
+
+def sweep_scratch_folders(parent: Path) -> None:
+    """Remove the scratch folders of killed processes. One that is being made has no lock yet, so new ones stay."""
+    with suppress(OSError):
+        for name in filter(is_temporary_name, os.listdir(parent)):  # noqa: PTH208
+            with suppress(OSError):
+                _sweep_folder(parent / name)
+
+
+def _sweep_folder(folder: Path) -> None:
+    status = folder.lstat()
+    is_new = time.time() - status.st_mtime < NEW_SECONDS
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or not (folder / LOCK).is_file():
+        return
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not is_new and take_file_lock(lock):
+            remove_tree(folder)
+    finally:
+        os.close(lock)

@@ -1,0 +1,172 @@
+"""The index of a log: one row for each tree and each run, with all that lists and look-ups need.
+
+Folds events into rows as they are written, so that reading a list never reads events. Knows no file: `schema` stores
+the rows in the same commit as their events, and the same fold makes them again from events alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec import Struct, field
+
+from retinue.core.events import Event, RunEnded, RunResumed, RunSpawned
+from retinue.core.ports import StoredRun, StoredTree
+from retinue.log.runs import Runs, RunView, make_view, strip_spawned
+
+
+class TreeRow(Struct, eq=False):
+    """The standing of a tree. `root` is the run with whose ending it ends: the primary, or one that continues it after
+    that. `gone_at` is the time of its newest event that is no `run.resumed`."""
+
+    tree: str
+    spawned_at: float
+    origin: str = ""
+    reported: str = ""
+    last_seq: int = 0
+    last_at: float = 0.0
+    gone_at: float = 0.0
+    root: int = 0
+    ended: bool = False
+
+    @classmethod
+    def begin(cls, first: Event) -> TreeRow:
+        """Return the row of a tree that begins with this event, which is not yet applied."""
+        body = first.body
+        origin, reported = (body.origin, body.reported) if isinstance(body, RunSpawned) else ("", "")
+        return cls(first.tree, first.at, origin, reported)
+
+    def apply(self, event: Event) -> None:
+        self.last_seq, self.last_at = event.seq, event.at
+        if type(event.body) is not RunResumed:
+            self.gone_at = event.at
+        if event.run == self.root and type(event.body) is RunEnded:
+            self.ended = True
+        elif self.ended and type(event.body) is RunSpawned:
+            self.root, self.ended = event.run, False
+
+    def describe(self, writer: int | None) -> StoredTree:
+        """Return the tree as the log's port describes it."""
+        return StoredTree(
+            tree=self.tree,
+            spawned_at=self.spawned_at,
+            last_seq=self.last_seq,
+            last_at=self.last_at,
+            ended=self.ended,
+            writer=writer,
+            origin=self.origin,
+            reported=self.reported,
+        )
+
+
+class Changes(Struct):
+    """The rows that a batch changes: trees, new runs, and the tallies of runs, new ones among them."""
+
+    trees: list[TreeRow] = []
+    spawned: list[StoredRun] = []
+    tallied: list[StoredRun] = []
+
+
+class _Tree(Struct, eq=False):
+    """A tree that is being written: its row, its runs that have not ended, and which of both have changed."""
+
+    row: TreeRow
+    runs: dict[int, tuple[Event, RunView]] = field(default_factory=dict)
+    spawned: list[int] = field(default_factory=list)
+    changed: dict[int, None] = field(default_factory=dict)
+
+
+LoadTree = Callable[[str], TreeRow | None]
+LoadRun = Callable[[str, int], StoredRun | None]
+
+
+class TreeIndex:
+    """The rows of the trees that one writer writes. Holds what has not ended; `load_tree` and `load_run` read the rows
+    of a tree that goes on, unless all are kept (`keep`)."""
+
+    def __init__(self, load_tree: LoadTree, load_run: LoadRun, *, keep: bool = False) -> None:
+        self._load_tree, self._load_run, self._keep = load_tree, load_run, keep
+        self._trees: dict[str, _Tree] = {}
+        self._changed: dict[str, None] = {}
+
+    def apply(self, events: Iterable[Event]) -> None:
+        """Fold events, each of which is given once."""
+        for event in events:
+            tree = self._trees.get(event.tree)
+            if tree is None:
+                row = self._load_tree(event.tree) if event.seq > 1 else None
+                tree = self._trees[event.tree] = _Tree(row or TreeRow.begin(event))
+            self._changed[event.tree] = None
+            self._apply_run(tree, event)
+            tree.row.apply(event)
+
+    def list_changes(self) -> Changes:
+        """Return the rows that have changed since the last `settle`."""
+        changes = Changes()
+        for name in self._changed:
+            tree = self._trees[name]
+            changes.trees.append(tree.row)
+            for number in tree.changed:
+                first, view = tree.runs[number]
+                stored = StoredRun(first=first, tally=view.make_tally())
+                changes.tallied.append(stored)
+                if number in tree.spawned:
+                    changes.spawned.append(stored)
+                view.drop_texts()
+        return changes
+
+    def settle(self) -> None:
+        """Forget the changes, which are written now, and the trees and runs that have ended."""
+        for name in self._changed:
+            tree = self._trees[name]
+            for number in tree.changed:
+                if tree.runs[number][1].ended is not None and not self._keep:
+                    del tree.runs[number]
+            tree.changed.clear()
+            tree.spawned.clear()
+            if tree.row.ended and not self._keep:
+                del self._trees[name]
+        self._changed.clear()
+
+    def _apply_run(self, tree: _Tree, event: Event) -> None:
+        known = tree.runs.get(event.run)
+        if known is None and not isinstance(event.body, RunSpawned):
+            stored = self._load_run(event.tree, event.run)
+            if stored is not None:
+                known = tree.runs[event.run] = stored.first, make_view(stored)
+        if known is not None:
+            view = known[1]
+            if type(event.body) is RunResumed:
+                view.add_absence(event.at - tree.row.gone_at)
+            view.apply(event)
+        elif isinstance(event.body, RunSpawned):
+            first = strip_spawned(event)
+            assert isinstance(first.body, RunSpawned)
+            view = RunView(event.run, event.path, event.agent, event.at, first.body, last_seq=event.seq)
+            tree.runs[event.run] = first, view
+            tree.spawned.append(event.run)
+        else:
+            return
+        tree.changed[event.run] = None
+
+
+def summarize_runs(events: Sequence[Event]) -> list[StoredRun]:
+    """Return the runs of a tree from its events, as the index has them."""
+    if not events:
+        return []
+    runs, firsts = Runs.of(events[0].tree, events), dict[int, Event]()
+    for event in events:
+        if isinstance(event.body, RunSpawned):
+            firsts.setdefault(event.run, event)
+    is_reported = TreeRow.begin(events[0]).reported != ""
+    return [
+        StoredRun(first=strip_spawned(firsts[number]), tally=view.make_tally(), is_reported=is_reported)
+        for number, view in runs.runs.items()
+    ]
+
+
+def list_names(run: StoredRun) -> list[str]:
+    """Return the names of a run by which a person may look for it."""
+    ref = run.ref
+    names = (ref.path, ref.label, ref.subagent_id, ref.tree if ref.run == 0 else "")
+    return [name for name in dict.fromkeys(names) if name]
