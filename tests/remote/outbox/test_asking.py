@@ -67,6 +67,7 @@ async def test_a_request_names_what_it_may_and_nothing_of_the_launch(tmp_path: P
         assert asked == {
             "version": 1,
             "id": name,
+            "subagent_id": asked["subagent_id"],
             "task": "mind the gap\n\nlook",
             "profile": "explorer",
             "workspace": str(tmp_path),
@@ -75,6 +76,7 @@ async def test_a_request_names_what_it_may_and_nothing_of_the_launch(tmp_path: P
             "depth": 3,
             "traceparent": asked["traceparent"],
         }
+        assert asked["subagent_id"].startswith("explorer_") and name.startswith(f"{asked['subagent_id']}-")
         assert os.listdir(outbox) == [f"request_{name}.json"]  # renamed into its place: nothing else is left of it
         respond(outbox, name)
         assert (await run.result()).final_response == "fine"
