@@ -14,29 +14,32 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from retinue.concurrency import TaskOwner
 from retinue.core import events
+from retinue.core.approvals import check_approver
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
 from retinue.core.control import ClientHandle, ClientOptions, RunHandle, SpawnBelow
 from retinue.core.errors import NoSlot, RetinueError, SpawnRefused, ToolError
-from retinue.core.events import Event, ToolCall, decode_raw
+from retinue.core.events import Event, ToolCall
 from retinue.core.limits import Limits
+from retinue.core.messages import Turn
 from retinue.core.ports import Model
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.core.results import ToolLog as ToolCallLog
 from retinue.core.usage import Usage
-from retinue.log.runs import Runs, RunView
+from retinue.log.runs import Runs, RunView, describe_progress
 from retinue.log.summaries import describe_call
+from retinue.log.threads import Thread
 from retinue.surfaces import library
 from retinue.surfaces.library import Retinue
 from retinue.tools import spawn
@@ -44,18 +47,22 @@ from retinue.tools import spawn
 __all__ = [
     "METADATA_MAX_SUBAGENT_DEPTH",
     "METADATA_SUBAGENT_DEPTH",
+    "AgentHooks",
+    "EventStore",
+    "MessageStore",
+    "StateStore",
+    "StoreFactories",
     "SubagentConfig",
     "SubagentFactory",
     "SubagentProgress",
     "SubagentResult",
     "SubagentTool",
+    "ThreadState",
     "ToolCallLog",
     "ToolResult",
 ]
 
-Store = Callable[[], str | Path | None]
-U32_MAX = 2**32 - 1
-U64_MAX = 2**64 - 1
+Folder = Callable[[], str | Path | None]
 _NO_DEADLINE = Limits(seconds=None)
 
 _log = logging.getLogger("retinue.subagent")
@@ -63,7 +70,49 @@ _log.addHandler(logging.NullHandler())
 
 
 def in_memory() -> None:
-    """Return the store that keeps no file. One that returns a folder keeps the log there."""
+    """Return the folder of a log that keeps no file. Another function names the folder that keeps the log."""
+
+
+class ThreadState(msgspec.Struct, frozen=True):
+    """The state of a thread after a turn. `status` is None until its run has ended."""
+
+    turn: int
+    usage: Usage
+    status: str | None
+
+
+class MessageStore(Protocol):
+    """Takes the conversation of a thread, message by message."""
+
+    async def append(self, thread_id: str, message: Turn) -> None: ...
+
+
+class StateStore(Protocol):
+    """Takes the state of a thread after each turn."""
+
+    async def save(self, thread_id: str, state: ThreadState) -> None: ...
+
+
+class EventStore(Protocol):
+    """Takes the events of a subagent in its own thread, and its progress in the thread of its parent."""
+
+    async def append(self, thread_id: str, event: Event | SubagentProgress) -> None: ...
+
+
+@dataclass(frozen=True)
+class StoreFactories:
+    """The stores of each run, made anew for every run, inside another run too. The log is kept beside them."""
+
+    message: Callable[[], MessageStore] | None = None
+    state: Callable[[], StateStore] | None = None
+    event: Callable[[], EventStore] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.message is None and self.state is None and self.event is None
+
+
+NO_STORES = StoreFactories()
 
 
 @dataclass(frozen=True)
@@ -191,43 +240,44 @@ class Progress:
             return None
         match body:
             case ToolCall(name=name, args=args):
-                return self._make_progress(run, name, describe_call(name, args), completed=False, success=False)
+                about = describe_call(name, args)
+                return self._make_progress(run, name, about, completed=False, success=False)
             case events.ToolResult(name=name, success=success):
-                return self._make_progress(run, name, run.tool_logs[-1].context, completed=True, success=success)
+                about = run.tool_logs[-1].context
+                return self._make_progress(run, name, about, completed=True, success=success)
         return None
 
     def _make_progress(
         self, run: RunView, tool: str, about: str, *, completed: bool, success: bool
     ) -> SubagentProgress:
-        tree, spawned = self.runs.tree, run.spawned
-        nickname = decode_raw(spawned.profile).get("nickname")
-        return SubagentProgress(
-            subagent_id=spawned.subagent_id,
-            subagent_name=run.agent,
-            nickname=nickname if isinstance(nickname, str) else None,
-            child_thread_id=f"{tree}/{run.number}",
-            child_root_task_id=f"{tree}/0",
-            subagent_task_id=None,
-            max_turns=None if spawned.max_turns is None else min(spawned.max_turns, U32_MAX),
-            current_turn=min(run.turns, U32_MAX),
-            model=spawned.model or None,
-            tool_name=tool,
-            tool_context=about,
-            completed=completed,
-            success=success,
-            tool_count=min(run.tool_count, U32_MAX),
-            total_tokens=min(run.usage.total_tokens, U64_MAX),
-        )
+        told = describe_progress(run, self.runs.tree, tool, about, completed=completed, success=success)
+        return SubagentProgress(**msgspec.structs.asdict(told))
 
 
-Hooks = Callable[[SubagentProgress], Any]
+class AgentHooks:
+    """Code around what a subagent does; override what you need. `before_tool` and `after_tool` are those of
+    `Profile.hooks`; `on_progress` hears of each tool call as it starts and ends."""
+
+    async def before_tool(self, name: str, args: Mapping[str, Any]) -> str | None:
+        return None
+
+    async def after_tool(self, name: str, args: Mapping[str, Any], text: str, success: bool) -> None:
+        pass
+
+    def on_progress(self, progress: SubagentProgress) -> Any:
+        pass
+
+
+Hooks = Callable[[SubagentProgress], Any] | AgentHooks
 
 
 class SubagentTool:
     """One subagent as a tool. In a profile's tools put `tool.profile`; anywhere else call `execute`.
 
     Without `retinue`, calls from outside a run have a Retinue of their own each, opened with `options` (as
-    `retinue.open` takes them) and the folder that `store` gives. Inside a run its tree's log is used."""
+    `retinue.open` takes them) and the folder that `folder` gives. Inside a run its tree's log is used. `hooks` is a
+    function that gets the progress, or AgentHooks. Each run gets a message, a state and an event store of its own from
+    the factories that are given."""
 
     tier = "confirm"
 
@@ -238,12 +288,17 @@ class SubagentTool:
         model: str | Model | None = None,
         tools: Sequence[Any] | None = (),
         hooks: Hooks | None = None,
-        store: Store = in_memory,
+        folder: Folder = in_memory,
+        stores: StoreFactories = NO_STORES,
         retinue: Retinue | None = None,
         **options: Any,
     ) -> None:
+        if options.get("approver") is not None:
+            check_approver(options["approver"])
         self.config = config
         self.profile = config.profile(model=model, tools=tools)
+        if isinstance(hooks, AgentHooks):
+            self.profile = replace(self.profile, hooks=hooks)
         spec = spawn.SubagentTool(self.profile).spec
         self.name = spec.name
         self.display_name = spec.display_name
@@ -251,23 +306,41 @@ class SubagentTool:
         task = spec.schema["properties"]["task"]
         self.input_schema: dict[str, Any] = {"type": "object", "properties": {"task": task}, "required": ["task"]}
         self._hooks = hooks
+        self._stores = stores
         self._options = options
         self._client: Callable[[], AbstractAsyncContextManager[RunHandle]]
         if retinue is None:
-            self._client = lambda: _opened(store, self.profile.tools, options)
+            self._client = lambda: _opened(folder, self.profile.tools, options)
         else:
             self._client = lambda: _client_of(retinue, self.profile.tools, _NO_DEADLINE)
 
     def with_hooks(self, hooks: Hooks) -> SubagentTool:
-        """Return the same tool, whose progress goes to `hooks` instead."""
+        """Return the same tool with these hooks instead."""
         changed = copy.copy(self)
         changed._hooks = hooks
+        around = hooks if isinstance(hooks, AgentHooks) else None
+        if around is not self.profile.hooks:
+            changed.profile = replace(self.profile, hooks=around)
         return changed
 
-    def with_stores(self, store: Store) -> SubagentTool:
-        """Return the same tool, whose calls from outside a run each keep their log where `store` says."""
+    def with_stores(
+        self, message_factory: Callable[[], MessageStore], state_factory: Callable[[], StateStore]
+    ) -> SubagentTool:
+        """Return the same tool, whose runs have message and state stores from these factories."""
         changed = copy.copy(self)
-        changed._client = lambda: _opened(store, self.profile.tools, self._options)
+        changed._stores = replace(self._stores, message=message_factory, state=state_factory)
+        return changed
+
+    def with_event_store(self, event_factory: Callable[[], EventStore]) -> SubagentTool:
+        """Return the same tool, whose runs have event stores from this factory."""
+        changed = copy.copy(self)
+        changed._stores = replace(self._stores, event=event_factory)
+        return changed
+
+    def with_folder(self, folder: Folder) -> SubagentTool:
+        """Return the same tool, whose calls from outside a run each keep their log where `folder` says."""
+        changed = copy.copy(self)
+        changed._client = lambda: _opened(folder, self.profile.tools, self._options)
         return changed
 
     async def execute(
@@ -297,7 +370,9 @@ class SubagentTool:
         if cancel is not None and cancel.is_set():
             await run.cancel()
         async with TaskOwner() as owner:
-            observing = owner.start(_observe(run, self._hooks)) if self._hooks else None
+            is_observed = self._hooks is not None or not self._stores.is_empty
+            observer = _Observer(run, f"{parent.tree}/{parent.number}", self._hooks, self._stores)
+            observing = owner.start(observer.observe()) if is_observed else None
             if cancel is not None:
                 owner.start(_cancel_on(cancel, run))
             try:
@@ -320,16 +395,17 @@ class SubagentFactory:
         model: str | Model | None = None,
         tools: Sequence[Any] | None = (),
         hooks: Hooks | None = None,
-        store: Store = in_memory,
+        folder: Folder = in_memory,
+        stores: StoreFactories = NO_STORES,
         retinue: Retinue | None = None,
         max_concurrent: int | UnsetType | None = UNSET,
         max_depth: int | UnsetType = UNSET,
         **options: Any,
     ) -> None:
         self._retinue = retinue
-        self._shared: dict[str, Any] = {"model": model, "tools": tools, "hooks": hooks, **options}
+        self._shared: dict[str, Any] = {"model": model, "tools": tools, "hooks": hooks, "stores": stores, **options}
         self._options = options
-        self._store = store
+        self._folder = folder
         self._limits = Limits(seconds=None, depth=max_depth, concurrent=max_concurrent)
         self._stack = AsyncExitStack()
         self._client: ClientHandle | None = None
@@ -338,7 +414,7 @@ class SubagentFactory:
         async with AsyncExitStack() as stack:
             retinue = self._retinue
             if retinue is None:
-                retinue = await stack.enter_async_context(library.open(self._store(), **self._options))
+                retinue = await stack.enter_async_context(library.open(self._folder(), **self._options))
             client = _client_of(retinue, self._shared["tools"], self._limits)
             self._client = await stack.enter_async_context(client)
             self._stack = stack.pop_all()
@@ -362,8 +438,8 @@ class SubagentFactory:
 
 
 @asynccontextmanager
-async def _opened(store: Store, tools: Sequence[Any] | None, options: Mapping[str, Any]) -> AsyncIterator[RunHandle]:
-    async with library.open(store(), **options) as retinue, _client_of(retinue, tools, _NO_DEADLINE) as client:
+async def _opened(folder: Folder, tools: Sequence[Any] | None, options: Mapping[str, Any]) -> AsyncIterator[RunHandle]:
+    async with library.open(folder(), **options) as retinue, _client_of(retinue, tools, _NO_DEADLINE) as client:
         yield client
 
 
@@ -380,14 +456,53 @@ async def _cancel_on(event: asyncio.Event, run: RunHandle) -> None:
     await run.cancel()
 
 
-async def _observe(run: RunHandle, hooks: Hooks) -> None:
-    """Tell the hooks what the run does, as it does it. Hooks that fail are logged and never hurt the run."""
-    progress = Progress(run.tree, run=run.number)
-    async for event in run.events():
-        update = progress.apply(event)
-        if update is None:
-            continue
+class _Observer:
+    """One subagent as its hooks and stores see it, as it happens. An error there is logged and never hurts the run."""
+
+    def __init__(self, run: RunHandle, parent: str, hooks: Hooks | None, stores: StoreFactories) -> None:
+        self._run, self._parent = run, parent
+        self._thread = f"{run.tree}/{run.number}"
+        self._on_progress = hooks.on_progress if isinstance(hooks, AgentHooks) else hooks
+        self._messages = None if stores.message is None else stores.message()
+        self._states = None if stores.state is None else stores.state()
+        self._events = None if stores.event is None else stores.event()
+        self._conversation = Thread(())
+        self._told = 0
+
+    async def observe(self) -> None:
+        progress = Progress(self._run.tree, run=self._run.number)
+        async for event in self._run.events():
+            if event.run != self._run.number:
+                continue
+            update = progress.apply(event)
+            if self._events is not None:
+                await self._guard(self._events.append(self._thread, event))
+            if update is not None:
+                if self._on_progress is not None:
+                    self._tell(update)
+                if self._events is not None:
+                    await self._guard(self._events.append(self._parent, update))
+            self._conversation.apply(event.body)
+            if isinstance(event.body, events.TurnEnded | events.RunEnded):
+                await self._store_turn(progress.runs.runs[event.run])
+
+    async def _store_turn(self, view: RunView) -> None:
+        turns = self._conversation.turns()
+        for turn in turns[self._told :] if self._messages is not None else ():
+            await self._guard(self._messages.append(self._thread, turn))  # type: ignore[union-attr]
+        self._told = len(turns)
+        if self._states is not None:
+            await self._guard(self._states.save(self._thread, ThreadState(view.turns, view.usage, view.status)))
+
+    def _tell(self, update: SubagentProgress) -> None:
         try:
-            hooks(update)
+            assert self._on_progress is not None
+            self._on_progress(update)
         except Exception as error:  # noqa: BLE001 - the boundary to somebody else's hooks
             _log.warning("Failed to emit subagent progress event: %s", error)
+
+    async def _guard(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - the boundary to somebody else's stores
+            _log.warning("a store of the subagent failed: %s: %s", type(error).__name__, error)

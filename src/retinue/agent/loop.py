@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 import msgspec
 
 from retinue.agent.local_tools import bind_tool
-from retinue.agent.tool_calls import FinishedCall, refuse_call, run_tool_call
+from retinue.agent.tool_calls import FinishedCall, HookedTool, refuse_call, run_tool_call
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import Limited
 from retinue.core.events import Inbox, TurnEnded, TurnStarted
@@ -53,7 +53,8 @@ async def run_loop(job: Job, link: Link) -> Ending:
             reply, known, is_written = past.reply, past.outcomes, past.ended
         else:
             reply, known, is_written = await _ask_model(turn, thread, job, link), _NOTHING_KNOWN, False
-            reply = _resolve_names(reply, job.plan.tools)
+            if reply.calls:
+                reply = _resolve_names(reply, job.plan.tools)
         past = None
         if reply.refused:
             return Ending("refused", reply.text)
@@ -86,7 +87,7 @@ def _ask_model(turn: int, thread: list[Turn], job: Job, link: Link) -> Awaitable
 
 def _resolve_names(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
     """Return the reply with the names that the tools for subagents have, where it calls one in another spelling."""
-    if all(call.name in tools for call in reply.calls):
+    if tools.keys() >= {call.name for call in reply.calls}:
         return reply
     return msgspec.structs.replace(reply, calls=tuple(_resolve_name(call, tools) for call in reply.calls))
 
@@ -141,12 +142,15 @@ async def _recall_or_run(call: Call, known: Outcome | None, job: Job, link: Link
 def _run_call(call: Call, job: Job, link: Link) -> Awaitable[FinishedCall]:
     tool = job.plan.tools.get(call.name)
     if tool is None:
+        missing = "" if job.plan.explain_missing is None else job.plan.explain_missing(call.name)
         problem = UNKNOWN_TOOL.format(name=call.name, tools=", ".join(job.plan.tools) or "none")
-        return refuse_call(call, problem, link)
+        return refuse_call(call, missing or problem, link)
     problem = call.problem or find_unknown_argument(call, tool.spec)
     if problem:
         return refuse_call(call, problem, link)
-    return run_tool_call(call, bind_tool(tool, job.plan, job.session), job.folders, link)
+    bound = bind_tool(tool, job.plan, job.session)
+    hooks = job.plan.profile.hooks
+    return run_tool_call(call, bound if hooks is None else HookedTool(bound, hooks), job.folders, link)
 
 
 async def _wait_for_cleanup(tasks: list[asyncio.Task[Outcome]], *, was_told: bool) -> None:

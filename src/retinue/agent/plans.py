@@ -159,6 +159,7 @@ class ProfilePlanner:
             parse=None if output is None else output.parse,
             network=network,
             notes=tuple(warnings),
+            explain_missing=None if self._servers is None else self._servers.explain_missing,
         )
 
     def _choose_model(self, profile: Profile, task: Task, parent: Plan | None) -> tuple[Model, str]:

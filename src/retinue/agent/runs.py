@@ -38,6 +38,7 @@ def run_job(job: Job, link: Link) -> Awaitable[Ending]:
 async def _run_in_session(session: RunSession, job: Job, link: Link) -> Ending:
     try:
         job = msgspec.structs.replace(job, session=session, folders=session.folders)
+        link.use_folders(session.folders)
         if session.setup is not None:
             await _run_setup(session.setup, session, job, link)
         if job.plan.profile.call is not None:

@@ -6,6 +6,7 @@ Knows the link, which writes, judges and asks, and the tool; not where the tool 
 
 from __future__ import annotations
 
+import logging
 import time
 from functools import partial
 
@@ -16,8 +17,12 @@ from retinue.core.errors import Stop, ToolError
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome, Tool, skip_preview
+from retinue.core.profiles import ToolHooks
+from retinue.core.sendable import find_problem, repair_text
 from retinue.tools.arguments import find_unknown_argument
 from retinue.tools.truncate import truncate_text
+
+_LOG = logging.getLogger(__name__)
 
 
 class FinishedCall(msgspec.Struct, frozen=True, gc=False):
@@ -27,6 +32,28 @@ class FinishedCall(msgspec.Struct, frozen=True, gc=False):
     outcome: Outcome
     shown: Outcome
     changed: str = ""
+
+
+class HookedTool:
+    """A tool with code of the program around it: `before_tool` may refuse the call, `after_tool` sees its result."""
+
+    def __init__(self, tool: Tool, hooks: ToolHooks) -> None:
+        self._tool, self._hooks = tool, hooks
+        self.spec, self.preview = tool.spec, tool.preview
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        refusal = await self._hooks.before_tool(call.name, call.args)
+        if refusal is not None:
+            return Outcome(refusal, success=False)
+        try:
+            outcome = await self._tool(call, folders, link)
+        except ToolError as error:
+            outcome = Outcome(str(error), success=False)
+        try:
+            await self._hooks.after_tool(call.name, call.args, outcome.text, outcome.success)
+        except Exception as error:  # noqa: BLE001 - the boundary to somebody else's hooks
+            _LOG.warning("the hook after %s failed: %s: %s", call.name, type(error).__name__, error)
+        return outcome
 
 
 async def run_tool_call(
@@ -47,7 +74,7 @@ async def run_tool_call(
         elif decision.args is not None:
             changed = describe_edit(decision.args)
             call = Call(call.id, call.name, decision.args, within=call.within)
-            problem = find_unknown_argument(call, tool.spec)
+            problem = find_problem(call.args) or find_unknown_argument(call, tool.spec)
             outcome = Outcome(problem, success=False) if problem else None
     if outcome is None:
         try:
@@ -59,6 +86,8 @@ async def run_tool_call(
         except Exception as error:  # noqa: BLE001 - the boundary to tools: a bug there must not end the run
             outcome = Outcome(f"{call.name} failed: {type(error).__name__}: {error}", success=False)
     shown = msgspec.structs.replace(outcome, text=f"{changed}\n{outcome.text}") if changed else outcome
+    if (text := repair_text(shown.text)) is not shown.text:
+        shown = msgspec.structs.replace(shown, text=text)
     if len(shown.text) * 4 > INLINE_BYTES:
         shown = fit_inline(shown, call, folders)
     link.finish(call, shown, round((time.monotonic() - started) * 1000))

@@ -266,6 +266,27 @@ class RunEnded(Body, frozen=True, tag="run.ended"):
         )
 
 
+class ProgressReported(Body, frozen=True, tag="subagent.progress"):
+    """A subagent of this run, asked for with `subagent_NAME`, begins or has `completed` a tool call. The events of the
+    subagent itself are in its own thread."""
+
+    subagent_id: str
+    subagent_name: str
+    nickname: str | None
+    child_thread_id: str
+    child_root_task_id: str
+    subagent_task_id: str | None
+    max_turns: int | None
+    current_turn: int
+    model: str | None
+    tool_name: str
+    tool_context: str
+    completed: bool
+    success: bool
+    tool_count: int
+    total_tokens: int
+
+
 class Unknown:
     """A kind this version does not know; `fields` has everything the line said. No dataclass: the encoder would not
     leave it to our hook."""

@@ -24,7 +24,8 @@ HostTool = Callable[[dict[str, Any], Context], Awaitable[Outcome]]
 class Plan:
     """`host` are the tools that run with the supervisor; `profile_json` and `tools_json` stand in `run.spawned`.
     `floor` is the laxest runtime a child may have; `notes` are what a person should know when it is spawned. `run_job`
-    replaces loop and sandbox in a replay. A plan with nothing but a profile is that of a run that does nothing here."""
+    replaces loop and sandbox in a replay. `explain_missing` says why a tool of a server is not there. A plan with
+    nothing but a profile is that of a run that does nothing here."""
 
     profile: Profile
     runtime: Runtime
@@ -42,6 +43,7 @@ class Plan:
     network: Hosts = ()
     notes: tuple[Warned, ...] = ()
     run_job: Callable[[Job, Link], Awaitable[Ending]] | None = None
+    explain_missing: Callable[[str], str] | None = None
 
 
 class Past(msgspec.Struct, frozen=True, gc=False):

@@ -256,15 +256,21 @@ class Link(Protocol):
         """Return a call id that no other call of the run has."""
 
     def spill(self, name: str) -> Path:
-        """Return a new file of the run's own, for a tool that runs with the supervisor."""
+        """Return a new file of the run's own, for a tool that runs with the supervisor: where the run can read it."""
         ...
+
+    def use_folders(self, folders: Folders) -> None:
+        """Make new files of the run in these folders, which its sandbox shows it."""
 
     def record_activity(self) -> None:
         """Count something that happens in a call, though no event tells of it."""
         ...
 
-    async def ask_person(self, name: str, args: dict[str, Any], preview: str) -> Decision | None:
-        """Ask a person, whatever the rules and the mode; None when nobody can be asked."""
+    async def ask_person(
+        self, name: str, args: dict[str, Any], preview: str, asker: Sequence[str] = ()
+    ) -> Decision | None:
+        """Ask a person, whatever the rules and the mode; None when nobody can be asked. `asker` are ids under which a
+        run of a peer, below this one, may be reported: the question is then that run's."""
         ...
 
     def on_question(self, listener: Callable[[bool], None]) -> Callable[[], None]:
@@ -309,7 +315,7 @@ class Link(Protocol):
 class Approver(Protocol):
     """Somebody who can be asked. Cancelled when the question is no longer open."""
 
-    def __call__(self, question: Approval) -> Awaitable[Decision]: ...
+    def __call__(self, question: Approval, /) -> Awaitable[Decision]: ...
 
 
 class Policy(Protocol):
@@ -576,6 +582,9 @@ class ToolServers(Protocol):
 
     def lacks(self, entries: Sequence[Any] | None) -> Sequence[tuple[str, str]]:
         """Return what of these is not there: in our own words for the model, and in words for a person."""
+
+    def explain_missing(self, tool: str) -> str:
+        """Say why a tool that no run has now is missing, if it belongs to a server that is not available; else ''."""
 
     def reports(self) -> Sequence[ServerReport]:
         """Return how each server was found that was tried."""

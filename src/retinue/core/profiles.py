@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -13,6 +13,7 @@ from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
 from retinue.core.network import parse_hosts
 from retinue.core.rules import CODE_MODE, Rules
+from retinue.core.sendable import repair_text
 
 RuntimeName = Literal["inherited", "isolated", "container", "delegated"]
 WorkspaceName = Literal["scratch", "shared", "copy", "worktree"]
@@ -53,6 +54,16 @@ def check_name(name: object, *, what: str = "profile name") -> str:
     return name
 
 
+class ToolHooks(Protocol):
+    """Code of a program around each tool call of a run, after it was approved."""
+
+    async def before_tool(self, name: str, args: Mapping[str, Any]) -> str | None:
+        """Return None to let the call run, or a text that the model gets instead. An error refuses the call too."""
+
+    async def after_tool(self, name: str, args: Mapping[str, Any], text: str, success: bool) -> None:
+        """Learn what the call gave. An error here is logged and changes nothing."""
+
+
 @dataclass(frozen=True, eq=False)
 class Profile:
     """An agent: its name, instructions, model, tools, limits and the rest.
@@ -63,7 +74,8 @@ class Profile:
     them, on top of those it is under anyway: they make it stricter, never laxer. `runtime` is where its runs live, at
     least as strict as where their parents do; None takes the mode that was chosen for all. `network` is what its runs
     may reach of what their parent may: hosts, "none" or "full"; None means all of it. `wants` are tools it is poorer
-    without: a run that gets none of them says so.
+    without: a run that gets none of them says so. `hooks` are called before and after each of its tool calls, not
+    those of its subagents; the log does not keep them.
     """
 
     name: str
@@ -84,6 +96,7 @@ class Profile:
     approvals: Rules | None = None
     network: Sequence[str] | None = None
     wants: Sequence[str] = ()
+    hooks: ToolHooks | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -112,5 +125,9 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("text", "context", "subagent_id", "label"):
+            text = getattr(self, name)
+            if isinstance(text, str) and (repaired := repair_text(text)) is not text:
+                msgspec.structs.force_setattr(self, name, repaired)
         if self.timeout_seconds is not None and self.timeout_seconds != self.timeout_seconds:
             raise ConfigError("timeout_seconds must be a number, got nan")

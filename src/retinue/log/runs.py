@@ -18,6 +18,7 @@ from retinue.core.events import (
     Gap,
     Inbox,
     Message,
+    ProgressReported,
     RunEnded,
     RunRemote,
     RunResumed,
@@ -25,9 +26,11 @@ from retinue.core.events import (
     RunStarted,
     ToolCall,
     ToolResult,
+    TurnEnded,
     TurnStarted,
     UsageReported,
     Warned,
+    decode_raw,
 )
 from retinue.core.messages import REMINDER, TASK, USER_WORDS
 from retinue.core.ports import Row, RunTally, StoredRun
@@ -36,6 +39,8 @@ from retinue.core.usage import NO_USAGE, Usage
 from retinue.log.summaries import describe_call, summarize_result
 
 NOTHING = Decimal(0)
+U32_MAX = 2**32 - 1
+U64_MAX = 2**64 - 1
 
 
 class RunView(Struct, eq=False):
@@ -53,6 +58,7 @@ class RunView(Struct, eq=False):
     ended_at: float | None = None
     ended: RunEnded | None = None
     turns: int = 0
+    completed_turns: int = 0
     tool_count: int = 0
     tool_logs: tuple[ToolLog, ...] = ()
     usage: Usage = NO_USAGE
@@ -134,6 +140,9 @@ class RunView(Struct, eq=False):
     def _apply_inbox(self, inbox: Inbox, event: Event) -> None:
         if inbox.source != REMINDER:
             self._unread += (inbox.source if inbox.about is None else f"agent:{inbox.about}",)
+
+    def _apply_turn_end(self, ended: TurnEnded, event: Event) -> None:
+        self.completed_turns = ended.turn
 
     def _apply_message(self, message: Message, event: Event) -> None:
         if message.text and not (message.host and self.spawned.model):  # a callable has no other words than its own
@@ -294,6 +303,7 @@ _APPLY_BODY: dict[type, Callable[[RunView, Any, Event], None]] = {
     RunRemote: RunView._apply_remote,
     RunResumed: RunView._apply_resume,
     TurnStarted: RunView._apply_turn,
+    TurnEnded: RunView._apply_turn_end,
     Message: RunView._apply_message,
     Inbox: RunView._apply_inbox,
     UsageReported: RunView._apply_usage,
@@ -428,6 +438,32 @@ class Runs(Struct, eq=False):
             if run.spawned.parent not in self.runs:
                 draw(run, "", "")
         return lines
+
+
+def describe_progress(
+    view: RunView, tree: str, tool: str, about: str, *, completed: bool, success: bool
+) -> ProgressReported:
+    """Return the state of a subagent at the start or the end of one of its tool calls. Counters stop at the largest
+    number of their type."""
+    profile = decode_raw(view.spawned.profile)
+    nickname, turns = profile.get("nickname"), (profile.get("limits") or {}).get("turns")
+    return ProgressReported(
+        subagent_id=view.spawned.subagent_id,
+        subagent_name=view.agent,
+        nickname=nickname if isinstance(nickname, str) else None,
+        child_thread_id=f"{tree}/{view.number}",
+        child_root_task_id=f"{tree}/0",
+        subagent_task_id=None,
+        max_turns=min(turns, U32_MAX) if isinstance(turns, int) else None,
+        current_turn=min(view.completed_turns, U32_MAX),
+        model=view.spawned.model or None,
+        tool_name=tool,
+        tool_context=about,
+        completed=completed,
+        success=success,
+        tool_count=min(view.tool_count, U32_MAX),
+        total_tokens=min(view.usage.total_tokens, U64_MAX),
+    )
 
 
 def describe_view(view: RunView, tree: str) -> Row:

@@ -33,13 +33,15 @@ from retinue.core.errors import (
 from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
 from retinue.core.messages import ASKER, USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
-from retinue.core.ports import Order, Outcome, Preview, Prices, Receipt, Row, Ticket
+from retinue.core.ports import Folders, Order, Outcome, Preview, Prices, Receipt, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
+from retinue.core.sendable import repair_reply
 from retinue.core.usage import NO_USAGE, Usage
 from retinue.log.reading import wait_until_read
-from retinue.log.runs import describe_view
+from retinue.log.runs import describe_progress, describe_view
+from retinue.log.summaries import describe_call
 from retinue.supervisor import apply_changes
 from retinue.supervisor.approvals import GIVEN_UP, Approvals, current_spec, judge_call
 from retinue.supervisor.budgets import CallReservation
@@ -69,6 +71,7 @@ class RunServices(msgspec.Struct, eq=False):
     spawn_children: SpawnChildren
     control: Control
     shown_changes: dict[str, str] | None = None  # digests of what calls of apply_subagent were shown to do
+    session_folders: Folders | None = None  # those of the run's sandbox, once it has one
 
     @property
     def ref(self) -> RunRef:
@@ -99,6 +102,7 @@ class RunServices(msgspec.Struct, eq=False):
             # What may run twice need not wait for the disk, nor what spawns: a child waits for its own first event,
             # with its first reply at the latest.
             written = self.tree.write(run, body, not (spec.repeatable or spec.waits))
+            self._report_progress(call)
             if written is not None:
                 await written
             if spec.tier == "none":
@@ -151,7 +155,20 @@ class RunServices(msgspec.Struct, eq=False):
             gives=outcome.gives,
         )
         self.tree.write(self.run, body)
+        self._report_progress(call, outcome)
         self.run.slot.end_call()
+
+    def _report_progress(self, call: Call, outcome: Outcome | None = None) -> None:
+        """Write into the thread of the parent that this subagent begins a tool call, or has its `outcome`. Only
+        `subagent_NAME` promises this; a parent that asks for many at once would have their events twice."""
+        run, parent = self.run, self.run.parent
+        if parent is None or run.queues:
+            return
+        about, success = describe_call(call.name, call.args), outcome is not None and outcome.success
+        progress = describe_progress(
+            run.view, self.tree.id, call.name, about, completed=outcome is not None, success=success
+        )
+        self.tree.write(parent, progress)
 
     def lend(self, call: Call) -> Awaitable[Outcome]:
         self._check_wanted()
@@ -178,18 +195,23 @@ class RunServices(msgspec.Struct, eq=False):
         return self.run.claim_call_id(wanted)
 
     def spill(self, name: str) -> Path:
-        return self.run.folders.spill(name)
+        return (self.session_folders or self.run.folders).spill(name)
+
+    def use_folders(self, folders: Folders) -> None:
+        self.session_folders = folders
 
     def record_activity(self) -> None:
         self.run.record_activity()
 
-    async def ask_person(self, name: str, args: dict[str, Any], preview: str) -> Decision | None:
-        tree, run = self.tree, self.run
+    async def ask_person(
+        self, name: str, args: dict[str, Any], preview: str, asker: Sequence[str] = ()
+    ) -> Decision | None:
+        tree, run = self.tree, self._find_asker(asker)
         call = Call(f"{name}_{tree.seq + 1}", name, args)
         spec = ToolSpec(name, preview, {}, host=True)
         began = time.monotonic()
         tree.write(run, ToolCall(call.id, name, copy_args(args), host=True))
-        run.slot.begin_calls()
+        self.run.slot.begin_calls()
         outcome = Outcome(NOBODY_ASKED, success=False)
         try:
             decision = await self.approvals.decide(tree, run, call, spec=spec, preview=preview, verdict=ASKS_PERSON)
@@ -200,7 +222,17 @@ class RunServices(msgspec.Struct, eq=False):
         except Unconfirmed:
             return None
         finally:
-            self.finish(call, outcome, round((time.monotonic() - began) * 1000))
+            duration = round((time.monotonic() - began) * 1000)
+            tree.write(run, ToolResult(call.id, name, outcome.text, outcome.success, duration))
+            self.run.slot.end_call()
+
+    def _find_asker(self, reported: Sequence[str]) -> Run:
+        """Return the run of a peer that asks through a call of this run: one below it that is reported under one of
+        these ids. A peer that names no such run asks as this run."""
+        for run in self.tree.runs:
+            if run.view.spawned.remote_id in reported and self.run in run.lineage and not run.is_stopping:
+                return run
+        return self.run
 
     def on_question(self, listener: Callable[[bool], None]) -> Callable[[], None]:
         self.run.add_question_listener(listener)
@@ -226,6 +258,7 @@ class RunServices(msgspec.Struct, eq=False):
         try:
             reply = await plan.model.complete(request, self._show_delta)
             usage = reply.usage
+            reply = repair_reply(reply)
         except (ModelError, Limited) as error:
             usage = error.usage
             self._report_failure(error, plan.model_name)

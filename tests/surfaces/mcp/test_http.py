@@ -192,6 +192,32 @@ async def test_a_client_with_a_session_may_lose_its_connection(project: Project)
         assert (await server.post(cancel, Mcp_Session_Id=session))[0] == 202
 
 
+@pytest.mark.finding("M5")
+@pytest.mark.parametrize("mode", BOTH)
+async def test_the_subagents_of_a_client_that_left_end_with_its_session(project: Project, mode: str) -> None:
+    """Most clients send no DELETE: they are just not there any more."""
+    spawn = {**TASKS, "background": True}
+    async with listening(project, "--no-token", "--session-timeout", "2", agents=STUCK) as server:
+        session = await session_of(server)
+        if mode == "legacy":
+            status, _, _ = await server.post(call("spawn_subagents", spawn), Mcp_Session_Id=session)
+        else:
+            headers = {"MCP_Protocol_Version": mode, "Mcp_Method": "tools/call", "Mcp_Name": "spawn_subagents"}
+            status, _, _ = await server.post(call("spawn_subagents", spawn, **META), **headers)
+        assert status == 200
+        await until(project, "one:cancelled")
+        if mode == "legacy":
+            assert (await server.post(call("list_subagents", {}), Mcp_Session_Id=session))[0] == 404
+
+
+@pytest.mark.finding("M5")
+async def test_a_client_that_waits_for_its_call_has_not_left(project: Project) -> None:
+    slow = {"*": [{"text": "late", "delay": 3}]}
+    async with listening(project, "--no-token", "--session-timeout", "1", agents=slow) as server:
+        _, _, body = await server.post(call("spawn_subagents", TASKS), Mcp_Session_Id=await session_of(server))
+    assert body["result"]["structuredContent"]["results"][0]["answer"] == "late"
+
+
 async def test_bad_bodies_are_answered_and_the_server_lives(project: Project) -> None:
     async with listening(project, "--no-token") as server:
         for body in (b"{", b"[" * 100_000, b"\xff", b"[]", b"null", b'{"jsonrpc":"2.0"}', b""):

@@ -150,6 +150,12 @@ async def test_the_metadata_keys() -> None:
 @pytest.mark.requirement("SDK-60")
 def test_the_public_names() -> None:
     assert set(subagent.__all__) == {
+        "AgentHooks",
+        "EventStore",
+        "MessageStore",
+        "StateStore",
+        "StoreFactories",
+        "ThreadState",
         "METADATA_MAX_SUBAGENT_DEPTH",
         "METADATA_SUBAGENT_DEPTH",
         "SubagentConfig",

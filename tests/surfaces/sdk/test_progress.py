@@ -16,8 +16,8 @@ from retinue.core.events import (
     TurnStarted,
     UsageReported,
 )
-from retinue.log.runs import Runs
-from retinue.subagent import U32_MAX, U64_MAX, Progress, SubagentConfig, SubagentFactory, SubagentProgress
+from retinue.log.runs import U32_MAX, U64_MAX, Runs
+from retinue.subagent import Progress, SubagentConfig, SubagentFactory, SubagentProgress
 from retinue.testing import scripted
 from tests.surfaces.sdk.agents import calls, echo
 from tests.surfaces.sdk.events import spawned, stream
@@ -32,7 +32,7 @@ def fold(*bodies: Body, run: int = 1) -> list[SubagentProgress]:
 
 @pytest.mark.requirement("SDK-45")
 def test_the_fields_of_progress() -> None:
-    body = spawned(model="scripted:x", max_turns=7, profile=msgspec.Raw(b'{"nickname":"Zara"}'))
+    body = spawned(model="scripted:x", max_turns=7, profile=msgspec.Raw(b'{"nickname":"Zara","limits":{"turns":7}}'))
     usage = UsageReported("scripted:x", Usage(30, 12, cache_read_tokens=5))
     [update] = fold(body, TurnStarted(1), TurnEnded(1), TurnStarted(2), usage, READ)
     assert msgspec.to_builtins(update) == {
@@ -43,7 +43,7 @@ def test_the_fields_of_progress() -> None:
         "child_root_task_id": "t/0",
         "subagent_task_id": None,
         "max_turns": 7,
-        "current_turn": 2,
+        "current_turn": 1,
         "model": "scripted:x",
         "tool_name": "read",
         "tool_context": "a.py",
@@ -101,7 +101,7 @@ def test_nothing_that_follows_an_error_changes_anything() -> None:
 def test_counters_stop_at_the_maximum_of_their_type() -> None:
     progress = Progress("t", run=1)
     huge = UsageReported("m", Usage(2**64 - 5, 2**64))
-    events = stream(spawned(max_turns=2**40), TurnStarted(2**40), huge, READ, READ)
+    events = stream(spawned(profile={"limits": {"turns": 2**40}}), TurnEnded(2**40), huge, READ, READ)
     for event in events[:3]:
         progress.apply(event)
     progress.runs.runs[1].tool_count = U32_MAX - 1
@@ -138,10 +138,10 @@ async def test_hooks_hear_of_their_own_subagent_while_it_runs() -> None:
         outcome = await factory.create(config).execute(None, {"task": "go"})
     assert outcome.data is not None
     assert [(u.tool_name, u.completed, u.success, u.tool_count, u.current_turn) for u in seen] == [
-        ("echo", False, False, 1, 1),
-        ("echo", True, True, 1, 1),
-        ("subagent_kid", False, False, 2, 2),
-        ("subagent_kid", True, True, 2, 2),
+        ("echo", False, False, 1, 0),  # no turn is complete yet
+        ("echo", True, True, 1, 0),
+        ("subagent_kid", False, False, 2, 1),
+        ("subagent_kid", True, True, 2, 1),
     ]
     assert {(u.nickname, u.max_turns, u.total_tokens) for u in seen} == {("Zara", 9, 7)}
 

@@ -168,7 +168,7 @@ async def test_inside_a_run_the_subagent_is_its_child(given: bool, tmp_path: Pat
     def no_store() -> Path:
         raise AssertionError("a run has a log already")
 
-    tool = SubagentTool(WORKER, model=scripted({}), store=no_store)
+    tool = SubagentTool(WORKER, model=scripted({}), folder=no_store)
 
     async def boss(task: str, ctx: Context) -> str:
         return (await tool.execute(ctx if given else None, {"task": "go"})).output
@@ -190,7 +190,7 @@ async def test_hooks_and_stores_are_replaced_and_the_config_is_not(tmp_path: Pat
         return folders[-1]
 
     tool = SubagentTool(WORKER, model=scripted(ECHOES), tools=[echo], hooks=first.append)
-    replaced = tool.with_hooks(second.append).with_stores(folder)
+    replaced = tool.with_hooks(second.append).with_folder(folder)
     assert replaced.config is tool.config
     assert replaced.profile is tool.profile
     for _ in range(2):
@@ -215,7 +215,7 @@ async def test_a_tool_of_a_factory_can_have_a_log_of_its_own(tmp_path: Path) -> 
     async with SubagentFactory(model=scripted(ECHOES), tools=[echo], hooks=seen.append) as factory:
         tool = factory.create(WORKER)
         await tool.execute(None, {"task": "go"})
-        await tool.with_stores(lambda: tmp_path / "state").execute(None, {"task": "go"})
+        await tool.with_folder(lambda: tmp_path / "state").execute(None, {"task": "go"})
     shared, own = (update.child_thread_id for update in seen[::2])
     assert shared.split("/")[0] != own.split("/")[0]
     assert list((tmp_path / "state" / "logs").glob("*.db"))

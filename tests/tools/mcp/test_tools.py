@@ -169,7 +169,40 @@ async def test_they_work_in_a_sandbox(runtime: str, tmp_path: Path) -> None:
     added, large, picture = results(events)
     assert '"total": 42' in added.text
     assert len(large.text) <= INLINE_BYTES and Path(large.file).stat().st_size == 200_000
-    assert " in " in picture.text and "full_logs" in picture.text
+    assert " in " in picture.text
+
+
+@pytest.mark.finding("M4")
+@pytest.mark.parametrize("runtime", ["inherited", "isolated"])
+async def test_a_file_that_a_tool_returned_can_be_read_by_the_run(runtime: str, tmp_path: Path) -> None:
+    """The text names a path; the run's own tools, wherever they work, find the bytes there."""
+    (tmp_path / "project").mkdir()
+    given: dict[str, Any] = {"path": tmp_path / ".retinue", "project": tmp_path / "project", "runtime": runtime}
+    folder = "full_logs" if runtime == "inherited" else "host_outputs"
+    seen = call("shell", command=f"cat $(dirname $PWD)/{folder}/*.png; cat $(dirname $PWD)/{folder}/*.txt")
+    script = turns(call("shell", command="true"), call("mcp__calm__picture"), seen)
+    _, events = await run({"calm": program("calm")}, script, fields={"workspace": "scratch"}, **given)
+    _, picture, read = results(events)
+    kept = [part.partition("]")[0] for part in picture.text.split(" in ")[1:]]
+    assert [Path(path).suffix for path in kept] == [".png", ".txt"], picture.text
+    assert Path(kept[0]).read_bytes() == b"\x89PNG not really"
+    assert "PNG not really" in read.text and "a note" in read.text, (picture.text, read.text)
+
+
+@pytest.mark.finding("M8")
+async def test_content_of_an_unknown_kind_costs_only_itself(tmp_path: Path) -> None:
+    _, events = await run({"odd": program("bad", "mixed", str(tmp_path))}, turns(call("mcp__odd__one")))
+    [mixed] = results(events)
+    assert mixed.success and mixed.text.startswith("before\n") and mixed.text.endswith("\nafter")
+    assert mixed.text.count("was left out") == 3 and "'hologram'" in mixed.text
+
+
+@pytest.mark.finding("M8")
+async def test_a_tool_of_a_server_that_never_started_says_so(tmp_path: Path) -> None:
+    _, events = await run({"gone": program("bad", "exits", str(tmp_path))}, turns(call("mcp__gone__one")))
+    [refused] = results(events)
+    assert not refused.success and refused.text.startswith("the MCP server 'gone' is not available: "), refused.text
+    assert "cannot find my configuration" in refused.text
 
 
 async def test_the_client_of_the_conformance_suite_calls_every_tool(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from retinue.core.approvals import Allow, Approval, Decision, Deny
 from retinue.core.errors import ConfigError, NotFound, RetinueError
 from retinue.core.events import ApprovalDecided, Event
 from retinue.core.ports import LogReader
+from retinue.core.rules import explain_missing_rule
 from retinue.log.blocks import make_question_spans
 from retinue.log.reading import iterate_events, wait_for_event
 from retinue.surfaces.cli import output as screen
@@ -36,8 +37,12 @@ SCOPES = {
     "pending": "and to everything else that run asks now",
 }
 ID_HELP = "the question's number or id, as `retinue approvals` lists them, or a unique beginning of its id"
+<<<<<<< HEAD
 NO_RULE = "no rule says just {what}: answer without --project, or with --run or --tool"
 NO_TERMINAL = "there is no terminal to ask on: look with `retinue approvals ID`, then give --yes"
+=======
+NO_RULE = "no rule says just {what}, because {why}: answer without --project, or with --run or --tool"
+>>>>>>> main
 KEPT_SECONDS = 5.0
 NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
 
@@ -277,9 +282,13 @@ async def answer_question(
     if changes:
         decision = msgspec.structs.replace(decision, args={**about.args, **changes})
     if isinstance(decision, Allow) and decision.scope == "project" and not about.rule:
+<<<<<<< HEAD
         raise ConfigError(NO_RULE.format(what=format_question(about)))
     if isinstance(decision, Allow) and not shown:
         _confirm_questions([chosen])
+=======
+        raise ConfigError(NO_RULE.format(what=format_question(about), why=explain_missing_rule(about.tool, about.args)))
+>>>>>>> main
     return await _give_answer(project.log, chosen, decision)
 
 
@@ -317,8 +326,9 @@ async def _give_answer(log: LogReader, chosen: Waiting, decision: Decision) -> i
     print(f"{word} {format_question(about)} of {about.tree}/{about.run}")
     if isinstance(decision, Allow) and decision.scope == "project":
         decided = await wait_for_decision(log, about, seconds=KEPT_SECONDS)
+        rules = ", ".join(about.rule.splitlines())
         if decided is None or decided.scope != "project":
-            screen.print_warning(f"the answer holds for this call only: the rule {about.rule} could not be written")
+            screen.print_warning(f"the answer holds for this call only: the rule {rules} could not be written")
         else:
-            print(f"allowed in this project from now on, by the rule in retinue.yaml: {safe.escape_line(about.rule)}")
+            print(f"allowed in this project from now on, by the rule in retinue.yaml: {safe.escape_line(rules)}")
     return 0

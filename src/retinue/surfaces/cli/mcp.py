@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CLIENTS = ("claude", "codex", "gemini", "opencode", "cursor", "vscode")
 WAIT_APPROVALS = 600.0
+SESSION_TIMEOUT = 1800.0
 AT_TERMINAL = (
     "this speaks MCP on stdin and stdout, for a client that starts it (`retinue mcp install` tells one); Ctrl-C stops"
 )
@@ -62,6 +63,12 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--http", action="store_true", help="over HTTP on this machine, instead of stdin and stdout")
     parser.add_argument("--port", metavar="N", type=_parse_port, help="with --http: the port (a free one)")
     parser.add_argument("--no-token", action="store_true", help="with --http: let in every program of this machine")
+    parser.add_argument(
+        "--session-timeout",
+        metavar="SECONDS",
+        type=parse_seconds,
+        help=f"with --http: end a session, and its subagents, after so long without its client ({SESSION_TIMEOUT:g})",
+    )
     parser.add_argument(
         "--wait-approvals",
         metavar="SECONDS",
@@ -107,8 +114,10 @@ def _execute_serve(args: argparse.Namespace) -> int:
     """
     if args.output_schema is not None and args.profile is None:
         raise ConfigError("--output-schema is about the answer of one subagent: give --profile too")
-    if not args.http and (args.port is not None or args.no_token):
-        raise ConfigError("--port and --no-token are for --http")
+    if not args.http and (args.port is not None or args.no_token or args.session_timeout is not None):
+        raise ConfigError("--port, --no-token and --session-timeout are for --http")
+    if args.session_timeout == 0:
+        raise ConfigError("--session-timeout must be more than 0 seconds")
     import asyncio
 
     return asyncio.run(_run_server(args))
@@ -184,7 +193,14 @@ async def _run_server(args: argparse.Namespace) -> int:
             if args.http:
                 from retinue.surfaces.mcp import http
 
-                await http.serve_http(server, stop, port=args.port or 0, token=not args.no_token, say=_say)
+                await http.serve_http(
+                    server,
+                    stop,
+                    port=args.port or 0,
+                    token=not args.no_token,
+                    say=_say,
+                    idle_seconds=args.session_timeout or SESSION_TIMEOUT,
+                )
             else:
                 if sys.stdin is not None and sys.stdin.isatty():
                     _say(AT_TERMINAL)

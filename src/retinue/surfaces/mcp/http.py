@@ -46,6 +46,7 @@ METHODS = ("POST", "DELETE")
 MAX_CONNECTIONS = 256
 MAX_SESSIONS = 64
 PING_SECONDS = 5.0
+SWEEP_SECONDS = 15.0
 STUCK_SECONDS = 30.0
 BUFFERED_BYTES = 256 * 1024
 MAX_TOKEN = 100
@@ -62,12 +63,19 @@ EVENTS = {
 
 
 async def serve_http(
-    server: Server, stop: asyncio.Event, *, port: int, token: bool, say: Callable[[str], None]
+    server: Server,
+    stop: asyncio.Event,
+    *,
+    port: int,
+    token: bool,
+    say: Callable[[str], None],
+    idle_seconds: float,
 ) -> None:
     """Serve until `stop` is set. Without a token every program of this machine may use the server."""
     host = await server.wait_for_host()  # an error in the project is reported now, to the user who starts us
     file = host.state / "mcp" / "token" if token else None
-    async with Endpoint(server, port=port, token="" if file is None else load_token(file)) as endpoint:
+    secret = "" if file is None else load_token(file)
+    async with Endpoint(server, port=port, token=secret, idle_seconds=idle_seconds) as endpoint:
         say(f"serving MCP on {endpoint.url}; Ctrl-C stops")
         if file is None:
             say("warning: every program of this machine may use it (--no-token)")
@@ -77,20 +85,27 @@ async def serve_http(
 
 
 class Endpoint(Listener):
-    """`async with Endpoint(...)`: listens inside; afterwards its sessions are over. An empty token admits everybody."""
+    """`async with Endpoint(...)`: listens inside; afterwards its sessions are over. An empty token admits everybody.
 
-    def __init__(self, server: Server, *, port: int, token: str) -> None:
+    Most clients leave without a word. A session whose client has had no connection for `idle_seconds` ends, with its
+    subagents; so do those of clients without a session, when none of them was there for so long."""
+
+    def __init__(self, server: Server, *, port: int, token: str, idle_seconds: float) -> None:
         super().__init__("this server", max_connections=MAX_CONNECTIONS)
-        self._server, self._port, self._token = server, port, token
+        self._server, self._port, self._token, self._session_seconds = server, port, token, idle_seconds
         self._sessions: dict[str, Session] = {}
         self._shared = Session(server, about="HTTP", shared=True)
+        self._presence: dict[Session, Presence] = {}
+        self._sweeper = TaskOwner()
 
     async def __aenter__(self) -> Endpoint:
         self.url = f"http://{HOST}:{self.listen(self._port)}{PATH}"
         hide_secret(self._token)
+        self._sweeper.start(self._end_idle_sessions())
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._sweeper.close()
         await self.stop_listening()
         forget_secret(self._token)
         for session in (*self._sessions.values(), self._shared):
@@ -146,6 +161,7 @@ class Endpoint(Listener):
             name, session = secrets.token_urlsafe(24), Session(self._server, about="HTTP")
             answer = session.initialize(message)
             self._sessions[name] = session
+            self._record_presence(session)
             connection.send_response(200, answer, {"Mcp-Session-Id": name})
         else:
             session = self._find_session(request)
@@ -158,13 +174,37 @@ class Endpoint(Listener):
                 session.handle_message(message)
                 connection.send_response(202)
 
+    def _record_presence(self, session: Session, *, connections: int = 0) -> None:
+        """Record that the client of a session is here now, and how many connections more or less it has."""
+        found = self._presence.setdefault(session, Presence())
+        found.connections += connections
+        found.seen_at = asyncio.get_running_loop().time()
+
+    async def _end_idle_sessions(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(min(self._session_seconds / 4, SWEEP_SECONDS))
+            since = clock() - self._session_seconds
+            idle = [session for session, found in self._presence.items() if found.is_idle(since)]
+            for session in idle:
+                del self._presence[session]
+                if session is self._shared:
+                    self._shared = Session(self._server, about="HTTP", shared=True)
+                self._sessions = {name: each for name, each in self._sessions.items() if each is not session}
+                await session.close()
+
     async def _make_room(self) -> None:
         """End the oldest idle session if there are too many. Raises RpcError if none is idle."""
         if len(self._sessions) >= MAX_SESSIONS:
             idle = next((name for name, session in self._sessions.items() if not session.is_busy), None)
             if idle is None:
                 raise RpcError(INTERNAL_ERROR, f"{MAX_SESSIONS} sessions are at work already")
-            await self._sessions.pop(idle).close()
+            await self._close_session(idle)
+
+    async def _close_session(self, name: str) -> None:
+        session = self._sessions.pop(name)
+        self._presence.pop(session, None)
+        await session.close()
 
     def _find_session(self, request: Request) -> Session:
         name = request.headers.get(SESSION)
@@ -173,12 +213,12 @@ class Endpoint(Listener):
         session = self._sessions.get(name)
         if session is None:
             raise HttpError(404, "there is no such session; begin another one with 'initialize'")
+        self._record_presence(session)
         return session
 
     async def _end_session(self, request: Request) -> None:
-        session = self._find_session(request)
-        del self._sessions[request.headers[SESSION]]
-        await session.close()
+        self._find_session(request)
+        await self._close_session(request.headers[SESSION])
 
     async def _answer_request(
         self,
@@ -194,10 +234,17 @@ class Endpoint(Listener):
         owner = TaskOwner()
         answering = owner.start(session.answer(message, client, stream))
         gone = owner.start(connection.wait_for_peer())
+        self._record_presence(session, connections=1)
         try:
             while not answering.done() and not gone.done():
                 await asyncio.wait({answering, gone}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 stream.ping()
+        except asyncio.CancelledError:
+            answering.cancel()
+            raise
+        finally:
+            self._record_presence(session, connections=-1)
+        try:
             if not answering.done():
                 stream.is_gone = True
                 if client.modern:
@@ -216,6 +263,16 @@ class Endpoint(Listener):
             stream.end(status, messages.encode_error(message.id, error))
         except asyncio.CancelledError:
             stream.end(202, b"")  # cancelled by its client, which expects nothing
+
+
+class Presence:
+    """When the client of a session was here last, and how many connections it has."""
+
+    def __init__(self) -> None:
+        self.connections, self.seen_at = 0, 0.0
+
+    def is_idle(self, since: float) -> bool:
+        return self.connections <= 0 and self.seen_at < since
 
 
 class _ResponseStream:

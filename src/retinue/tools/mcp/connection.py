@@ -21,6 +21,7 @@ import httpx2
 import mcp_types as types
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
+from pydantic import TypeAdapter
 
 from retinue.concurrency import TaskOwner
 from retinue.core import secrets
@@ -35,7 +36,8 @@ from retinue.tools.mcp.server_text import describe_error, to_line
 from retinue.tools.mcp.tool_listing import MAX_TOOLS, ListedTool, make_listed_tools
 
 if TYPE_CHECKING:
-    from mcp.client._transport import TransportStreams
+    from mcp.client._transport import ReadStream, TransportStreams
+    from mcp.shared.message import SessionMessage
 
 MAX_FAILURES = 5
 BACK_OFF = 0.5
@@ -46,6 +48,7 @@ MAX_PAGES = 100
 HTTP_SECONDS = 30.0
 REFUSALS = (401, 403, 407)
 State = Literal["idle", "starting", "up", "down", "given up", "closed"]
+_BLOCK: TypeAdapter[types.ContentBlock] = TypeAdapter(types.ContentBlock)
 _SECRET_HEADERS = ("authorization", "key", "token", "secret", "cookie")
 for _name in ("mcp", "client", "httpx2", "httpcore2"):  # their warnings quote servers
     logging.getLogger(_name).addHandler(logging.NullHandler())
@@ -197,7 +200,7 @@ class Connection:
     @asynccontextmanager
     async def _open_client(self) -> AsyncIterator[Client]:
         client = Client(
-            self._make_transport(),
+            _read_leniently(self._make_transport()),
             cache=None,
             client_info=types.Implementation(name="retinue", version=version("retinue")),
             elicitation_callback=self._calls.answer_elicitation,
@@ -338,6 +341,60 @@ class Connection:
             streamable_http_client(self.server.url, http_client=http, max_sse_event_size=MAX_LINE_BYTES) as streams,
         ):
             yield streams
+
+
+@asynccontextmanager
+async def _read_leniently(
+    transport: AbstractAsyncContextManager[TransportStreams],
+) -> AsyncIterator[TransportStreams]:
+    async with transport as (reading, writing):
+        yield LenientReader(reading), writing
+
+
+class LenientReader:
+    """A stream of a server's messages. A content block that the SDK could not read would fail the whole result: it is
+    replaced by a text that says so."""
+
+    def __init__(self, inner: ReadStream[SessionMessage | Exception]) -> None:
+        self._inner = inner
+
+    @property
+    def last_context(self) -> Any:
+        return getattr(self._inner, "last_context", None)
+
+    async def receive(self) -> SessionMessage | Exception:
+        return _replace_unknown_blocks(await self._inner.receive())
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    def __aiter__(self) -> LenientReader:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        return _replace_unknown_blocks(await self._inner.__anext__())
+
+    async def __aenter__(self) -> LenientReader:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> bool | None:
+        return await self._inner.__aexit__(*error)
+
+
+def _replace_unknown_blocks(item: SessionMessage | Exception) -> SessionMessage | Exception:
+    message = getattr(item, "message", None)
+    result = message.result if isinstance(message, types.JSONRPCResponse) else None
+    content = result.get("content") if isinstance(result, dict) else None
+    if isinstance(content, list):
+        for index, block in enumerate(content):
+            try:
+                _BLOCK.validate_python(block)
+            except (ValueError, RecursionError):
+                kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+                text = f"[content of the type '{to_line(str(kind), 80)}' was left out: it cannot be read here]"
+                content[index] = {"type": "text", "text": text}
+    return item
 
 
 def _is_gone(error: MCPError) -> bool:

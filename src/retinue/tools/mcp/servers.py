@@ -160,6 +160,10 @@ class McpServers:
                 found[LACKS_ONE.format(entry=entry)] = f"the MCP server '{name}' has no tool that {entry!r} means"
         return list(found.items())
 
+    def explain_missing(self, tool: str) -> str:
+        connection = self.connections.get(server_of(tool))
+        return "" if connection is None or connection.state == "up" else connection.unavailable_reason
+
     def reports(self) -> Sequence[ServerReport]:
         return [
             ServerReport(name, each.server.words, each.error, len(each.tools), each.revision, tuple(each.notes))
@@ -242,7 +246,7 @@ def _save_file(kind: str, data: bytes, mime: str, spill: Spill, name: str = "") 
         return f"[{what}: not kept, it is larger than {MAX_FILE_BYTES // 1024 // 1024} MiB]"
     try:
         path = spill(f"{kind}{mimetypes.guess_extension(mime.partition(';')[0].strip()) or '.bin'}")
-        write_private_file(path, data, exclusive=True)
+        write_private_file(path, data)
     except OSError as error:
         return f"[{what}: not kept, {error.strerror or error}]"
     return f"[{what} in {path}]"

@@ -1,5 +1,5 @@
 """Servers that misbehave, each in a way of its own: `python bad.py WAY FOLDER`, where the way is exits, garbage, hangs,
-dies, noisy, endless, asks, half, deep or lame.
+dies, noisy, endless, asks, half, deep, mixed or lame.
 
 They speak the protocol by hand, so that they can break it, and count their lives in FOLDER."""
 
@@ -79,6 +79,10 @@ def serve(life: int) -> None:
             nested = "[" * 100_000 + "]" * 100_000
             sys.stdout.write(f'{{"jsonrpc": "2.0", "id": {number}, "result": {{"content": {nested}}}}}\n')
             sys.stdout.flush()
+        elif method == "tools/call" and MODE == "mixed":
+            image = {"type": "image", "data": "AAAA"}  # without its type
+            blocks = [{"type": "text", "text": "before"}, {"type": "hologram", "beam": 1}, image, "odd"]
+            answer(number, {"content": [*blocks, {"type": "text", "text": "after"}]})
         elif method == "tools/call" and MODE == "asks":
             waiting.append(number)
             if len(waiting) == int(os.environ.get("CALLS", "1")):
