@@ -66,7 +66,7 @@ def test_a_form_is_filled_in_from_another_terminal(project: Project, tmp_path: P
     away = project.retinue("run", "go", "--model", model, "--detach", "--wait-approvals", "40")
     assert away.returncode == 0, away.stderr
     numbers = []
-    for answer in (["approve", "--yes", "1"], ["approve", "2", "--set", "ok=true"]):
+    for answer in (["approve", "--yes", "1"], ["approve", "--yes", "2", "--set", "ok=true"]):
         listed = project.retinue("approvals", "--json")
         while not json.loads(listed.stdout):
             listed = project.retinue("approvals", "--json")

@@ -37,12 +37,8 @@ SCOPES = {
     "pending": "and to everything else that run asks now",
 }
 ID_HELP = "the question's number or id, as `retinue approvals` lists them, or a unique beginning of its id"
-<<<<<<< HEAD
-NO_RULE = "no rule says just {what}: answer without --project, or with --run or --tool"
 NO_TERMINAL = "there is no terminal to ask on: look with `retinue approvals ID`, then give --yes"
-=======
 NO_RULE = "no rule says just {what}, because {why}: answer without --project, or with --run or --tool"
->>>>>>> main
 KEPT_SECONDS = 5.0
 NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
 
@@ -282,13 +278,9 @@ async def answer_question(
     if changes:
         decision = msgspec.structs.replace(decision, args={**about.args, **changes})
     if isinstance(decision, Allow) and decision.scope == "project" and not about.rule:
-<<<<<<< HEAD
-        raise ConfigError(NO_RULE.format(what=format_question(about)))
+        raise ConfigError(NO_RULE.format(what=format_question(about), why=explain_missing_rule(about.tool, about.args)))
     if isinstance(decision, Allow) and not shown:
         _confirm_questions([chosen])
-=======
-        raise ConfigError(NO_RULE.format(what=format_question(about), why=explain_missing_rule(about.tool, about.args)))
->>>>>>> main
     return await _give_answer(project.log, chosen, decision)
 
 
