@@ -171,7 +171,7 @@ class DelegationRequest:
             context="Paths in the task are those of another machine. Here, " + "; ".join(there) + ".",
             context_paths=[copy for _, copy in readable],
             include_parent_workspace=False,
-            subagent_id=self._name,
+            subagent_id=request.subagent_id or self._name,
             label=self._name,
             timeout_seconds=_timeout_of(request, profile.limits, self._host),
         )

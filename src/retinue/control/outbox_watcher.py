@@ -41,6 +41,8 @@ UNREAD_SECONDS = 24 * 3600.0
 GLANCE_SECONDS = 0.02
 STOP_SECONDS = 40.0
 MOST_KEPT = 20_000  # as many as one look at a folder shows
+MOST_NAMED = 20
+ODD_NAME = "{file!r} is not taken: the id of a request has 1 to 128 of A-Z, a-z, 0-9, '-' and '_'"
 HELD = "another watcher has this outbox; taking over when it ends"
 FALLEN = "the watcher that ran it ended; what the run had done until then is not known"
 
@@ -112,6 +114,8 @@ class Watcher:
         for file in files:
             self._read_steer(file)
         asked = [name for name in map(wire.asked_id, files) if name is not None]
+        for file in [file for file in files if wire.is_odd_request(file)][:MOST_NAMED]:
+            self._complain(ODD_NAME.format(file=file))
         self._odd &= set(asked)
         if asked and len(self._kept.list_names()) >= MOST_KEPT:
             self._complain(f"{MOST_KEPT} requests are remembered in {self._kept.folder}; no more are taken")

@@ -32,12 +32,14 @@ MOST_PATHS = 64
 MOST_STEERS = 1000
 PATH_CHARACTERS = 4096
 SPENDING_KEYS = {"tokens": KEYS["tokens"][0], "cost": KEYS["cost"][0], "traceparent": TRACE_KEY, "baggage": BAGGAGE_KEY}
-_ID = re.compile(r"[a-z0-9-]{1,64}")
+_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _STEER = re.compile(rf"steer_({_ID.pattern})_(\d{{4}})\.json")
 _REQUEST = re.compile(rf"request_({_ID.pattern})\.json")
+_LIKE_REQUEST = re.compile(r"request_.*\.json", re.DOTALL)
+SUBAGENT_ID_CHARACTERS = 200
 _KEYS = (
-    "version", "id", "task", "profile", "workspace", "context_paths", "timeout_seconds", "depth", "tokens", "cost",
-    "traceparent", "baggage",
+    "version", "id", "subagent_id", "task", "profile", "workspace", "context_paths", "timeout_seconds", "depth",
+    "tokens", "cost", "traceparent", "baggage",
 )  # fmt: skip
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+")
 # A key with one of these words says how something is launched: it is no harmless addition.
@@ -68,10 +70,12 @@ class RequestError(RetinueError):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A delegation request. `depth` is how many levels may stand below the run, `tokens` and `cost` are what it may
-    spend, `traceparent` is the span it belongs to. `ignored` are keys that nobody here knows."""
+    """A delegation request. `subagent_id` is the run's id on the side that asks, `depth` how many levels may stand
+    below the run. `tokens` and `cost` are what it may spend, `traceparent` is the span it belongs to. `ignored` are
+    keys that nobody here knows."""
 
     id: str
+    subagent_id: str = ""
     task: str
     profile: str
     workspace: str
@@ -152,6 +156,11 @@ def asked_id(file: str) -> str | None:
     return None if found is None else found[1]
 
 
+def is_odd_request(file: str) -> bool:
+    """Tell whether a file looks like a request, but its id is none."""
+    return _LIKE_REQUEST.fullmatch(file) is not None and asked_id(file) is None
+
+
 def encode_request(request: Request) -> bytes:
     fields = {key: getattr(request, key) for key in _KEYS if key != "version"}
     said = {key: value for key, value in fields.items() if value not in (None, "")}
@@ -170,6 +179,9 @@ def parse_request(data: bytes, name: str) -> Request:
         raise RequestError(f"the request speaks another version than {VERSION}")
     if fields.get("id", name) != name:
         raise RequestError("'id' is not the one in the name of the file")
+    subagent_id = fields.get("subagent_id", "")
+    if not isinstance(subagent_id, str) or len(subagent_id) > SUBAGENT_ID_CHARACTERS or not subagent_id.isprintable():
+        raise RequestError(f"'subagent_id' must be text of at most {SUBAGENT_ID_CHARACTERS} printable characters")
     timeout = fields.get("timeout_seconds")
     if timeout is not None and not (_is_number(timeout) and 0 < timeout < math.inf):
         raise RequestError("'timeout_seconds' must be a number of seconds above 0")
@@ -183,6 +195,7 @@ def parse_request(data: bytes, name: str) -> Request:
         raise RequestError(str(error)) from None
     return Request(
         id=name,
+        subagent_id=subagent_id,
         task=_read_text(fields, "task"),
         profile=profile,
         workspace=_read_path(_read_text(fields, "workspace"), "workspace"),

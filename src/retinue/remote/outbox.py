@@ -31,6 +31,7 @@ POLL_SECONDS = 0.05
 UNCLAIMED_SECONDS = 10.0
 ANSWER_SECONDS = 10.0
 STEER_SECONDS = 5.0
+OWN_CHARACTERS = 82  # of an id that we made
 PIECE_BYTES = 1024 * 1024
 UNCLAIMED = (
     "no watcher has taken the request for {seconds:g} s: on the host, run "
@@ -52,8 +53,8 @@ class OutboxAdapter:
 
     def start(self, request: RemoteRequest) -> OutboxRun:
         ref = request.ref
-        agent = "".join(c if c.isascii() and c.isalnum() else "-" for c in ref.agent.lower())[:20]
-        reference = f"{agent}-{ref.tree}-{ref.run}-{secrets.token_hex(4)}"
+        own = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in ref.subagent_id)
+        reference = f"{own[:OWN_CHARACTERS]}-{ref.tree}-{ref.run}-{secrets.token_hex(4)}"  # a model may repeat an id
         return OutboxRun(self._folder, request, reference=reference, offset=0)
 
     def attach(self, request: RemoteRequest, *, reference: str, cursor: str) -> OutboxRun:
@@ -99,6 +100,7 @@ class OutboxRun:
         data = wire.encode_request(
             wire.Request(
                 id=name,
+                subagent_id=request.ref.subagent_id[: wire.SUBAGENT_ID_CHARACTERS],
                 task=request.text,
                 profile=request.profile,
                 workspace=request.workspace,

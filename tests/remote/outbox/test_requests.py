@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.core.errors import RetinueError
+from retinue.core.profiles import NAME_PATTERN
 from retinue.protocol import outbox as wire
 
 FINE = {"task": "look", "profile": "explorer", "workspace": "/shared/x"}
@@ -112,12 +113,20 @@ def test_a_field_of_the_wrong_kind_is_named(field: str, value: Any) -> None:
 @pytest.mark.requirement("P34")
 @pytest.mark.parametrize(
     "file",
-    ["request_.json", "request_A.json", "request_a_b.json", "request_../x.json", f"request_{'a' * 65}.json",
+    ["request_.json", "request_a b.json", "request_a.b.json", "request_../x.json", f"request_{'a' * 129}.json",
      "request_a.json\n", "request_\u0430.json", ".request_a.json", "request_a.json.tmp", "request_a"],
 )  # fmt: skip
 def test_only_plain_ids_are_names_of_requests(file: str) -> None:
     assert wire.asked_id(file) is None
     assert wire.asked_id("request_a-1.json") == "a-1"
+
+
+@pytest.mark.finding("S11")
+@given(st.from_regex(NAME_PATTERN.replace("(?!\\n)", ""), fullmatch=True), st.integers(0, 2**64 - 1))
+def test_every_id_that_our_own_format_gives_is_the_id_of_a_request(agent: str, number: int) -> None:
+    name = f"{agent.strip()}_{number:x}"
+    assert wire.asked_id(wire.request_name(name)) == wire.stopped_id(wire.cancel_name(name)) == name
+    assert wire.steered_id(wire.steer_name(name, 3)) == name
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))

@@ -362,13 +362,34 @@ async def test_context_is_a_copy_that_is_read_and_named(work: Path) -> None:
 
 async def test_names_that_are_none_of_ours_are_left_alone(work: Path) -> None:
     async with inherited(work) as there:
-        for name in ("request_A.json", "request_.json", ".asks-1", "notes", "cancel_unknown", "response_x.json"):
+        for name in ("request_a b.json", "request_.json", ".asks-1", "notes", "cancel_unknown", "response_x.json"):
             put(there.outbox, name, b"{}")
         ask(there.outbox, "a", workspace=str(work))
         await answer(there.outbox, "a")
-        assert {"request_A.json", "request_.json", ".asks-1", "notes", "cancel_unknown"} <= set(
+        assert {"request_a b.json", "request_.json", ".asks-1", "notes", "cancel_unknown"} <= set(
             os.listdir(there.outbox)
         )
+
+
+@pytest.mark.finding("S11")
+@pytest.mark.requirement("MASS-15")
+@pytest.mark.parametrize("name", ["explorer_18c7a5fe1b2c3d4e", "Big-Explorer_18C7", "A" * 128])
+async def test_ids_of_our_own_format_are_answered(work: Path, name: str) -> None:
+    async with inherited(work) as there:
+        ask(there.outbox, name, workspace=str(work), subagent_id="explorer_1")
+        assert (await answer(there.outbox, name))["status"] == "done"
+        events = await there.supervisor.log.read(there.trees[0])
+        assert [event.body.subagent_id for event in events if isinstance(event.body, RunSpawned)] == ["explorer_1"]
+
+
+@pytest.mark.finding("S11")
+async def test_an_id_that_is_none_is_refused_with_a_message(work: Path) -> None:
+    async with inherited(work) as there:
+        put(there.outbox, "request_a b.json", b"{}")
+        ask(there.outbox, "a", workspace=str(work))
+        await answer(there.outbox, "a")
+        [said] = [line for line in there.said if "a b" in line]
+        assert said.startswith("'request_a b.json' is not taken: the id of a request has 1 to 128 of")
 
 
 class Swapper:
