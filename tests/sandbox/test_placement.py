@@ -22,7 +22,7 @@ from retinue.sandbox.in_process import IN_PROCESS, InProcess
 from retinue.sandbox.placement import Placement
 from retinue.testing import scripted
 from tests.sandbox.places import ROOT, needs_bubblewrap
-from tests.supervisor.tree.kit import bodies, call, main, tree
+from tests.supervisor.tree.kit import bodies, call, main, spawn, tree
 
 SCRIPT = "agents: {main: [{text: hello}]}\n"
 WITHOUT = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", "/dev/null", find_command("bwrap") or "/usr/bin/bwrap", "--"]
@@ -59,6 +59,16 @@ def test_a_child_is_never_sandboxed_less_than_its_parent() -> None:
     for wish in (None, "inherited", "isolated"):
         runtime, below, _ = place(Profile("b", runtime=wish), parent)  # type: ignore[arg-type]
         assert (runtime.name, below) == ("isolated", "isolated")
+
+
+@pytest.mark.finding("S13")
+@pytest.mark.requirement("MASS-6")
+async def test_an_inherited_child_runs_where_its_parent_does(tmp_path: Path) -> None:
+    look = call("shell", command="echo $PPID; readlink /proc/self/ns/mnt")
+    script = {"main": [look, spawn({"task": "x", "subagent_id": "x"}), "end"], "x": [look, "end"]}
+    _, events = await tree(script, path=tmp_path / ".retinue", runtime="inherited")
+    [own, *_], [child] = bodies(events, ToolResult, run=0), bodies(events, ToolResult, run=1)
+    assert own.text == child.text == f"{os.getpid()}\n{os.readlink('/proc/self/ns/mnt')}\n"
 
 
 def test_a_callable_stays_with_the_host_and_its_children_do_not() -> None:

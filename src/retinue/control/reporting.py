@@ -135,7 +135,7 @@ class Publisher:
         call = CALL.get()
         if body.server:
             return None
-        name, above = f"{event.tree}-{event.run}", None if body.parent is None else lines.get(body.parent)
+        name, above = travel.make_run_id(event.tree, event.run), None if body.parent is None else lines.get(body.parent)
         if above is not None:
             sender = Sender(event.agent, name, parent_id=above.sender.run_id, root_id=above.sender.root_id)
         elif call is None or (body.parent is None and not (call.caller.run_id or body.origin)):

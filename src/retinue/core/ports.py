@@ -266,8 +266,11 @@ class Link(Protocol):
         """Count something that happens in a call, though no event tells of it."""
         ...
 
-    async def ask_person(self, name: str, args: dict[str, Any], preview: str) -> Decision | None:
-        """Ask a person, whatever the rules and the mode; None when nobody can be asked."""
+    async def ask_person(
+        self, name: str, args: dict[str, Any], preview: str, asker: Sequence[str] = ()
+    ) -> Decision | None:
+        """Ask a person, whatever the rules and the mode; None when nobody can be asked. `asker` are ids under which a
+        run of a peer, below this one, may be reported: the question is then that run's."""
         ...
 
     def on_question(self, listener: Callable[[bool], None]) -> Callable[[], None]:
@@ -312,7 +315,7 @@ class Link(Protocol):
 class Approver(Protocol):
     """Somebody who can be asked. Cancelled when the question is no longer open."""
 
-    def __call__(self, question: Approval) -> Awaitable[Decision]: ...
+    def __call__(self, question: Approval, /) -> Awaitable[Decision]: ...
 
 
 class Policy(Protocol):

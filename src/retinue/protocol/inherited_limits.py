@@ -29,8 +29,14 @@ KEYS = {
     "cost": ("retinue/cost", COST),
 }
 TRACE_KEY, BAGGAGE_KEY = "traceparent", "baggage"
+ASKER_KEY = "retinue/askerRunIDs"  # of a question: the run that asks it
 PARENT_KEY, ROOT_KEY = "retinue/parentRunID", "retinue/rootRunID"
 _WHOLE = re.compile(r"\d{1,18}", re.ASCII)
+
+
+def make_run_id(tree: str, run: int) -> str:
+    """Return the id under which a run is reported that no caller has given one."""
+    return f"{tree}-{run}"
 
 
 def to_environment(caller: Caller) -> dict[str, str]:

@@ -37,6 +37,7 @@ from retinue.core.ports import Folders, Order, Outcome, Preview, Prices, Receipt
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
+from retinue.core.sendable import repair_reply
 from retinue.core.usage import NO_USAGE, Usage
 from retinue.log.reading import wait_until_read
 from retinue.log.runs import describe_progress, describe_view
@@ -202,13 +203,15 @@ class RunServices(msgspec.Struct, eq=False):
     def record_activity(self) -> None:
         self.run.record_activity()
 
-    async def ask_person(self, name: str, args: dict[str, Any], preview: str) -> Decision | None:
-        tree, run = self.tree, self.run
+    async def ask_person(
+        self, name: str, args: dict[str, Any], preview: str, asker: Sequence[str] = ()
+    ) -> Decision | None:
+        tree, run = self.tree, self._find_asker(asker)
         call = Call(f"{name}_{tree.seq + 1}", name, args)
         spec = ToolSpec(name, preview, {}, host=True)
         began = time.monotonic()
         tree.write(run, ToolCall(call.id, name, copy_args(args), host=True))
-        run.slot.begin_calls()
+        self.run.slot.begin_calls()
         outcome = Outcome(NOBODY_ASKED, success=False)
         try:
             decision = await self.approvals.decide(tree, run, call, spec=spec, preview=preview, verdict=ASKS_PERSON)
@@ -219,7 +222,17 @@ class RunServices(msgspec.Struct, eq=False):
         except Unconfirmed:
             return None
         finally:
-            self.finish(call, outcome, round((time.monotonic() - began) * 1000))
+            duration = round((time.monotonic() - began) * 1000)
+            tree.write(run, ToolResult(call.id, name, outcome.text, outcome.success, duration))
+            self.run.slot.end_call()
+
+    def _find_asker(self, reported: Sequence[str]) -> Run:
+        """Return the run of a peer that asks through a call of this run: one below it that is reported under one of
+        these ids. A peer that names no such run asks as this run."""
+        for run in self.tree.runs:
+            if run.view.spawned.remote_id in reported and self.run in run.lineage and not run.is_stopping:
+                return run
+        return self.run
 
     def on_question(self, listener: Callable[[bool], None]) -> Callable[[], None]:
         self.run.add_question_listener(listener)
@@ -245,6 +258,7 @@ class RunServices(msgspec.Struct, eq=False):
         try:
             reply = await plan.model.complete(request, self._show_delta)
             usage = reply.usage
+            reply = repair_reply(reply)
         except (ModelError, Limited) as error:
             usage = error.usage
             self._report_failure(error, plan.model_name)

@@ -97,13 +97,18 @@ def test_the_mode_is_one_of_three_and_a_sandbox_when_nobody_says_it(
     assert [bool(event.get("sandbox")) for event in started] == [primary != "inherited", child != "inherited"]
 
 
+@pytest.mark.finding("S13")
 @pytest.mark.requirement("MASS-7")
 def test_what_a_person_has_set_goes_before_what_is_found_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     project = container(place)
     monkeypatch.setenv("container", "podman")
     monkeypatch.setenv("RETINUE_DELEGATION_DIRECTORY", str(place.outbox))
     assert parts_of(project).runtime == "delegated"
-    for coordination in ({"subagent_runtime_fallback_mode": "inherited"}, {"subagent_runtime_mode": "inherited"}):
+    for coordination in (
+        {"subagent_runtime_fallback_mode": "inherited"},
+        {"subagent_host_launch_prefix": ["nice"]},
+        {"subagent_runtime_mode": "inherited"},
+    ):
         project = container(place, orchestrator={"coordination": coordination})
         assert parts_of(project).runtime == "inherited"
     monkeypatch.delenv("RETINUE_DELEGATION_DIRECTORY")

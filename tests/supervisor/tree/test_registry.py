@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 
 import pytest
 
@@ -23,12 +24,19 @@ async def test_numbers_grow_from_the_primary_and_parents_are_kept() -> None:
         "one": [spawn({"task": "three"}), {"text": "one is done"}],
         "*": [{"text": "leaf"}],
     }
+    before = time.time()
     result, events = await tree(script)
     runs = Runs.of(result.tree, events)
+    begun = Runs.of(result.tree, [event for event in events if isinstance(event.body, RunSpawned)])
+    assert [(run.label, run.status) for run in begun.runs.values()] == [
+        ("main", None), ("one", None), ("two", None), ("three", None),
+    ]  # fmt: skip
+    assert [run.status for run in runs.runs.values()] == ["done"] * 4
+    made = [run.spawned_at for run in runs.runs.values()]
+    assert made == sorted(made) and before <= made[0] and made[-1] <= time.time()
     assert [(run.number, run.spawned.parent) for run in runs.runs.values()] == [(0, None), (1, 0), (2, 0), (3, 1)]
     assert runs.primary is runs.runs[0]
     assert [runs.runs[n].spawned.depth for n in range(4)] == [0, 1, 1, 2]
-    assert all(run.spawned_at > 0 and run.label for run in runs.runs.values())
     for number in runs.runs:
         assert kinds(events, run=number)[0] == "run.spawned"
         assert kinds(events, run=number)[-1] == "run.ended"
@@ -124,13 +132,15 @@ async def test_a_child_without_a_word_hands_over_an_empty_string_and_says_so() -
 
 
 @pytest.mark.requirement("CODEY-22")
-async def test_a_parent_that_is_gone_when_its_child_ends_is_ignored() -> None:
+async def test_a_parent_that_is_gone_when_its_child_ends_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
     script = {"main": [call("subagent_kid", task="x", background=True), {"error": "boom"}], "kid": [{"hang": True}]}
     result, events = await tree(script, profiles=[Profile("kid")])
     assert result.status == "failed"
     assert result.children[0].status == "cancelled"
     assert kinds(events, run=1)[-1] == "run.ended"
     assert events[-1].run == 0 and events[-1].kind == "run.ended"
+    assert bodies(events, Inbox) == []  # nobody is there to be told
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.requirement("CODEY-19", "CODEY-35")
@@ -172,6 +182,7 @@ async def test_in_the_background_the_parent_goes_on_and_is_told_later() -> None:
     assert result.final_response == "waiting\n\nkid said the gate is open"
 
 
+@pytest.mark.finding("S13")
 @pytest.mark.requirement("CODEY-12", "CODEY-23", "CODEY-29", "CODEY-3")
 async def test_list_agents_shows_running_finished_and_failed_ones() -> None:
     script = {
@@ -179,6 +190,9 @@ async def test_list_agents_shows_running_finished_and_failed_ones() -> None:
             spawn({"task": "good", "subagent_id": "good"}, {"task": "bad", "subagent_id": "bad"}),
             call("subagent_slow", task="slow", background=True),
             call("list_agents"),
+            call("get_agent", agent_id=1),
+            call("get_agent", agent_id=2),
+            call("get_agent", agent_id=3),
             {"text": "{{last_result}}"},
         ],
         "good": [{"text": "fine"}],
@@ -187,12 +201,15 @@ async def test_list_agents_shows_running_finished_and_failed_ones() -> None:
     }
     async with retinue.open(mode="yes", profiles=[Profile("slow")]) as r:
         run = await r.spawn(main(script), "go")
-        listed = ""
+        got: list[tuple[bool, str]] = []
         async for event in run.events():
-            if isinstance(event.body, ToolResult) and event.body.name == "list_agents":
-                listed = event.body.text
-                await run.cancel()
-    lines = listed.splitlines()
+            if isinstance(event.body, ToolResult) and event.body.name in ("list_agents", "get_agent"):
+                got.append((event.body.success, event.body.text))
+                if len(got) == 4:
+                    await run.cancel()
+    lines = got[0][1].splitlines()
+    assert got[1:3] == [(True, "fine"), (False, "broken")]
+    assert not got[3][0] and got[3][1].startswith("agent:3 is still running (")
     assert [line.split(" (")[0] for line in lines] == [
         "agent:1 [good] Finished",
         "agent:2 [bad] Error(failed: broken)",

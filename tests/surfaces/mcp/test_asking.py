@@ -315,6 +315,8 @@ class Person:
         return self._said
 
 
+@pytest.mark.finding("S7")
+@pytest.mark.requirement("CODEY-27", "CODEY-36")
 @pytest.mark.parametrize(("said", "done"), [(Allow(), True), (Deny("not now"), False)])
 async def test_a_plain_answer_at_the_root_settles_what_a_subagent_in_a_server_asks(
     project: Project, said: Allow | Deny, done: bool
@@ -327,5 +329,8 @@ async def test_a_plain_answer_at_the_root_settles_what_a_subagent_in_a_server_as
     [asked] = person.asked
     assert asked.tool == "mcp__next" and "wants to run: write(notes.txt)" in asked.preview
     assert asked.args["answer"] == "yes"  # what a yes means is shown
+    # the question is the subagent's, which is a run of this tree, and not its caller's
+    assert (asked.run, asked.agent, asked.path) == (1, "researcher", "/main/researcher-1")
+    assert asked.label is not None and asked.label.startswith("researcher")
     notes = list(project.folder.glob("**/notes.txt"))
     assert bool(notes) == done

@@ -18,6 +18,7 @@ from retinue.core.approvals import Allow, Approval, Decision, Deny
 from retinue.core.errors import RetinueError
 from retinue.core.profiles import Profile
 from retinue.log.blocks import format_question_body
+from retinue.protocol.inherited_limits import ASKER_KEY
 from retinue.protocol.subagent_tools import CONTINUE, PREFIX, SPAWN, WAIT, Reply
 from retinue.surfaces.mcp import catalog, profile_tool
 from retinue.surfaces.mcp.backend import ANSWERED_BY, Backend
@@ -116,7 +117,8 @@ class ClientSession:
             await asyncio.shield(change)
 
     async def _ask(self, channel: Channel, asked: Approval) -> None:
-        await self._handle_answer(asked, await self._session.ask(channel, make_form(asked, modern=False)))
+        form = make_form(asked, modern=False, run_ids=await self.handlers.list_run_ids(asked))
+        await self._handle_answer(asked, await self._session.ask(channel, form))
 
     async def _handle_answer(self, asked: Approval, said: Any) -> None:
         """Answer the question, or leave it to `retinue approve` if the client's user gave no answer."""
@@ -182,7 +184,11 @@ class ClientSession:
             self._suspended[state] = call
             if len(self._suspended) > MAX_SUSPENDED:
                 del self._suspended[next(iter(self._suspended))]
-            raise InputRequired(make_input_required(pending, state))
+            forms = {
+                asked.id: make_form(asked, modern=True, run_ids=await self.handlers.list_run_ids(asked))
+                for asked in pending
+            }
+            raise InputRequired(make_input_required(forms, state))
 
     async def resume_call(self, exchange: Exchange, content: tuple[str, Reply]) -> RunningCall | None:
         """Return the suspended call that this one goes on with, its user's answers given. None for a new call."""
@@ -313,8 +319,9 @@ def _name_operation(name: str) -> str:
 # to its own call, which it then makes again with what its user said.
 
 
-def make_form(asked: Approval, *, modern: bool) -> dict[str, Any]:
-    """Make the parameters of an elicitation. The revisions differ in how a choice is written."""
+def make_form(asked: Approval, *, modern: bool, run_ids: Sequence[str] = ()) -> dict[str, Any]:
+    """Make the parameters of an elicitation. The revisions differ in how a choice is written. `run_ids` tell a client
+    that has the run in its own tree which one asks."""
     who = f"Subagent '{safe.escape_line(asked.label or asked.agent)}' ({asked.tree}/{asked.run}) wants to run:"
     body = safe.escape_text(format_question_body(asked))
     if len(body) > SHOWN_CHARACTERS:
@@ -331,6 +338,7 @@ def make_form(asked: Approval, *, modern: bool) -> dict[str, Any]:
         "mode": "form",
         "message": f"{who} {question_line(asked)}\n\n{body}".rstrip(),
         "requestedSchema": {"type": "object", "properties": fields, "required": ["answer"]},
+        **({"_meta": {ASKER_KEY: list(run_ids)}} if run_ids else {}),
     }
 
 
@@ -348,9 +356,9 @@ def read_decision(said: Any) -> Decision | None:
     return Deny("the answer was neither yes nor no") if choice is None else choice[1]
 
 
-def make_input_required(pending: list[Approval], state: str) -> dict[str, Any]:
+def make_input_required(forms: dict[str, dict[str, Any]], state: str) -> dict[str, Any]:
     """Make the interim result of 2026-07-28, which says what has to be asked before the call can go on."""
-    requests = {asked.id: {"method": ELICIT, "params": make_form(asked, modern=True)} for asked in pending}
+    requests = {name: {"method": ELICIT, "params": form} for name, form in forms.items()}
     return {"resultType": "input_required", "inputRequests": requests, "requestState": state}
 
 

@@ -22,6 +22,7 @@ from retinue.core.ports import Outcome, Receipt, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.log.blocks import format_count
 from retinue.protocol import subagents
+from retinue.protocol.inherited_limits import make_run_id
 from retinue.protocol.subagent_tools import (
     MAX_LISTED,
     SPAWN,
@@ -71,6 +72,11 @@ class ToolHandlers:
     async def list_pending(self) -> list[Approval]:
         """Return the open questions of the client's runs."""
         return [asked for asked in await self._backend.control.pending() if asked.tree in self._progress]
+
+    async def list_run_ids(self, asked: Approval) -> list[str]:
+        """Return the ids under which the run that asks may be reported to the client's process."""
+        row = await self._backend.control.describe_run(asked.tree, asked.run)
+        return [make_run_id(asked.tree, asked.run), row.subagent_id]
 
     async def describe_progress(self) -> str:
         """Describe how the client's runs stand, in a line for somebody who waits."""

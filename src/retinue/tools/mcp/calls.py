@@ -24,11 +24,13 @@ from retinue.core.approvals import Deny
 from retinue.core.errors import ToolError
 from retinue.core.ports import Link
 from retinue.core.servers import PREFIX
+from retinue.protocol.inherited_limits import ASKER_KEY
 from retinue.tools.bounded_schema import BoundedSchema, SchemaTooCostly
 from retinue.tools.mcp.server_text import cap_text, clean_value, describe_error, to_line
 
 _CURRENT: ContextVar[ServerCall | None] = ContextVar("retinue_mcp_call", default=None)
 ATTEMPTS = 3
+MOST_ASKERS = 4
 UNCERTAIN = "It does not say for which of these calls: {calls}."
 GIVEN_UP = "{tool}: the subagent was stopped"
 SILENT = "{tool}: the server did not answer within {seconds:g} s, so the call was given up"
@@ -147,7 +149,7 @@ class CallsInFlight:
         asked = f"{form.preview}\n{note}".strip()
         preview, fields = asked, form.fields
         for _ in range(ATTEMPTS):
-            decision = await call.link.ask_person(f"{PREFIX}{self._server}", fields, preview)
+            decision = await call.link.ask_person(f"{PREFIX}{self._server}", fields, preview, _list_askers(params))
             if decision is None or isinstance(decision, Deny):
                 # Nobody can be asked: this is a no. A server that is told "cancel" may wait for somebody else.
                 return types.ElicitResult(action="decline")
@@ -157,6 +159,12 @@ class CallsInFlight:
                 return types.ElicitResult(action="accept", content=content)
             preview = f"{asked}\nThat answer does not fit: {content}. Edit the fields, or say no."
         return types.ElicitResult(action="cancel")
+
+
+def _list_askers(params: types.ElicitRequestParams) -> list[str]:
+    """Return the run ids that a question says it comes from. They are the peer's words: the link checks them."""
+    said: Any = dict(params.meta or {}).get(ASKER_KEY)
+    return [text for text in said[:MOST_ASKERS] if isinstance(text, str) and text] if isinstance(said, list) else []
 
 
 class ElicitationForm:
