@@ -205,5 +205,5 @@ def test_models_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
         ProviderModel(CLAUDE, clock=SystemClock())
     with pytest.raises(NotFound, match="unknown model 'nobody:x'"):
         ProviderModel("nobody:x", clock=SystemClock())
-    with pytest.raises(ConfigError, match=r"'cohere:x': .*install"):
+    with pytest.raises(ConfigError, match=r"'cohere:x' needs a package .*install"):
         ProviderModel("cohere:x", clock=SystemClock())
