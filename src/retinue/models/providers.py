@@ -220,9 +220,9 @@ def _explain_status(name: str, status: int, text: str) -> str:
     """Return the message of a refused call, with the provider and what a person can change."""
     provider = name.partition(":")[0]
     if status in (401, 403):
-        return f"{provider} does not accept the key ({status}): {text}; check {_name_key(provider)}"
+        return f"{provider} does not accept the key: {text}; check {_name_key(provider)}"
     if status == 404:
-        return f"{provider} does not know the model {name!r} or its address (404): {text}"
+        return f"{provider} does not know the model {name!r} or its address: {text}"
     return text
 
 
