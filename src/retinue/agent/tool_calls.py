@@ -18,6 +18,7 @@ from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome, Tool, skip_preview
 from retinue.core.profiles import ToolHooks
+from retinue.core.sendable import find_problem, repair_text
 from retinue.tools.arguments import find_unknown_argument
 from retinue.tools.truncate import truncate_text
 
@@ -73,7 +74,7 @@ async def run_tool_call(
         elif decision.args is not None:
             changed = describe_edit(decision.args)
             call = Call(call.id, call.name, decision.args, within=call.within)
-            problem = find_unknown_argument(call, tool.spec)
+            problem = find_problem(call.args) or find_unknown_argument(call, tool.spec)
             outcome = Outcome(problem, success=False) if problem else None
     if outcome is None:
         try:
@@ -85,6 +86,8 @@ async def run_tool_call(
         except Exception as error:  # noqa: BLE001 - the boundary to tools: a bug there must not end the run
             outcome = Outcome(f"{call.name} failed: {type(error).__name__}: {error}", success=False)
     shown = msgspec.structs.replace(outcome, text=f"{changed}\n{outcome.text}") if changed else outcome
+    if (text := repair_text(shown.text)) is not shown.text:
+        shown = msgspec.structs.replace(shown, text=text)
     if len(shown.text) * 4 > INLINE_BYTES:
         shown = fit_inline(shown, call, folders)
     link.finish(call, shown, round((time.monotonic() - started) * 1000))

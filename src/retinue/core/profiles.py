@@ -13,6 +13,7 @@ from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
 from retinue.core.network import parse_hosts
 from retinue.core.rules import CODE_MODE, Rules
+from retinue.core.sendable import repair_text
 
 RuntimeName = Literal["inherited", "isolated", "container", "delegated"]
 WorkspaceName = Literal["scratch", "shared", "copy", "worktree"]
@@ -124,5 +125,9 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("text", "context", "subagent_id", "label"):
+            text = getattr(self, name)
+            if isinstance(text, str) and (repaired := repair_text(text)) is not text:
+                msgspec.structs.force_setattr(self, name, repaired)
         if self.timeout_seconds is not None and self.timeout_seconds != self.timeout_seconds:
             raise ConfigError("timeout_seconds must be a number, got nan")

@@ -20,6 +20,7 @@ from retinue.core.messages import Reply, Request, RunRef, ToolSpec, Turn
 from retinue.core.ports import Model
 from retinue.core.records import Exchange, RecordedRequest
 from retinue.core.secrets import HIDDEN
+from retinue.core.sendable import repair_reply
 from retinue.models.recorded import OnDelta, RecordedModel
 
 RecordMode = Literal["none", "new", "all"]
@@ -194,7 +195,7 @@ class CassetteModel(RecordedModel):
         if self._cassette.mode == "none":
             raise self._cassette.refuse(Mismatch(asked, "missing"))
         try:
-            reply = await self._open().complete(request, on_delta)
+            reply = repair_reply(await self._open().complete(request, on_delta))
         except Exception as error:
             self._cassette.add_failure(asked, error)
             raise

@@ -19,6 +19,7 @@ from retinue.core import secrets
 from retinue.core.errors import CallCancelled, Limited, ModelError
 from retinue.core.messages import Reply, Request
 from retinue.core.ports import Clock, Model
+from retinue.core.sendable import repair_reply
 from retinue.core.usage import NO_USAGE
 
 ATTEMPTS = 6
@@ -118,7 +119,8 @@ class RedactingModel:
                 on_delta(kind, shown)
 
         system, thread = secrets.clean_text(request.system), secrets.clean_value(request.thread)
-        reply = await self._model.complete(msgspec.structs.replace(request, system=system, thread=thread), show)
+        redacted = msgspec.structs.replace(request, system=system, thread=thread)
+        reply = repair_reply(await self._model.complete(redacted, show))  # before its values are walked
         for kind, stream in streams.items():
             rest = stream.rest()
             if rest:

@@ -37,6 +37,7 @@ from retinue.core.ports import Folders, Order, Outcome, Preview, Prices, Receipt
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
+from retinue.core.sendable import repair_reply
 from retinue.core.usage import NO_USAGE, Usage
 from retinue.log.reading import wait_until_read
 from retinue.log.runs import describe_progress, describe_view
@@ -257,6 +258,7 @@ class RunServices(msgspec.Struct, eq=False):
         try:
             reply = await plan.model.complete(request, self._show_delta)
             usage = reply.usage
+            reply = repair_reply(reply)
         except (ModelError, Limited) as error:
             usage = error.usage
             self._report_failure(error, plan.model_name)

@@ -19,6 +19,7 @@ from retinue.core.errors import ConfigError
 from retinue.core.events import Body, Event, Inbox, RunSpawned
 from retinue.core.messages import UserTurn
 from retinue.core.ports import Clock, Log, Receipt
+from retinue.core.sendable import repair_text
 from retinue.core.traces import FindOrigin, TraceOrigin
 from retinue.log.runs import Runs
 from retinue.supervisor.run import Run
@@ -121,6 +122,7 @@ class Tree:
             return Receipt("too_late", why="the run is stopping")
         if run.relay is not None:
             return await run.relay(text)
+        text = repair_text(text)
         written = self.write(run, Inbox(text, source=source), True)
         seq = self.seq
         run.post_message(UserTurn(text, source))
