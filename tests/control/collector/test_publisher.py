@@ -265,12 +265,16 @@ async def test_a_process_that_is_reported_opens_no_collector_and_passes_the_addr
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SystemClock()
-    assert isinstance(make_reporting(collects=False, strict=True, limits=Limits(), clock=clock), NoReporting)
-    own = make_reporting(collects=True, strict=True, limits=Limits(), clock=clock)
+    assert isinstance(
+        make_reporting(collects=False, serves=False, strict=True, limits=Limits(), clock=clock), NoReporting
+    )
+    own = make_reporting(collects=True, serves=False, strict=True, limits=Limits(), clock=clock)
     assert own.collector is not None and not isinstance(own.collector, Relay)
+    server = make_reporting(collects=True, serves=True, strict=True, limits=Limits(), clock=clock)
+    assert isinstance(server.collector, Relay) and server.hook is None  # it opens nothing and reports to nobody
     for name in (ADDRESS, CPE_ADDRESS):
         monkeypatch.setenv(name, "http://127.0.0.1:9/inherited-secret")
-        made = make_reporting(collects=True, strict=True, limits=Limits(), clock=clock)
+        made = make_reporting(collects=True, serves=False, strict=True, limits=Limits(), clock=clock)
         assert isinstance(made, Reporting) and isinstance(made.collector, Relay)
         supervisor = make_supervisor(Parts(project=tmp_path))
         made.attach(supervisor)
