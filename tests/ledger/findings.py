@@ -63,7 +63,7 @@ FINDINGS = (
 )
 
 OPEN = frozenset({
-    "S6", "S13",
+    "S13",
     "X4",
     "R3", "R6", "R9", "R11",
     "M8",
