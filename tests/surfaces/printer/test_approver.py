@@ -277,7 +277,7 @@ async def test_a_folded_question_can_be_seen_whole(person: Person) -> None:
     asking = person.ask("one")
     await person.sees(PROMPT)
     assert "line 399" in person.seen and "line 999" not in person.seen
-    assert "answer v, or use `retinue approvals N`, to see all" in person.seen
+    assert "v or `retinue approvals N` shows all" in person.seen
     person.types("v\n")
     await person.sees(PROMPT)
     assert "line 0\n" in person.seen and "line 999" in person.seen and not asking.done()
