@@ -525,3 +525,17 @@ def test_what_a_killed_process_left_is_removed_and_what_is_used_is_not(tmp_path:
             process.communicate()
     sweep_scratch_folders(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_bubblewrap
+@pytest.mark.finding("R6")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's runs are another user in their sandbox")
+@pytest.mark.parametrize("kind", ["worktree", "copy", "shared"])
+async def test_a_project_that_is_closed_to_others_works_or_is_said(tmp_path: Path, kind: str) -> None:
+    project = repository(tmp_path / "p")
+    project.chmod(0o700)
+    result = await work(project, "cat a.txt", kind=kind, runtime="isolated")
+    if kind == "shared":
+        assert result.status == "failed" and "is closed to others: use workspace worktree" in str(result.error_details)
+    else:
+        assert result.status == "done" and result.tool_logs[0].success

@@ -57,6 +57,10 @@ FOREIGN_OBJECTS = (
     "git here reads objects of another repository, which a sandboxed worktree would show to the run: {path}. If it may "
     "see them, add `expose_paths: [{path}]` to retinue.yaml; else use workspace copy"
 )
+CLOSED_WORKSPACE = (
+    "the sandbox of root's runs is a user of its own, and {path} is closed to others: use workspace worktree or copy, or "
+    "`chmod o+rx {path}`"
+)
 CLOSED = "in its sandbox the run is a user of its own, and {path} is closed to others: it is not read there"
 TOO_LARGE = "The arguments of this {name} call are larger than a sandbox can be sent. It was not run."
 TOO_MANY = Made(error=f"More than {PROGRAM_CALLS} calls of one program at once.")
@@ -385,6 +389,8 @@ class ToolServerSession:
 
     async def _start(self) -> _RunningServer:
         box = replace(make_box(self._job, self._own, self._sandbox.caps), user=self._user)
+        if os.geteuid() == 0 and not box.own_workspace and box.workspace in find_closed_paths(box):
+            raise Failed(CLOSED_WORKSPACE.format(path=box.workspace))
         for path in box.foreign_objects:
             if not self._sandbox.builder.is_exposed(path):
                 raise Failed(FOREIGN_OBJECTS.format(path=path))
