@@ -58,8 +58,8 @@ FOREIGN_OBJECTS = (
     "see them, add `expose_paths: [{path}]` to retinue.yaml; else use workspace copy"
 )
 CLOSED_WORKSPACE = (
-    "the sandbox of root's runs is a user of its own, and {path} is closed to others: use workspace worktree or copy, or "
-    "`chmod o+rx {path}`"
+    "the sandbox of root's runs is a user of its own, and {path} is closed to others: use workspace worktree or copy, "
+    "or `chmod o+rx {path}`"
 )
 CLOSED = "in its sandbox the run is a user of its own, and {path} is closed to others: it is not read there"
 TOO_LARGE = "The arguments of this {name} call are larger than a sandbox can be sent. It was not run."
