@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-dev system demo test check fmt bench soak conformance picture clean
+.PHONY: help env env-dev system demo test check fmt bench soak conformance clients picture clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | while IFS='|' read -r target text; do printf '  make %-12s %s\n' "$$target" "$$text"; done
@@ -59,6 +59,9 @@ soak: system env-dev ## Run the long sweeps, one after the other, and print thei
 
 conformance: env ## Run the official MCP conformance suite (needs npm)
 	@scripts/conformance
+
+clients: env ## Start the server from real MCP clients, as `retinue mcp install` tells them (needs npm)
+	@scripts/clients
 
 picture: env-dev ## Draw the demo's output for the README
 	@$(BIN)/python scripts/picture.py docs/demo.svg

@@ -25,6 +25,7 @@ from msgspec import UNSET, UnsetType
 
 from retinue.concurrency import TaskOwner
 from retinue.core import events
+from retinue.core.approvals import check_approver
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
 from retinue.core.control import ClientHandle, ClientOptions, RunHandle, SpawnBelow
 from retinue.core.errors import NoSlot, RetinueError, SpawnRefused, ToolError
@@ -292,6 +293,8 @@ class SubagentTool:
         retinue: Retinue | None = None,
         **options: Any,
     ) -> None:
+        if options.get("approver") is not None:
+            check_approver(options["approver"])
         self.config = config
         self.profile = config.profile(model=model, tools=tools)
         if isinstance(hooks, AgentHooks):

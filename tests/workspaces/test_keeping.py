@@ -26,7 +26,7 @@ async def test_what_a_tree_with_changes_continues_stays_too(tmp_path: Path) -> N
     )
     assert (report.removed, report.kept) == ([], {second.tree: [f"{second.tree}/0"]})
     async with retinue.open(state, mode="yes") as r:
-        third = await (await r.continue_run(second, "again", profiles=[plain])).result()
+        third = await (await r.continue_run(first, "again", profiles=[plain])).result()
         assert third.status == "done"
     (state / "runs" / second.tree / "0/workspace.json").write_text("{")
     report = await remove_old_trees(

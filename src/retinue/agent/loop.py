@@ -53,7 +53,8 @@ async def run_loop(job: Job, link: Link) -> Ending:
             reply, known, is_written = past.reply, past.outcomes, past.ended
         else:
             reply, known, is_written = await _ask_model(turn, thread, job, link), _NOTHING_KNOWN, False
-            reply = _resolve_names(reply, job.plan.tools)
+            if reply.calls:
+                reply = _resolve_names(reply, job.plan.tools)
         past = None
         if reply.refused:
             return Ending("refused", reply.text)
@@ -86,7 +87,7 @@ def _ask_model(turn: int, thread: list[Turn], job: Job, link: Link) -> Awaitable
 
 def _resolve_names(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
     """Return the reply with the names that the tools for subagents have, where it calls one in another spelling."""
-    if all(call.name in tools for call in reply.calls):
+    if tools.keys() >= {call.name for call in reply.calls}:
         return reply
     return msgspec.structs.replace(reply, calls=tuple(_resolve_name(call, tools) for call in reply.calls))
 

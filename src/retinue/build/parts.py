@@ -55,6 +55,7 @@ class Parts:
     mcp_servers         the MCP servers that runs may have tools from
     serves_requests     primaries are delegated by other processes: `retinue watch`
     best_effort         in an MCP server: runs continue although their events do not reach the collector
+    is_mcp_server       this process serves as an MCP server: it opens no collector of its own
     """
 
     project: Path
@@ -93,6 +94,7 @@ class Parts:
     mcp_servers: Sequence[McpServer] = ()
     serves_requests: bool = False
     best_effort: bool = False
+    is_mcp_server: bool = False
 
     @property
     def is_unattended(self) -> bool:

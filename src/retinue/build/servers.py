@@ -61,17 +61,20 @@ class NoReporting:
         """Nothing was opened."""
 
 
-def make_reporting(*, collects: bool, strict: bool, limits: Limits, clock: Clock) -> NoReporting | Reporting:
+def make_reporting(
+    *, collects: bool, serves: bool, strict: bool, limits: Limits, clock: Clock
+) -> NoReporting | Reporting:
     """Return the process's reporting.
 
-    An MCP server of ours reports to the address in its environment and passes that address on. A process that starts
-    servers and has no such address gets a collector of its own. Any other process has neither."""
+    An MCP server of ours (`serves`) reports to the address in its environment and passes that address on; without one
+    it does neither. Another process that starts servers (`collects`) and has no such address gets a collector of its
+    own."""
     address = os.environ.get(ADDRESS) or os.environ.get(CPE_ADDRESS)
     if not address and not collects:
         return NoReporting()
     from retinue.control.reporting import Reporting
 
-    return Reporting(address, strict=strict, limits=limits, clock=clock)
+    return Reporting(address, serves=serves, strict=strict, limits=limits, clock=clock)
 
 
 async def serve_control(servers: AsyncExitStack, control: Control, parts: Parts, say: Callable[[str], object]) -> None:

@@ -43,7 +43,11 @@ def make_supervisor(parts: Parts) -> Supervisor:
     policy, book = _make_policy(parts)
     log, trace = open_observed_log(parts)
     reporting = make_reporting(
-        collects=bool(parts.mcp_servers), strict=not parts.best_effort, limits=parts.limits, clock=clock
+        collects=bool(parts.mcp_servers),
+        serves=parts.is_mcp_server,
+        strict=not parts.best_effort,
+        limits=parts.limits,
+        clock=clock,
     )
     workspaces = Workspaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
     servers = make_tool_servers(parts.mcp_servers, parts.project, parts.state, reporting.collector)

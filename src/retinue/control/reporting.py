@@ -322,28 +322,31 @@ def _shorten_text(said: bytes) -> str:
 
 
 class Relay:
-    """The collector's port in a process that is itself reported: opens nothing, passes on the address it got.
+    """The collector's port in a process that is an MCP server: opens nothing, and passes on the address it got, if it
+    got one. Limits travel down in any case.
 
-    `publisher` knows the ids under which the runs of this process are reported."""
+    `publisher` knows the ids under which the runs of this process are reported; None if they are not."""
 
-    def __init__(self, down: Downward, address: str, publisher: Publisher) -> None:
+    def __init__(self, down: Downward, address: str | None, publisher: Publisher | None) -> None:
         self._down = down
-        self._address = address
+        self._addresses = {ADDRESS: address, CPE_ADDRESS: address} if address else {}
         self._publisher = publisher
 
     def environment(self, server: str) -> Mapping[str, str]:
-        return {**self._down.variables(), ADDRESS: self._address, CPE_ADDRESS: self._address}
+        return {**self._down.variables(), **self._addresses}
 
     def call(self, server: str, ref: RunRef, name: str, give_up: Callable[[], object] | None = None) -> str:
         return mint(name)
 
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
-        parent_id, root_id = self._publisher.ids_of(ref.tree, ref.run)
+        parent_id, root_id = ("", "") if self._publisher is None else self._publisher.ids_of(ref.tree, ref.run)
         return travel.to_meta(self._down.find_remaining(ref, parent_id=parent_id, root_id=root_id))
 
     def returned(self, run_id: str, outcome: Outcome | None) -> None:
         """Report the end of a call that failed or was given up, in case the process that ran it is gone. The first
         reported end of a run counts."""
+        if self._publisher is None:
+            return
         if outcome is None:
             self._publisher.end(run_id, "cancelled", "")
         elif not outcome.success:
@@ -358,13 +361,13 @@ class Relay:
 
 class Reporting:
     """The reporting of one process. `collector` is for whoever starts MCP servers; `attach` a supervisor before the
-    first of them is started."""
+    first of them is started. A process that is reported, or that `serves` as an MCP server, opens no collector."""
 
-    def __init__(self, address: str | None, *, strict: bool, limits: Limits, clock: Clock) -> None:
+    def __init__(self, address: str | None, *, serves: bool, strict: bool, limits: Limits, clock: Clock) -> None:
         self._down = Downward(limits, clock)
         self.publisher = Publisher(address, strict=strict) if address else None
         self.collector: Collector | Relay
-        if address and self.publisher:
+        if address or serves:
             self.collector = Relay(self._down, address, self.publisher)
         else:
             self.collector = Collector(self._down)

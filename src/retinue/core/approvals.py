@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+import typing
 from typing import Any, Literal
 
 import msgspec
+
+from retinue.core.errors import ConfigError
 
 Scope = Literal["call", "run", "tool", "project"]
 SCOPES: tuple[Scope, ...] = ("call", "run", "tool", "project")
@@ -15,9 +19,9 @@ Answered = Literal["taken", "stale", "unknown"]
 class Approval(msgspec.Struct, frozen=True, gc=False):
     """One pending question. `label` is None for the primary; `preview` is our own rendering of what would happen.
 
-    `rule` is what an answer for the whole project would write, empty where no rule says just this; `digest` stands
-    for the action shown, so that an answer can say which one it means. `number` is its place among all that its tree
-    has asked, so it never changes and never means another one."""
+    `rule` is what an answer for the whole project would write, a rule a line, empty where no rule says just this;
+    `digest` stands for the action shown, so that an answer can say which one it means. `number` is its place among all
+    that its tree has asked, so it never changes and never means another one."""
 
     id: str
     tree: str
@@ -73,3 +77,41 @@ def _encode_plain(value: Any) -> bytes:
         return msgspec.json.encode(value, enc_hook=repr, order="deterministic")
     except (UnicodeEncodeError, TypeError, ValueError, RecursionError):  # half a character, or no JSON at all
         return ascii(value).encode()
+
+
+def check_approver(approver: object) -> None:
+    """Raise ConfigError for an approver that could never answer: one that is not async, takes other parameters than
+    the question, or is declared to return something else than Allow or Deny."""
+    name = getattr(approver, "__name__", type(approver).__name__)
+    wanted = "write `async def decide(question: Approval) -> Allow | Deny`"
+    called = approver if inspect.isroutine(approver) else getattr(approver, "__call__", None)  # noqa: B004
+    if isinstance(approver, type) or not callable(approver):
+        raise ConfigError(f"the approver {name} is not a function: {wanted}")
+    if not (inspect.iscoroutinefunction(approver) or inspect.iscoroutinefunction(called)):
+        raise ConfigError(f"the approver {name} is not async: {wanted}")
+    try:
+        inspect.signature(approver).bind(None)
+    except TypeError as error:
+        raise ConfigError(f"the approver {name} cannot be called with a question ({error}): {wanted}") from None
+    except ValueError:  # it has no signature to look at
+        return
+    try:
+        declared = typing.get_type_hints(called).get("return", Any)
+    except (NameError, TypeError, AttributeError):  # an annotation that only a type checker can read
+        return
+    if declared in (bool, int, str, type(None)):
+        raise ConfigError(f"the approver {name} returns {getattr(declared, '__name__', declared)}: {wanted}")
+
+
+def check_decision(decision: object) -> Allow | Deny:
+    """Return the decision if it is one; else raise ConfigError."""
+    if not isinstance(decision, Allow | Deny):
+        raise ConfigError(f"the approver answered {decision!r}, which is neither Allow nor Deny")
+    if isinstance(decision, Deny):
+        return decision if isinstance(decision.reason, str) else Deny(str(decision.reason or ""))
+    if decision.scope not in SCOPES:
+        raise ConfigError(f"the approver answered with a scope of {decision.scope!r}; there is {', '.join(SCOPES)}")
+    if decision.args is not None and not isinstance(decision.args, dict):
+        kind = type(decision.args).__name__
+        raise ConfigError(f"the approver answered with arguments that are {kind}, not a mapping")
+    return decision

@@ -1,7 +1,8 @@
 """A shell's command line as approval rules see it: its simple commands, and whether that is all there is to it.
 
-Not a shell: it understands words, quotes and `; | && ||`, and says of everything else that it does not (`plain` is
-False). What it could make of such a line is given all the same, so that a rule that denies finds what it can.
+Not a shell: it understands words, quotes, `; | && ||` and redirections that write no file (`2>&1`, `>/dev/null`), which
+it leaves out, and says of everything else that it does not (`plain` is False). What it could make of such a line is
+given all the same, so that a rule that denies finds what it can.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[[^]]*\])?\+?=")
 _CONNECTORS = frozenset((";", "|", "||", "&&"))
 _SPECIAL = frozenset("$`\\()<>*?[]{}!~#\n")  # outside of quotes, these make a line more than words
 _BREAKS = frozenset("$`()<>{}\n")  # and behind these another command may begin
+# Redirections that change no file and read none: to each other, to and from the null device.
+_HARMLESS = re.compile(r"(?:[012]?>&[12]|[12]?>>?[ \t]*/dev/null|&>>?[ \t]*/dev/null|0?<[ \t]*/dev/null)(?=[ \t;|&]|$)")
 _IN_DOUBLE = frozenset("$`\\!")
 # Words that are no command themselves: what is behind them is.
 _RESERVED = frozenset((
@@ -115,6 +118,9 @@ class _Reader:
     def read(self) -> None:
         while self._at < len(self.text):
             char = self.text[self._at]
+            if self._word is None and (harmless := _HARMLESS.match(self.text, self._at)):
+                self._at = harmless.end()
+                continue
             self._at += 1
             if char in " \t":
                 self._end_word()

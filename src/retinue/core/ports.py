@@ -315,7 +315,7 @@ class Link(Protocol):
 class Approver(Protocol):
     """Somebody who can be asked. Cancelled when the question is no longer open."""
 
-    def __call__(self, question: Approval) -> Awaitable[Decision]: ...
+    def __call__(self, question: Approval, /) -> Awaitable[Decision]: ...
 
 
 class Policy(Protocol):

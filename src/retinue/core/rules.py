@@ -36,6 +36,7 @@ RULE_PATTERN = (
     rf"^\s*(?:[A-Za-z0-9_*?.-]+{_SEAL}|(?:{_WITH_SUBJECT}){_SEAL}\(\s*\S[\s\S]*\)"
     rf"|[A-Za-z0-9_*?.-]+{_SEAL}\([A-Za-z_][A-Za-z0-9_-]*=[\s\S]*\))\s*$"
 )
+MAX_DERIVED = 8  # commands of one line that get a rule each
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.*)", re.DOTALL)
 SHOWN_CHARACTERS = 200
@@ -184,27 +185,43 @@ def _may_be_meant(pattern: str, words: tuple[str, ...]) -> bool:
     return any(compiled.matches(reading) for reading in list_possible_readings(words))
 
 
-def derive_rule(tool: str, subject: str | None, seal: str = "") -> Rule | None:
-    """Return the narrowest rule that lets exactly this call pass the next time; None when there is none that a person
-    can read and a file can hold."""
-    rule: Rule | None = None
+def derive_rules(tool: str, subject: str | None, seal: str = "") -> tuple[Rule, ...]:
+    """Return the narrowest rules that let exactly this call pass the next time: one, or one for each command of a
+    line. None if there are none that a person can read and a file can hold; `explain_missing_rule` says why."""
+    rules: tuple[Rule, ...] = ()
     if is_a(tool, SHELLS):
         line = read_command(subject or "")
-        rule = (
-            Rule(tool, escape_pattern(join_exact_words(line.parts[0])), seal=seal)
-            if line.plain and len(line.parts) == 1
-            else None
-        )
+        if line.plain and len(line.parts) <= MAX_DERIVED:
+            patterns = dict.fromkeys(escape_pattern(join_exact_words(words)) for words in line.parts)
+            rules = tuple(Rule(tool, pattern, seal=seal) for pattern in patterns)
     elif is_a(tool, FILES):
-        rule = Rule(tool, escape_pattern(subject), seal=seal) if subject and not subject.startswith("/") else None
+        rules = (Rule(tool, escape_pattern(subject), seal=seal),) if subject and not subject.startswith("/") else ()
     elif tool != CODE_MODE:  # a yes to one program is none to all
-        rule = Rule(tool, seal=seal)
-    if rule is None or not _PLAIN_NAME.fullmatch(tool) or not str(rule).isprintable():
-        return None
+        rules = (Rule(tool, seal=seal),)
+    return rules if _PLAIN_NAME.fullmatch(tool) and all(map(_can_be_written, rules)) else ()
+
+
+def _can_be_written(rule: Rule) -> bool:
     try:
-        return rule if parse_rule(str(rule)) == rule else None
+        return str(rule).isprintable() and parse_rule(str(rule)) == rule
     except ConfigError:  # such as a file whose name is a space
-        return None
+        return False
+
+
+def explain_missing_rule(tool: str, args: dict[str, Any]) -> str:
+    """Return why `derive_rules` has no rule for a call, for a person who wants one."""
+    if is_a(tool, SHELLS):
+        command = args.get("command", args.get("cmd"))
+        line = read_command(command) if isinstance(command, str) else None
+        if line is None or not line.plain:
+            return "the command writes to a file, or has variables, substitutions, globs or several lines"
+        if len(line.parts) > MAX_DERIVED:
+            return f"the line has more than {MAX_DERIVED} commands"
+    elif is_a(tool, FILES):
+        return "the file is outside the project, or in a workspace of the run's own"
+    elif tool == CODE_MODE:
+        return "a yes to one program is none to other programs"
+    return "a rule asks about it, or it cannot be written as a rule"
 
 
 def escape_pattern(text: str) -> str:

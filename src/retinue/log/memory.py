@@ -29,9 +29,8 @@ class MemoryLog:
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
         self._trees[event.tree].append(event)
-        feed = self._feeds.get(event.tree)
-        if feed is not None:
-            feed.publish(event)
+        if self._feeds and event.tree in self._feeds:
+            self._feeds[event.tree].publish(event)
         return None
 
     async def claim(self, tree: str) -> None:

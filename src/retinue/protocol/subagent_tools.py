@@ -67,7 +67,9 @@ TOOLS: Mapping[str, ToolText] = {
             "List subagents",
             "List your subagents, those that have ended too: id, status, task, workspace, and whether each can be "
             "continued.",
-            _make_schema(),
+            _make_schema(
+                offset={"type": "integer", "description": "How many to pass over: the next_offset of an earlier reply"}
+            ),
         ),
         ToolText(
             CONTINUE,
@@ -190,6 +192,15 @@ def find_known(runs: Sequence[KnownRun], tree: str, name: str) -> KnownRun | Non
     return None
 
 
+def take_page(own: Sequence[KnownRun], others: Sequence[KnownRun], offset: int) -> tuple[list[KnownRun], int]:
+    """Return one page of a list, and how many come after it: the newest of a caller's own runs, in the order they were
+    made, then its older ones, then the others."""
+    end, begin = max(0, len(own) - offset), max(0, offset - len(own))
+    kept = own[max(0, end - MAX_LISTED) : end]
+    page = [*kept, *others[begin : begin + MAX_LISTED - len(kept)]]
+    return page, max(0, len(own) + len(others) - offset - len(page))
+
+
 class SubagentScope(Protocol):
     """The subagents that one caller may reach, and the commands to them. Raises ToolError with words for the caller."""
 
@@ -198,8 +209,8 @@ class SubagentScope(Protocol):
     async def find_made(self, call: Call) -> KnownRun | None:
         """Return the run that this very call made before its process died, if any."""
 
-    async def list_all(self) -> tuple[list[KnownRun], int]:
-        """Return the runs that can be named, those of the caller first, and how many more there are."""
+    async def list_all(self, offset: int) -> tuple[list[KnownRun], int]:
+        """Return a page of the runs that can be named, those of the caller first, and how many more there are."""
 
     async def list_direct(self) -> list[KnownRun]:
         """Return the runs that the caller itself started, in that order."""
@@ -253,8 +264,12 @@ class SubagentTools:
         return await self._handlers[tool](call)
 
     async def list_subagents(self, call: Call) -> Reply:
-        found, left_out = await self._scope.list_all()
-        return {"success": True, "subagents": [self._describe(known) for known in found], "left_out": left_out}
+        offset = call.args.get("offset") or 0
+        if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+            raise ToolError("'offset' must be a whole number that is not negative")
+        found, left_out = await self._scope.list_all(offset)
+        reply: Reply = {"success": True, "subagents": [self._describe(known) for known in found], "left_out": left_out}
+        return {**reply, "next_offset": offset + len(found)} if left_out else reply
 
     async def continue_subagent(self, call: Call) -> Reply:
         message, seconds = _read_message(call.args), _read_seconds(call.args, "timeout_seconds")

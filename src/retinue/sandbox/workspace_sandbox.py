@@ -106,7 +106,12 @@ class _WorkspaceSession:
         return self._job.past is not None and read_record(self._own.own, WORKSPACE_FILE, WorkspaceRecord) is not None
 
     async def _keep_changes(self) -> None:
-        own = self._own
+        own, copy = self._own, self._own.workspace_copy
+        if copy is not None and copy.continued is not None and not (own.is_made or self._was_made() or self._is_lost):
+            try:  # what the run that this one continues has changed is among its changes, used or not
+                await self.make_workspace()
+            except Failed as error:
+                self._link.emit(Warned(str(error), code="workspace"))
         if self._is_lost:
             return
         if own.workspace_copy is not None and not own.is_made and not self._was_made():

@@ -18,12 +18,12 @@ from functools import partial
 import msgspec
 
 from retinue.concurrency import TaskOwner
-from retinue.core.approvals import SCOPES, Allow, Answered, Approval, Decision, Deny, digest_of
-from retinue.core.errors import ConfigError, Unconfirmed
+from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny, check_decision, digest_of
+from retinue.core.errors import ConfigError, Failed, Unconfirmed
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolStarted, Warned
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Approver, Clock, Preview, RuleBook, Timer
-from retinue.core.rules import FILES, Verdict, derive_rule, is_a, join_seal
+from retinue.core.rules import FILES, Verdict, derive_rules, is_a, join_seal
 from retinue.core.secrets import clean_text, clean_value
 from retinue.supervisor.policy import SANDBOXED_TOOLS, inside, subjects_of
 from retinue.supervisor.run import Run
@@ -163,13 +163,26 @@ class Approvals:
 
     async def _ask_approver(self, approver: Approver, question: Question) -> None:
         try:
-            decision: Decision = await approver(question.approval)
+            decision = check_decision(await approver(question.approval))
         except asyncio.CancelledError:
             self._resolve(question, Deny("the approver was cancelled"), by="function")
             raise
         except Exception as error:  # noqa: BLE001 - the boundary to the approver: one that breaks has not said yes
-            decision = Deny(f"the approver failed: {error}")
+            text = (
+                str(error)
+                if isinstance(error, ConfigError)
+                else f"the approver failed: {type(error).__name__}: {error}"
+            )
+            self._fail(question, text)
+            return
         self._resolve(question, decision, by=getattr(approver, "by", "function"))
+
+    def _fail(self, question: Question, text: str) -> None:
+        """End the run of a question whose approver is broken: that is an error of the program, not a person's no."""
+        if question.open:
+            self._write(question, Deny(text), by="function", scope="call")
+            question.answer.set_exception(Failed(text))
+            self._close(question)
 
     def _expire(self, question: Question) -> None:
         self._resolve(question, Deny(f"nobody answered within {self._terms.expiry:g} s"), by="expiry")
@@ -189,6 +202,7 @@ class Approvals:
 
     def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
         """Answer a question: the first answer is taken. With a digest it counts only for the action that has it."""
+        decision = check_decision(decision)
         question = self._questions.get(approval_id)
         if question is None:
             return "stale" if approval_id in self._answered else "unknown"
@@ -200,7 +214,7 @@ class Approvals:
         """Make this the answer; False if there is one already."""
         if not question.open:
             return False
-        decision = self._check_answer(question, _check_decision(decision))
+        decision = self._check_answer(question, decision)
         decision = self._keep_rule(question, decision) if isinstance(decision, Allow) else decision
         reach = decision.scope if isinstance(decision, Allow) else "call"
         self._write(question, decision, by=by, scope=scope or reach, rule=rule)
@@ -231,7 +245,8 @@ class Approvals:
                 raise ConfigError("its arguments were changed, and the rule would be for what was asked")
             if self._book is None or not question.approval.rule:
                 raise ConfigError("there is no rule, or no file for it, that would say just this")
-            self._book.keep(question.approval.rule)
+            for rule in question.approval.rule.splitlines():
+                self._book.keep(rule)
         except ConfigError as error:
             warning = f"the answer holds for this call only: {error}"
             question.tree.write(question.run, Warned(warning, code="rule_not_kept"))
@@ -417,13 +432,12 @@ def _make_unconfirmed(tree: Tree, run: Run, call: Call) -> Unconfirmed:
 
 
 def _derive_rule(run: Run, call: Call, project: str, seal: str) -> str:
-    """Return the rule for this call in the whole project. There is none for a file of a workspace that is not the
-    project: under the same name the rule would be about another file."""
+    """Return the rules for this call in the whole project, a line each. There is none for a file of a workspace that is
+    not the project: under the same name the rule would be about another file."""
     if is_a(call.name, FILES) and run.folders.path != project:
         return ""
     subjects = subjects_of(call.name, call.args, workspace=run.folders.path, project=project)
-    rule = derive_rule(call.name, subjects[0] if subjects else None, seal)
-    return "" if rule is None else str(rule)
+    return "\n".join(map(str, derive_rules(call.name, subjects[0] if subjects else None, seal)))
 
 
 def _asked_event(approval: Approval) -> ApprovalAsked:
@@ -454,16 +468,3 @@ def _decided_event(
         seal=spec.seal,
         rule=rule,
     )
-
-
-def _check_decision(decision: object) -> Decision:
-    """Return the decision if it is one. Fails closed: what is not a clear yes is a no."""
-    if not isinstance(decision, Allow | Deny):
-        return Deny(f"the approver answered {decision!r}, which is neither Allow nor Deny")
-    if isinstance(decision, Deny):
-        return decision if isinstance(decision.reason, str) else Deny(str(decision.reason or ""))
-    if decision.scope not in SCOPES:
-        return Deny(f"the approver answered with a scope of {decision.scope!r}; there is {', '.join(SCOPES)}")
-    if decision.args is not None and not isinstance(decision.args, dict):
-        return Deny(f"the approver answered with arguments that are {type(decision.args).__name__}, not a mapping")
-    return decision

@@ -63,7 +63,7 @@ from retinue.supervisor.run import Run
 from retinue.supervisor.run_services import NOTHING_TO_RUN, RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
-from retinue.supervisor.spawner import Continued, Spawner, make_folders
+from retinue.supervisor.spawner import Continued, Spawner, make_folders, start_from_workspace
 from retinue.supervisor.tree import Tree, TreeRegistry, choose_tree_class
 from retinue.workspaces.run_folders import RunFolders, resolve_context_paths
 
@@ -308,6 +308,8 @@ class TreeRestorer:
         )
         folders = make_folders(state, ref, parent, replace(plan, profile=profile), task, readable)
         if has_own:
+            if spawned.continues is not None:
+                folders = start_from_workspace(folders, state, spawned.origin or ref.tree, spawned.continues)
             return msgspec.structs.replace(folders, path=own)
         if not is_ended and folders.path != spawned.workspace and Path(spawned.workspace).is_dir():
             raise ConfigError(OUTSIDE.format(run=f"{self.id}/{view.number}", workspace=spawned.workspace))

@@ -10,6 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -37,7 +38,7 @@ from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.tree import Tree, TreeRegistry, choose_tree_class
 from retinue.workspaces.run_folders import RunFolders, StateFolder, resolve_context_paths
-from retinue.workspaces.workspace import Workspace
+from retinue.workspaces.workspace import Workspace, find_workspace
 
 DEFAULTS = Limits(turns=DEFAULT_TURNS, depth=DEFAULT_DEPTH, concurrent=DEFAULT_CONCURRENT)
 LABEL_CHARACTERS = 30
@@ -235,6 +236,8 @@ class Spawner:
         policy = self._ports.policy if parent is None else parent.policy
         policy = narrowed(policy, plan.profile.approvals, self._state.project)
         folders = make_folders(self._state, ref, parent, plan, task, checked.readable)
+        if continued is not None:
+            folders = start_from_workspace(folders, self._state, continued.tree or tree.id, continued.run)
         if hidden_paths := find_hidden_paths(policy):
             folders = msgspec.structs.replace(folders, hidden_paths=hidden_paths)
         run = Run(
@@ -401,6 +404,15 @@ def make_folders(
         others = with_parent
     copy = Workspace(kind, ref.tree, ref.run, own, workspace, source, state.project, source_workspace)
     return RunFolders(own, workspace, others, copy, snapshots, parent=folders_above)
+
+
+def start_from_workspace(folders: RunFolders, state: StateFolder, tree: str, number: int) -> RunFolders:
+    """Return the folders of a run that continues another one: its copy starts with the files that one left."""
+    copy = folders.workspace_copy
+    if copy is None or "/" in tree:
+        return folders
+    continued = find_workspace(state.run_folder(tree, number), tree, number)
+    return msgspec.structs.replace(folders, workspace_copy=replace(copy, continued=continued))
 
 
 def default_workspace(state: StateFolder, *, sandboxed: bool, primary: bool) -> WorkspaceName:

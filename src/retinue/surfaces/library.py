@@ -15,6 +15,7 @@ from retinue.build.project import load_project_parts
 from retinue.build.servers import parse_servers
 from retinue.build.supervisor import open_control
 from retinue.concurrency import finish_despite_cancel
+from retinue.core.approvals import check_approver
 from retinue.core.context import CURRENT
 from retinue.core.control import Control, ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError, RetinueError, SpawnRefused
@@ -175,7 +176,11 @@ def open(  # noqa: PLR0913 - the one entry point
     `isolated`: each in a sandboxed process of its own; `container`: each in a container); where that cannot be had
     a run is refused, unless `fallback` names the laxer one to use. `delegated` subagents are asked of the host of this
     container, through the folder `outbox` (`retinue watch`). `mcp_servers` are programs and addresses that runs may
-    have tools from, by name, as in retinue.yaml: `{"files": {"command": "npx", "args": [...]}}`."""
+    have tools from, by name, as in retinue.yaml: `{"files": {"command": "npx", "args": [...]}}`.
+
+    Raises ConfigError for an approver that is not `async def decide(question: Approval) -> Allow | Deny`."""
+    if approver is not None:
+        check_approver(approver)
 
     def parts() -> Parts:
         state = None if path is None else Path(path).resolve()

@@ -14,7 +14,6 @@ from retinue.core.ports import Folders, Link, Outcome, Receipt, Ticket
 from retinue.core.results import Result
 from retinue.protocol.subagent_tools import (
     CONTINUE,
-    MAX_LISTED,
     PREFIX,
     SEND,
     TOOLS,
@@ -23,6 +22,7 @@ from retinue.protocol.subagent_tools import (
     Reply,
     SubagentTools,
     find_known,
+    take_page,
 )
 from retinue.tools.spawn import SpawnSubagents, encode_reply
 
@@ -79,9 +79,8 @@ class LinkScope:
         made = self._link.ref.run, call.id
         return next((known for known in self._list_below() if (known.row.parent, known.row.call_id) == made), None)
 
-    async def list_all(self) -> tuple[list[KnownRun], int]:
-        below = self._list_below()
-        return below[-MAX_LISTED:], max(0, len(below) - MAX_LISTED)
+    async def list_all(self, offset: int) -> tuple[list[KnownRun], int]:
+        return take_page(self._list_below(), (), offset)
 
     async def list_direct(self) -> list[KnownRun]:
         return [known for known in self._list_below() if known.row.parent == self._link.ref.run]

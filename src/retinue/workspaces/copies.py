@@ -21,11 +21,10 @@ from retinue.workspaces.store import find_store
 from retinue.workspaces.workspace import (
     APPLIED_FILE,
     CHANGES_FILE,
-    WORKSPACE_FILE,
     ApplyRecord,
     ChangesRecord,
     Workspace,
-    WorkspaceRecord,
+    find_workspace,
     read_record,
     write_record,
 )
@@ -114,10 +113,9 @@ class CopiedWorkspace:
 def find_copy(state: str, tree: str, run: int) -> CopiedWorkspace | None:
     """Return the copied workspace of a run; None if it had none."""
     own = f"{state}/runs/{tree}/{run}"
-    fact = read_record(own, WORKSPACE_FILE, WorkspaceRecord)
-    if fact is None:
+    workspace = find_workspace(own, tree, run)
+    if workspace is None:
         return None
-    workspace = Workspace(fact.kind, tree, run, own, fact.path, fact.source, fact.project)
     return CopiedWorkspace(
         workspace,
         f"{tree}/{run}",

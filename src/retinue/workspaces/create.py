@@ -37,6 +37,7 @@ from retinue.workspaces.workspace import (
     APPLIED_FILE,
     CHANGES_FILE,
     WORKSPACE_FILE,
+    ApplyRecord,
     Workspace,
     WorkspaceRecord,
     read_record,
@@ -50,6 +51,7 @@ TOO_LARGE = (
 )
 SLOW_PATTERNS = "git cannot tell which files are ignored: a pattern in .gitignore takes it too long; use workspace copy"
 GONE = "its workspace is gone: {path}; what it did there is lost, so it cannot go on"
+CONTINUED_GONE = "the workspace of the run that this one continues is gone: {path}"
 REMEMBERED = 64
 CLOSE_SECONDS = 10.0
 STOP_SECONDS = 2.0
@@ -139,8 +141,13 @@ class Workspaces:
             store = self._stores.setdefault(workspace.tree, find_store(workspace.own))
         make_private_folder(workspace.own)
         store.ensure_created()
-        source = workspace.source_workspace
-        known = None if source is None else store.list_files(source.base)
+        source, continued = workspace.source_workspace, workspace.continued
+        if continued is not None:
+            known: Files | None = find_store(continued.own).list_files(continued.base)
+            if known and _is_empty(continued.path):
+                raise RetinueError(CONTINUED_GONE.format(path=continued.path))
+        else:
+            known = None if source is None else store.list_files(source.base)
         with store.hold(stop):
             made = create_workspace(workspace, store, known=known, limit=self._limit, stop=stop)
         record = WorkspaceRecord(
@@ -191,25 +198,29 @@ def create_workspace(
     workspace: Workspace, store: Store, *, known: Files | None, limit: int, stop: threading.Event
 ) -> CreatedWorkspace:
     """Make the workspace and store its first state. `known` are the first files of a source that is such a workspace
-    itself. Leaves nothing behind if it fails."""
+    itself, or of the workspace that is continued. Leaves nothing behind if it fails."""
     project, is_worktree = workspace.project, workspace.kind == "worktree"
     repository = git.find_repository(project)
     if is_worktree and repository is None:
         raise ConfigError(NOT_A_REPOSITORY.format(project=project))
-    foreign = workspace.source != project
+    start = workspace.source if workspace.continued is None else workspace.continued.path
+    foreign = start != project
     tracked = git.list_tracked(project) if repository is not None and not foreign else list(known or ())
     make_private_folder(workspace.path)
     try:
         with Ignores(tracked, repository) as ignores, Import(store) as into:
             walker = Walker(
-                workspace.source,
+                start,
                 ignored=ignores,
                 inside_ignored=not is_worktree,
                 foreign=foreign,
                 never=_find_state(workspace),
                 stop=stop,
             )
-            into.add_tree(workspace.base, FolderCopier(workspace.path, into, CopyBudget(limit)).copy(walker))
+            files = FolderCopier(workspace.path, into, CopyBudget(limit)).copy(walker)
+            if workspace.continued is not None and not _is_applied(workspace.continued):
+                files = _import_base(workspace.continued, into)
+            into.add_tree(workspace.base, files)
             if is_worktree and ignores.gave_up:  # then it has what should have been left out
                 raise RetinueError(SLOW_PATTERNS)
         objects: tuple[str, ...] = ()
@@ -226,6 +237,20 @@ def create_workspace(
             raise RetinueError(f"cannot make the workspace {workspace.path}: {error.strerror or error}") from error
         raise
     return CreatedWorkspace(walker.skipped, objects, foreign_objects)
+
+
+def _is_applied(workspace: Workspace) -> bool:
+    return read_record(workspace.own, APPLIED_FILE, ApplyRecord) is not None
+
+
+def _import_base(workspace: Workspace, into: Import) -> Files:
+    """Import the first state of a workspace from the store of its tree; return its files."""
+    store = find_store(workspace.own)
+    files = store.list_files(workspace.base)
+    for stored in files.values():
+        if not into.has_content(stored.oid):
+            into.add_bytes(store.read_content(stored.oid))
+    return files
 
 
 def _find_state(workspace: Workspace) -> set[FileId]:

@@ -161,9 +161,12 @@ class Import:
         if error is None:
             self._store.add_known(self._new)
 
+    def has_content(self, oid: str) -> bool:
+        return oid in self._new or self._store.has_content(oid)
+
     def add_content(self, oid: str, size: int, data: Iterator[bytes]) -> None:
         """Add a content whose name and size are known, unless the store has it. Raises if it is another one by now."""
-        if oid in self._new or self._store.has_content(oid):
+        if self.has_content(oid):
             return
         digest, left = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), size
         self._write(b"blob\ndata %d\n" % size)

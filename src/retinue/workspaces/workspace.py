@@ -24,8 +24,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class Workspace:
-    """A workspace that is a copy. `own` is its run's folder, `source` the folder it starts from; `source_workspace`
-    describes the source if that is such a workspace itself."""
+    """A workspace that is a copy. `own` is its run's folder, `source` the folder it is a copy of; `source_workspace`
+    describes the source if that is such a workspace itself. `continued` is the workspace of the run that its run
+    continues: it starts with the files of that one, and its changes include those that were not applied yet."""
 
     kind: str
     tree: str
@@ -35,6 +36,7 @@ class Workspace:
     source: str
     project: str
     source_workspace: Workspace | None = None
+    continued: Workspace | None = None
 
     @property
     def base(self) -> str:
@@ -55,6 +57,16 @@ class WorkspaceRecord(msgspec.Struct, frozen=True):
     project: str
     objects: tuple[str, ...] = ()
     foreign_objects: tuple[str, ...] = ()
+
+
+def find_workspace(own: str, tree: str, run: int) -> Workspace | None:
+    """Return the workspace that was made for a run; None if it had no copy."""
+    made = read_record(own, WORKSPACE_FILE, WorkspaceRecord)
+    if made is None:
+        return None
+    return Workspace(
+        kind=made.kind, tree=tree, run=run, own=own, path=made.path, source=made.source, project=made.project
+    )
 
 
 class ChangesRecord(msgspec.Struct, frozen=True):

@@ -74,7 +74,8 @@ async def test_a_server_reports_every_run_of_its_tree_in_order(tmp_path: Path) -
         assert ended == [helper, runs[run_id]]
 
 
-@pytest.mark.requirement("CPE-33", "CPE-54")
+@pytest.mark.finding("S13")
+@pytest.mark.requirement("CPE-33", "CPE-46", "CPE-54")
 async def test_it_is_reported_before_it_is_done(tmp_path: Path) -> None:
     """The process stands still between its turns, and what it has done is here."""
     async with hall(tmp_path) as h:
@@ -107,6 +108,10 @@ async def test_what_is_reported_stands_on_the_stderr_of_the_root_and_never_on_it
             '#### reviewer Tool "spawn_subagents" result:',
         ]
         assert "it is fine" not in screen.decode()
+        received = [block for block in blocks if block.startswith("####")]
+        assert received[0] == "#### reviewer thought trace\nfirst I look"
+        looked = '[tool call]\nglob\n{\n  "pattern": "*.nothing"\n}'
+        assert (received[1], received[4]) == (f"#### reviewer {looked}", f"#### helper {looked}")
 
 
 @pytest.mark.requirement("CPE-33", "CPE-47")
@@ -260,12 +265,16 @@ async def test_a_process_that_is_reported_opens_no_collector_and_passes_the_addr
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SystemClock()
-    assert isinstance(make_reporting(collects=False, strict=True, limits=Limits(), clock=clock), NoReporting)
-    own = make_reporting(collects=True, strict=True, limits=Limits(), clock=clock)
+    assert isinstance(
+        make_reporting(collects=False, serves=False, strict=True, limits=Limits(), clock=clock), NoReporting
+    )
+    own = make_reporting(collects=True, serves=False, strict=True, limits=Limits(), clock=clock)
     assert own.collector is not None and not isinstance(own.collector, Relay)
+    server = make_reporting(collects=True, serves=True, strict=True, limits=Limits(), clock=clock)
+    assert isinstance(server.collector, Relay) and server.hook is None  # it opens nothing and reports to nobody
     for name in (ADDRESS, CPE_ADDRESS):
         monkeypatch.setenv(name, "http://127.0.0.1:9/inherited-secret")
-        made = make_reporting(collects=True, strict=True, limits=Limits(), clock=clock)
+        made = make_reporting(collects=True, serves=False, strict=True, limits=Limits(), clock=clock)
         assert isinstance(made, Reporting) and isinstance(made.collector, Relay)
         supervisor = make_supervisor(Parts(project=tmp_path))
         made.attach(supervisor)

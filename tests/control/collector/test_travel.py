@@ -108,7 +108,7 @@ def test_a_primary_takes_a_level_unless_it_stands_for_the_caller() -> None:
 async def spawnable(folder: Path) -> AsyncIterator[tuple[Supervisor, Reporting]]:
     """A process that may go three levels deep and starts servers."""
     supervisor = make_supervisor(Parts(project=folder, mode="yes"))
-    reporting = Reporting(None, strict=True, limits=Limits(), clock=SystemClock())
+    reporting = Reporting(None, serves=False, strict=True, limits=Limits(), clock=SystemClock())
     reporting.attach(supervisor)
     try:
         yield supervisor, reporting

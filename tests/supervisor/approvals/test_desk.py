@@ -336,7 +336,7 @@ async def test_an_answer_to_a_changed_action_is_refused() -> None:
 
 
 @pytest.mark.parametrize("decision", [Allow("always"), Allow(args=[1])])  # type: ignore[arg-type]
-async def test_an_answer_that_is_none_is_a_no(decision: Any) -> None:
+async def test_an_answer_that_is_none_fails_the_run(decision: Any) -> None:
     made = Pages()
 
     async def approver(question: Approval) -> Any:
@@ -344,7 +344,8 @@ async def test_an_answer_that_is_none_is_a_no(decision: Any) -> None:
 
     async with retinue.open(approver=approver) as r:
         result = await r.run(main({"main": [pages("anna"), {"text": "{{last_result}}"}]}, tools=[made.tool]), "go")
-    assert result.final_response.startswith("The user denied this call: the approver answered with")
+    assert result.status == "failed"
+    assert result.final_response.startswith("the approver answered with")
     assert made.made == []
 
 

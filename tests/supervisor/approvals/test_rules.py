@@ -14,7 +14,8 @@ from retinue.core.rules import (
     Rule,
     Rules,
     concerns_tool,
-    derive_rule,
+    derive_rules,
+    explain_missing_rule,
     find_allowing_rule,
     find_stopping_rule,
     parse_rule,
@@ -229,29 +230,71 @@ def test_the_order_is_deny_ask_allow_mode() -> None:
 
 @pytest.mark.parametrize("command", ["git status", "ls 'a b' \"c*\" '[x]'", "echo 'it''s'", "a -x=1 # b"])
 def test_a_derived_rule_lets_just_that_command_pass(command: str) -> None:
-    rule = derive_rule("shell", command)
-    if rule is None:
+    rules = derive_rules("shell", command)
+    if not rules:
         assert "#" in command
         return
-    assert find_allowing_rule((rule,), "shell", {}, command) == str(rule) == str(parse_rule(str(rule)))
-    assert not find_allowing_rule((rule,), "shell", {}, command + " more")
-    assert derive_rule("shell", "a | b") is None and derive_rule("edit", "/etc/passwd") is None
+    [rule] = rules
+    assert find_allowing_rule(rules, "shell", {}, command) == str(rule) == str(parse_rule(str(rule)))
+    assert not find_allowing_rule(rules, "shell", {}, command + " more")
+    assert derive_rules("edit", "/etc/passwd") == ()
+
+
+@pytest.mark.finding("U8")
+@pytest.mark.parametrize(
+    ("command", "rules"),
+    [
+        ("python3 -m unittest 2>&1 | tail -n 3", ["shell(python3 -m unittest)", "shell(tail -n 3)"]),
+        ("make >/dev/null 2>&1", ["shell(make)"]),
+        ("make 2> /dev/null && make test", ["shell(make)", "shell(make test)"]),
+        ("make &>/dev/null; ls", ["shell(make)", "shell(ls)"]),
+        ("cat < /dev/null >&2", ["shell(cat)"]),
+        ("ls | ls", ["shell(ls)"]),
+        ("make > log", []),
+        ("make 2>&1 > log", []),
+        ("make >/dev/nullx", []),
+        ("make >/dev/null/../sda", []),
+        ("make >& log", []),
+        ("make 2>&13", []),
+        ("cat < secret", []),
+        ("cat <(ls)", []),
+        ("make 2>&1&", []),
+        ("a | b | c | d | e | f | g | h | i", []),
+    ],
+)
+def test_each_command_of_a_harmless_line_can_have_a_rule(command: str, rules: list[str]) -> None:
+    derived = derive_rules("shell", command)
+    assert [str(rule) for rule in derived] == rules
+    assert bool(find_allowing_rule(derived, "shell", {}, command)) is bool(rules)
+    if not rules:
+        assert explain_missing_rule("shell", {"command": command}).startswith(
+            ("the command writes to a file", "the line has")
+        )
+
+
+@pytest.mark.finding("U8")
+def test_a_redirection_that_is_left_out_hides_no_word() -> None:
+    for command in ('rm "2">&1', "rm '2'>/dev/null", "rm 2\\>\\&1", "rm a2>&1", "rm x>/dev/null"):
+        line = read_command(command)
+        assert not line.plain or len(line.parts[0]) == 2, command
+    assert judged("git push 2>&1 | cat", "yes", deny=["shell(git push*)"]) == "deny"
+    assert judged("make 2>&1", "yes", deny=["shell(git push*)"]) == "allow"
 
 
 @pytest.mark.parametrize(
     ("tool", "subject"), [("*", None), ("do it", None), ("", None), ("edit", " a"), ("edit", "a\nb"), ("edit", " ")]
 )
 def test_no_rule_is_derived_that_would_say_something_else(tool: str, subject: str | None) -> None:
-    assert derive_rule(tool, subject) is None
+    assert derive_rules(tool, subject) == ()
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_a_derived_rule_is_about_one_file_only(path: str, other: str) -> None:
-    rule = derive_rule("edit", path)
-    if rule is not None:
-        assert find_allowing_rule((rule,), "edit", {}, path)
-        assert other == path or not find_allowing_rule((rule,), "edit", {}, other)
+    rules = derive_rules("edit", path)
+    if rules:
+        assert find_allowing_rule(rules, "edit", {}, path)
+        assert other == path or not find_allowing_rule(rules, "edit", {}, other)
 
 
 SIGNS = [*"'\"\\;|&$`(){},<>\n#!*?~\t\r[]=\u00a0", " ", " ", "||", "&&", "$x", "${x}", "$(", "$'", "\\x62", "\\\n"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -270,8 +271,9 @@ async def test_a_question_carries_who_asks_and_what_would_happen(tmp_path: Path)
     ]
 
 
-@pytest.mark.parametrize("answer", ["yes", None, True, ValueError("broken approver")])
-async def test_what_is_not_a_clear_yes_is_a_no(answer: Any, tmp_path: Path) -> None:
+@pytest.mark.finding("U5")
+@pytest.mark.parametrize("answer", ["yes", None, True, Allow("ever"), ValueError("broken approver")])  # type: ignore[arg-type]
+async def test_an_approver_that_breaks_fails_the_run_and_nothing_ran(answer: Any, tmp_path: Path) -> None:
     async def approver(question: Approval) -> Any:
         if isinstance(answer, Exception):
             raise answer
@@ -280,8 +282,56 @@ async def test_what_is_not_a_clear_yes_is_a_no(answer: Any, tmp_path: Path) -> N
     script = {"main": [call("write", path="x", content="y"), {"text": "{{last_result}}"}]}
     async with retinue.open(approver=approver, project=tmp_path) as r:
         result = await r.run(main(script), "go")
-    assert "denied" in result.final_response
+    assert result.status == "failed"
+    assert "denied" not in result.final_response
+    said = "the approver failed: ValueError: broken" if isinstance(answer, Exception) else "the approver answered "
+    assert (result.error_details or "").startswith(said)
     assert not (tmp_path / "x").exists()
+
+
+class AsyncApprover:
+    async def __call__(self, question: Approval) -> Allow:
+        return Allow()
+
+
+async def _decide(anything: Approval, more: int = 0) -> Allow | Deny:
+    return Allow()
+
+
+async def _two_parameters(question: Approval, more: int) -> Allow:
+    return Allow()
+
+
+async def _no_parameters() -> Allow:
+    return Allow()
+
+
+async def _returns_bool(question: Approval) -> bool:
+    return True
+
+
+def _sync(question: Approval) -> Allow:
+    return Allow()
+
+
+@pytest.mark.finding("U5")
+def test_a_wrong_approver_raises_where_it_is_given() -> None:
+    for right in (_decide, AsyncApprover(), AsyncApprover().__call__, partial(_decide, more=1)):
+        retinue.open(approver=right)
+    wrong: list[tuple[Any, str]] = [
+        (_sync, "the approver _sync is not async: write `async def decide"),
+        (lambda question: True, "is not async"),
+        (_two_parameters, "cannot be called with a question .*'more'"),
+        (_no_parameters, "cannot be called with a question"),
+        (_returns_bool, "returns bool"),
+        (AsyncApprover, "is not a function"),
+        ("yes", "is not a function"),
+    ]
+    for approver, said in wrong:
+        with pytest.raises(ConfigError, match=said):
+            retinue.open(approver=approver)
+        with pytest.raises(ConfigError, match=said):
+            retinue.run_sync(main({"main": [{"text": "x"}]}), "go", approver=approver)
 
 
 async def test_without_an_approver_the_run_ends_and_nothing_ran(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +13,21 @@ import pytest
 from tests.surfaces.cli.shell import Project
 from tests.surfaces.mcp.kit import piped
 
+ENVIRONMENT = """
+import json, os
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("below")
+
+
+@server.tool(structured_output=False)
+def show() -> str:
+    "Show the variables of a collector and of limits."
+    return json.dumps({name: os.environ[name] for name in sorted(os.environ) if "SUBAGENT" in name})
+
+
+server.run()
+"""
 READ = {"thinking": "where is it?", "tools": [{"name": "glob", "args": {"pattern": "*"}}]}
 
 
@@ -126,3 +142,25 @@ async def test_a_primary_that_is_continued_is_reported_too(project: Project) -> 
         "subagent_start", "thought_trace", "tool_call", "tool_result", "subagent_end",
     ]  # fmt: skip
     assert {(event["subagentName"], event["parentRunID"]) for event in posted} == {("main", "up")}
+
+
+@pytest.mark.finding("S6")
+@pytest.mark.requirement("CPE-31")
+@pytest.mark.parametrize("inherited", ["", "http://127.0.0.1:9/secret"])
+async def test_a_server_opens_no_collector_and_passes_on_only_an_address_that_it_got(
+    project: Project, inherited: str
+) -> None:
+    (project.folder / "below.py").write_text(ENVIRONMENT)
+    below = {"command": sys.executable, "args": [str(project.folder / "below.py")]}
+    settings = {"mcp_servers": {"below": below}, "orchestrator": {"coordination": {"subagent_reports": "best_effort"}}}
+    (project.folder / "retinue.yaml").write_text(json.dumps(settings))
+    agents = {"subagent": [{"tools": [{"name": "mcp__below__show", "args": {}}]}, {"text": "{{last_result}}"}]}
+    more = {"RETINUE_SUBAGENT_LOGGING_ADDRESS": inherited} if inherited else {}
+    async with piped(project, "--yes", "--config", "retinue.yaml", agents=agents, **more) as client:
+        await client.hello()
+        call = {"name": "spawn_subagents", "arguments": {"tasks": [{"task": "look"}]}}
+        said = (await client.ask("tools/call", **call))["result"]["structuredContent"]
+    found = json.loads(said["results"][0]["answer"])
+    assert found.pop("RETINUE_SUBAGENT_DEPTH")  # limits travel down in any case
+    addresses = {"RETINUE_SUBAGENT_LOGGING_ADDRESS": inherited, "CPE_SUBAGENT_LOGGING_ADDRESS": inherited}
+    assert {name: value for name, value in found.items() if name in addresses} == (addresses if inherited else {})

@@ -314,3 +314,20 @@ async def test_the_bounds_of_a_timeout_that_a_model_reads_are_those_of_the_proje
         spawn = (await client.list_tools()).tools[0]
     task = spawn.input_schema["properties"]["tasks"]["items"]["properties"]
     assert "default 300; between 5 and 900" in task["timeout_seconds"]["description"]
+
+
+@pytest.mark.finding("M8")
+async def test_a_long_list_comes_in_pages(project: Project) -> None:
+    names = [f"s{number}" for number in range(110)]
+    async with connected(project, agents={"*": ["done"]}) as client:
+        for start in range(0, len(names), 30):
+            tasks = [{"task": "t", "subagent_id": name} for name in names[start : start + 30]]
+            assert (await reply(client, "spawn_subagents", tasks=tasks))["success"]
+        first = await reply(client, "list_subagents")
+        second = await reply(client, "list_subagents", offset=first["next_offset"])
+        wrong = await reply(client, "list_subagents", offset=-1)
+    assert [each["subagent_id"] for each in first["subagents"]] == names[10:]  # the newest
+    assert (first["left_out"], first["next_offset"]) == (10, 100)
+    assert [each["subagent_id"] for each in second["subagents"]] == names[:10]
+    assert second["left_out"] == 0 and "next_offset" not in second
+    assert "'offset' must be" in wrong["error"]

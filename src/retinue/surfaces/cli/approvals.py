@@ -18,6 +18,7 @@ from retinue.core.approvals import Allow, Approval, Decision, Deny
 from retinue.core.errors import ConfigError, NotFound, RetinueError
 from retinue.core.events import ApprovalDecided, Event
 from retinue.core.ports import LogReader
+from retinue.core.rules import explain_missing_rule
 from retinue.log.blocks import make_question_spans
 from retinue.log.reading import iterate_events, wait_for_event
 from retinue.surfaces.cli import output as screen
@@ -36,7 +37,7 @@ SCOPES = {
     "pending": "and to everything else that run asks now; at a terminal it is shown first",
 }
 ID_HELP = "the question's number or id, as `retinue approvals` lists them, or a unique beginning of its id"
-NO_RULE = "no rule says just {what}: answer without --project, or with --run or --tool"
+NO_RULE = "no rule says just {what}, because {why}: answer without --project, or with --run or --tool"
 KEPT_SECONDS = 5.0
 NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
 
@@ -264,7 +265,7 @@ async def answer_question(name: str, decision: Decision, changes: Mapping[str, A
     if changes:
         decision = msgspec.structs.replace(decision, args={**about.args, **changes})
     if isinstance(decision, Allow) and decision.scope == "project" and not about.rule:
-        raise ConfigError(NO_RULE.format(what=format_question(about)))
+        raise ConfigError(NO_RULE.format(what=format_question(about), why=explain_missing_rule(about.tool, about.args)))
     return await _give_answer(project.log, chosen, decision)
 
 
@@ -295,8 +296,9 @@ async def _give_answer(log: LogReader, chosen: Waiting, decision: Decision) -> i
     print(f"{word} {format_question(about)} of {about.tree}/{about.run}")
     if isinstance(decision, Allow) and decision.scope == "project":
         decided = await wait_for_decision(log, about, seconds=KEPT_SECONDS)
+        rules = ", ".join(about.rule.splitlines())
         if decided is None or decided.scope != "project":
-            screen.print_warning(f"the answer holds for this call only: the rule {about.rule} could not be written")
+            screen.print_warning(f"the answer holds for this call only: the rule {rules} could not be written")
         else:
-            print(f"allowed in this project from now on, by the rule in retinue.yaml: {safe.escape_line(about.rule)}")
+            print(f"allowed in this project from now on, by the rule in retinue.yaml: {safe.escape_line(rules)}")
     return 0

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from retinue.build.parts import MAIN
-from retinue.build.stored import open_stored_control
 from retinue.control.client import ControlClient
 from retinue.core.control import MCP_CLIENT, RAN_ELSEWHERE, Control, ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError, LogHeld, NotFound
@@ -112,9 +111,10 @@ def execute_continue(args: argparse.Namespace) -> int:
     """Continue a run that has ended, with a new message, and print the answer.
 
     The new run knows the whole conversation of the old one. A primary continues in a new tree, whose origin is the
-    old one; a subagent continues in its own tree, beside the old run. A subagent_id then names the newest of them. A
-    run that worked in a copy starts with a new copy: `retinue apply` applies the changes of the old one first. To
-    talk to a run at work use `retinue send`; for an interrupted tree use `retinue resume`.
+    old one; a subagent continues in its own tree, beside the old run. A subagent_id then names the newest of them. If
+    the old run worked in a copy, the new one starts with the files it left, and `retinue diff` and `retinue apply`
+    cover the changes of both. To talk to a run at work use `retinue send`; for an interrupted tree use
+    `retinue resume`.
 
     exit codes: as `retinue run`
 
@@ -126,12 +126,6 @@ def execute_continue(args: argparse.Namespace) -> int:
     text = read_task(args.text)
     start = prepare(args, interactive=args.text != "-")
     project, tree, found = asyncio.run(_find_ended(args.name))
-    copy = open_stored_control(project.state).find_copy(tree.tree, found.run)
-    if copy is not None and copy.has_unapplied:
-        screen.print_warning(
-            f"{found.name} changed files that were not applied: the new run begins without them "
-            f"(`retinue apply {found.name}`)"
-        )
     if found.run == 0:
         overrides, start = make_overrides(args, start), keep_runtime(args, start, tree)
         return run_tree(args, start, lambda control: control.continue_run(tree.tree, 0, text, overrides))

@@ -35,7 +35,7 @@ from retinue.log.opening import open_reader
 from retinue.log.reading import wait_until_read
 from retinue.log.runs import describe_view
 from retinue.protocol import inherited_limits
-from retinue.protocol.subagent_tools import MAX_LISTED, KnownRun, find_known
+from retinue.protocol.subagent_tools import KnownRun, find_known
 
 ANSWERED_BY = "mcp client"
 _CLIENT_LIMITS = Limits(seconds=None, stall=None)  # a client has no end of its own
@@ -156,13 +156,12 @@ class Backend:
         """Return the runs of a tree that this process has, in the order they were made; none once it has ended."""
         return next((info.runs for info in await self.control.list_trees(live=True) if info.tree == tree), [])
 
-    async def list_earlier_runs(self, known: set[str]) -> tuple[list[KnownRun], int]:
-        """Return the newest runs of the project but for those `known`, and how many more there are."""
+    async def list_earlier_runs(self, known: set[str]) -> list[KnownRun]:
+        """Return the runs of the project but for those `known`, those of the newest tree first."""
         trees, _ = await load_listings(self._log)
-        found = [
+        return [
             KnownRun(tree.tree, describe_view(view, tree.tree), tree.live)
             for tree in trees
             for view in tree.list_runs()
             if f"{tree.tree}/{view.number}" not in known and not (view.number == 0 and view.agent == MCP_CLIENT)
         ]
-        return found[:MAX_LISTED], max(0, len(found) - MAX_LISTED)

@@ -82,7 +82,7 @@ _SPAWNED = _make_reply_schema(
 
 _GIVEN: dict[str, Schema] = {
     SPAWN: _SPAWNED,
-    LIST: _make_reply_schema(subagents=_ENTRIES, left_out={"type": "integer"}),
+    LIST: _make_reply_schema(subagents=_ENTRIES, left_out={"type": "integer"}, next_offset={"type": "integer"}),
     CONTINUE: _SPAWNED,
     SEND: _make_reply_schema(
         subagent_id=_TEXT,

@@ -223,7 +223,7 @@ class Host:
         reply_within: float | None,
     ) -> None:
         approver = ClientApprover(self.attends, wait_approvals or WAIT_APPROVALS)
-        parts = replace(parts, approver=approver, wait_approvals=wait_approvals)
+        parts = replace(parts, approver=approver, wait_approvals=wait_approvals, is_mcp_server=True)
         self._parts, self._profile = parts, profile
         self._reply_within, self._waits_elsewhere = reply_within, wait_approvals > 0
         self._sessions: dict[Session, ClientSession] = {}

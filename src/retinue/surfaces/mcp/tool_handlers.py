@@ -24,13 +24,13 @@ from retinue.log.blocks import format_count
 from retinue.protocol import subagents
 from retinue.protocol.inherited_limits import make_run_id
 from retinue.protocol.subagent_tools import (
-    MAX_LISTED,
     SPAWN,
     STILL_RUNNING,
     KnownRun,
     Reply,
     SubagentTools,
     check_arguments,
+    take_page,
 )
 from retinue.surfaces.mcp.backend import Backend
 from retinue.surfaces.mcp.progress import ChangeSignal, TreeProgress
@@ -239,12 +239,9 @@ class ToolHandlers:
     async def find_made(self, call: Call) -> KnownRun | None:
         return None  # a client's calls end with its process
 
-    async def list_all(self) -> tuple[list[KnownRun], int]:
+    async def list_all(self, offset: int) -> tuple[list[KnownRun], int]:
         own = {known.name: known for known in await self._list_own()}
-        earlier, left_out = await self._backend.list_earlier_runs(set(own))
-        kept = [*own.values()][-MAX_LISTED:]
-        fits = earlier[: MAX_LISTED - len(kept)]
-        return [*kept, *fits], left_out + len(own) - len(kept) + len(earlier) - len(fits)
+        return take_page([*own.values()], await self._backend.list_earlier_runs(set(own)), offset)
 
     async def list_direct(self) -> list[KnownRun]:
         primaries = {(run.tree, run.number) for run in self._primaries.values()}

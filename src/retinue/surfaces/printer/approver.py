@@ -19,6 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from retinue.core.approvals import Allow, Approval, Deny
+from retinue.core.rules import explain_missing_rule
 from retinue.log.blocks import format_json, make_question_spans
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Printer
@@ -232,9 +233,11 @@ class TerminalApprover:
 
     async def _allow_always(self, question: Approval) -> Allow | None:
         if not question.rule:
-            self._printer.show_note("no rule says just this: answer y, r or t")
+            why = explain_missing_rule(question.tool, question.args)
+            self._printer.show_note(f"no rule says just this, because {why}: answer y, r or t")
             return None
-        self._printer.show_note(f"writes to retinue.yaml, to allow it from now on: {question.rule}")
+        rules = ", ".join(question.rule.splitlines())
+        self._printer.show_note(f"writes to retinue.yaml, to allow it from now on: {rules}")
         return Allow("project") if await self._confirm() else None
 
     async def _allow_pending(self, question: Approval) -> Allow | None:
