@@ -8,13 +8,14 @@ base URLs from their environment variables.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import Any, cast
+from typing import Any, cast, get_args
 from urllib.parse import urlsplit
 
 import httpx2
@@ -45,7 +46,7 @@ from pydantic_ai.messages import (
     ThinkingPart,
     ThinkingPartDelta,
 )
-from pydantic_ai.models import StreamedResponse, infer_model
+from pydantic_ai.models import KnownModelName, StreamedResponse, infer_model
 from pydantic_ai.native_tools import WebSearchTool
 from pydantic_ai.settings import ModelSettings
 
@@ -173,7 +174,8 @@ class ProviderModel:
         if isinstance(error, ModelHTTPError):
             known["transient"] = _is_transient(error)
             retry_after = parse_retry_after(error.headers or {}, now=self._clock.wall())
-            text = to_one_line(_find_message(error.body) or str(error))
+            text = _explain_status(self.name, error.status_code, _find_message(error.body) or str(error))
+            text = to_one_line(text)
             return ModelError(text, status=error.status_code, retry_after=retry_after, **known)
         if isinstance(error, ModelTimeoutError) and error.phase not in ("pool", "connect"):
             silence = f"nothing came from {host} for {self._idle:g} s"
@@ -196,12 +198,37 @@ def _infer_model(name: str) -> Any:
     except UserError as error:
         text = str(error)
         if text.startswith("Unknown model"):
-            raise NotFound(f"unknown model {name!r}{text.partition(name)[2].rstrip('.')}") from None
+            raise NotFound(f"unknown model {name!r}{_suggest_provider(name)}") from None
         text = text.partition(" or pass it")[0].partition(" If you")[0]  # the rest is for programmers
         raise ConfigError(to_one_line(f"model {name!r}: {text}")) from None
     except ImportError:
         command = make_install_command(find_adapter_package(name.partition(":")[0]))
         raise ConfigError(f"model {name!r} needs a package that is not installed: {command}") from None
+
+
+def _suggest_provider(name: str) -> str:
+    """Return a hint for a model whose provider is not known; empty if its provider is."""
+    provider, _, rest = name.partition(":")
+    known = sorted({model.partition(":")[0] for model in get_args(KnownModelName.__value__) if ":" in model})
+    if provider in known:
+        return ""
+    near = difflib.get_close_matches(provider, known, n=1)
+    return f": did you mean '{near[0]}:{rest}'?" if near else f": there is no provider '{provider}'"
+
+
+def _explain_status(name: str, status: int, text: str) -> str:
+    """Return the message of a refused call, with the provider and what a person can change."""
+    provider = name.partition(":")[0]
+    if status in (401, 403):
+        return f"{provider} does not accept the key: {text}; check {_name_key(provider)}"
+    if status == 404:
+        return f"{provider} does not know the model {name!r} or its address: {text}"
+    return text
+
+
+def _name_key(provider: str) -> str:
+    """Return the variable with the key of a provider: `openai-chat` has that of `openai`."""
+    return f"{provider.partition('-')[0].upper()}_API_KEY"
 
 
 def _show_delta(event: ModelResponseStreamEvent, on_delta: Callable[[str, str], None]) -> None:
