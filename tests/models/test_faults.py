@@ -114,7 +114,7 @@ async def test_a_cut_inside_an_event() -> None:
         answer = Answer([*WHOLE[CLAUDE][:7], WHOLE[CLAUDE][7][:size]], ending="cut")
         error, _, _ = await failure(CLAUDE, answer)
         assert isinstance(error, StreamCut)
-        assert (error.partial, error.usage) == ("Hello", Usage(10, 1))
+        assert (error.partial, error.usage) == ("Hello", Usage(10, 2))
 
 
 @pytest.mark.parametrize("name", ALL)

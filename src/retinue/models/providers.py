@@ -54,7 +54,7 @@ from retinue.core import secrets
 from retinue.core.errors import CallCancelled, ConfigError, ModelError, NotFound, StreamCut
 from retinue.core.messages import Reply, Request
 from retinue.core.ports import Clock
-from retinue.core.usage import NO_USAGE, Usage
+from retinue.core.usage import Usage
 from retinue.installation import find_adapter_package, make_install_command
 from retinue.models.provider_messages import build_messages, build_parameters, convert_usage, parse_response
 
@@ -114,7 +114,9 @@ class ProviderModel:
         if response.state == PAUSED:
             text = f"{self._host} paused {MOST_PAUSES} times in one reply"
             raise ModelError(text, usage=convert_usage(response.usage))
-        return parse_response(response)
+        reply = parse_response(response)
+        usage = _complete_usage(reply.usage, response, request)
+        return reply if usage == reply.usage else msgspec.structs.replace(reply, usage=usage, estimated=True)
 
     async def _stream_response(
         self, request: Request, messages: list[ModelMessage], on_delta: Callable[[str, str], None], *, key: str
@@ -137,9 +139,10 @@ class ProviderModel:
                 raise
             raise CallCancelled(_estimate_usage(stream, request), estimated=True, partial=_join_text(stream)) from None
         except _FAILURES as error:
-            raise self._convert_error(error, stream) from error
+            raise self._convert_error(error, stream, request) from error
         if not _is_whole(response):
-            raise StreamCut(CUT, usage=convert_usage(response.usage), partial=_join_text(stream), transient=True)
+            spent = _describe_spent(stream, request)
+            raise StreamCut(CUT, partial=_join_text(stream), transient=True, **spent)
         if response.finish_reason == "error":
             text = f"{self._host} says that it failed"
             raise ModelError(text, usage=convert_usage(response.usage), partial=_join_text(stream), transient=True)
@@ -161,13 +164,13 @@ class ProviderModel:
             self._entered = False
             await self._model.__aexit__(None, None, None)
 
-    def _convert_error(self, error: Exception, stream: StreamedResponse | None) -> ModelError:
+    def _convert_error(self, error: Exception, stream: StreamedResponse | None, request: Request) -> ModelError:
         """Return the typed error: one line, without keys. `transient` says that another attempt is worth it. Where a
         reply had begun, the rest of it was cut off."""
         partial, host = _join_text(stream), self._host
         has_begun = bool(partial) or (stream is not None and stream.provider_response_id is not None)
         known: dict[str, Any] = {
-            "usage": NO_USAGE if stream is None else convert_usage(stream.usage),
+            **({} if stream is None else _describe_spent(stream, request)),
             "partial": partial,
             "transient": True,
         }
@@ -260,12 +263,25 @@ def _join_responses(paused: ModelResponse, following: ModelResponse) -> ModelRes
 def _estimate_usage(stream: StreamedResponse, request: Request) -> Usage:
     """Return the usage of a call that was broken off: what the provider reported so far, and for what it reports only
     at the end an estimate from the characters sent and received."""
+    return _complete_usage(convert_usage(stream.usage), stream.get(), request)
+
+
+def _describe_spent(stream: StreamedResponse, request: Request) -> dict[str, Any]:
+    """Return what a call has spent whose stream was cut; nothing is estimated before the reply has begun."""
     reported = convert_usage(stream.usage)
+    spent = _estimate_usage(stream, request) if stream.get().parts else reported
+    return {"usage": spent, "estimated": spent != reported}
+
+
+def _complete_usage(reported: Usage, response: ModelResponse, request: Request) -> Usage:
+    """Return the reported usage, with an estimate from the characters sent and received for what is missing."""
+    if reported.input_tokens and reported.output_tokens and response.state == "complete":
+        return reported
     sent = len(request.system) + sum(len(turn.text) for turn in request.thread)
-    received = sum(len(str(getattr(part, "content", "") or getattr(part, "args", ""))) for part in stream.get().parts)
+    received = sum(len(str(getattr(part, "content", "") or getattr(part, "args", ""))) for part in response.parts)
     return msgspec.structs.replace(
         reported,
-        input_tokens=reported.input_tokens or sent // CHARACTERS_PER_TOKEN,
+        input_tokens=reported.input_tokens or sent // CHARACTERS_PER_TOKEN + 1,
         output_tokens=max(reported.output_tokens, received // CHARACTERS_PER_TOKEN),
     )
 

@@ -64,7 +64,7 @@ async def test_the_primary_asks_and_its_children_do_not(tmp_path: Path) -> None:
     person = Person(lambda _: Allow())
     fields = {"tools": ["mcp__bad__one", Profile("child", "You are a child.", tools=["mcp__bad__one"])]}
     await run(bad, script, mode="ask", approver=person, fields=fields)
-    assert sorted((asked.run, asked.tool) for asked in person.asked) == [(0, "mcp__bad__one"), (0, "subagent_child")]
+    assert [(asked.run, asked.tool) for asked in person.asked] == [(0, "mcp__bad__one")]  # spawning does not ask
     # A rule can name them, by pattern too; what forbids wins.
     person.asked.clear()
     _, events = await run(bad, script, ask=["mcp__bad__*"], approver=person, fields=fields)
@@ -178,7 +178,7 @@ async def test_a_form_is_asked_again_until_it_fits_and_nobody_is_no_answer() -> 
     assert "That answer does not fit: age: 'many' is not of type 'integer'." in person.asked[2].preview
     # `yes` is no answer to what only a person knows, and a run does not end because of it.
     result, events = await run({"calm": program("calm")}, turns(call("mcp__calm__ask")), mode="yes")
-    assert result.status == "done" and "cancel: None" in [body.text for body in results(events)]
+    assert result.status == "done" and "decline: None" in [body.text for body in results(events)]
 
 
 async def test_an_older_server_asks_and_its_wish_for_a_model_is_refused(tmp_path: Path) -> None:
