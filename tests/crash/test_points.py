@@ -57,12 +57,12 @@ def test_an_answer_takes_effect_at_most_once(point: str, asked: int, marked: int
     with project.running("run", "go", *arguments, RETINUE_FAILPOINT=point) as process:
         if point != "approval.asked":
             read_until(process.stderr, "shell(")
-            project.retinue("approve", "1")
+            project.retinue("approve", "--yes", "1")
         assert process.wait() == -signal.SIGKILL
     with project.running("resume", "--wait-approvals", "30") as process:
         if point == "approval.asked":
             read_until(process.stderr, "shell(")
-            assert project.retinue("approve", "2").returncode == 0
+            assert project.retinue("approve", "--yes", "2").returncode == 0
         out, error = process.communicate()
     assert (process.returncode, out) == (0, f"{ANSWER}\n"), error
     now = events(project)
@@ -77,7 +77,7 @@ def answered(project: Project, script: str, point: str, *how: str) -> None:
     arguments = ("--model", script, "--wait-approvals", "30")
     with project.running("run", "go", *arguments, RETINUE_FAILPOINT=point) as process:
         read_until(process.stderr, "shell(")
-        project.retinue("approve", "1", *how)
+        project.retinue("approve", "--yes", "1", *how)
         assert process.wait() == -signal.SIGKILL
 
 

@@ -14,7 +14,7 @@ from retinue.concurrency import SystemClock
 from retinue.config.models import PROVIDERS, find_default_model, find_install_command
 from retinue.models.providers import ProviderModel
 from tests.models import wire
-from tests.models.server import KEY, Answer, Server, environ
+from tests.models.server import KEY, Answer, Server, environ, refusal
 from tests.surfaces.cli.shell import SOURCE, Project, one_line_error
 
 CLAUDE, GPT = PROVIDERS
@@ -141,3 +141,38 @@ def test_starting_the_command_loads_no_provider() -> None:
     code = "import sys, retinue.surfaces.cli.main; print([m for m in ('pydantic_ai', 'openai') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.finding("U7")
+def test_a_misspelt_provider_suggests_the_right_one(project: Project) -> None:
+    said = one_line_error(project.retinue("run", "x", "--model", "antropic:claude-x"))
+    assert said == "unknown model 'antropic:claude-x': did you mean 'anthropic:claude-x'?"
+
+
+@pytest.mark.finding("U7")
+@pytest.mark.parametrize(
+    ("model", "status", "words"),
+    [
+        ("anthropic:claude-x", 401, ("anthropic", "ANTHROPIC_API_KEY")),
+        ("openai-chat:gpt-x", 401, ("openai", "OPENAI_API_KEY")),
+        ("anthropic:claude-x", 404, ("anthropic", "claude-x")),
+    ],
+)
+async def test_a_refused_key_or_model_names_provider_and_variable(
+    project: Project, model: str, status: int, words: tuple[str, str]
+) -> None:
+    async with Server(refusal(status, "no")) as server:
+        done = await run(project, "--model", model, **server.environ())
+    assert done.returncode == 1
+    assert all(word in done.stderr.splitlines()[-1] for word in words), done.stderr
+
+
+@pytest.mark.finding("U7")
+@pytest.mark.parametrize(("version", "code"), [("1.8.3", 1), ("2.28.0", 1), ("2.29.0", 0)])
+def test_doctor_refuses_a_git_that_is_too_old(project: Project, tmp_path: Path, version: str, code: int) -> None:
+    git = tmp_path / "bin/git"
+    git.parent.mkdir()
+    git.write_text(f"#!/bin/sh\necho git version {version}\n")
+    git.chmod(0o755)
+    done = project.retinue("doctor", PATH=f"{git.parent}:/usr/bin:/bin")
+    assert (f"fail  git       git version {version}" in done.stdout) is bool(code), done.stdout

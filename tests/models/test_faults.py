@@ -48,13 +48,16 @@ async def failure(name: str, answer: Answer, **options: object) -> tuple[ModelEr
         (503, True, "Server error (503): slow down"),
         (529, True, "Server error (529): slow down"),
         (400, False, "Request rejected (400): slow down"),
-        (401, False, "Request rejected (401): slow down"),
-        (404, False, "Request rejected (404): slow down"),
+        (401, False, "Request rejected (401): {provider} does not accept the key: slow down; check {key}"),
+        (404, False, "Request rejected (404): {provider} does not know the model '{name}' or its address: slow down"),
         (413, False, "Request rejected (413): slow down"),
     ],
 )
 async def test_statuses(name: str, status: int, transient: bool, words: str) -> None:
     error, _, _ = await failure(name, refusal(status, "slow down"))
+    provider = name.partition(":")[0]
+    key = "ANTHROPIC_API_KEY" if provider == "anthropic" else "OPENAI_API_KEY"
+    words = words.format(provider=provider, key=key, name=name)
     assert (str(error), error.status, error.transient, error.retry_after) == (words, status, transient, None)
     assert error.usage == NO_USAGE
     assert not isinstance(error, StreamCut)
@@ -111,7 +114,7 @@ async def test_a_cut_inside_an_event() -> None:
         answer = Answer([*WHOLE[CLAUDE][:7], WHOLE[CLAUDE][7][:size]], ending="cut")
         error, _, _ = await failure(CLAUDE, answer)
         assert isinstance(error, StreamCut)
-        assert (error.partial, error.usage) == ("Hello", Usage(10, 1))
+        assert (error.partial, error.usage) == ("Hello", Usage(10, 2))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -196,7 +199,7 @@ async def test_a_certificate_nobody_vouches_for(tmp_path: Path, monkeypatch: pyt
 
 async def test_a_provider_that_repeats_the_key() -> None:
     error, _, _ = await failure(CLAUDE, refusal(401, f"invalid x-api-key:\n {KEY} and sk-ant-api03-abcdefghijklmnop"))
-    assert str(error) == "Request rejected (401): invalid x-api-key: [secret] and [secret]"
+    assert "does not accept the key: invalid x-api-key: [secret] and [secret]; check " in str(error)
 
 
 def test_models_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,5 +208,5 @@ def test_models_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
         ProviderModel(CLAUDE, clock=SystemClock())
     with pytest.raises(NotFound, match="unknown model 'nobody:x'"):
         ProviderModel("nobody:x", clock=SystemClock())
-    with pytest.raises(ConfigError, match=r"'cohere:x': .*install"):
+    with pytest.raises(ConfigError, match=r"'cohere:x' needs a package .*install"):
         ProviderModel("cohere:x", clock=SystemClock())

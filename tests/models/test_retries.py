@@ -155,3 +155,12 @@ async def test_a_run_that_is_cancelled_while_it_waits_lets_go() -> None:
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert len(failing.asked) == 1
+
+
+@pytest.mark.finding("R9")
+async def test_a_wait_that_is_too_long_is_said() -> None:
+    clock = ManualClock()
+    failing = Failing(clock, ModelError("slow down", status=429, transient=True, retry_after=86_400))
+    with pytest.raises(ModelError) as raised:
+        await RetryingModel(failing, clock).complete(request(), Heard())
+    assert str(raised.value).startswith("Rate limited (429): slow down; not retried: the provider asks to wait 86400 s")

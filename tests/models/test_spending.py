@@ -9,6 +9,7 @@ import pytest
 
 import retinue
 from retinue import ConfigError, Limits, Profile
+from retinue.core.errors import ModelError
 from retinue.core.events import UsageReported
 from retinue.core.limits import OUTPUT_TOKENS
 from retinue.core.messages import Reply, Request
@@ -82,3 +83,39 @@ async def test_nothing_of_what_an_attempt_spent_comes_back_when_the_next_one_bre
         account = r.control.trees[run.tree].runs[0].account
         assert (await run.result()).status == "failed"
     assert account is not None and (account.spent.tokens, account.in_flight) == (700, 0)
+
+
+WORDS = "a word and another " * 100
+
+
+def without_usage() -> list[bytes]:
+    """Return a reply as a gateway sends it that reports no usage."""
+    return [event for event in wire.chat(content=[WORDS]) if b"prompt_tokens" not in event]
+
+
+@pytest.mark.finding("R3")
+async def test_the_usage_that_a_gateway_does_not_report_is_estimated() -> None:
+    async with serving(Answer(without_usage())):
+        reply, _ = await ask(CHAT)
+    assert reply.estimated and reply.usage.input_tokens > 0
+    assert reply.usage.output_tokens >= len(WORDS) // 5
+    async with serving(Answer(wire.chat(content=[WORDS]))):
+        reply, _ = await ask(CHAT)
+    assert (reply.estimated, reply.usage.total_tokens) == (False, 17)
+
+
+@pytest.mark.finding("R3")
+async def test_a_budget_holds_where_no_usage_is_reported() -> None:
+    async with serving(Answer(without_usage())), retinue.open() as r:
+        result = await r.run(Profile("main", model=CHAT, tools=[]), "go", limits=Limits(tokens=100_000))
+        events = await r.control.log.read(result.tree)
+    [reported] = bodies(events, UsageReported)
+    assert reported.estimated and result.usage == reported.usage and result.usage.output_tokens >= len(WORDS) // 5
+
+
+@pytest.mark.finding("R3")
+async def test_a_stream_that_is_cut_counts_an_estimate_of_what_came() -> None:
+    async with serving(Answer(wire.chat(content=[WORDS], finish=None))):
+        with pytest.raises(ModelError) as raised:
+            await ask(CHAT)
+    assert raised.value.estimated and raised.value.usage.output_tokens >= len(WORDS) // 5

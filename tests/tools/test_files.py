@@ -168,14 +168,13 @@ def test_the_preview_of_a_write_is_a_unified_diff(folders: RealFolders) -> None:
     assert os.listdir(folders.workspace) == ["a.txt"]
 
 
-def test_a_long_preview_is_bounded_and_says_so(folders: RealFolders) -> None:
-    lines = preview(Write(), folders, path="a.txt", content="new\n" * 1000 + "x" * 9000).splitlines()
-    assert len(lines) == 201
-    assert lines[-1] == "[... 803 lines more ...]"
-    wide = preview(Write(), folders, path="a.txt", content="x" * 9000)
-    assert "[... 8501 characters more]" in wide
+@pytest.mark.finding("X4")
+def test_a_preview_is_whole(folders: RealFolders) -> None:
+    lines = preview(Write(), folders, path="a.txt", content="new\n" * 1000 + "x" * 9000 + "evil").splitlines()
+    assert lines[1:1001] == ["+new"] * 1000 and lines[1001] == "+" + "x" * 9000 + "evil"
     huge = preview(Write(), folders, path="a.txt", content="x\n" * 2_000_000)
     assert huge.startswith("replaces 0 lines (0 bytes) by 2000000 lines (4000000 bytes):\n+x\n")
+    assert huge.endswith(" characters more; the arguments of the call have all of it]") and len(huge) < 1_000_000
     (folders.workspace / "b.txt").write_text("line\n" * 10_000 + "unique\n")
     assert preview(Edit(), folders, path="b.txt", old_string="unique", new_string="u") == (
         "-unique\n\\ No newline at end of file\n+u\n\\ No newline at end of file"

@@ -66,7 +66,8 @@ class ToolError(RetinueError):
 class ModelError(RetinueError):
     """The provider answered with an error; `status` is its HTTP status where it has one.
 
-    `usage` is what the failed call spent all the same, `partial` the text that had arrived. `transient` says that
+    `usage` is what the failed call spent all the same, as far as it is known or `estimated`; `partial` is the text that
+    had arrived. `transient` says that
     the same request may work later, `retry_after` how many seconds later the provider wants it."""
 
     def __init__(
@@ -78,6 +79,7 @@ class ModelError(RetinueError):
         partial: str = "",
         transient: bool = False,
         retry_after: float | None = None,
+        estimated: bool = False,
     ) -> None:
         if status is not None:
             what = "Server error" if status >= 500 else "Rate limited" if status == 429 else "Request rejected"
@@ -88,6 +90,7 @@ class ModelError(RetinueError):
         self.partial = partial
         self.transient = transient
         self.retry_after = retry_after
+        self.estimated = estimated
 
 
 class StreamCut(ModelError):

@@ -208,7 +208,7 @@ class Inbox(Body, frozen=True, tag="inbox"):
 
 class UsageReported(Body, frozen=True, tag="usage"):
     """The usage of one model call; `cost` is in US dollars and absent where the price is not known. `estimated` marks a
-    call that was cancelled before its provider had told all."""
+    call whose provider did not tell all: it was cancelled or cut off, or the provider reports no usage."""
 
     model: str
     usage: Usage

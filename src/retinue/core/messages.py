@@ -151,7 +151,8 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
-    """The whole answer of one model call. `refused` says the text is a refusal."""
+    """The whole answer of one model call. `refused` says the text is a refusal, `estimated` that the provider did not
+    report the usage, which is an estimate."""
 
     text: str = ""
     calls: tuple[Call, ...] = ()
@@ -159,6 +160,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     usage: Usage = NO_USAGE
     refused: bool = False
     natives: tuple[Native, ...] = ()
+    estimated: bool = False
 
 
 def join_replies(thread: list[Turn]) -> str:

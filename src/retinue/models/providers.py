@@ -8,13 +8,14 @@ base URLs from their environment variables.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import Any, cast
+from typing import Any, cast, get_args
 from urllib.parse import urlsplit
 
 import httpx2
@@ -45,7 +46,7 @@ from pydantic_ai.messages import (
     ThinkingPart,
     ThinkingPartDelta,
 )
-from pydantic_ai.models import StreamedResponse, infer_model
+from pydantic_ai.models import KnownModelName, StreamedResponse, infer_model
 from pydantic_ai.native_tools import WebSearchTool
 from pydantic_ai.settings import ModelSettings
 
@@ -53,7 +54,7 @@ from retinue.core import secrets
 from retinue.core.errors import CallCancelled, ConfigError, ModelError, NotFound, StreamCut
 from retinue.core.messages import Reply, Request
 from retinue.core.ports import Clock
-from retinue.core.usage import NO_USAGE, Usage
+from retinue.core.usage import Usage
 from retinue.installation import find_adapter_package, make_install_command
 from retinue.models.provider_messages import build_messages, build_parameters, convert_usage, parse_response
 
@@ -113,7 +114,9 @@ class ProviderModel:
         if response.state == PAUSED:
             text = f"{self._host} paused {MOST_PAUSES} times in one reply"
             raise ModelError(text, usage=convert_usage(response.usage))
-        return parse_response(response)
+        reply = parse_response(response)
+        usage = _complete_usage(reply.usage, response, request)
+        return reply if usage == reply.usage else msgspec.structs.replace(reply, usage=usage, estimated=True)
 
     async def _stream_response(
         self, request: Request, messages: list[ModelMessage], on_delta: Callable[[str, str], None], *, key: str
@@ -136,9 +139,10 @@ class ProviderModel:
                 raise
             raise CallCancelled(_estimate_usage(stream, request), estimated=True, partial=_join_text(stream)) from None
         except _FAILURES as error:
-            raise self._convert_error(error, stream) from error
+            raise self._convert_error(error, stream, request) from error
         if not _is_whole(response):
-            raise StreamCut(CUT, usage=convert_usage(response.usage), partial=_join_text(stream), transient=True)
+            spent = _describe_spent(stream, request)
+            raise StreamCut(CUT, partial=_join_text(stream), transient=True, **spent)
         if response.finish_reason == "error":
             text = f"{self._host} says that it failed"
             raise ModelError(text, usage=convert_usage(response.usage), partial=_join_text(stream), transient=True)
@@ -160,20 +164,21 @@ class ProviderModel:
             self._entered = False
             await self._model.__aexit__(None, None, None)
 
-    def _convert_error(self, error: Exception, stream: StreamedResponse | None) -> ModelError:
+    def _convert_error(self, error: Exception, stream: StreamedResponse | None, request: Request) -> ModelError:
         """Return the typed error: one line, without keys. `transient` says that another attempt is worth it. Where a
         reply had begun, the rest of it was cut off."""
         partial, host = _join_text(stream), self._host
         has_begun = bool(partial) or (stream is not None and stream.provider_response_id is not None)
         known: dict[str, Any] = {
-            "usage": NO_USAGE if stream is None else convert_usage(stream.usage),
+            **({} if stream is None else _describe_spent(stream, request)),
             "partial": partial,
             "transient": True,
         }
         if isinstance(error, ModelHTTPError):
             known["transient"] = _is_transient(error)
             retry_after = parse_retry_after(error.headers or {}, now=self._clock.wall())
-            text = to_one_line(_find_message(error.body) or str(error))
+            text = _explain_status(self.name, error.status_code, _find_message(error.body) or str(error))
+            text = to_one_line(text)
             return ModelError(text, status=error.status_code, retry_after=retry_after, **known)
         if isinstance(error, ModelTimeoutError) and error.phase not in ("pool", "connect"):
             silence = f"nothing came from {host} for {self._idle:g} s"
@@ -196,12 +201,37 @@ def _infer_model(name: str) -> Any:
     except UserError as error:
         text = str(error)
         if text.startswith("Unknown model"):
-            raise NotFound(f"unknown model {name!r}{text.partition(name)[2].rstrip('.')}") from None
+            raise NotFound(f"unknown model {name!r}{_suggest_provider(name)}") from None
         text = text.partition(" or pass it")[0].partition(" If you")[0]  # the rest is for programmers
         raise ConfigError(to_one_line(f"model {name!r}: {text}")) from None
     except ImportError:
         command = make_install_command(find_adapter_package(name.partition(":")[0]))
         raise ConfigError(f"model {name!r} needs a package that is not installed: {command}") from None
+
+
+def _suggest_provider(name: str) -> str:
+    """Return a hint for a model whose provider is not known; empty if its provider is."""
+    provider, _, rest = name.partition(":")
+    known = sorted({model.partition(":")[0] for model in get_args(KnownModelName.__value__) if ":" in model})
+    if provider in known:
+        return ""
+    near = difflib.get_close_matches(provider, known, n=1)
+    return f": did you mean '{near[0]}:{rest}'?" if near else f": there is no provider '{provider}'"
+
+
+def _explain_status(name: str, status: int, text: str) -> str:
+    """Return the message of a refused call, with the provider and what a person can change."""
+    provider = name.partition(":")[0]
+    if status in (401, 403):
+        return f"{provider} does not accept the key: {text}; check {_name_key(provider)}"
+    if status == 404:
+        return f"{provider} does not know the model {name!r} or its address: {text}"
+    return text
+
+
+def _name_key(provider: str) -> str:
+    """Return the variable with the key of a provider: `openai-chat` has that of `openai`."""
+    return f"{provider.partition('-')[0].upper()}_API_KEY"
 
 
 def _show_delta(event: ModelResponseStreamEvent, on_delta: Callable[[str, str], None]) -> None:
@@ -233,12 +263,25 @@ def _join_responses(paused: ModelResponse, following: ModelResponse) -> ModelRes
 def _estimate_usage(stream: StreamedResponse, request: Request) -> Usage:
     """Return the usage of a call that was broken off: what the provider reported so far, and for what it reports only
     at the end an estimate from the characters sent and received."""
+    return _complete_usage(convert_usage(stream.usage), stream.get(), request)
+
+
+def _describe_spent(stream: StreamedResponse, request: Request) -> dict[str, Any]:
+    """Return what a call has spent whose stream was cut; nothing is estimated before the reply has begun."""
     reported = convert_usage(stream.usage)
+    spent = _estimate_usage(stream, request) if stream.get().parts else reported
+    return {"usage": spent, "estimated": spent != reported}
+
+
+def _complete_usage(reported: Usage, response: ModelResponse, request: Request) -> Usage:
+    """Return the reported usage, with an estimate from the characters sent and received for what is missing."""
+    if reported.input_tokens and reported.output_tokens and response.state == "complete":
+        return reported
     sent = len(request.system) + sum(len(turn.text) for turn in request.thread)
-    received = sum(len(str(getattr(part, "content", "") or getattr(part, "args", ""))) for part in stream.get().parts)
+    received = sum(len(str(getattr(part, "content", "") or getattr(part, "args", ""))) for part in response.parts)
     return msgspec.structs.replace(
         reported,
-        input_tokens=reported.input_tokens or sent // CHARACTERS_PER_TOKEN,
+        input_tokens=reported.input_tokens or sent // CHARACTERS_PER_TOKEN + 1,
         output_tokens=max(reported.output_tokens, received // CHARACTERS_PER_TOKEN),
     )
 

@@ -67,6 +67,7 @@ class RetryingModel:
                 spent = error.usage = spent + error.usage
                 seconds = self._choose_delay(error, attempt)
                 if seconds is None:
+                    _explain_long_wait(error)
                     raise
                 self._closed_until = max(self._closed_until, self._clock.monotonic() + seconds)
                 if error.status is not None:  # the provider answered, so the next call needs a new key
@@ -98,6 +99,15 @@ class RetryingModel:
             return None if error.retry_after > LONGEST_ASKED_SECONDS else max(error.retry_after, FIRST_SECONDS / 2)
         grown = min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** (attempt - 1))
         return grown * (0.5 + self._chance() / 2)
+
+
+def _explain_long_wait(error: ModelError) -> None:
+    """Add to an error why the call was not made again, if the provider wants a longer wait than there is."""
+    if error.transient and error.retry_after is not None and error.retry_after > LONGEST_ASKED_SECONDS:
+        asked, longest = round(error.retry_after), round(LONGEST_ASKED_SECONDS)
+        error.args = (
+            f"{error}; not retried: the provider asks to wait {asked} s, and {longest} s is the longest wait",
+        )
 
 
 class RedactingModel:

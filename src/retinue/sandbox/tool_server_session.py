@@ -51,7 +51,7 @@ LOOK_SHARE = 20  # of the time, at most so large a part is spent counting bytes
 STOP_SECONDS = 2.0
 RESTARTS = 3
 PROGRAM_CALLS = 64
-PREVIEW_CHARACTERS = 64 * 1024
+PREVIEW_CHARACTERS = 1024 * 1024
 UNWATCHED = "the size of what the run writes could not be watched any more: {error}"
 FOREIGN_OBJECTS = (
     "git here reads objects of another repository, which a sandboxed worktree would show to the run: {path}. If it may "
@@ -324,7 +324,7 @@ class ToolServerSession:
                     raise ToolError(NOT_STARTED.format(why=lost)) from None
         if shown.failed:
             raise ToolError(shown.text[:INLINE_BYTES])
-        return f"{FROM_SANDBOX}\n{shown.text[:PREVIEW_CHARACTERS]}"
+        return f"{FROM_SANDBOX}\n{shown.text[:PREVIEW_CHARACTERS]}"  # our own previews are shorter
 
     async def execute(self, tool: LocalTool, call: Call, execution: Execution) -> Outcome:
         """Run a call in the sandbox. If that is lost meanwhile, a repeatable call runs once more; another one may have

@@ -323,7 +323,7 @@ class RunServices(msgspec.Struct, eq=False):
                 text, file = run.folders.fit_event_text(text)
             replies_to = "" if reply.calls else run.view.replying_to
             write(run, Message(text, not reply.calls, file, replies_to=replies_to))
-        write(run, UsageReported(model, reply.usage, self.prices.price(model, reply.usage)))
+        write(run, UsageReported(model, reply.usage, self.prices.price(model, reply.usage), reply.estimated))
 
     def _report_thinking(self, reply: Reply) -> None:
         """Write what the provider did on its own before it spoke."""
@@ -355,7 +355,8 @@ class RunServices(msgspec.Struct, eq=False):
 
     def _report_failure(self, error: ModelError | Limited, model: str) -> None:
         if error.usage.total_tokens:
-            self.emit(UsageReported(model, error.usage, self.prices.price(model, error.usage)))
+            estimated = isinstance(error, ModelError) and error.estimated
+            self.emit(UsageReported(model, error.usage, self.prices.price(model, error.usage), estimated))
         if isinstance(error, StreamCut):
             self.run.keep_partial(error.partial)
 

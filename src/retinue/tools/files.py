@@ -24,8 +24,8 @@ from retinue.tools.truncate import Ends
 CHUNK = 64 * 1024
 SNIFF_BYTES = 8 * 1024
 EDIT_BYTES = 16 * 1024 * 1024
-DIFF_LINES = 200
-DIFF_COLUMNS = 500
+PREVIEW_CHARACTERS = 512 * 1024
+CUT_PREVIEW = "[... {more} characters more; the arguments of the call have all of it]"
 COMPARE_LINES = 4000
 COMPARE_BYTES = 1024 * 1024
 # Two children that edit one file of a shared workspace must both be seen in it.
@@ -262,11 +262,11 @@ def _is_comparable(old: bytes, new: bytes) -> bool:
 
 def _format_diff(old: bytes, new: bytes) -> str:
     lines = difflib.unified_diff(_split_lines(old), _split_lines(new), lineterm="\n")
-    return _join_bounded(line for number, line in enumerate(lines) if number > 1)
+    return _join_lines(line for number, line in enumerate(lines) if number > 1)
 
 
 def _prefix_lines(sign: str, data: bytes) -> str:
-    return _join_bounded(sign + line for line in _split_lines(data))
+    return _join_lines(sign + line for line in _split_lines(data))
 
 
 def _split_lines(data: bytes) -> list[str]:
@@ -274,15 +274,12 @@ def _split_lines(data: bytes) -> list[str]:
     return [line + "\n" for line in lines[:-1]] + lines[-1:] * bool(lines[-1])
 
 
-def _join_bounded(lines: Iterable[str]) -> str:
-    shown, more = list[str](), 0
-    for line in _mark_last_line(lines):
-        if len(shown) < DIFF_LINES:
-            cut = f" [... {len(line) - DIFF_COLUMNS} characters more]" if len(line) > DIFF_COLUMNS else ""
-            shown.append(reveal_text(line[:DIFF_COLUMNS]) + cut)
-        else:
-            more += 1
-    return "\n".join([*shown, f"[... {more} lines more ...]"] if more else shown)
+def _join_lines(lines: Iterable[str]) -> str:
+    """Return the lines as text, all of them: a yes is for everything that the call does. What is too much for an event
+    is cut with a mark; then the arguments of the call have all of it."""
+    text = "\n".join(map(reveal_text, _mark_last_line(lines)))
+    more = len(text) - PREVIEW_CHARACTERS
+    return text if more <= 0 else f"{text[:PREVIEW_CHARACTERS]}\n{CUT_PREVIEW.format(more=more)}"
 
 
 def _mark_last_line(lines: Iterable[str]) -> Iterator[str]:

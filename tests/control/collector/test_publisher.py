@@ -74,7 +74,8 @@ async def test_a_server_reports_every_run_of_its_tree_in_order(tmp_path: Path) -
         assert ended == [helper, runs[run_id]]
 
 
-@pytest.mark.requirement("CPE-33", "CPE-54")
+@pytest.mark.finding("S13")
+@pytest.mark.requirement("CPE-33", "CPE-46", "CPE-54")
 async def test_it_is_reported_before_it_is_done(tmp_path: Path) -> None:
     """The process stands still between its turns, and what it has done is here."""
     async with hall(tmp_path) as h:
@@ -107,6 +108,10 @@ async def test_what_is_reported_stands_on_the_stderr_of_the_root_and_never_on_it
             '#### reviewer Tool "spawn_subagents" result:',
         ]
         assert "it is fine" not in screen.decode()
+        received = [block for block in blocks if block.startswith("####")]
+        assert received[0] == "#### reviewer thought trace\nfirst I look"
+        looked = '[tool call]\nglob\n{\n  "pattern": "*.nothing"\n}'
+        assert (received[1], received[4]) == (f"#### reviewer {looked}", f"#### helper {looked}")
 
 
 @pytest.mark.requirement("CPE-33", "CPE-47")

@@ -129,12 +129,12 @@ def test_questions_are_listed_numbered_and_answered(project: Project) -> None:
         lines = project.retinue("approvals").stdout.splitlines()
         assert lines[0].split() == ["NO", "RUN", "AGENT", "QUESTION", "ID"]
         assert lines[1].split()[:4] == ["1", f"{tree}/0", "main", "write(a.txt)"]
-        assert "no question '7' is waiting; there is 1 (" in one_line_error(project.retinue("approve", "7"))
-        assert f"'{tree}' could be any of" in one_line_error(project.retinue("approve", tree))
+        assert "no question '7' is waiting; there is 1 (" in one_line_error(project.retinue("approve", "--yes", "7"))
+        assert f"'{tree}' could be any of" in one_line_error(project.retinue("approve", "--yes", tree))
         denied = project.retinue("deny", "1", "not here")
         assert (denied.returncode, denied.stdout) == (0, f"denied write(a.txt) of {tree}/0\n")
-        assert "there is 2 (" in one_line_error(project.retinue("approve", "1"))  # it never means another one
-        approved = project.retinue("approve", questions[1]["id"])
+        assert "there is 2 (" in one_line_error(project.retinue("approve", "--yes", "1"))  # it never means another one
+        approved = project.retinue("approve", "--yes", questions[1]["id"])
         assert (approved.returncode, approved.stdout) == (0, f"approved write(b.txt) of {tree}/0\n")
         out, err = process.communicate()
     assert (process.returncode, out) == (0, "end\n")
@@ -163,8 +163,8 @@ def test_approvals_watch_shows_questions_as_they_come_and_what_came_of_them(proj
         assert watch.stdout is not None
         shown = read_until(watch.stdout, "retinue approve 1 ·")
         assert "◐ write(a.txt)" in shown
-        assert "\n+x" in shown  # the whole preview, as at the terminal
-        assert project.retinue("approve", "1").returncode == 0
+        assert "\n│ +x" in shown  # the whole preview, as at the terminal
+        assert project.retinue("approve", "--yes", "1").returncode == 0
         rest = read_until(watch.stdout, "retinue approve 2 ·")
         rest += "" if "1  approved by user" in rest else read_until(watch.stdout, "1  approved by user")
         assert project.retinue("deny", "2").returncode == 0
@@ -181,7 +181,7 @@ def test_two_real_terminals_answer_at_once_and_one_is_told_that_it_was_late(proj
         for number in range(1, rounds + 1):
             [question] = waiting(project)
             assert question["number"] == number
-            words = (["approve", str(question["id"])], ["deny", str(question["id"]), "no"])
+            words = (["approve", "--yes", str(question["id"])], ["deny", str(question["id"]), "no"])
             with ThreadPoolExecutor(2) as terminals:
                 done = list(terminals.map(lambda w: project.retinue(*w), words))
             assert sorted(each.returncode == 0 for each in done) == [False, True]
@@ -198,7 +198,7 @@ def test_a_question_open_at_the_first_terminal_is_answered_at_the_second(project
     terminal = Terminal(project, "run", "x", "--model", model)
     terminal.read_until("[y]es [n]o > ")
     waiting(project)
-    assert project.retinue("approve", "1").returncode == 0
+    assert project.retinue("approve", "--yes", "1").returncode == 0
     terminal.read_until("(no longer needed)")
     terminal.read_until("approved write(a.txt)")
     terminal.read_until("◐ write(b.txt)")
@@ -280,7 +280,7 @@ def test_when_the_first_is_killed_the_second_is_told_and_nothing_stays_running(p
         assert left.exists()
         assert project.retinue("approvals").stdout == "Nothing waits for an answer.\n"
         assert not left.exists()
-        assert "no question '1' is waiting; there is none" in one_line_error(project.retinue("approve", "1"))
+        assert "no question '1' is waiting; there is none" in one_line_error(project.retinue("approve", "--yes", "1"))
 
 
 def test_without_a_control_server_nobody_comes_in(project: Project) -> None:
@@ -329,7 +329,7 @@ def test_detached_goes_on_alone(project: Project) -> None:
     ]
     assert [path.stat().st_mode & 0o777 for path in private] == [0o700, 0o700, 0o600, 0o600]
     with project.running("tail", "-f", tree) as tail:
-        assert project.retinue("approve", "1").returncode == 0
+        assert project.retinue("approve", "--yes", "1").returncode == 0
         out, _ = tail.communicate()
     assert "✓ approved write(a.txt)" in out
     until(lambda: not list((folder / "control").iterdir()))
@@ -365,7 +365,7 @@ def test_a_number_that_two_trees_have_is_no_answer_to_either(project: Project) -
     model = project.script({"main": [{"tools": [write("a.txt")]}, "end"]})
     trees = [project.retinue("run", "x", "--detach", "--model", model).stdout.strip() for _ in range(2)]
     assert [question["number"] for question in waiting(project, 2)] == [1, 1]
-    said = one_line_error(project.retinue("approve", "1"))
+    said = one_line_error(project.retinue("approve", "--yes", "1"))
     assert all(f"1 ({tree}/0/" in said for tree in trees)
     for tree in trees:
         assert project.retinue("deny", tree).returncode == 0
@@ -376,7 +376,7 @@ def test_an_answer_can_reach_further_than_one_call(project: Project) -> None:
     agents = {"main": [{"tools": [GLOB]}, {"tools": [write("a.txt")]}, {"tools": [write("b.txt")]}, "end"]}
     with first(project, agents, "--wait-approvals", "600") as process:
         [question] = waiting(project, 1)
-        assert project.retinue("approve", question["id"], "--run").returncode == 0
+        assert project.retinue("approve", "--yes", question["id"], "--run").returncode == 0
         out, _ = process.communicate()
     assert (process.returncode, out) == (0, "end\n")
     decided = [
@@ -393,20 +393,39 @@ def test_an_answer_for_all_that_a_run_asks_and_one_for_the_project(project: Proj
     asks = ([write("a.txt"), write("b.txt")], [shell("echo 1")], [shell("echo 1; echo 2"), shell("echo 3")])
     with first(project, {"main": [{"tools": [GLOB]}, *({"tools": a} for a in asks)]}, "--wait-approvals", "600") as run:
         tree = waiting(project, 2)[0]["tree"]
-        both = project.retinue("approve", "1", "--pending")
+        both = project.retinue("approve", "--yes", "1", "--pending")
         assert both.stdout == f"approved write(a.txt) of {tree}/0\napproved write(b.txt) of {tree}/0\n"
         waiting(project)
-        always = project.retinue("approve", "3", "--project")
+        always = project.retinue("approve", "--yes", "3", "--project")
         assert always.stdout.splitlines()[1:] == [
             "allowed in this project from now on, by the rule in retinue.yaml: shell(echo 1)"
         ]
         assert "shell(echo 1)" in (project.folder / "retinue.yaml").read_text()
         waiting(project, 2)
-        said = one_line_error(project.retinue("approve", "4", "--project"))
+        said = one_line_error(project.retinue("approve", "--yes", "4", "--project"))
         assert "no rule says just shell(echo 1; echo 2): answer without --project" in said
         for far in ("--pending", "--project"):
-            assert "--set is about one call" in one_line_error(project.retinue("approve", "4", far, "--set", "a=1"))
+            assert "--set is about one call" in one_line_error(
+                project.retinue("approve", "--yes", "4", far, "--set", "a=1")
+            )
         assert len(project.retinue("deny", "4", "enough", "--pending").stdout.splitlines()) == 2
         assert run.communicate()[0] == "done\n"
     texts = [e["text"] for e in project.events() if e["kind"] == "tool.result"]
     assert texts[-2:] == ["The user denied this call: enough"] * 2
+
+
+@pytest.mark.finding("X4")
+def test_a_question_is_shown_whole_before_a_yes_from_another_terminal(project: Project) -> None:
+    command = "true\n" + "# harmless\n" * 600 + "echo evil"
+    agents = {"main": [{"tools": [{"name": "shell", "args": {"command": command}}]}, "end"]}
+    with first(project, agents, "--wait-approvals", "600") as process:
+        waiting(project, 1)
+        assert "evil" not in project.retinue("approvals").stdout  # a list; each can be seen whole
+        shown = project.retinue("approvals", "1").stdout
+        assert "evil" in shown and shown.count("harmless") >= 600
+        assert all(line.startswith("│ ") for line in shown.rstrip("\n").split("\n")[1:])
+        why = one_line_error(project.retinue("approve", "1"))
+        assert why == "there is no terminal to ask on: look with `retinue approvals ID`, then give --yes"
+        assert len(waiting(project, 1)) == 1
+        assert project.retinue("approve", "1", "--yes").returncode == 0
+        assert process.wait(100) == 0

@@ -166,7 +166,7 @@ def test_questions_of_a_delegated_run_are_answered_on_the_host(place: Place) -> 
         read_until(watcher.stderr, "◐ shell(echo once")
         until(lambda: "echo once" in place.project.retinue("approvals").stdout)
         assert place.project.rows()[0]["label"] == "a-1"
-        assert place.project.retinue("approve", "1").returncode == 0
+        assert place.project.retinue("approve", "--yes", "1").returncode == 0
         until((place.outbox / "response_a-1.json").exists)
     assert place.times() == 1
     assert json.loads((place.outbox / "response_a-1.json").read_bytes())["status"] == "done"

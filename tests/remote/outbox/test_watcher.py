@@ -17,6 +17,7 @@ from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import HELD, Watcher
 from retinue.core.events import Inbox, RunSpawned
 from retinue.core.limits import Timeouts
+from retinue.files.mailbox import Mailbox
 from tests.remote.outbox.kit import FlatPrices, answer, ask, explorer, hashes, put, until
 from tests.sandbox.hosts import Host, host
 from tests.supervisor.tree.kit import call
@@ -55,6 +56,22 @@ async def test_a_request_is_run_and_answered_once(work: Path) -> None:
         assert sorted(os.listdir(there.outbox)) == ["events_a-1.ndjson", "response_a-1.json"]
         assert (work / "made.txt").read_text() == "made\n" and (work / "notes.txt").read_text() == "one\n"
         assert any("a-1: done" in text for text in there.said)
+
+
+@pytest.mark.finding("S13")
+@pytest.mark.requirement("MASS-9", "MASS-15")
+def test_a_message_is_whole_under_its_name_or_not_there(tmp_path: Path) -> None:
+    """Who has the old file open still reads it whole, and a writer that fails leaves it in its place."""
+    box, place = Mailbox(tmp_path, "host"), tmp_path / "response_a-1.json"
+    place.write_text("old answer")
+    with place.open() as reader:
+        box.put_message(place.name, b"new answer")
+        assert reader.read() == "old answer"
+    assert place.read_text() == "new answer"
+    with pytest.raises(TypeError):
+        box.put_message(place.name, "no bytes")  # type: ignore[arg-type]
+    assert place.read_text() == "new answer" and os.listdir(tmp_path) == [place.name]
+    box.close()
 
 
 async def test_the_same_id_again_has_the_same_answer_and_no_second_effect(work: Path) -> None:

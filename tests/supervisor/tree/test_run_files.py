@@ -1,13 +1,14 @@
 """The files that delegated runs leave: for every way of spawning, and right at the end of the tree."""
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import retinue
-from retinue import Profile
+from retinue import Profile, Usage
 from retinue.core.context import Context
 from retinue.core.events import ApprovalAsked, RunStarted
 from retinue.testing import scripted
@@ -21,6 +22,13 @@ pytestmark = [pytest.mark.finding("S5"), pytest.mark.requirement("MASS-55")]
 
 def spend(tokens: int, **step: Any) -> dict[str, Any]:
     return {**step, "usage": {"input_tokens": tokens, "output_tokens": 1}}
+
+
+class HalfDollars:
+    """Every call costs half a dollar."""
+
+    def price(self, model: str, usage: Usage) -> Decimal:
+        return Decimal("0.5")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -60,13 +68,16 @@ async def test_every_way_of_spawning_leaves_files_and_the_summary_counts_the_who
         script["boss"] = steps[1:]
         primary = Profile("main", call=spawn_by_function)
     kid = Profile("kid", model=scripted(script))
-    async with retinue.open(tmp_path / ".retinue", mode="yes", profiles=[kid]) as r:
+    async with retinue.open(tmp_path / ".retinue", mode="yes", profiles=[kid], prices=HalfDollars()) as r:
         result = await r.run(primary, "go")
     check_files(tmp_path / ".retinue" / "runs" / result.tree / "1", turns=2, tokens=25)
     summary = read_json(tmp_path / ".retinue" / "runs" / result.tree / "metrics_summary.json")
     own = {"python": (0, 0), "background": (3, 1500)}.get(way, (2, 1200))
     assert (summary["runs"], summary["ended"], summary["turns"]) == (2, 2, 2 + own[0])
     assert summary["usage"]["input_tokens"] == 25 + own[1] == result.total_usage.input_tokens
+    status = read_json(tmp_path / ".retinue" / "runs" / result.tree / "1" / "full_logs" / "status.json")
+    assert Decimal(status["cost"]) == Decimal("0.5") * 2
+    assert Decimal(summary["cost"]) == Decimal("0.5") * (2 + own[0])
     assert summary["tool_calls"] == 1 + (way != "python")
 
 

@@ -108,7 +108,7 @@ async def test_a_form_that_nobody_has_seen_leaves_the_question_to_another_termin
     async def progress(value: float, total: float | None, message: str | None) -> None:
         if shown and "approve 1" in (message or "") and not told:
             told.append(message or "")
-            assert (await asyncio.to_thread(project.retinue, "approve", "1")).returncode == 0
+            assert (await asyncio.to_thread(project.retinue, "approve", "--yes", "1")).returncode == 0
 
     async with connected(project, agents=ASKS, mode=mode, elicitation_callback=dismiss) as client:
         result = await client.call_tool("spawn_subagents", TASKS, progress_callback=progress)
@@ -172,7 +172,7 @@ async def test_a_client_that_cannot_be_asked_is_told_the_command_that_answers(pr
             answered.set()
             assert told[-1].startswith("waits for your answer: [noter] write(notes.txt): cd ")
             assert told[-1].endswith(" approve 1")
-            done = await asyncio.to_thread(project.retinue, "approve", "1")
+            done = await asyncio.to_thread(project.retinue, "approve", "--yes", "1")
             assert done.returncode == 0, done.stderr
 
     async with connected(project, agents=ASKS) as client:

@@ -24,6 +24,7 @@ class Person:
         self.screen = ""
         self.stream = os.fdopen(self.terminal, "w", encoding="utf-8", closefd=False)
         self.facts = Facts()
+        self.preview = ""
         self.number = 3  # so many were asked and answered before
 
     def sit_down(self, *, color: bool = False) -> None:
@@ -35,7 +36,8 @@ class Person:
         args = {"path": f"{name}.py"}
         self.number += 1
         question = Approval(
-            name, "t1", 1, "/main/anna-1", "anna", "edit", args, "c1", name, f"-old {name}\n+new {name}",
+            name, "t1", 1, "/main/anna-1", "anna", "edit", args, "c1", name,
+            self.preview or f"-old {name}\n+new {name}",
             number=self.number,
         )  # fmt: skip
         asking = asyncio.ensure_future(self.approver(question))
@@ -89,7 +91,7 @@ async def test_answers(person: Person, typed: str, expected: Allow | Deny) -> No
     person.sit_down()
     asking = person.ask("one")
     await person.sees(PROMPT)
-    assert person.seen == "◐ [one] edit(one.py)\n-old one\n+new one\n\n"
+    assert person.seen == "◐ [one] edit(one.py)\n│ -old one\n│ +new one\n\n"
     person.types(typed)
     assert await asking == expected
 
@@ -266,3 +268,33 @@ def test_a_line_decides_only_when_it_is_clear() -> None:
     assert parse_answer("y, go") is None
     assert parse_answer("nope") is None
     assert parse_answer("") is None
+
+
+@pytest.mark.finding("X4")
+async def test_a_folded_question_can_be_seen_whole(person: Person) -> None:
+    person.sit_down()
+    person.preview = "".join(f"+line {number}\n" for number in range(1000))
+    asking = person.ask("one")
+    await person.sees(PROMPT)
+    assert "line 399" in person.seen and "line 999" not in person.seen
+    assert "v or `retinue approvals N` shows all" in person.seen
+    person.types("v\n")
+    await person.sees(PROMPT)
+    assert "line 0\n" in person.seen and "line 999" in person.seen and not asking.done()
+    person.types("n\n")
+    assert await asking == Deny()
+
+
+@pytest.mark.finding("X4")
+@pytest.mark.parametrize("between", ["\n", "\r\n", "\x1b[2J\x1b[H", "\u2028", "\x85", " " * 78, " " * 77, "\t" * 10])
+async def test_no_command_can_look_like_a_question(person: Person, between: str) -> None:
+    """Also not one whose lines the terminal would break where its text continues."""
+    termios.tcsetwinsize(person.terminal, (24, 80))
+    person.sit_down()
+    person.preview = f"true{between}{'◐ [one] edit(harmless.py)'}{between}(? for more) [y]es [n]o > "
+    asking = person.ask("one")
+    await person.sees("\n\n")
+    assert all(line.startswith("│ ") for line in person.seen.split("\n")[1:])
+    assert max(map(len, person.seen.split("\n"))) <= 80
+    person.types("n\n")
+    assert await asking == Deny()

@@ -50,8 +50,8 @@ def test_levels() -> None:
         "anna read(a.txt) -> 200 lines",
         "",
         "◐ [first] edit(a.txt)",
-        "-old",
-        "+new",
+        "│ -old",
+        "│ +new",
         "",
         "✗ denied [first] edit(a.txt): no",
         "anna edit(a.txt) -> The user denied this call: no",
@@ -139,7 +139,7 @@ def test_colors_change_nothing_but_the_colors() -> None:
     assert re.sub(r"\x1b\[\d+m", "", painted) == plain
     assert "\x1b[36m[first]" in painted
     assert "\x1b[35mread\x1b[0m" in painted
-    assert "\x1b[31m-old\x1b[0m\n\x1b[32m+new\x1b[0m" in painted
+    assert "│ \x1b[31m-old\x1b[0m\n│ \x1b[32m+new\x1b[0m" in painted
 
 
 class Terminal(Recorder):

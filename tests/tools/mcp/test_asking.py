@@ -64,7 +64,7 @@ async def test_the_primary_asks_and_its_children_do_not(tmp_path: Path) -> None:
     person = Person(lambda _: Allow())
     fields = {"tools": ["mcp__bad__one", Profile("child", "You are a child.", tools=["mcp__bad__one"])]}
     await run(bad, script, mode="ask", approver=person, fields=fields)
-    assert sorted((asked.run, asked.tool) for asked in person.asked) == [(0, "mcp__bad__one")]
+    assert [(asked.run, asked.tool) for asked in person.asked] == [(0, "mcp__bad__one")]  # spawning does not ask
     # A rule can name them, by pattern too; what forbids wins.
     person.asked.clear()
     _, events = await run(bad, script, ask=["mcp__bad__*"], approver=person, fields=fields)

@@ -66,7 +66,7 @@ def test_a_form_is_filled_in_from_another_terminal(project: Project, tmp_path: P
     away = project.retinue("run", "go", "--model", model, "--detach", "--wait-approvals", "40")
     assert away.returncode == 0, away.stderr
     numbers = []
-    for answer in (["approve", "1"], ["approve", "2", "--set", "ok=true"]):
+    for answer in (["approve", "--yes", "1"], ["approve", "--yes", "2", "--set", "ok=true"]):
         listed = project.retinue("approvals", "--json")
         while not json.loads(listed.stdout):
             listed = project.retinue("approvals", "--json")
@@ -183,13 +183,13 @@ def test_a_yes_for_the_tool_outlives_the_process(project: Project, tmp_path: Pat
 
     with project.running("run", "go", *options) as running:
         until(lambda: asked() == ["mcp__bad__one"])
-        assert project.retinue("approve", "1", "--tool").returncode == 0
+        assert project.retinue("approve", "--yes", "1", "--tool").returncode == 0
         until(lambda: asked() == ["write"])
         running.kill()
         running.wait(150)
     with project.running("resume", *options) as running:
         until(lambda: asked() == ["write"])
-        assert project.retinue("approve", "3").returncode == 0
+        assert project.retinue("approve", "--yes", "3").returncode == 0
         assert running.wait(150) == 0
     decided = [event for event in project.events() if event["kind"] == "approval.decided"]
     assert [event["tool"] for event in decided] == ["mcp__bad__one", "write", "mcp__bad__one"]

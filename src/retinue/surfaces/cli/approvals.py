@@ -34,15 +34,17 @@ SCOPES = {
     "run": "and to this tool for the rest of that run",
     "tool": "and to this tool in the whole tree",
     "project": "and always in this project: writes the rule that `retinue approvals --json` shows into retinue.yaml",
-    "pending": "and to everything else that run asks now; at a terminal it is shown first",
+    "pending": "and to everything else that run asks now",
 }
 ID_HELP = "the question's number or id, as `retinue approvals` lists them, or a unique beginning of its id"
+NO_TERMINAL = "there is no terminal to ask on: look with `retinue approvals ID`, then give --yes"
 NO_RULE = "no rule says just {what}, because {why}: answer without --project, or with --run or --tool"
 KEPT_SECONDS = 5.0
 NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
 
 
 def configure_approvals(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", metavar="ID", nargs="?", help="show all of this question: its number or its id")
     parser.add_argument("--watch", action="store_true", help="go on with what comes, until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="one JSON array; with --watch one object a line")
 
@@ -55,6 +57,7 @@ def execute_approvals(args: argparse.Namespace) -> int:
 
     examples:
       retinue approvals                 what is waiting now
+      retinue approvals 2               all of question 2: the whole command, the whole diff
       retinue approvals --watch         and what comes, each as it would be asked at the terminal
       retinue approve 2
       retinue deny 3 "not in this folder"
@@ -65,8 +68,12 @@ def execute_approvals(args: argparse.Namespace) -> int:
         asyncio.run(_watch(project, as_json=args.json))
         return 0
     found = asyncio.run(find_waiting(project))
+    if args.id is not None:
+        found = [choose_question(found, args.id)]
     if args.json:
         screen.print_json([each.to_json() for each in found])
+    elif args.id is not None:
+        Printer(sys.stdout).show_question(found[0].approval, whole=True)
     elif not found:
         print("Nothing waits for an answer.")
     else:
@@ -113,6 +120,7 @@ def configure_approve(parser: argparse.ArgumentParser) -> None:
     scope.set_defaults(scope="call")
     for name, words in SCOPES.items():
         scope.add_argument(f"--{name}", dest="scope", action="store_const", const=name, help=words)
+    parser.add_argument("--yes", action="store_true", help="do not show it and ask")
     parser.add_argument(
         "--set",
         dest="changes",
@@ -127,12 +135,14 @@ def configure_approve(parser: argparse.ArgumentParser) -> None:
 def execute_approve(args: argparse.Namespace) -> int:
     """Say yes to a question that waits, whatever process asks it.
 
-    Without an option the answer is for this call alone, exactly as it was asked. The first answer is taken, wherever
+    Shows all of it and asks, unless you give --yes. The answer is for this call alone, exactly as it was shown, unless
+    an option says more. The first answer is taken, wherever
     it is given; exit code 1 when somebody was faster.
 
     examples:
       retinue approvals
       retinue approve 2
+      retinue approve 2 --yes                            after `retinue approvals 2`
       retinue approve 2 --run
       retinue approve 2 --pending
       retinue approve 2 --set name=Ann --set age=41      with other arguments, or a server's form filled in
@@ -141,8 +151,8 @@ def execute_approve(args: argparse.Namespace) -> int:
     if args.changes and args.scope in ("pending", "project"):
         raise ConfigError(f"--set is about one call: give it without --{args.scope}")
     if args.scope == "pending":
-        return asyncio.run(answer_all_of_run(args.id, Allow()))
-    return asyncio.run(answer_question(args.id, Allow(scope=args.scope), dict(args.changes)))
+        return asyncio.run(answer_all_of_run(args.id, Allow(), shown=args.yes))
+    return asyncio.run(answer_question(args.id, Allow(scope=args.scope), dict(args.changes), shown=args.yes))
 
 
 def _parse_change(text: str) -> tuple[str, Any]:
@@ -257,8 +267,11 @@ async def describe_outcome(log: LogReader, approval: Approval) -> str:
     return f"{'approved' if decided.allowed else 'denied'} by {decided.by or 'somebody'}{reason}"
 
 
-async def answer_question(name: str, decision: Decision, changes: Mapping[str, Any] = NO_CHANGES) -> int:
-    """Give the answer, print what became of it and return the exit code. `changes` replace arguments of the call."""
+async def answer_question(
+    name: str, decision: Decision, changes: Mapping[str, Any] = NO_CHANGES, *, shown: bool = False
+) -> int:
+    """Give the answer, print what became of it and return the exit code. `changes` replace arguments of the call. A
+    person who says yes sees the call first, unless it was `shown` to them."""
     project = screen.open_project_log()
     chosen = choose_question(await find_waiting(project), name)
     about = chosen.approval
@@ -266,22 +279,31 @@ async def answer_question(name: str, decision: Decision, changes: Mapping[str, A
         decision = msgspec.structs.replace(decision, args={**about.args, **changes})
     if isinstance(decision, Allow) and decision.scope == "project" and not about.rule:
         raise ConfigError(NO_RULE.format(what=format_question(about), why=explain_missing_rule(about.tool, about.args)))
+    if isinstance(decision, Allow) and not shown:
+        _confirm_questions([chosen])
     return await _give_answer(project.log, chosen, decision)
 
 
-async def answer_all_of_run(name: str, decision: Decision) -> int:
+def _confirm_questions(found: Sequence[Waiting]) -> None:
+    """Show questions, all of each, and ask whether to say yes. Raises ConfigError if not."""
+    if not prompts.at_terminal():
+        raise ConfigError(NO_TERMINAL)
+    printer = Printer(sys.stderr)
+    for each in found:
+        printer.show_question(each.approval, whole=True)
+    if not prompts.ask_yes_no(f"yes to {'this' if len(found) == 1 else f'these {len(found)}'}?", default=False):
+        raise ConfigError("nothing was answered")
+
+
+async def answer_all_of_run(name: str, decision: Decision, *, shown: bool = False) -> int:
     """Give the same answer to all that the run of a question asks now, each bound to what it is. A person who says yes
     sees them first."""
     project = screen.open_project_log()
     found = await find_waiting(project)
     one = choose_question(found, name).approval
     meant = [each for each in found if (each.approval.tree, each.approval.run) == (one.tree, one.run)]
-    if isinstance(decision, Allow) and prompts.at_terminal():
-        printer = Printer(sys.stderr)
-        for each in meant:
-            printer.show_question(each.approval)
-        if not prompts.ask_yes_no(f"yes to {'this' if len(meant) == 1 else f'these {len(meant)}'}?", default=False):
-            raise ConfigError("nothing was answered")
+    if isinstance(decision, Allow) and not shown:
+        _confirm_questions(meant)
     return max([await _give_answer(project.log, each, decision) for each in meant])
 
 

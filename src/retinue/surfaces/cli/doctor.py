@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -204,14 +205,21 @@ def _check_sqlite() -> Check:
     return Check("sqlite", "ok", f"{apsw.sqlite_lib_version()} in apsw {apsw.apsw_version()}")
 
 
+OLDEST_GIT = (2, 29)  # the first with `git init --object-format`
+
+
 def _check_git() -> Check:
     found = shutil.which("git")
     if found is None:
-        return Check("git", "warn", "not found; runs work, but there is no history to go back to", "install git")
+        return Check("git", "fail", "not found; sandboxed runs need it for their copies of the project", "install git")
     try:
         said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        return Check("git", "warn", f"{found} does not work: {error}", f"run `{found} --version` and see")
+        return Check("git", "fail", f"{found} does not work: {error}", f"run `{found} --version` and see")
+    version = re.search(r"(\d+)\.(\d+)", said)
+    if version is None or (int(version[1]), int(version[2])) < OLDEST_GIT:
+        needed = ".".join(map(str, OLDEST_GIT))
+        return Check("git", "fail", f"{said.strip()} at {found} is too old", f"install git {needed} or newer")
     return Check("git", "ok", f"{said.strip()} at {found}")
 
 

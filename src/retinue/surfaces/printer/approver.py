@@ -40,6 +40,7 @@ a           yes, and always in this project: shows the rule, then writes it to r
 e           change the arguments (in $EDITOR, or as a line of JSON), then run it
 n [reason]  no; the agent reads the reason
 N [reason]  no, to everything this agent has asked
+v           show the question again, all of it
 2           look at question 2 first
 ?           this, and the questions that wait"""
 _YES = {
@@ -55,7 +56,7 @@ _YES = {
 class Action(msgspec.Struct, frozen=True, gc=False):
     """Something to do before the question is answered; `number` is the question to go to."""
 
-    what: Literal["always", "edit", "help", "go", "pending"]
+    what: Literal["always", "edit", "help", "go", "pending", "view"]
     number: int = 0
 
 
@@ -78,6 +79,8 @@ def parse_answer(line: str) -> Allow | Deny | Action | None:
             return Action("pending")
         case "e" | "edit":
             return Action("edit")
+        case "v" | "view":
+            return Action("view")
         case "?" | "h" | "help":
             return Action("help")
     return _YES.get(word.lower())
@@ -218,6 +221,8 @@ class TerminalApprover:
                 self._printer.show_note(HELP)
                 if len(self._waiting) > 1:
                     self._show_waiting(listed=True)
+            case "view":
+                self._printer.show_question(question, whole=True)
             case "always":
                 return await self._allow_always(question)
             case "pending":

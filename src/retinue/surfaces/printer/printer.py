@@ -22,6 +22,8 @@ Level = Literal["quiet", "normal", "verbose"]
 SHOWN_LINES = 40
 SHOWN_CHARACTERS = 4096
 ASKED_LINES = 400
+QUOTED = "│ "
+WHOLE_QUESTION = "v or `retinue approvals N` shows all"
 ASKED_CHARACTERS = 64 * 1024
 COLUMNS = 80
 AHEAD = 64
@@ -37,6 +39,7 @@ class Printer:
         self.level: Level = level
         self.color = colors.wants_color(stream) if color is None else color
         self.terminal = self.color and colors.is_terminal(stream)
+        self._wraps = colors.is_terminal(stream)
         self.shows_deltas = self.terminal and level != "quiet"
         self.on_asked: Callable[[str], None] | None = None
         self._output = _Output(stream)
@@ -91,12 +94,12 @@ class Printer:
             text = "…" + text[-max(1, width - len(head) - 1) :]
         self.show_status((head + text)[:width])
 
-    def show_question(self, question: Approval) -> None:
-        """Print a question as a block: the call, its run, and what it would change."""
+    def show_question(self, question: Approval, *, whole: bool = False) -> None:
+        """Print a question as a block: the call, its run, and what it would change; `whole` however long that is."""
         header = colors.paint_header(
             make_question_spans(question.label, question.tool, question.args), color=self.color
         )
-        self._put(_join_block(header, self._format_preview(format_question_body(question))), loose=False)
+        self._put(_join_block(header, self._format_preview(format_question_body(question), whole=whole)), loose=False)
 
     def show_note(self, text: str) -> None:
         """Print a note of the surface itself, on lines of its own."""
@@ -171,12 +174,18 @@ class Printer:
             return f"{colors.paint_header((('tool', name),), color=True)}\n{rest}"
         return colors.paint_faint(shown, color=self.color) if block.kind == "thinking" else shown
 
-    def _format_preview(self, preview: str) -> str:
-        """Return a preview, whole at every level unless it is too long to read; then a mark says so."""
+    def _format_preview(self, preview: str, *, whole: bool = False) -> str:
+        """Return a preview, whole at every level unless it is too long to read; then a mark says so.
+
+        Each line has a mark of ours before it, so that no command or file can look like a question."""
         shown = preview.rstrip("\n")
-        if self.level != "verbose":
-            shown = truncate_text(shown, lines=ASKED_LINES, size=ASKED_CHARACTERS)
-        return colors.paint_diff(safe.escape_text(shown), color=self.color)
+        if not shown:
+            return ""
+        if self.level != "verbose" and not whole:
+            shown = truncate_text(shown, lines=ASKED_LINES, size=ASKED_CHARACTERS, how=WHOLE_QUESTION)
+        width = self._output.columns - len(QUOTED) if self._wraps else 0
+        pieces = [piece for line in safe.escape_text(shown).split("\n") for piece in _wrap_line(line, width)]
+        return "\n".join(f"{QUOTED}{colors.paint_diff(piece, color=self.color)}" for piece in pieces)
 
 
 class PrintThread:
@@ -215,8 +224,8 @@ class PrintThread:
             self._thread.shutdown(wait=False)
 
 
-def truncate_text(text: str, *, lines: int, size: int) -> str:
-    """Return the beginning of a long text and a mark that says how much is missing."""
+def truncate_text(text: str, *, lines: int, size: int, how: str = "--verbose shows all") -> str:
+    """Return the beginning of a long text and a mark that says how much is missing, and `how` to see it."""
     parts = text[: size + 1].split("\n", lines)
     kept = "\n".join(parts[:lines])[:size]
     if len(kept) == len(text):
@@ -224,7 +233,21 @@ def truncate_text(text: str, *, lines: int, size: int) -> str:
     rest = text[len(kept) :]
     more = rest.count("\n")
     missing = f"{more} more line{'' if more == 1 else 's'}, " if more else ""
-    return f"{kept}\n[... {missing}{len(rest.encode('utf-8', 'surrogatepass'))} bytes; --verbose shows all]"
+    return f"{kept}\n[... {missing}{len(rest.encode('utf-8', 'surrogatepass'))} bytes; {how}]"
+
+
+def _wrap_line(line: str, width: int) -> Iterator[str]:
+    """Yield a line in pieces that fit the width, so that the terminal does not break it where no mark of ours would be;
+    0 is no limit."""
+    start = used = 0
+    line = line.expandtabs()
+    for at, char in enumerate(line):
+        columns = safe.measure_width(char)
+        if width > 0 and used + columns > max(width, 2):
+            yield line[start:at]
+            start, used = at, 0
+        used += columns
+    yield line[start:]
 
 
 def _join_block(header: str, body: str) -> str:
