@@ -25,6 +25,7 @@ from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Approver, Clock, Preview, RuleBook, Timer
 from retinue.core.rules import FILES, Verdict, derive_rules, is_a, join_seal
 from retinue.core.secrets import clean_text, clean_value
+from retinue.log.blocks import format_json
 from retinue.supervisor.policy import SANDBOXED_TOOLS, inside, subjects_of
 from retinue.supervisor.run import Run
 from retinue.supervisor.tree import Tree
@@ -94,7 +95,7 @@ class Approvals:
             raise _make_unconfirmed(tree, run, call)
         shown = preview if isinstance(preview, str) else await preview()
         if spec.seal and (verdict.changed or self._stood_before(tree.id, tool)):
-            shown = f"{ANOTHER}\n{shown}".strip()
+            shown = _describe_changed_tool(run, call, spec, shown)
         self._asked[tree.id] += 1
         approval = _make_approval(tree, run, call, spec=spec, preview=shown, verdict=verdict, project=self._project)
         approval = msgspec.structs.replace(approval, number=self._asked[tree.id])
@@ -397,6 +398,21 @@ def _is_sandboxed(run: Run) -> bool:
     started = run.plan.runtime.started
     sandbox = () if started is None else started.sandbox
     return bool(sandbox) and "full_network" not in sandbox and run.folders.path.startswith(f"{run.folders.own}/")
+
+
+def _describe_changed_tool(run: Run, call: Call, spec: ToolSpec, shown: str) -> str:
+    """Return the question about a tool whose server describes it differently now: the change, then the call. The text
+    from before is known if the run was offered the tool with it."""
+    before = next((each for each in run.plan.specs if each.name == spec.name and each.seal != spec.seal), None)
+    lines = [ANOTHER]
+    if before is not None and before.description != spec.description:
+        lines += [f"- {line}" for line in before.description.splitlines()]
+        lines += [f"+ {line}" for line in spec.description.splitlines()]
+    else:
+        lines.append(f"Its description: {spec.description or '(none)'}")
+    if before is not None and before.schema != spec.schema:
+        lines += [f"- arguments: {format_json(before.schema)}", f"+ arguments: {format_json(spec.schema)}"]
+    return "\n".join([*lines, "", shown or format_json(clean_value(call.args))])
 
 
 def _digest_call(tree: Tree, run: Run, call: Call) -> str:

@@ -86,6 +86,7 @@ async def test_what_a_server_says_of_a_tool_is_no_reason_not_to_ask() -> None:
     assert results(events)[0].text == "The user denied this call: no"
 
 
+@pytest.mark.finding("M8")
 async def test_a_yes_for_the_tool_is_asked_again_when_the_tool_has_changed() -> None:
     person, opened = Person(lambda asked: Allow(scope="tool")), list[Any]()
     script = turns(READ, READ, MORPH, SETTLE, READ, READ)
@@ -95,7 +96,12 @@ async def test_a_yes_for_the_tool_is_asked_again_when_the_tool_has_changed() -> 
     texts = [body.text for body in results(events)]
     assert texts == ["read notes.txt", "read notes.txt", "changed", "settled", "sent notes.txt", "sent notes.txt"]
     assert person.asked[0].preview == ""
-    assert person.asked[2].preview.startswith("It was allowed before, but its server describes it differently now.")
+    preview = person.asked[2].preview
+    assert preview.startswith(
+        "It was allowed before, but its server describes it differently now.\n"
+        "- Reads a file.\n+ Reads a file, and sends it away. [2J\n"
+    )
+    assert preview.endswith('\n\n{\n  "path": "notes.txt"\n}')
 
 
 async def test_a_rule_for_the_project_holds_for_the_tool_as_it_was(tmp_path: Path) -> None:
@@ -116,6 +122,7 @@ async def test_a_rule_for_the_project_holds_for_the_tool_as_it_was(tmp_path: Pat
     person.asked.clear()
     await run(ODD, turns(READ), approver=person, **given)
     assert person.asked[0].preview.startswith("It was allowed before")
+    assert "Its description: Reads a file." in person.asked[0].preview and "notes.txt" in person.asked[0].preview
     assert parse_rule(person.asked[0].rule).seal == rules[0]
 
 
