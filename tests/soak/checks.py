@@ -141,13 +141,18 @@ def check_endings(events: Sequence[Event], witness: Witness, *, stopped: bool = 
     background = {event.run for event in events if isinstance(event.body, RunSpawned) and event.body.background}
     parents = {event.run: event.body.parent for event in events if isinstance(event.body, RunSpawned)}
     said_last: dict[int, str] = {}
+    replies: dict[int, list[str]] = defaultdict(list)
     for event in events:
         if isinstance(event.body, Message):
             said_last[event.run] = event.body.text
+            replies[event.run] += [event.body.text] if event.body.final else []
         if not isinstance(event.body, RunEnded):
             continue
         if event.body.status not in ("done", "disconnected"):
-            assert event.body.partial == said_last.get(event.run, ""), event
+            newest = said_last.get(event.run, "")
+            words = replies[event.run] if newest in replies[event.run][-1:] else [*replies[event.run], newest]
+            assert event.body.partial.endswith(newest), event
+            assert "\n\n".join(words).endswith(event.body.partial), event  # of several replies none is left out
         status, run, said = event.body.status, event.run, last[event.run].reply if event.run in last else {}
         if re.match(r"(\w+|model provider) panicked", event.body.final_response):
             assert "crash" in said, event

@@ -48,8 +48,9 @@ class Stopper:
             case "twice":
                 self.told = 0 if await run.cancel() else None
                 await ManualClock.settle() if self.random.random() < 0.3 else None
-                r.control.trees[run.tree].kill()
-                r.control.trees[run.tree].kill()
+                for _ in range(2):
+                    if run.tree in r.control.trees:  # the cancel may have ended it meanwhile
+                        r.control.trees[run.tree].kill()
             case "deadline":
                 assert self.clock is not None
                 await self.clock.advance(SECONDS + 1)

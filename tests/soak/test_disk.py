@@ -151,9 +151,9 @@ async def test_a_disk_that_fails_at_every_write_loses_nothing_it_took(
 
 
 TINY = """
-mount -t tmpfs -o size=600k tmpfs "$1" && cd "$1" && cp "$2" script.yaml || exit 99
+mount -t tmpfs -o size=1500k tmpfs "$1" && cd "$1" && cp "$2" script.yaml || exit 99
 shift 2
-head -c 250000 /dev/zero > fill
+head -c 1150000 /dev/zero > fill
 "$@" run go --runtime inherited --yes --quiet --model scripted:script.yaml; echo "first: $?"
 rm fill
 "$@" ps | cat; echo "ps: $?"
@@ -162,7 +162,7 @@ rm fill
 
 
 def test_a_full_file_system_is_told_and_work_goes_on_when_there_is_space(tmp_path: Path) -> None:
-    """On a real one, of 600 KiB. Needs unshare(1) and a user namespace that may mount."""
+    """On a real one, of 1.5 MB. Needs unshare(1) and a user namespace that may mount."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
         pytest.skip("NOT SHOWN HERE: a full file system. `unshare -rm` does not work on this machine")
     script = tmp_path / "script.yaml"
