@@ -251,9 +251,11 @@ def parse_response(data: bytes, name: str) -> Response:
 
 def ending_of(response: Response, *, agent: str, primary: bool) -> Ending:
     """Return the ending here of a run that was a primary on the host."""
-    if response.status == "failed" and response.code == "unconfirmed":
-        return make_unconfirmed_ending(name=agent, primary=primary)
     text, error = response.final_response, response.error_details
+    if response.status == "failed" and response.code == "unconfirmed":
+        if primary and error is not None:
+            return Ending("failed", text, error, code="unconfirmed")
+        return make_unconfirmed_ending(name=agent, primary=primary)
     if response.is_named and not primary and error is not None:
         text, error = _name_subagent(text), _name_subagent(error)
     if response.status != "done" and error is None:

@@ -300,7 +300,8 @@ def make_ended_event(run: Run, ending: Ending, *, duration_ms: int) -> RunEnded:
         if ending.status == "refused":
             text = ending.text or ending_texts("refused", name=run.name, primary=run.is_primary)[0]
             ending = Ending("refused", text, text)
-        partial = run.view.join_unfinished(run.partial)
+        is_whole = run.view.remote is not None and bool(run.partial)  # a peer has joined its replies already
+        partial = run.partial if is_whole else run.view.join_unfinished(run.partial)
     text, file = run.folders.fit_event_text(ending.text)
     changes = run.folders.changes
     return RunEnded(
