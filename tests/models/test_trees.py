@@ -145,15 +145,15 @@ async def test_models_of_profiles_and_of_tasks() -> None:
 
 
 async def test_a_call_that_is_cut_never_runs() -> None:
-    """Not in any attempt; the attempts have an end; what each spent is counted once."""
+    """Not in any attempt; the attempts have an end; what each spent is counted once: the three tokens that came."""
     whole = wire.anthropic(wire.text("I add."), wire.tool("c1", "add", '{"a": 1', "}"), stop="tool_use")
     async with serving(*[Answer(whole[:6], ending="cut")] * 20) as server:
         result, events = await run(Profile("main", model=CLAUDE, tools=[add]))
     assert result.status == "disconnected"
     assert len(server.requests) == ATTEMPTS
     assert (ADDED, bodies(events, ToolCall)) == ([], [])
-    assert [body.usage for body in bodies(events, UsageReported)] == [Usage(10 * ATTEMPTS, ATTEMPTS)]
-    assert result.usage == Usage(10 * ATTEMPTS, ATTEMPTS)
+    assert [body.usage for body in bodies(events, UsageReported)] == [Usage(10 * ATTEMPTS, 3 * ATTEMPTS)]
+    assert result.usage == Usage(10 * ATTEMPTS, 3 * ATTEMPTS)
     [ended] = bodies(events, RunEnded)
     assert ended.partial == "I add."
 

@@ -390,7 +390,7 @@ def test_an_answer_for_all_that_a_run_asks_and_one_for_the_project(project: Proj
     def shell(command: str) -> dict[str, object]:
         return {"name": "shell", "args": {"command": command}}
 
-    asks = ([write("a.txt"), write("b.txt")], [shell("echo 1")], [shell("echo 1; echo 2"), shell("echo 3")])
+    asks = ([write("a.txt"), write("b.txt")], [shell("echo 1")], [shell("echo $(echo 2)"), shell("echo 3")])
     with first(project, {"main": [{"tools": [GLOB]}, *({"tools": a} for a in asks)]}, "--wait-approvals", "600") as run:
         tree = waiting(project, 2)[0]["tree"]
         both = project.retinue("approve", "--yes", "1", "--pending")
@@ -403,7 +403,7 @@ def test_an_answer_for_all_that_a_run_asks_and_one_for_the_project(project: Proj
         assert "shell(echo 1)" in (project.folder / "retinue.yaml").read_text()
         waiting(project, 2)
         said = one_line_error(project.retinue("approve", "--yes", "4", "--project"))
-        assert "no rule says just shell(echo 1; echo 2): answer without --project" in said
+        assert "no rule says just shell(echo $(echo 2)), because " in said and "answer without --project" in said
         for far in ("--pending", "--project"):
             assert "--set is about one call" in one_line_error(
                 project.retinue("approve", "--yes", "4", far, "--set", "a=1")
@@ -417,7 +417,7 @@ def test_an_answer_for_all_that_a_run_asks_and_one_for_the_project(project: Proj
 @pytest.mark.finding("X4")
 def test_a_question_is_shown_whole_before_a_yes_from_another_terminal(project: Project) -> None:
     command = "true\n" + "# harmless\n" * 600 + "echo evil"
-    agents = {"main": [{"tools": [{"name": "shell", "args": {"command": command}}]}, "end"]}
+    agents = {"main": [{"tools": [GLOB]}, {"tools": [{"name": "shell", "args": {"command": command}}]}, "end"]}
     with first(project, agents, "--wait-approvals", "600") as process:
         waiting(project, 1)
         assert "evil" not in project.retinue("approvals").stdout  # a list; each can be seen whole

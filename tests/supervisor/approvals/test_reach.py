@@ -159,7 +159,7 @@ async def test_a_yes_to_a_changed_call_makes_no_rule_of_what_was_asked(tmp_path:
 
 
 async def test_no_rule_is_made_of_what_it_would_not_say(tmp_path: Path) -> None:
-    """Of a line of several commands, a file outside the project, or a call that a rule says to ask about."""
+    """Of a command that holds another, a file outside the project, or a call that a rule says to ask about."""
     kid = Profile("kid", tools=["write"])
     config = tmp_path / "retinue.yaml"
     config.write_text("approvals: {ask: [page], allow: [subagent_kid]}\n")
@@ -172,7 +172,7 @@ async def test_no_rule_is_made_of_what_it_would_not_say(tmp_path: Path) -> None:
     made = Pages()
     script = {
         "main": [
-            call("shell", command="echo a | cat"), pages("x"), call("write", path="b.txt", content="x"),
+            call("shell", command="echo $(cat)"), pages("x"), call("write", path="b.txt", content="x"),
             call("subagent_kid", task="t"), {"text": "x"},
         ],
         "kid": [call("write", path="b.txt", content="x"), {"text": "y"}],

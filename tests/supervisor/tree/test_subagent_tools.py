@@ -291,7 +291,7 @@ async def test_the_context_of_a_task_is_in_the_instructions_of_its_subagent() ->
         ("spawn_agent", {"task": "t"}, "task, task_context, background"),
         ("subagent_finder", {"task": "t"}, "task, task_context, background"),
         ("spawn_subagents", {"tasks": [{"task": "t"}]}, "tasks, background, refine"),
-        ("list_subagents", {}, "none"),
+        ("list_subagents", {}, "offset"),
         (WAIT, {"subagent_id": "x"}, "subagent_id, timeout_seconds"),
         ("apply_subagent", {"subagent_id": "x"}, "subagent_id"),
         ("add", {"one": 1}, "one"),

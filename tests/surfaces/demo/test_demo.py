@@ -92,7 +92,7 @@ def test_without_a_terminal_the_demo_s_own_policy_answers(tmp_path: Path) -> Non
         "till/pricing.py:9:    if subtotal > DISCOUNT_FROM:\n",
         '#### Tool "subagent_fixer" result:\nedited till/pricing.py\n',
         "◐ [fix the case of exactly 100.00] edit(till/pricing.py)\n",
-        "-    if subtotal > DISCOUNT_FROM:\n+    if subtotal >= DISCOUNT_FROM:\n",
+        "│ -    if subtotal > DISCOUNT_FROM:\n│ +    if subtotal >= DISCOUNT_FROM:\n",
         "✓ approved [fix the case of exactly 100.00] edit(till/pricing.py) by the demo's policy\n",
         "│  ├─ scout [where is it decided?]",
         "Agents: 1 primary, 0 running, 7 finished\n",

@@ -241,7 +241,7 @@ async def test_a_client_reads_what_profiles_are_for_and_unknown_arguments_are_re
         task = (await client.list_tools()).tools[0].input_schema["properties"]["tasks"]["items"]["properties"]
         assert "- finder: Finds things. Expected input: the name." in task["subagent_type"]["description"].splitlines()
         said = await reply(client, "list_subagents", colour="red")
-        assert said["error"] == "list_subagents: unknown argument 'colour'. Known arguments: none"
+        assert said["error"] == "list_subagents: unknown argument 'colour'. Known arguments: offset"
         said = await reply(client, "spawn_subagents", tasks=[{"task": "x"}], colour="red")
         known = "tasks, background, refine"
         assert said["error"] == f"spawn_subagents: unknown argument 'colour'. Known arguments: {known}"
