@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from retinue.core.events import (
     TurnEnded,
     encode_event,
 )
+from retinue.core.ports import Log
 from retinue.files.atomic import replace_file
 from retinue.files.private import make_private_folder, write_private_file
 from retinue.log.runs import Runs, RunView
@@ -47,18 +48,20 @@ class _Kept(NamedTuple):
 class RunFiles:
     """The files of the runs that are kept, written by one watching task per tree."""
 
-    def __init__(self, watch: Callable[[str], AsyncGenerator[Event | Delta]], state: StateFolder) -> None:
-        self._watch = watch
+    def __init__(self, log: Log, state: StateFolder) -> None:
+        self._log = log
         self._state = state
         self._kept: dict[str, dict[int, _Kept]] = {}
         self._owner = TaskOwner()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def keep(self, tree: str, run: int) -> None:
-        kept = self._kept.setdefault(tree, {})
+    def keep(self, runs: Runs, run: int, *, after: int) -> None:
+        """Keep the files of a run whose events come after that number. `runs` is the view of its tree, which somebody
+        else keeps current."""
+        kept = self._kept.setdefault(runs.tree, {})
         kept[run] = _Kept(asyncio.Event(), asyncio.Event())
-        if tree not in self._tasks:
-            self._tasks[tree] = self._owner.start(self._follow(tree, kept))
+        if runs.tree not in self._tasks:
+            self._tasks[runs.tree] = self._owner.start(self._follow(runs, kept, after))
 
     def keeps(self, tree: str, run: int) -> bool:
         return run in self._kept.get(tree, ())
@@ -85,19 +88,17 @@ class RunFiles:
         await self._owner.wait(5)
         self._owner.cancel()
 
-    async def _follow(self, tree: str, kept: dict[int, _Kept]) -> None:
-        runs = Runs(tree)
+    async def _follow(self, runs: Runs, kept: dict[int, _Kept], after: int) -> None:
+        tree = runs.tree
         events: dict[int, list[Event]] = {}
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
-        self._owner.start(self._read_events(tree, queue))
+        self._owner.start(self._read_events(tree, after, queue))
         try:
             while batch := await _take_batch(queue):
-                for event in batch:
-                    runs.apply(event)
                 if any(event.run in kept and event.run not in events for event in batch):
-                    self._write_batch(tree, runs, batch, kept, events)  # at once: a reply waits for a new run's files
+                    self._write_batch(runs, batch, kept, events)  # at once: a reply waits for a new run's files
                 else:
-                    await asyncio.to_thread(self._write_batch, tree, runs, batch, kept, events)
+                    await asyncio.to_thread(self._write_batch, runs, batch, kept, events)
                 for event in batch:
                     if event.run in kept:
                         kept[event.run].begun.set()
@@ -113,9 +114,9 @@ class RunFiles:
             self._kept.pop(tree, None)
             self._tasks.pop(tree, None)
 
-    async def _read_events(self, tree: str, queue: asyncio.Queue[Event | None]) -> None:
+    async def _read_events(self, tree: str, after: int, queue: asyncio.Queue[Event | None]) -> None:
         try:
-            async for event in self._watch(tree):
+            async for event in self._log.watch(tree, after=after):
                 if not isinstance(event, Delta):
                     queue.put_nowait(event)
         except RetinueError as error:
@@ -124,7 +125,7 @@ class RunFiles:
             queue.put_nowait(None)
 
     def _write_batch(
-        self, tree: str, runs: Runs, batch: list[Event], kept: dict[int, _Kept], events: dict[int, list[Event]]
+        self, runs: Runs, batch: list[Event], kept: dict[int, _Kept], events: dict[int, list[Event]]
     ) -> None:
         """Write what happened since the last batch: once for each run, however many events it has."""
         by_run: dict[int, list[Event]] = {}
@@ -132,9 +133,9 @@ class RunFiles:
             if event.run in kept:
                 by_run.setdefault(event.run, []).append(event)
         for run, new in by_run.items():
-            self._write(tree, runs.runs[run], new, events.setdefault(run, []))
+            self._write(runs.tree, runs.runs[run], new, events.setdefault(run, []))
         if any(isinstance(event.body, RunEnded) for event in batch):
-            self._summarise(tree, runs)
+            self._summarise(runs)
 
     def _write(self, tree: str, run: RunView, new: list[Event], events: list[Event]) -> None:
         """Write the new events of a run whose earlier `events` are written, and add them to those."""
@@ -153,11 +154,11 @@ class RunFiles:
             replace_file(full / "events.ndjson", b"".join(encode_event(e) + b"\n" for e in events))
             replace_file(full / "transcript.md", format_transcript(events).encode())
 
-    def _summarise(self, tree: str, runs: Runs) -> None:
+    def _summarise(self, runs: Runs) -> None:
         views = list(runs.runs.values())
         usage = runs.usage()
         summary = {
-            "tree": tree,
+            "tree": runs.tree,
             "runs": len(views),
             "ended": sum(view.ended is not None for view in views),
             "tool_calls": sum(view.tool_count for view in views),
@@ -165,7 +166,7 @@ class RunFiles:
             "usage": msgspec.to_builtins(usage),
             "cost": None if any(view.unpriced for view in views) else str(sum(view.cost for view in views)),
         }
-        path = make_private_folder(self._state.tree_folder(tree)) / "metrics_summary.json"
+        path = make_private_folder(self._state.tree_folder(runs.tree)) / "metrics_summary.json"
         replace_file(path, msgspec.json.format(msgspec.json.encode(summary)))
 
 

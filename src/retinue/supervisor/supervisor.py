@@ -76,7 +76,7 @@ class Supervisor:
         self.approvals = Approvals(
             ports.clock, approver=ports.approver, terms=ports.terms, book=ports.book, project=ports.state.project
         )
-        self._files = RunFiles(ports.log.watch, ports.state)
+        self._files = RunFiles(ports.log, ports.state)
         driver = Driver(ports, self.trees, self, self.approvals, self._files)
         self.spawner = Spawner(ports, self.trees, driver, self, self.approvals, self._files)
         self._restorer = Restorer(ports, self.trees, driver, self.spawner, self.approvals, self._files)
