@@ -65,6 +65,6 @@ FINDINGS = (
 OPEN = frozenset({
     "S13",
     "R6", "R9", "R11",
-    "M6", "M8",
+    "M8",
     "U3", "U4", "U6", "U7", "U9",
 })

@@ -158,6 +158,8 @@ async def test_the_next_session_continues_what_a_killed_server_interrupted(proje
         assert found == {"slow": ("interrupted", True), "quick": ("completed", True)}
         said = (await client.call("continue_subagent", subagent_id="slow", message="finish"))["structuredContent"]
         assert said["results"][0]["status"] == "completed" and "gone on" in said["results"][0]["answer"], said
+        again = (await client.call("continue_subagent", subagent_id="quick", message="more"))["structuredContent"]
+        assert "gone on" in again["results"][0]["answer"], again
     assert runs(project) == {"slow": "done", "quick": "done"}
 
 
