@@ -55,6 +55,7 @@ class Backend:
         self.control = open_control(parts)
         self._log = open_reader(parts.state)
         self._servers = AsyncExitStack()
+        self._resumed: dict[str, RunHandle] = {}  # the client's run of each tree that was resumed here
 
     async def serve_control(self, say: Callable[[str], object]) -> None:
         """Let other terminals in."""
@@ -90,23 +91,22 @@ class Backend:
             seconds = clamp_asked(seconds, (self.timeouts.minimum, self.timeouts.maximum))
         overrides = ResumeOverrides(profiles=self._profiles, seconds=seconds, files=True)
         if not known.is_live and not (await load_listing(self._log, known.tree)).ended:
-            resumed = await self._resume_run(known, text)
-            if resumed is not None:
-                return resumed
+            self._resumed[known.tree] = await self.control.resume(known.tree, ResumeOverrides(profiles=self._profiles))
+            if not known.has_ended:
+                receipt = await self.control.send(known.tree, known.row.run, text)
+                if receipt.state == "queued":
+                    return RunHandle(self.control, self.make_ticket(known).ref)
+        await self._wait_for_resumed(known.tree)
         return await self.control.continue_run(known.tree, known.row.run, text, overrides)
 
-    async def _resume_run(self, known: KnownRun, text: str) -> RunHandle | None:
-        """Resume the tree of a run, and send the run the text. Returns None if the run has ended: it is continued."""
-        client = await self.control.resume(known.tree, ResumeOverrides(profiles=self._profiles))
-        if not known.has_ended:
-            receipt = await self.control.send(known.tree, known.row.run, text)
-            if receipt.state == "queued":
-                row = known.row
-                ref = RunRef(known.tree, row.run, row.path, row.label, row.agent, row.subagent_id)
-                return RunHandle(self.control, ref)
-        if not any(row.run != 0 and row.result is None for row in await self._list_live_rows(known.tree)):
-            await client.result()  # nothing else is at work there
-        return None
+    async def _wait_for_resumed(self, tree: str) -> None:
+        """Wait for the end of a tree that was resumed here and in which nothing is at work any more. Its client is
+        gone, so it is about to end: until it has, it takes no new run."""
+        client = self._resumed.get(tree)
+        if client is None or any(row.run != 0 and row.result is None for row in await self._list_live_rows(tree)):
+            return
+        await client.result()
+        self._resumed.pop(tree, None)
 
     async def answer(self, asked: Approval, decision: Decision) -> Answered:
         """Answer a question for the client's user, if it is still the one that was shown."""
