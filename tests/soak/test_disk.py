@@ -18,6 +18,7 @@ from retinue.core.events import encode_event
 from retinue.core.ports import Log
 from retinue.log import sqlite
 from retinue.log.forwarding_log import ForwardingLog
+from retinue.log.sqlite import SqliteLog
 from retinue.log.sqlite_reader import SqliteReader
 from retinue.supervisor import runfiles
 from tests.soak.checks import by_run, check_calls, check_folds, check_order
@@ -148,6 +149,27 @@ async def test_a_disk_that_fails_at_every_write_loses_nothing_it_took(
     fault: Fault, part: range, tmp_path: Path, note: Note, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await sweep(tmp_path, note, fault, part, monkeypatch)
+
+
+async def test_a_log_that_cannot_be_opened_is_let_go_at_once(tmp_path: Path) -> None:
+    """A connection that waited for the garbage collector tidied the journal up while the next process read it."""
+    failures = 0
+    with faulty_disk() as disk:
+        for at in range(1, 20):
+            logs = tmp_path / f"{at}"
+            logs.mkdir()
+            disk.arm("sync", at, 10**9)
+            try:
+                log = SqliteLog(logs)
+            except LogError as error:
+                failures += 1
+                held = [fd.readlink() for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+                assert not [each for each in held if each.is_relative_to(logs)], str(error)
+            else:
+                disk.heal()
+                await log.close()
+                break
+    assert failures >= 2
 
 
 TINY = """

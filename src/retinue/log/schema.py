@@ -21,7 +21,7 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import lru_cache
 from hashlib import blake2b
 from hmac import compare_digest
@@ -123,20 +123,29 @@ def describe_error(what: str, error: BaseException, db: apsw.Connection | None =
 
 def open_writer(path: Path) -> apsw.Connection:
     """Open a log file for its one writing process, and create it if it is new. Commits are on disk when they return."""
-    try:
-        os.close(open_own_file(path))
-        db = apsw.Connection(str(path))
-        db.set_busy_timeout(5000)
-        for pragma, value in (("journal_mode", "wal"), ("synchronous", "full")):
-            db.pragma(pragma, value)
-        if not db.execute("SELECT count(*) FROM sqlite_schema").get:
-            db.execute("BEGIN IMMEDIATE;" + _CREATE + "COMMIT;")
-        check_version(db, path)
-    except OSError as error:
-        raise LogError(f"cannot write the log {path}: {error.strerror or error}") from None
-    except apsw.Error as error:
-        raise LogError(describe_error(f"cannot open the log {path}", error)) from None
+    with ExitStack() as undo:
+        try:
+            os.close(open_own_file(path))
+            db = apsw.Connection(str(path))
+            undo.callback(close_quietly, db)
+            db.set_busy_timeout(5000)
+            for pragma, value in (("journal_mode", "wal"), ("synchronous", "full")):
+                db.pragma(pragma, value)
+            if not db.execute("SELECT count(*) FROM sqlite_schema").get:
+                db.execute("BEGIN IMMEDIATE;" + _CREATE + "COMMIT;")
+            check_version(db, path)
+        except OSError as error:
+            raise LogError(f"cannot write the log {path}: {error.strerror or error}") from None
+        except apsw.Error as error:
+            raise LogError(describe_error(f"cannot open the log {path}", error)) from None
+        undo.pop_all()
     return db
+
+
+def close_quietly(db: apsw.Connection) -> None:
+    """Close a connection. Acknowledged events are in the file; tidying up that fails is left to the next writer."""
+    with suppress(apsw.Error):
+        db.close()
 
 
 def identify_files(path: Path) -> tuple[tuple[int, int], ...]:
@@ -154,17 +163,20 @@ def open_reader(path: Path, *, immutable: bool = False) -> apsw.Connection:
     journal; SQLite then creates nothing beside it."""
     if path.is_symlink():
         raise LogError(f"cannot read the log {path}: it is a link")
-    try:
-        if immutable:
-            flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-            db = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
-        else:
-            db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-        db.set_busy_timeout(5000)
-        db.execute("PRAGMA query_only = ON")
-        check_version(db, path)
-    except apsw.Error as error:
-        raise LogError(describe_error(f"cannot read the log {path}", error)) from None
+    with ExitStack() as undo:
+        try:
+            if immutable:
+                flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+                db = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
+            else:
+                db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+            undo.callback(close_quietly, db)
+            db.set_busy_timeout(5000)
+            db.execute("PRAGMA query_only = ON")
+            check_version(db, path)
+        except apsw.Error as error:
+            raise LogError(describe_error(f"cannot read the log {path}", error)) from None
+        undo.pop_all()
     return db
 
 

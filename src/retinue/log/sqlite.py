@@ -13,7 +13,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from pathlib import Path
 
 import apsw
@@ -104,8 +104,10 @@ class FileWriter:
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path, self._lock = path, lock
-        try:
+        with ExitStack() as undo:
+            undo.callback(os.close, lock)
             self._db = schema.open_writer(path)
+            undo.callback(schema.close_quietly, self._db)  # before the lock goes: closing may still write
             try:
                 self._epoch = schema.begin_epoch(self._db)
                 self._first_batch = schema.next_batch(self._db)
@@ -113,9 +115,7 @@ class FileWriter:
                 self._reader = schema.open_reader(path)
             except apsw.Error as error:
                 raise LogError(schema.describe_error(f"cannot open the log {path}", error, self._db)) from None
-        except BaseException:
-            os.close(lock)
-            raise
+            undo.pop_all()
         locks.sign_lock(lock, self._first_batch)
         self._loop = asyncio.get_running_loop()
         self._feeds: dict[str, Feed] = {}
@@ -240,8 +240,7 @@ class FileWriter:
             except LogLost as error:
                 self._error = error
         for db in (self._reader, self._db):
-            with suppress(apsw.Error):  # acknowledged events are in the file; tidying it up is for the next writer
-                db.close()
+            schema.close_quietly(db)
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._closed.set)
 
