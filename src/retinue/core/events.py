@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from retinue.core.caller import ClientRequest
 from retinue.core.limits import Limits
 from retinue.core.results import ChangedFile, Ending
 from retinue.core.usage import Usage
@@ -30,7 +31,8 @@ class RunSpawned(Body, frozen=True, tag="run.spawned"):
     that is another one. `traceparent` names the span of another program that the tree belongs to, `baggage` comes with
     it. A remote run that we did not start
     has the id that its peer gave it (`remote_id`), and the MCP `server` if one reports it; a tree of our
-    own that is reported to another process has the run id under which it is `reported` there."""
+    own that is reported to another process has the run id under which it is `reported` there. A primary that answers
+    a client of a surface has the `request`; `files` are copied into the workspace before the run begins."""
 
     parent: int | None
     label: str
@@ -63,6 +65,8 @@ class RunSpawned(Body, frozen=True, tag="run.spawned"):
     server: str = ""
     reported: str = ""
     remote_id: str = ""
+    request: ClientRequest | None = None
+    files: tuple[str, ...] = ()
 
 
 class RunStarted(Body, frozen=True, tag="run.started"):
@@ -329,7 +333,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
     """A piece of text while a model speaks or a tool runs. `kind` is `text` or `thinking`, `output` of a tool, or
-    `dropped` where a watcher was too slow for `dropped` of them."""
+    `dropped` where a watcher was too slow for `dropped` of them. Text of a model belongs to a `turn` of its run, and
+    begins `offset` characters after the beginning of its reply, so that a watcher knows whether it has all of it."""
 
     tree: str
     run: int
@@ -338,6 +343,8 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     text: str
     kind: str = "text"
     dropped: int = 0
+    turn: int = 0
+    offset: int = 0
 
 
 class _Envelope(msgspec.Struct, frozen=True, gc=False):

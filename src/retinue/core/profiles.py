@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from retinue.core.caller import ClientRequest
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
 from retinue.core.network import parse_hosts
@@ -112,7 +113,8 @@ class Profile:
 
 
 class Task(msgspec.Struct, frozen=True, gc=False):
-    """A task for an agent. `context` goes into the system prompt; `context_paths` are readable, never writable."""
+    """A task for an agent. `context` goes into the system prompt; `context_paths` are readable, never writable;
+    `files` are copied into the workspace before the run begins. `request` is that of the client who asks for it."""
 
     text: str
     context: str = ""
@@ -123,6 +125,8 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     label: str | None = None
     model: str | None = None
     timeout_seconds: float | None = None
+    files: Sequence[str] = ()
+    request: ClientRequest | None = None
 
     def __post_init__(self) -> None:
         for name in ("text", "context", "subagent_id", "label"):

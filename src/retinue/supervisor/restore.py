@@ -142,6 +142,8 @@ class Restorer:
             context_paths=spawned.context_paths,
             model=plan.model_name if ":" in plan.model_name else None,
             timeout_seconds=overrides.seconds,
+            files=overrides.new_files,
+            request=overrides.request,
         )
         limits = overrides.limits.override(spawned.limits) if spawned.limits is not None else overrides.limits
         return self.spawner.spawn_primary(plan.profile, task, limits=limits, continued=continued)
@@ -330,11 +332,12 @@ class TreeRestorer:
         if parent is None:
             tokens = tokens if given.tokens is UNSET else given.tokens
             cost = cost if given.cost is UNSET else given.cost
-        above = None if parent is None or spawned.server else parent.account
+        above = self._parts.spawner.total if parent is None else None if spawned.server else parent.account
         if tokens is None and cost is None:
             return above
         owner = "the tree" if parent is None else f"'{view.agent}'"
-        return Account(owner, tokens=tokens, cost=cost, parent=None if parent is None else parent.account)
+        around = self._parts.spawner.total if parent is None else parent.account
+        return Account(owner, tokens=tokens, cost=cost, parent=around)
 
     def _make_adopted(self, tree: Tree, view: RunView, parent: Run, ref: RunRef, task: Task) -> Run:
         """Make a run of a peer again."""
@@ -453,6 +456,7 @@ def restore_task(spawned: RunSpawned) -> Task:
         include_parent_workspace=spawned.include_parent_workspace,
         include_temp_workspace=spawned.include_temp_workspace,
         subagent_id=spawned.subagent_id,
+        files=spawned.files,
     )
 
 

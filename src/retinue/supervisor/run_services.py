@@ -189,7 +189,7 @@ class RunServices(msgspec.Struct, eq=False):
 
     def show_output(self, text: str) -> None:
         if text:
-            self._show_delta("output", text)
+            self.show_delta("output", text)
 
     def claim_call_id(self, wanted: str) -> str:
         return self.run.claim_call_id(wanted)
@@ -256,7 +256,7 @@ class RunServices(msgspec.Struct, eq=False):
                 await run.without_stall_timer(waiting)
             run.set_reservation(reservation)
         try:
-            reply = await plan.model.complete(request, self._show_delta)
+            reply = await plan.model.complete(request, _Voice(self, turn))
             usage = reply.usage
             reply = repair_reply(reply)
         except (ModelError, Limited) as error:
@@ -299,7 +299,8 @@ class RunServices(msgspec.Struct, eq=False):
                 calls[index] = msgspec.structs.replace(call, id=own)
         return reply if calls == list(reply.calls) else msgspec.structs.replace(reply, calls=tuple(calls))
 
-    def _show_delta(self, kind: str, text: str) -> None:
+    def show_delta(self, kind: str, text: str, turn: int = 0, offset: int = 0) -> None:
+        """Show a piece of text to whoever watches now; of a model, with its place in the reply."""
         ref, run, show = self.ref, self.run, self.tree.log.show
         if run.ending:
             return
@@ -307,7 +308,7 @@ class RunServices(msgspec.Struct, eq=False):
         if kind == "retry":
             self.emit(Warned(text, code="retry"))
             return
-        delta = Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind)
+        delta = Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind, turn=turn, offset=offset)
         if run.first_write is None:
             show(delta)
         else:  # in order, and not before watchers can know of the run
@@ -479,3 +480,19 @@ def _asked_timeout(call: Call) -> float | None:
         return float(value)
     except OverflowError:
         return None
+
+
+class _Voice:
+    """The text of one reply while it is made. A model that is asked again begins anew."""
+
+    __slots__ = ("_services", "_spoken", "_turn")
+
+    def __init__(self, services: RunServices, turn: int) -> None:
+        self._services, self._turn, self._spoken = services, turn, 0
+
+    def __call__(self, kind: str, text: str) -> None:
+        self._services.show_delta(kind, text, self._turn, self._spoken)
+        if kind == "text":
+            self._spoken += len(text)
+        elif kind == "retry":
+            self._spoken = 0

@@ -28,7 +28,7 @@ from retinue.core.ports import Order, Ticket
 from retinue.core.profiles import Profile, Task, WorkspaceName
 from retinue.supervisor import caller_limits
 from retinue.supervisor.approvals import Approvals
-from retinue.supervisor.budgets import Account, open_account
+from retinue.supervisor.budgets import Account, open_account, open_total
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import find_hidden_paths, narrowed
 from retinue.supervisor.ports import SupervisorPorts
@@ -88,6 +88,7 @@ class Spawner:
         )
         self._is_closed = False
         self.limits = ports.limits.override(DEFAULTS)
+        self.total = open_total(ports.total)
 
     def close(self) -> None:
         self._is_closed = True
@@ -117,7 +118,7 @@ class Spawner:
         whole, primary, kept = self._merge_limits(plan.profile.limits, limits, narrow, caller)
         if primary.depth == 0:
             plan = self._ports.planner.plan(profile, task=task, parent=None, can_spawn=False)
-        account = open_account("", (whole, plan.profile.limits), None, plan, self._ports.prices)
+        account = open_account("", (whole, plan.profile.limits), self.total, plan, self._ports.prices)
         readable = self._resolve_paths(task, base=self._state.project)
         trace = (caller.trace or self._ports.trace) if caller is not NOBODY else self._ports.trace
         tree = choose_tree_class()(self._trees.log, self._clock, concurrent=_set(primary.concurrent), trace=trace)
@@ -315,6 +316,8 @@ class Spawner:
             traceparent="" if parent is not None else tree.trace_origin.traceparent,
             baggage="" if parent is not None else tree.trace_origin.baggage,
             reported=call.reported_as(tree.id) if is_reported and call is not None else "",
+            request=task.request,
+            files=tuple(task.files),
         )
 
     def make_services(self, tree: Tree, run: Run) -> RunServices:
