@@ -78,6 +78,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
         context_paths=parts.context_paths,
         serves_requests=parts.serves_requests,
         limits=parts.limits,
+        total=parts.total,
         timeouts=parts.timeouts,
         prices=parts.prices or make_prices(),
         caller=read_process_limits(os.environ),

@@ -37,8 +37,9 @@ _TEXTS = (Message, Thinking, ToolResult, RunEnded)
 
 
 def make_request_metadata(caller: Caller, path: str) -> dict[str, Any]:
-    """Return the metadata of a message that asks for a run: its path here, and what is left to it."""
-    return {**inherited_limits.to_meta(caller), PATH_KEY: path}
+    """Return the metadata of a message that asks for a run: its path here, and what is left to it. Numbers are texts:
+    A2A turns every number into a float."""
+    return {**{key: str(value) for key, value in inherited_limits.to_meta(caller).items()}, PATH_KEY: path}
 
 
 def read_request_metadata(metadata: Mapping[str, Any]) -> Caller:
