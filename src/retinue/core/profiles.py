@@ -13,6 +13,7 @@ from retinue.core.caller import ClientRequest
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
 from retinue.core.network import parse_hosts
+from retinue.core.remote_agents import A2aAgent
 from retinue.core.rules import CODE_MODE, Rules
 from retinue.core.sendable import repair_text
 
@@ -76,7 +77,8 @@ class Profile:
     least as strict as where their parents do; None takes the mode that was chosen for all. `network` is what its runs
     may reach of what their parent may: hosts, "none" or "full"; None means all of it. `wants` are tools it is poorer
     without: a run that gets none of them says so. `hooks` are called before and after each of its tool calls, not
-    those of its subagents; the log does not keep them.
+    those of its subagents; the log does not keep them. `a2a` makes it an agent elsewhere: its runs are tasks of that
+    agent, whose model and tools are its own.
     """
 
     name: str
@@ -98,6 +100,12 @@ class Profile:
     network: Sequence[str] | None = None
     wants: Sequence[str] = ()
     hooks: ToolHooks | None = None
+    a2a: A2aAgent | None = None
+
+    @property
+    def has_model(self) -> bool:
+        """True if its runs ask a model of ours."""
+        return self.call is None and self.a2a is None
 
     def __post_init__(self) -> None:
         check_name(self.name)

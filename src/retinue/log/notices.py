@@ -13,11 +13,10 @@ import msgspec
 
 from retinue.core.events import Delta, Event, Message, RunEnded, RunSpawned, ToolCall, ToolResult, TurnStarted
 from retinue.log.blocks import FINAL_ANSWER
-from retinue.protocol.notices import Notice
+from retinue.protocol.notices import PLAN_CLOSES, Notice, split_plans
 from retinue.protocol.subagent_tools import CONTINUE, SPAWN
 from retinue.protocol.subagents import SPAWN_ONE
 
-PLAN_OPENS, PLAN_CLOSES = "⟦", "⟧"
 SUBAGENT_PREFIX = "subagent_"
 _SPAWNING = frozenset({SPAWN, SPAWN_ONE, CONTINUE, FINAL_ANSWER})
 
@@ -31,27 +30,6 @@ class Words(msgspec.Struct, frozen=True, gc=False):
     is_plan: bool = False
     is_new: bool = False
     is_last: bool = False
-
-
-def remove_plans(text: str) -> str:
-    """Return a text without what stands between the brackets of plans."""
-    if PLAN_OPENS not in text:
-        return text
-    return "".join(piece for is_plan, piece in _split_plans(text, is_plan=False) if not is_plan).strip()
-
-
-def _split_plans(text: str, *, is_plan: bool) -> Iterator[tuple[bool, str]]:
-    """Yield a text in pieces that are part of a plan, brackets included, or not."""
-    while text:
-        mark = PLAN_CLOSES if is_plan else PLAN_OPENS
-        at = text.find(mark)
-        if at < 0:
-            yield is_plan, text
-            return
-        end = at + len(mark) if is_plan else at
-        if end:
-            yield is_plan, text[:end]
-        text, is_plan = text[end:], not is_plan
 
 
 class NoticeFold:
@@ -151,7 +129,7 @@ class _Speech:
 
     def _say(self, text: str) -> Iterator[Words]:
         self._said += text
-        for is_plan, piece in _split_plans(text, is_plan=self._is_plan):
+        for is_plan, piece in split_plans(text, is_plan=self._is_plan):
             shown = piece
             if is_plan != self._is_plan:
                 yield from self._close()

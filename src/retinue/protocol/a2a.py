@@ -1,4 +1,4 @@
-"""What two retinue processes say to each other over A2A beside the standard fields: the extension, and its shapes.
+"""The extension of A2A between two retinue processes, and its shapes beside the standard fields.
 
 An agent that offers `EXTENSION` in its card takes, in the metadata of a message, what is left to the run that asks, and
 gives every event of its tree as JSON text in the metadata of a status update, with its place as a cursor. A client that

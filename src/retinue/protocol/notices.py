@@ -1,16 +1,19 @@
 """Notices: one line that tells a user which agent calls which tool or subagent, and that the call is over.
 
 The exact texts that A2A supervisors show, and the parser for agents that send nothing else. Pure. Only a whole text of
-one of these forms is a notice; any other text, with an emoji or without, is somebody's words.
+one of these forms is a notice; any other text, with an emoji or without, is somebody's words. What a model writes
+between the brackets of a plan is shown to the user, and is no part of its answer.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import msgspec
 
 STARTS, DONE, FAILED = "🔧", "✅", "❌"
+PLAN_OPENS, PLAN_CLOSES = "⟦", "⟧"
 NAME_CHARACTERS = 128
 _NAME = rf"(?:\*\*)?(?P<target>[\w.\-/]{{1,{NAME_CHARACTERS}}})(?:\*\*)?"
 _AGENT = r"(?:(?:\*\*)?(?P<agent>[\w][\w .\-]{0,63})(?:\*\*)?: )?"
@@ -67,3 +70,24 @@ def parse_notice(text: str) -> Notice | None:
             return None
         return Notice(parts["agent"] or "", parts["target"], is_agent=is_agent, is_start=is_start, success=success)
     return None
+
+
+def remove_plans(text: str) -> str:
+    """Return a text without what stands between the brackets of plans."""
+    if PLAN_OPENS not in text:
+        return text
+    return "".join(piece for is_plan, piece in split_plans(text, is_plan=False) if not is_plan).strip()
+
+
+def split_plans(text: str, *, is_plan: bool) -> Iterator[tuple[bool, str]]:
+    """Yield a text in pieces that are part of a plan, brackets included, or not."""
+    while text:
+        mark = PLAN_CLOSES if is_plan else PLAN_OPENS
+        at = text.find(mark)
+        if at < 0:
+            yield is_plan, text
+            return
+        end = at + len(mark) if is_plan else at
+        if end:
+            yield is_plan, text[:end]
+        text, is_plan = text[end:], not is_plan

@@ -114,13 +114,14 @@ class Restorer:
         assert old is not None
         caller_limits.check_depth(f"{tree}/{number}")
         conversation = fold_thread(events, number, before=fold_earlier_turns(histories, tree, old.spawned))
+        reference = "" if old.remote is None else old.remote.reference
         plans = PlanRestorer(self.ports.planner, tree, view.runs[0].spawned, overrides)
         if old.spawned.parent is None:
-            return self._continue_primary(old, text, overrides, plans, Continued(tree, number, conversation))
+            continued = Continued(tree, number, conversation, reference)
+            return self._continue_primary(old, text, overrides, plans, continued)
         home = live or TreeRestorer(self, tree, histories, overrides).make_tree(planned=old.spawned.parent)
-        return self._continue_child(
-            home, home.runs[number], text, overrides, plans, Continued("", number, conversation)
-        )
+        continued = Continued("", number, conversation, reference)
+        return self._continue_child(home, home.runs[number], text, overrides, plans, continued)
 
     def _check_continuable(self, tree: str, number: int, view: Runs, old: RunView | None, *, is_live: bool) -> None:
         if old is None:

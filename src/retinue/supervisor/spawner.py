@@ -47,11 +47,13 @@ T = TypeVar("T")
 
 
 class Continued(NamedTuple):
-    """The run that a new one continues: its tree where that is another one, its number, its conversation."""
+    """The run that a new one continues: its tree where that is another one, its number, its conversation, and its
+    reference at a peer."""
 
     tree: str
     run: int
     thread: Sequence[Turn]
+    reference: str = ""
 
 
 class CheckedOrder(msgspec.Struct, frozen=True, gc=False):
@@ -256,7 +258,7 @@ class Spawner:
             seconds=seconds,
             background=order.background,
             queues=parent is not None and order.queue,
-            history=None if continued is None else Past((*continued.thread, UserTurn(task.text))),
+            history=None if continued is None else _make_past(continued, task),
         )
         tree.add_run(run)
         run.set_stall_timer(stall, self._clock, tree.write)
@@ -365,6 +367,10 @@ def _choose_timeout(order: Order, limits: Limits, timeouts: Timeouts) -> float |
         return asked
     asked = clamp_asked(asked, (timeouts.minimum, timeouts.maximum))
     return asked if own is None or limits.seconds is UNSET else min(asked, own)
+
+
+def _make_past(continued: Continued, task: Task) -> Past:
+    return Past((*continued.thread, UserTurn(task.text)), reference=continued.reference)
 
 
 def _make_ref(tree: Tree, parent: Run | None, plan: Plan, task: Task) -> RunRef:

@@ -283,10 +283,10 @@ async def test_a_client_that_goes_away_is_logged_and_its_task_does_as_told(
             while not any("went away" in text for text in notes.said):
                 await asyncio.sleep(0)
             if on_disconnect == "cancel":
-                view = await server.tasks.wait_until(found, lambda view: view.ended is not None)
-                assert view.ended is not None and view.ended.status == "cancelled"
+                view = await server.tasks.wait_until(found, lambda view: view.ending is not None)
+                assert view.ending is not None and view.ending.status == "cancelled"
             else:
-                assert (await server.tasks.read_view(found)).ended is None
+                assert (await server.tasks.read_view(found)).ending is None
     assert any("client disconnection" in record.getMessage() for record in caplog.records)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 

@@ -48,6 +48,7 @@ from a2a.utils.task import (
     validate_page_size,
 )
 
+from retinue.concurrency import run_until_first
 from retinue.core.approvals import Approval
 from retinue.core.caller import ClientRequest
 from retinue.core.control import Control, ResumeOverrides, RunHandle
@@ -85,8 +86,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class HandlerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server does with its tasks. `overrides` has the profiles that continued runs may have had; `files` is the
-    folder in which the bytes of a message wait for its workspace."""
+    """Options of what a server does with its tasks. `overrides` has the profiles that continued runs may have had;
+    `files` is the folder in which the bytes of a message wait for its workspace."""
 
     profile: Profile
     pattern: Pattern
@@ -111,7 +112,7 @@ class TaskHandler(RequestHandler):
         validate_history_length(params.configuration)
         task, _ = await self._accept(params, context)
         if params.configuration.return_immediately:
-            await self._tasks.wait_until(task, lambda view: view.spawned is not None)  # the log has it then
+            await self._tasks.wait_until(task, lambda view: view.beginning is not None)  # the log has it then
         else:
             await self._wait_for_pause(task, context)
         return apply_history_length(await self._make_task(task), params.configuration)
@@ -176,7 +177,7 @@ class TaskHandler(RequestHandler):
         if message.context_id and message.context_id != task.request.context:
             raise InvalidParamsError(f"the task {task.tree} is in another context than {message.context_id}")
         view = await self._tasks.read_view(task)
-        if view.ended is not None or not self._tasks.is_live(task):
+        if view.ending is not None or not self._tasks.is_live(task):
             raise UnsupportedOperationError(ENDED.format(task=task.tree))
         if message.files:
             raise InvalidParamsError("files can only come with the first message of a task")
@@ -210,7 +211,7 @@ class TaskHandler(RequestHandler):
         view = await self._tasks.read_view(task)
         cursor = context.state.get("headers", {}).get(AFTER_HEADER.lower(), "")
         is_typed = EXTENSION in context.requested_extensions and cursor.isdigit()
-        if view.ended is not None and not is_typed:
+        if view.ending is not None and not is_typed:
             raise UnsupportedOperationError(f"the task {task.tree} has ended: there is nothing more to stream")
         after = int(cursor) if is_typed else view.last_seq
         async with aclosing(self._stream(task, context, after=after)) as updates:
@@ -283,7 +284,7 @@ class TaskHandler(RequestHandler):
                     yield update
                 if item.run == 0 and isinstance(item.body, RunEnded):
                     ended = item.body
-        ended = ended or (await self._tasks.read_view(task)).ended
+        ended = ended or (await self._tasks.read_view(task)).ending
         if ended is not None:
             yield place.make_status(find_state(ended), make_failure(place, ended))
 
@@ -302,17 +303,11 @@ class TaskHandler(RequestHandler):
         gone: asyncio.Event | None = context.state.get(GONE)
 
         def is_over(view: TaskView) -> bool:
-            return view.ended is not None or (asks and bool(view.questions))
+            return view.ending is not None or (asks and bool(view.questions))
 
-        waiting = asyncio.ensure_future(self._tasks.wait_until(task, is_over))
-        leaving = asyncio.ensure_future(asyncio.Event().wait() if gone is None else gone.wait())
-        try:
-            await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
-                await self._note_disconnect(task)
-        finally:
-            for each in (waiting, leaving):
-                each.cancel()
+        leaving = (gone or asyncio.Event()).wait()
+        if await run_until_first([self._tasks.wait_until(task, is_over), leaving]) == 1:
+            await self._note_disconnect(task)
 
     # Tasks
 
@@ -364,10 +359,10 @@ class TaskHandler(RequestHandler):
     async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
         task = self._find(params.id, context)
         view = await self._tasks.read_view(task)
-        if view.ended is not None or not await self._control.cancel(task.tree):
+        if view.ending is not None or not await self._control.cancel(task.tree):
             raise TaskNotCancelableError(f"the task {task.tree} has ended already, or is ending")
         async with asyncio.timeout(CANCEL_SECONDS):
-            await self._tasks.wait_until(task, lambda view: view.ended is not None)
+            await self._tasks.wait_until(task, lambda view: view.ending is not None)
         return await self._make_task(task)
 
     def _find(self, task_id: str, context: ServerCallContext) -> ServedTask:

@@ -5,7 +5,6 @@ Made by `retinue a2a serve`. Owns the Control that runs the tasks; closing it ca
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from starlette.routing import Route
 from retinue.build.parts import Parts
 from retinue.build.servers import serve_control
 from retinue.build.supervisor import open_control
+from retinue.concurrency import TaskOwner
 from retinue.core.control import Control, ResumeOverrides, RunHandle
 from retinue.core.errors import RetinueError
 from retinue.core.events import Event
@@ -46,8 +46,8 @@ SDK_LOGGERS = ("a2a", "uvicorn", "uvicorn.error", "uvicorn.access", "sse_starlet
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a profile is served. `public_url` is the address that clients are told, where that is another one; `tokens`
-    are secrets by the name of their client, none lets everybody in."""
+    """Options of a server of one profile. `public_url` is the address that clients are told, where that is another
+    one; `tokens` are secrets by the name of their client, none lets everybody in."""
 
     profile: Profile
     profiles: Sequence[Profile]
@@ -78,6 +78,7 @@ class A2aServer:
         self._parts, self._options, self._screen = parts, options, screen
         self._serves_control = serves_control
         self._stack = AsyncExitStack()
+        self._owner = TaskOwner()
 
     async def __aenter__(self) -> A2aServer:
         options, parts = self._options, self._parts
@@ -148,7 +149,7 @@ class A2aServer:
         except (OSError, ValueError) as error:
             raise RetinueError(f"the TLS certificate and key cannot be used: {error}") from None
         server = _Server(config)
-        serving = asyncio.ensure_future(server.serve(sockets=[bound]))
+        serving = self._owner.start(server.serve(sockets=[bound]))
 
         async def stop() -> None:
             server.should_exit = True

@@ -28,10 +28,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from retinue.core.approvals import Approval
 from retinue.core.events import ApprovalAsked, Delta, Event, Inbox, RunEnded, RunSpawned
 from retinue.core.messages import USER_WORDS
-from retinue.log.notices import NoticeFold, Words, remove_plans
+from retinue.log.notices import NoticeFold, Words
 from retinue.log.runs import Runs
 from retinue.protocol.a2a import EXTENSION, make_event_metadata, make_question
-from retinue.protocol.notices import Notice
+from retinue.protocol.notices import Notice, remove_plans
 
 Pattern = Literal["supervisor", "subagent"]
 PATTERNS: tuple[Pattern, ...] = ("supervisor", "subagent")
@@ -206,11 +206,11 @@ class TaskView:
             self._asked[event.body.approval_id] = make_approval(event, event.body)
 
     @property
-    def ended(self) -> RunEnded | None:
+    def ending(self) -> RunEnded | None:
         return self._runs.runs[0].ended if 0 in self._runs.runs else None
 
     @property
-    def spawned(self) -> RunSpawned | None:
+    def beginning(self) -> RunSpawned | None:
         return self._runs.runs[0].spawned if 0 in self._runs.runs else None
 
     @property
@@ -220,8 +220,8 @@ class TaskView:
         return [self._asked[asked.approval_id] for view in views for asked in view.approvals]
 
     def find_task_state(self, *, is_live: bool, asks_client: bool) -> Any:
-        if self.ended is not None:
-            return find_state(self.ended)
+        if self.ending is not None:
+            return find_state(self.ending)
         if not is_live:
             return TaskState.TASK_STATE_FAILED
         if asks_client and self.questions:
@@ -234,7 +234,7 @@ class TaskView:
         state = self.find_task_state(is_live=is_live, asks_client=asks_client)
         task = Task(id=place.task_id, context_id=place.context_id, history=self.make_history(place))
         task.status.CopyFrom(TaskStatus(state=state, timestamp=_make_timestamp(self.last_at)))
-        ended = self.ended
+        ended = self.ending
         if ended is not None and ended.status == "done":
             name, about = (ANSWER, ANSWER_ABOUT) if pattern == "supervisor" else (RESULT, RESULT_ABOUT)
             parts = [Part(text=remove_plans(ended.final_response))]
@@ -251,7 +251,7 @@ class TaskView:
 
     def make_history(self, place: Place) -> list[Message]:
         """Return the messages of the client, the first of them under the id that the client gave it."""
-        spawned = self.spawned
+        spawned = self.beginning
         if spawned is None or spawned.request is None:
             return []
         words = [(spawned.request.message, spawned.task)]

@@ -123,7 +123,7 @@ class ServedTasks:
     async def read_view(self, task: ServedTask) -> TaskView:
         """Return how a task stands: as it is followed, or as the log has it."""
         follower = self._followers.get(task.tree)
-        if follower is not None and follower.view.spawned is not None:
+        if follower is not None and follower.view.beginning is not None:
             return follower.view
         view = TaskView(task.tree)
         async for event in iterate_events(self._log, task.tree):

@@ -222,8 +222,10 @@ def _make_options(args: argparse.Namespace, parts: Parts, project: Project, prof
 
 def load_tokens(names: list[str], state: Path) -> dict[str, str]:
     """Return the secrets of these clients: from the environment, or from a file that is made on first use."""
+    from retinue.files.state_owner import claim_state_folder
     from retinue.files.token_file import load_token
 
+    claim_state_folder(state)
     found = {}
     for name in names:
         variable = TOKEN_VARIABLE + re.sub(r"[^A-Z0-9]", "_", name.upper())
