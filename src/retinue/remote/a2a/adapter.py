@@ -36,7 +36,7 @@ from google.protobuf.struct_pb2 import Value
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow, Decision
 from retinue.core.errors import Disconnected, RetinueError
-from retinue.core.events import ApprovalAsked, Gap, Inbox, RunEnded
+from retinue.core.events import ApprovalAsked, ApprovalDecided, Gap, Inbox, RunEnded, RunResumed
 from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS
 from retinue.core.messages import ASKER
 from retinue.core.remote_agents import A2aAgent
@@ -52,6 +52,7 @@ FIRST_TRIES = 3
 MARGIN_SECONDS = 10.0
 FORGOTTEN = "the agent does not know the task any more: it may have been started anew; it is not called again"
 UNKNOWN_START = "the connection was lost before the agent confirmed the task; it may run there, and is not called again"
+ASKED_ANEW = "the run was resumed at the agent, which asks anew"
 GONE = "the agent was not reached again for {seconds:g} s: {why}"
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 
@@ -118,10 +119,13 @@ class A2aRun:
         self._can_answer = False
         self._fold = UpdateFold()
         self._fold.task_id, self._fold.context_id = reference.task, reference.context
-        self._digests: dict[str, str] = {}
+        self._asked: dict[str, tuple[str, ApprovalAsked]] = {}  # open questions of the other retinue, with their runs
         self._inbox: asyncio.Queue[Report] = asyncio.Queue()
         self._input: asyncio.Future[str] | None = None
         self._is_cancelled = False
+        self._confirmed = asyncio.Event()
+        if reference.task:
+            self._confirmed.set()
         self._commands = TaskOwner(on_error=lambda _: None)  # what a command fails of is told by the stream
         self._seen_at = time.monotonic()
 
@@ -195,9 +199,9 @@ class A2aRun:
                     yield update
                     continue
                 self._seen_at = time.monotonic()
+                self._learn_ids(update)
                 for report in self._read_typed(update) if self._known.typed else self._fold.apply(update):
                     yield report
-                self._learn_ids(update)
 
     async def _open_stream(self) -> AsyncGenerator[StreamResponse]:
         """Ask for the task, or for more of it."""
@@ -264,12 +268,24 @@ class A2aRun:
         if report is None:
             return []
         body, size = report.body, len(metadata["event"])  # type: ignore[index]
+        if isinstance(body, RunResumed):
+            return self._withdraw_questions(report.run)
         if isinstance(body, ApprovalAsked):
-            self._digests[body.approval_id] = body.digest
+            self._asked[body.approval_id] = report.run, body
         elif isinstance(body, RunEnded) and report.run == STARTED:
             self._fold.has_ended = True
             body = msgspec.structs.replace(body, final_response=remove_plans(body.final_response))
         return [msgspec.structs.replace(report, body=body, cursor=cursor, size=size)]
+
+    def _withdraw_questions(self, run: str) -> list[Report]:
+        """Return that the questions of a run are void: it was resumed there, and asks what it still has to ask anew."""
+        void = [asked for of, asked in self._asked.values() if of == run]
+        for asked in void:
+            del self._asked[asked.approval_id]
+        return [
+            Report(run, ApprovalDecided(asked.approval_id, asked.call_id, allowed=False, reason=ASKED_ANEW))
+            for asked in void
+        ]
 
     def _learn_ids(self, update: StreamResponse) -> None:
         """Keep the ids of the task, once the agent has said them."""
@@ -281,6 +297,8 @@ class A2aRun:
         if len(task) > NAME_CHARACTERS or len(context) > NAME_CHARACTERS:
             raise RetinueError("the agent gives its task an id that is too long")
         self._known = msgspec.structs.replace(self._known, task=task, context=context or self._known.context)
+        if task:
+            self._confirmed.set()
         if self._is_cancelled and task:
             self._commands.start(self._send_cancel())
 
@@ -336,8 +354,10 @@ class A2aRun:
         if not self._known.typed:
             self._give_input(_phrase(decision))
             return
-        digest = self._digests.pop(approval_id, "")
-        await self._tell([Part(data=ParseDict(make_answer(approval_id, digest, decision), Value()))])
+        if approval_id not in self._asked:
+            raise Undelivered("the question is not open any more")
+        _, asked = self._asked.pop(approval_id)
+        await self._tell([Part(data=ParseDict(make_answer(approval_id, asked.digest, decision), Value()))])
 
     def _give_input(self, text: str) -> None:
         if self._input is None:
@@ -348,8 +368,11 @@ class A2aRun:
 
     async def _tell(self, parts: list[Part]) -> None:
         """Send a message to the task beside its stream."""
-        if not self._known.task:
-            raise Undelivered("the agent has not confirmed the task yet")
+        try:
+            async with asyncio.timeout(self._agent.timeout):
+                await self._confirmed.wait()
+        except TimeoutError:
+            raise Undelivered("the agent has not confirmed the task yet") from None
         request = self._make_message(parts, task=True)
         request.configuration.return_immediately = True
         try:

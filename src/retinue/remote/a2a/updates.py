@@ -199,7 +199,7 @@ class UpdateFold:
             yield STARTED, RunEnded("done", answer, 0)
             return
         partial = written or "\n".join(self._said)
-        yield STARTED, RunEnded(status, "", 0, error_details=text or None, partial=partial)
+        yield STARTED, RunEnded(status, text, 0, error_details=text or None, partial=partial)
 
 
 def _join_texts(parts: Iterable[Part]) -> str:

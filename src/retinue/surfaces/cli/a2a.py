@@ -11,7 +11,7 @@ import shlex
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from retinue.core.errors import ConfigError
@@ -21,6 +21,7 @@ from retinue.surfaces.cli.main import describe_command, get_version
 from retinue.surfaces.cli.options import (
     add_context_option,
     add_level_options,
+    add_live_options,
     add_options,
     parse_limit_amount,
     parse_limit_count,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from retinue.core.events import Event
     from retinue.core.limits import Limits
     from retinue.core.profiles import Profile
+    from retinue.core.remote_agents import A2aAgent
     from retinue.surfaces.a2a.server import A2aServer, ServerOptions
     from retinue.surfaces.printer.printer import Printer
 
@@ -57,15 +59,118 @@ def configure_a2a(parser: argparse.ArgumentParser) -> None:
     serve = actions.add_parser("serve", help="be an A2A agent that other programs can call")
     _configure_serve(serve)
     describe_command(serve, _execute_serve)
+    call = actions.add_parser("call", help="give a task to an agent elsewhere and print its answer")
+    _configure_call(call)
+    describe_command(call, _execute_call)
+    add = actions.add_parser("add", help="check an agent elsewhere and write it into retinue.yaml")
+    _configure_add(add)
+    describe_command(add, _execute_add)
 
 
 def execute_a2a(args: argparse.Namespace) -> int:
-    """Talk A2A (Agent2Agent): serve an agent of this project to other programs.
+    """Talk A2A (Agent2Agent): serve an agent of this project to other programs, or call agents elsewhere.
 
     examples:
       retinue a2a serve --profile explorer
+      retinue a2a call http://127.0.0.1:8001 "show version"
+      retinue a2a add http://127.0.0.1:8001 --name argocd
     """
-    return _execute_serve(args)
+    execute = {"serve": _execute_serve, "call": _execute_call, "add": _execute_add}
+    return execute[args.action](args)
+
+
+def _configure_address(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="the address of the agent, below which its card is")
+    parser.add_argument("--bearer-env", metavar="VARIABLE", default="", help="the variable that has its bearer token")
+    parser.add_argument("--api-key-env", metavar="VARIABLE", default="", help="the variable that has its API key")
+    parser.add_argument(
+        "--allow-host",
+        metavar="HOST",
+        action="append",
+        default=[],
+        help="a host, with its port, beside that of URL that the card may name; may be given more than once",
+    )
+
+
+def _configure_call(parser: argparse.ArgumentParser) -> None:
+    _configure_address(parser)
+    parser.add_argument("task", metavar="TEXT", help="what to do; - reads it from stdin, @FILE from a file")
+    add_live_options(parser)
+
+
+def _configure_add(parser: argparse.ArgumentParser) -> None:
+    _configure_address(parser)
+    parser.add_argument("--name", metavar="NAME", help="what its parents call it (the name in its card)")
+
+
+def _read_agent(args: argparse.Namespace) -> A2aAgent:
+    from retinue.config.remote_agents import check_agent_url
+    from retinue.core.remote_agents import A2aAgent, AgentAuth
+
+    if args.bearer_env and args.api_key_env:
+        raise ConfigError("--bearer-env and --api-key-env are two ways in: give one")
+    auth = AgentAuth(bearer_env=args.bearer_env, api_key_env=args.api_key_env)
+    return A2aAgent(url=check_agent_url(args.url), auth=auth, allowed_hosts=tuple(args.allow_host))
+
+
+def _execute_call(args: argparse.Namespace) -> int:
+    """Give a task to an A2A agent and print its answer: a way to try one.
+
+    It is a run like any other: you see live what the agent does, questions of the agent are asked here, Ctrl-C cancels
+    the task at the agent, and `retinue continue` goes on with the same conversation.
+
+    examples:
+      retinue a2a call http://127.0.0.1:8001 "show version"
+      retinue a2a call https://agents.example.com/argocd "sync it" --bearer-env ARGOCD_TOKEN
+    """
+    from retinue.config.remote_agents import make_remote_profile
+    from retinue.core.profiles import Task
+    from retinue.surfaces.cli.foreground import run_tree
+    from retinue.surfaces.cli.run import read_task
+    from retinue.surfaces.cli.startup import prepare
+
+    agent, text = _read_agent(args), read_task(args.task)
+    start = prepare(args, interactive=args.task != "-")
+    profile = make_remote_profile("agent", agent, f"The agent at {agent.url}")
+    limits = start.limits
+    return run_tree(args, start, lambda control: control.spawn(profile, Task(text), limits=limits), profile=profile)
+
+
+def _execute_add(args: argparse.Namespace) -> int:
+    """Check the card of an A2A agent and write the agent into retinue.yaml.
+
+    From then on it is one of the agents that a parent may delegate to. Secrets are not written: --bearer-env and
+    --api-key-env name the variables that have them.
+
+    examples:
+      retinue a2a add http://127.0.0.1:8001
+      retinue a2a add https://agents.example.com/argocd --name argocd --bearer-env ARGOCD_TOKEN
+    """
+    from retinue.build.remote_agents import inspect_agent
+    from retinue.config import trust
+    from retinue.config.edit import add_agent
+    from retinue.config.project import SETTINGS_FILE, find_project
+    from retinue.surfaces.printer import safe
+
+    agent = _read_agent(args)
+    report = asyncio.run(inspect_agent(agent))
+    name = args.name or re.sub(r"[^A-Za-z0-9_-]+", "-", report.name).strip("-_").lower()[:64]
+    check_name(name, what="--name")
+    file = find_project(Path.cwd()) / SETTINGS_FILE
+    values: dict[str, Any] = {"url": agent.url, "description": report.description or report.name}
+    if agent.auth.variables:
+        values["auth"] = {key: getattr(args, key) for key in ("bearer_env", "api_key_env") if getattr(args, key)}
+    if agent.allowed_hosts:
+        values["allowed_hosts"] = list(agent.allowed_hosts)
+    before, after = add_agent(file, name, values)
+    trust.carry_answer(file, before, after)
+    protocols = ", ".join(report.protocols)
+    print(safe.escape_line(f"{report.name} {report.version}: {report.description}"))
+    print(safe.escape_line(f"speaks {protocols}{', streams' if report.is_streaming else ', does not stream'}"))
+    for note in report.notes:
+        print(safe.escape_line(f"warning: {note}"))
+    print(safe.escape_line(f"written to {file} as '{name}'; if that is not trusted yet: retinue trust"))
+    return 0
 
 
 def _configure_serve(parser: argparse.ArgumentParser) -> None:
