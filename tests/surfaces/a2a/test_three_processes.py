@@ -133,7 +133,7 @@ def words_of(events: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.requirement("CAIPE-11", "CAIPE-24", "P2")
-async def test_one_stream_of_three_processes_one_copy_of_everything_and_a_cancel_that_reaches_all(
+async def test_one_stream_of_three_processes_and_a_cancel_that_reaches_all(
     tmp_path: Path,
 ) -> None:
     async with open_house(tmp_path) as house:
