@@ -131,7 +131,9 @@ async def test_deltas_are_seen_while_the_model_speaks() -> None:
             elif isinstance(event.body, Message):  # type: ignore[union-attr]
                 seen.append("whole: " + event.body.text)  # type: ignore[union-attr]
             hold.set()
-    assert seen == ["Hel", "lo", "whole: Hello"]
+    *pieces, whole = seen
+    # A letter with which a secret of this process begins (they are random) waits for the next one.
+    assert ("".join(pieces), whole) == ("Hello", "whole: Hello") and len(pieces) >= 2
 
 
 async def test_calls_of_one_reply_run_side_by_side() -> None:
