@@ -63,7 +63,7 @@ class Retinue:
     ) -> RunHandle:
         """Start a primary run in a new tree. Raises ConfigError for a wrong profile, model or path."""
         if isinstance(task, Task) and context_paths:
-            raise ConfigError("context_paths belongs into the Task that is given")
+            raise ConfigError("give context_paths in the Task")
         wanted = task if isinstance(task, Task) else Task(task, context_paths=context_paths)
         return await self.control.spawn(profile, wanted, limits=limits)
 

@@ -38,7 +38,7 @@ SCOPES = {
 }
 ID_HELP = "the question's number, its id, or a unique beginning of its id (see `retinue approvals`)"
 NO_TERMINAL = "there is no terminal to ask on: look with `retinue approvals ID`, then give --yes"
-NO_RULE = "no rule says just {what}, because {why}: answer without --project, or with --run or --tool"
+NO_RULE = "no rule would allow only {what}, because {why}: answer without --project, or with --run or --tool"
 KEPT_SECONDS = 5.0
 NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
 
@@ -212,7 +212,7 @@ async def _list_pending(client: ControlClient) -> list[Approval]:
     except ControlUnreachable:
         return []  # it closed this moment, and its questions with it
     except RetinueError as error:
-        screen.print_warning(f"process {client.address.pid} does not say what it asks: {error}")
+        screen.print_warning(f"process {client.address.pid} does not answer which questions it asks: {error}")
         return []
 
 

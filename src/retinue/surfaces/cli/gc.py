@@ -62,7 +62,7 @@ def execute_gc(args: argparse.Namespace) -> int:
     report = asyncio.run(removing)
     for runs in report.kept.values():
         screen.print_warning(
-            f"kept, for its changes were not applied: {', '.join(runs)} "
+            f"kept, because its changes were not applied: {', '.join(runs)} "
             f"(`retinue diff {runs[0]}`, `retinue apply {runs[0]}`, or --force)"
         )
     for file in report.held:

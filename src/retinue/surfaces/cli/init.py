@@ -111,7 +111,7 @@ def execute_init(args: argparse.Namespace) -> int:
     settings, agent = folder / SETTINGS_FILE, folder / PROJECT_FOLDER / name / FILE_NAME
     for file in (settings, agent):
         if exists(file):
-            raise ConfigError(f"{file} is there already, and nothing is overwritten: change it, or move it away")
+            raise ConfigError(f"{file} already exists, and nothing is overwritten: edit it, or move it away")
     plan = _make_plan(folder, name, args.model, asks=not args.yes and prompts.at_terminal(), yes=args.yes)
     text = render_settings(
         model=plan.model,
@@ -201,7 +201,7 @@ def _choose_model(*, asks: bool) -> tuple[str | None, str]:
         return default or None, why
     answer = prompts.ask(f"Which model? PROVIDER:NAME or scripted:FILE [{safe.escape_line(default) or 'none for now'}]")
     if answer is None:
-        raise ConfigError("nobody answered, so nothing was written; --yes asks nothing")
+        raise ConfigError("nobody answered, so nothing was written; --yes takes the proposed answers")
     return (answer, "as you said") if answer and answer != default else (default or None, why)
 
 

@@ -46,7 +46,7 @@ def execute_profiles(args: argparse.Namespace) -> int:
         screen.print_json([_to_json(profile, active=profile.name in active) for profile in chosen])
         return 0
     if not chosen:
-        print("No profile is active: `subagent_types: []` says so. `retinue profiles --all` lists those there are.")
+        print("No profile is active, because of `subagent_types: []`. `retinue profiles --all` lists all profiles.")
         return 0
     rows = [
         (

@@ -86,7 +86,7 @@ async def find_interrupted(log: LogReader, name: str | None) -> Listing:
             found = await load_listing(log, stored.tree)
             if _has_work(found):
                 return found
-        raise NotFound("no tree here is interrupted; `retinue ps --all` lists what there is")
+        raise NotFound("no tree here is interrupted; `retinue ps --all` lists all trees")
     found = await load_listing(log, (await find_run(log, name, screen.print_warning)).tree)
     if found.ended:
         primary = found.runs.runs[0]
@@ -198,7 +198,7 @@ def _find_holder(project: screen.ProjectLog, tree: str, pid: int, *, limits: Lim
             f"the log of {tree} is being written by process {pid}, which has no control server: try later"
         )
     if limits != Limits():
-        raise ConfigError(f"process {pid} writes the log of {tree} and runs it: it takes no limits from here")
+        raise ConfigError(f"process {pid} writes the log of {tree} and runs it: its limits cannot be changed from here")
     return client
 
 
@@ -211,7 +211,9 @@ async def _run_elsewhere(
         print(begun.tree)
         return 0
     printer = make_printer(args)
-    printer.show_note(f"{begun.tree} runs in process {pid}, which writes its log; that process decides what asks")
+    printer.show_note(
+        f"{begun.tree} runs in process {pid}, which writes its log; that process decides what needs an approval"
+    )
     runs = Runs(found.tree)
     async with aclosing(follow_lines(project.log, found.tree)) as lines:
         async for stored in lines:

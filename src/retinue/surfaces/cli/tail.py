@@ -71,7 +71,7 @@ async def _print_tree(args: argparse.Namespace) -> None:
             raise BrokenPipeError
     printer.clear_status()
     if args.follow and not (await project.log.read_status(found.tree)).ended:
-        screen.print_warning(f"the process that ran {found.tree} is gone; go on: retinue resume {found.tree}")
+        screen.print_warning(f"the process that ran {found.tree} is gone; to continue: retinue resume {found.tree}")
 
 
 def _print_ending(printer: Printer, agent: str, ended: RunEnded) -> None:

@@ -70,7 +70,7 @@ def execute_trust(args: argparse.Namespace) -> int:
     text = read_text(file)
     loose = [str(each) for each in restrict(parse_settings(text, file))[1]]
     if not loose:
-        print(f"{safe.escape_line(str(file))} loosens nothing, so all of it is in force.")
+        print(f"{safe.escape_line(str(file))} loosens nothing, so all of it takes effect.")
         return 0
     if not _confirm(
         f"{file} would allow {', '.join(loose)}; to trust it", yes=args.yes, ask=partial(_ask, file, loose)
