@@ -148,7 +148,7 @@ class SubagentConfig:
             del fields["model"]
         return fields
 
-    def profile(self, *, model: str | Model | None = None, tools: Sequence[Any] | None = ()) -> Profile:
+    def profile(self, *, model: str | Model | None = None, tools: Sequence[Any] | None = ()) -> Profile[str]:
         """Return the profile this config stands for; its own model wins over `model`."""
         seconds = None if self.timeout_ms is None else self.timeout_ms / 1000
         return Profile(
@@ -278,7 +278,7 @@ class SubagentTool:
     function that gets the progress, or AgentHooks. Each run gets a message, a state and an event store of its own from
     the factories that are given."""
 
-    tier = "confirm"
+    tier: str = "confirm"
 
     def __init__(
         self,
@@ -296,14 +296,14 @@ class SubagentTool:
         approver = options.get("approver")
         if approver is not None:
             check_approver(approver)
-        self.config = config
-        self.profile = config.profile(model=model, tools=tools)
+        self.config: SubagentConfig = config
+        self.profile: Profile[str] = config.profile(model=model, tools=tools)
         if isinstance(hooks, AgentHooks):
             self.profile = replace(self.profile, hooks=hooks)
         spec = spawn.SubagentTool(self.profile).spec
-        self.name = spec.name
-        self.display_name = spec.display_name
-        self.description = spec.description
+        self.name: str = spec.name
+        self.display_name: str = spec.display_name
+        self.description: str = spec.description
         task = spec.schema["properties"]["task"]
         self.input_schema: dict[str, Any] = {"type": "object", "properties": {"task": task}, "required": ["task"]}
         self._hooks = hooks

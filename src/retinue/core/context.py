@@ -28,12 +28,12 @@ class Context:
     __slots__ = ("_asked", "_say", "handle", "link", "metadata", "workspace")
 
     def __init__(self, link: Link, *, handle: RunHandle, workspace: str, metadata: dict[str, Any]) -> None:
-        self.link = link
-        self.handle = handle
+        self.link: Link = link
+        self.handle: RunHandle = handle
         self._asked = 0
         self._say: Callable[[Body], Any] = link.emit
-        self.workspace = workspace
-        self.metadata = metadata
+        self.workspace: str = workspace
+        self.metadata: dict[str, Any] = metadata
 
     @property
     def tree(self) -> str:

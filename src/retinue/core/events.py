@@ -294,13 +294,13 @@ class Unknown:
     __slots__ = ("fields", "kind")
 
     def __init__(self, kind: str, fields: dict[str, Any]) -> None:
-        self.kind = kind
-        self.fields = fields
+        self.kind: str = kind
+        self.fields: dict[str, Any] = fields
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Unknown) and (self.kind, self.fields) == (other.kind, other.fields)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"Unknown(kind={self.kind!r}, fields={self.fields!r})"

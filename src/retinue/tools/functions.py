@@ -32,7 +32,7 @@ class FunctionTool(Generic[P, R]):
         named = check_name(name or getattr(function, "__name__", ""), what="tool name")
         self._takes_context, self._args = _inspect_parameters(function, named)
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
-        self.spec = ToolSpec(
+        self.spec: ToolSpec = ToolSpec(
             named,
             inspect.getdoc(function) or "",
             inline_schema(self._args),
