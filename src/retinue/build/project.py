@@ -77,13 +77,19 @@ def load_profile(name: str) -> Profile[str]:
     """Return a built-in profile, such as `explorer`. Reads no file of the project. `dataclasses.replace` gives it
     another model, tools or limits. Raises ConfigError for an unknown name."""
     from retinue.config.location import show_text, suggest
-    from retinue.config.profiles import find_definitions
 
-    built_in: dict[str, Profile[str]] = {each.profile.name: each.profile for each in find_definitions(None)}
-    if name not in built_in:
+    built_in = find_built_in_profiles()
+    if name.casefold() not in built_in:
         there = ", ".join(built_in)
         raise NotFound(f"unknown built-in profile '{show_text(name, 80)}'; there is {there}{suggest(name, built_in)}")
-    return built_in[name]
+    return built_in[name.casefold()]
+
+
+def find_built_in_profiles() -> dict[str, Profile[str]]:
+    """Return the built-in profiles by name."""
+    from retinue.config.profiles import find_definitions
+
+    return {each.profile.name.casefold(): each.profile for each in find_definitions(None)}
 
 
 def render_built_in_skills(profile: Profile) -> str:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from retinue.build.parts import Parts, add_profiles
-from retinue.build.project import load_project_parts, render_built_in_skills
+from retinue.build.project import find_built_in_profiles, load_project_parts, render_built_in_skills
 from retinue.build.servers import parse_servers
 from retinue.build.supervisor import open_control
 from retinue.concurrency import finish_despite_cancel
@@ -63,9 +63,12 @@ class Retinue:
     def __init__(self, parts: Callable[[], Parts]) -> None:
         self._parts = parts
         self._control: Control | None = None
+        self._known: frozenset[str] = frozenset()
 
     async def __aenter__(self) -> Self:
-        self._control = open_control(self._parts())
+        parts = self._parts()
+        self._known = frozenset(profile.name.casefold() for profile in parts.profiles)
+        self._control = open_control(parts)
         return self
 
     async def __aexit__(
@@ -89,11 +92,16 @@ class Retinue:
         context_paths: Sequence[str] = (),
         limits: Limits | None = None,
     ) -> RunHandle[OutputT]:
-        """Start a primary run in a new tree. Raises ConfigError for a wrong profile, model or path."""
+        """Start a primary run in a new tree. A profile may be named: one of the project, of `open(profiles=...)`, or a
+        built-in one. Raises ConfigError for a wrong profile, model or path."""
         if isinstance(task, Task) and context_paths:
             raise ConfigError("context_paths belongs into the Task that is given")
         wanted = task if isinstance(task, Task) else Task(task, context_paths=context_paths)
-        return await self.control.spawn(profile, wanted, limits=limits)
+        control = self.control
+        chosen: Profile | str = profile
+        if isinstance(chosen, str) and chosen.casefold() not in self._known:
+            chosen = find_built_in_profiles().get(chosen.casefold(), chosen)
+        return await control.spawn(chosen, wanted, limits=limits)
 
     async def run(
         self,
@@ -217,6 +225,9 @@ def open(  # noqa: PLR0913 - the one entry point
     Raises ConfigError for an approver that is not `async def decide(question: Approval) -> Allow | Deny`."""
     if approver is not None:
         check_approver(approver)
+    for profile in profiles:
+        if not isinstance(profile, Profile):
+            raise ConfigError(f"profiles: {profile!r} is not a Profile; load_profile(NAME) gives a built-in one")
 
     def parts() -> Parts:
         state = None if path is None else Path(path).resolve()

@@ -445,13 +445,18 @@ async def test_built_in_profiles_by_name() -> None:
             seen.append(request.system)
             return Reply("found")
 
-    async with retinue.open(model=Listening(), profiles=[retinue.load_profile("explorer")]) as r:
+    with pytest.raises(ConfigError, match="'explorer' is not a Profile; load_profile"):
+        retinue.open(profiles=["explorer"])  # type: ignore[list-item]
+    own = Profile("critic", "My own critic.")
+    async with retinue.open(model=Listening(), profiles=[own]) as r:
         assert (await r.run("explorer", "go")).output() == "found"
+        assert (await r.run("critic", "go")).output() == "found"
         assert (await r.run(retinue.load_profile("researcher"), "go")).output() == "found"
         with pytest.raises(ConfigError, match="unknown skill 'cooking'"):
             await r.spawn(Profile("p", skills=["cooking"]), "go")
     assert seen[0].startswith(retinue.load_profile("explorer").instructions)
-    assert "- report-writing: " in seen[1]
+    assert seen[1] == "My own critic."
+    assert "- report-writing: " in seen[2]
 
 
 async def test_a_huge_function_result_is_cut_and_kept(tmp_path: Path) -> None:
