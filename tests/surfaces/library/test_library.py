@@ -455,7 +455,7 @@ async def test_built_in_profiles_by_name() -> None:
         with pytest.raises(ConfigError, match="unknown skill 'cooking'"):
             await r.spawn(Profile("p", skills=["cooking"]), "go")
     assert seen[0].startswith(retinue.load_profile("explorer").instructions)
-    assert seen[1] == "My own critic."
+    assert seen[1].startswith("My own critic.")
     assert "- report-writing: " in seen[2]
 
 
