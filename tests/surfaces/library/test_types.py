@@ -17,6 +17,7 @@ from retinue.core.profiles import ProfileFields
 
 ROOT = Path(__file__).parents[3]
 TYPES = Path(__file__).with_name("types")
+NAMES = ("library", "own-models", "events", "hooks", "mcp-servers", "profiles", "resume")
 PAGES = (
     "README.md",
     "docs/library.md",
