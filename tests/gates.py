@@ -1,7 +1,7 @@
 """Order and time in the hands of a test, so that none depends on which of two is faster.
 
 A `Gate` holds a command of an agent, in any process; a `HeldClock` holds the replies of a scripted model in this one;
-`pass_time` makes what is due later due now."""
+`pass_time` makes what is due later due now, and `hurry` does so until something has ended."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import os
 import shlex
 import threading
 import time
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from retinue.testing import ManualClock
 
+T = TypeVar("T")
 SECONDS = 200.0  # only ends what hangs
 STEP_SECONDS = 0.02
 
@@ -91,3 +93,12 @@ async def pass_time(seconds: float) -> None:
     loop = asyncio.get_running_loop()
     ahead = loop.time() - time.monotonic() + seconds
     loop.time = lambda: time.monotonic() + ahead  # type: ignore[method-assign]
+
+
+async def hurry(work: Coroutine[Any, Any, T], seconds: float) -> T:
+    """Do the work, and let that many seconds pass whenever it has nothing to do but wait."""
+    working = asyncio.create_task(work)
+    while not working.done():
+        await asyncio.sleep(STEP_SECONDS)
+        await pass_time(seconds)
+    return await working

@@ -115,7 +115,7 @@ async def test_it_names_the_argument_that_is_wrong(folders: RealFolders, args: d
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ToolError, match=rf"^shell: {words}"):
         await use(Shell(), folders, **args)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 async def use_up_time(shell: Shell, folders: RealFolders, command: str) -> Outcome:
@@ -258,7 +258,7 @@ async def test_many_commands_leave_no_descriptor_and_no_child(folders: RealFolde
     before = len(os.listdir("/proc/self/fd"))
     outcomes = await asyncio.gather(*(use(Shell(), folders, command=f"echo {number}") for number in range(20)))
     assert [outcome.text for outcome in outcomes] == [f"{number}\n" for number in range(20)]
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 

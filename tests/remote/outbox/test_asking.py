@@ -273,8 +273,8 @@ async def test_words_that_were_sent_before_it_began_are_part_of_what_is_asked(tm
     async with retinue.open(path=tmp_path / ".retinue", outbox=outbox, mode="yes") as r:
         run = await r.spawn(HERE, "look")
         assert (await run.send("left, not right")).state == "queued"
-        await until(lambda: bool(os.listdir(outbox)))
-        [file] = outbox.iterdir()
+        await until(lambda: bool(list(outbox.glob("request_*.json"))))
+        [file] = outbox.glob("request_*.json")
         assert json.loads(file.read_bytes())["task"] == "look\n\nleft, not right"
         respond(outbox, file.name.removeprefix("request_").removesuffix(".json"))
         await run.result()
@@ -285,8 +285,8 @@ async def test_one_that_continues_another_is_asked_for_with_what_was_said(tmp_pa
     outbox.mkdir()
 
     async def answered(run: RunHandle, *events: bytes) -> Any:
-        await until(lambda: bool(os.listdir(outbox)))
-        [file] = outbox.iterdir()
+        await until(lambda: bool(list(outbox.glob("request_*.json"))))
+        [file] = outbox.glob("request_*.json")
         name, asked = file.name.removeprefix("request_").removesuffix(".json"), json.loads(file.read_bytes())
         put(outbox, f"events_{name}.ndjson", b"".join(events))
         respond(outbox, name)

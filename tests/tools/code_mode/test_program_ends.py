@@ -36,7 +36,7 @@ def is_alive(pid: int) -> bool:
 
 async def test_a_timeout_ends_all_of_it_and_keeps_its_output(tmp_path: Path) -> None:
     running = asyncio.create_task(run(STUBBORN, timeout=100, tools=[], path=tmp_path / ".retinue"))
-    while not list(tmp_path.rglob("ready")):
+    while not list(tmp_path.glob(".retinue/runs/*/*/workspace/ready")):
         await asyncio.sleep(0.01)
     await pass_time(100)
     given, _, _ = await running
