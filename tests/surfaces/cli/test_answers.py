@@ -46,6 +46,7 @@ def run_with_late_kid(project: Project, *arguments: str, main: list[Any], kid: s
 
 
 @pytest.mark.finding("S3")
+@pytest.mark.requirement("SDK-3", "SDK-38")
 @pytest.mark.parametrize(
     ("first", "second", "fetch"),
     [
