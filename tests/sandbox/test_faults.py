@@ -25,7 +25,7 @@ from retinue.sandbox.process import Process
 from retinue.sandbox.tool_server_session import ToolServerSandbox
 from retinue.testing import scripted
 from tests.gates import pass_time
-from tests.sandbox.test_hostile import SERVES, NoProtection, is_alive
+from tests.sandbox.test_hostile import SERVES, NoProtection
 from tests.supervisor.tree.kit import bodies, call
 from tests.tools.code_mode.kit import NAME, report, served
 
@@ -57,6 +57,14 @@ SCRIPT: list[Any] = [
 ]  # fmt: skip
 
 
+def read_state(pid: int) -> str:
+    """The state of a process as `ps` shows it; `X` if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
 class Wire:
     """All frames of one run, counted. The fault happens before the frame with this number is passed on."""
 
@@ -76,12 +84,14 @@ class Wire:
             os.kill(self.pids[-1], signal.SIGKILL)
         else:
             os.kill(self.pids[-1], signal.SIGSTOP)
-            self._hurrying = asyncio.create_task(self._hurry())
+            self._hurrying = asyncio.create_task(self._hurry(self.pids[-1]))
 
-    async def _hurry(self) -> None:
-        """Let the time pass at once in which the host waits for one who has stopped."""
+    async def _hurry(self, pid: int) -> None:
+        """Let the time pass at once in which the host waits for one who has stopped, and no longer."""
+        while read_state(pid) not in "TZX":
+            await asyncio.sleep(0.001)
         for _ in range(MOST_SECONDS):
-            if not is_alive(self.pids[-1]):
+            if read_state(pid) != "T":  # it has been killed
                 return
             await pass_time(1.0)
 

@@ -86,14 +86,6 @@ class NoProtection(SandboxBuilder):
         return PreparedSandbox([sys.executable, "-c", script], env)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
 @contextmanager
 def use_sandbox(sandbox: ToolServerSandbox) -> Iterator[None]:
     """Give isolated runs this sandbox."""

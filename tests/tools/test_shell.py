@@ -225,8 +225,7 @@ FLOOD = """
     import asyncio, resource, sys
     from pathlib import Path
     from retinue.tools.shell import Shell
-    from tests.gates import pass_time
-from tests.tools.folders import make_folders, use
+    from tests.tools.folders import make_folders, use
 
     folders = make_folders(Path(sys.argv[1]))
 
