@@ -18,12 +18,13 @@ PROGRAM = {"name": "execute_python_code", "args": {"code": CODE, "executionTimeo
 NEST = {"thinking": "mid in thought", "tools": [PROGRAM]}
 ASK = {"tools": [{"name": "mcp__next__mid", "args": {"prompt": "ask"}}]}
 SAY = {"text": "{{last_result}}"}
+CPE_SERVER = str(Path(__file__).parents[2] / "tools/code_mode/agent_server.py")
 
 
-def server(project: Project, profile: str, agents: dict[str, Any], *arguments: str) -> dict[str, Any]:
-    """`retinue mcp serve --profile NAME` in a project of its own, as mcp_servers names it."""
+def server(project: Project, agents: dict[str, Any], *arguments: str) -> dict[str, Any]:
+    """`retinue mcp serve` in a project of its own, as mcp_servers names it."""
     model = project.script(agents)
-    words = ["mcp", "serve", "--profile", profile, "--project", str(project.folder), "--config", "retinue.yaml"]
+    words = ["mcp", "serve", "--project", str(project.folder), "--config", "retinue.yaml"]
     return {
         "command": sys.executable,
         "args": ["-m", "retinue", *words, "--model", model, "--runtime", "inherited", "--yes", *arguments],
@@ -43,10 +44,10 @@ def tower(tmp_path: Path, *last: dict[str, Any]) -> tuple[Project, Project, Proj
     """Three projects, each the client of a server in the next."""
     looker = {"description": "Looks.", "instructions": "Look."}
     deep = configured(tmp_path / "deep", {}, profiles={"deep": looker})
-    below = server(deep, "deep", {"deep": [LOOK, *last]})
+    below = server(deep, {"deep": [LOOK, *last]}, "--profile", "deep")
     asker = {"description": "Asks.", "instructions": "Ask.", "tools": ["execute_python_code", "mcp__below"]}
     mid = configured(tmp_path / "mid", {"below": below}, profiles={"mid": asker})
-    root = configured(tmp_path / "root", {"next": server(mid, "mid", {"mid": [NEST, SAY]})})
+    root = configured(tmp_path / "root", {"next": server(mid, {"mid": [NEST, SAY]}, "--profile", "mid")})
     root.script({"main": [ASK, SAY]})
     return root, mid, deep
 
@@ -91,6 +92,25 @@ def test_the_deepest_is_seen_at_the_root_before_it_ends(tmp_path: Path) -> None:
         assert [row["agent"] for row in project.rows("--all")] == [name]
 
 
+@pytest.mark.finding("M8")
+@pytest.mark.requirement("CPE-38")
+def test_a_plain_cpe_process_below_a_server_of_ours_stands_below_the_run_that_called_it(tmp_path: Path) -> None:
+    """Three callers at once. The leaf knows nothing of parents, and posts to the address that the server got."""
+    leaf = {"command": sys.executable, "args": [CPE_SERVER], "env": {"PYTHONUTF8": "1"}}
+    asker = {"description": "Asks.", "instructions": "Ask.", "tools": ["mcp__leaf"]}
+    mid = configured(tmp_path / "mid", {"leaf": leaf}, profiles={"asker": asker})
+    ask = {"tools": [{"name": "mcp__leaf__ask", "args": {"prompt": "go"}}]}
+    spawn = {"tasks": [{"task": f"q{number}", "subagent_type": "asker"} for number in range(3)]}
+    root = configured(tmp_path / "root", {"next": server(mid, {"asker": [ask, SAY]})})
+    root.script({"main": [{"tools": [{"name": "mcp__next__spawn_subagents", "args": spawn}]}, {"text": "done"}]})
+    done = root.retinue(*RUN)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    paths = [row["path"].split("/")[2:] for row in root.rows() if row["state"] == "done"]
+    below = sorted([place.rpartition("-")[0] for place in path] for path in paths)
+    assert below == [[], *[["asker"]] * 3, *[["asker", "helper"]] * 3]
+    assert len({path[0] for path in paths if len(path) == 2}) == 3  # each below the run that called it
+
+
 def test_depth_ends_where_it_would_in_one_process(tmp_path: Path) -> None:
     root, _, deep = tower(tmp_path, {"text": "one file"})
     done = root.retinue(*RUN, "--max-depth", "1")
@@ -115,7 +135,7 @@ def test_cancelling_a_subagent_in_a_server_ends_its_call_at_once(tmp_path: Path)
     looker = {"description": "Looks.", "instructions": "Look."}
     mid = configured(tmp_path / "mid", {}, profiles={"mid": looker})
     agents = {"mid": [{"thinking": "for long", "tools": [LOOK["tools"][0]]}, {"hang": True}]}
-    root = configured(tmp_path / "root", {"next": server(mid, "mid", agents)})
+    root = configured(tmp_path / "root", {"next": server(mid, agents, "--profile", "mid")})
     root.script({"main": [ASK, SAY]})
     with root.running(*RUN) as process:
         read_until(process.stderr, '#### mid Tool "glob" result:')
