@@ -16,6 +16,7 @@ from retinue.core.events import ApprovalAsked, ApprovalDecided, Inbox, Message, 
 from retinue.log.threads import fold_thread
 from retinue.models import OnDelta, Reply, Request
 from retinue.testing import allow_all, deny_all, scripted
+from tests.gates import HeldClock
 from tests.supervisor.tree.kit import bodies, call, main, spawn
 
 SCRIPT = """
@@ -492,9 +493,11 @@ async def test_a_text_too_large_for_an_event_is_whole_in_a_file(tmp_path: Path) 
 
 async def test_a_run_is_told_something_while_it_works() -> None:
     async with retinue.open() as r:
-        model = scripted({"main": [{"tools": [{"name": "glob", "args": {"pattern": "*"}}], "delay": 0.05}, "end"]})
-        run = await r.spawn(Profile("main", "x", model=model), "go")
+        clock = HeldClock()
+        look = {"tools": [{"name": "glob", "args": {"pattern": "*"}}], "delay": 1}
+        run = await r.spawn(Profile("main", "x", model=scripted({"main": [look, "end"]}, clock=clock)), "go")
         assert (await run.send("look here")).state == "queued"
+        clock.release()
         await run.result()
         assert (await run.send("and here")).state == "too_late"
         assert [e.body.text async for e in run.events() if e.kind == "inbox"] == ["look here"]
