@@ -26,6 +26,13 @@ class NotFound(ConfigError):
     """A name given by a person names nothing here (a run, a profile, a model)."""
 
 
+class OutputFailed(RetinueError):
+    """stdout cannot be written: its disk is full, or it fails. A reader that is gone is a BrokenPipeError instead."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"cannot write to stdout: {why}")
+
+
 class LogError(RetinueError):
     """The log cannot be written or read; nothing after the last acknowledged event is promised."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from retinue.core.errors import ConfigError
+from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.secrets import clean_text
 from retinue.files.private import make_private_folder, write_private_file
@@ -105,9 +105,14 @@ class RunFolders(msgspec.Struct, eq=False):
         """Return text that fits an event, and the file (named by its hash) with all of it if it had to be cut."""
         if len(text) * 4 <= EVENT_BYTES or len(data := clean_text(text).encode("utf-8", "replace")) <= EVENT_BYTES:
             return text, ""
-        path = make_private_folder(f"{self.own}/full_logs") / f"{hashlib.sha256(data).hexdigest()}.txt"
-        write_private_file(path, data)
         head = data[: EVENT_BYTES - 1024].decode("utf-8", "ignore")
+        path = Path(self.own, "full_logs", f"{hashlib.sha256(data).hexdigest()}.txt")
+        try:
+            make_private_folder(path.parent)
+            write_private_file(path, data)
+        except (OSError, RetinueError) as error:  # a full disk costs the rest of the text, not the run
+            why = getattr(error, "strerror", None) or str(error)
+            return f"{head}\n[... {len(data)} bytes in all; the rest is not kept: {why} ...]", ""
         return f"{head}\n[... {len(data)} bytes in all; whole text in {path} ...]", str(path)
 
 
