@@ -239,7 +239,7 @@ def _drop_output() -> None:
     """Drop buffered output that cannot be written; the interpreter would complain about it at exit."""
     try:
         sys.stdout.flush()
-    except Exception:  # it was reported; naming OutputFailed here would load its module for every command
+    except Exception:  # noqa: BLE001 - OutputFailed too, whose module is not loaded for every command
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
