@@ -117,7 +117,8 @@ class Spawner:
         whole, primary, kept = self._merge_limits(plan.profile.limits, limits, narrow, caller)
         if primary.depth == 0:
             plan = self._ports.planner.plan(profile, task=task, parent=None, can_spawn=False)
-        account = open_account("", (whole, plan.profile.limits), None, plan, self._ports.prices)
+        words = (task.context, task.text, () if continued is None else continued.thread)
+        account = open_account("", (whole, plan.profile.limits), None, plan, self._ports.prices, words)
         readable = self._resolve_paths(task, base=self._state.project)
         trace = (caller.trace or self._ports.trace) if caller is not NOBODY else self._ports.trace
         tree = choose_tree_class()(self._trees.log, self._clock, concurrent=_set(primary.concurrent), trace=trace)
@@ -190,7 +191,8 @@ class Spawner:
         call = caller_limits.CALL.get()
         readable = self._resolve_paths(order.task, base=base)
         above = parent.account if call is None else call.shared(parent.account)
-        account = open_account(name, (plan.profile.limits,), above, plan, self._ports.prices)
+        words = (order.task.context, order.task.text)
+        account = open_account(name, (plan.profile.limits,), above, plan, self._ports.prices, words)
         return CheckedOrder(order, plan, readable, account)
 
     def spawn_child(self, tree: Tree, parent: Run, checked: CheckedOrder) -> Run:
@@ -281,7 +283,7 @@ class Spawner:
         plan, ref, task, parent = run.plan, run.ref, run.task, run.parent
         order, continued, call = checked.order, checked.continued, caller_limits.CALL.get()
         is_reported = self._ports.hook is not None and parent is None and call is not None
-        own = None if parent is not None and run.account is parent.account else run.account
+        own = run.own_account
         spawned = RunSpawned(
             parent=None if parent is None else parent.ref.run,
             label=ref.label,

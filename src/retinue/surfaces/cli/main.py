@@ -65,7 +65,7 @@ NO_FOLDER = "the current folder is gone: change to one that exists"
 class _Stdout(io.FileIO):
     """The file under `sys.stdout`. Its errors are known as those of the output."""
 
-    def write(self, data: Any, /) -> int | None:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -79,7 +79,7 @@ class _Stdout(io.FileIO):
 class _Stderr(io.FileIO):
     """The file under `sys.stderr`. It has no errors: there is nobody left to tell."""
 
-    def write(self, data: Any, /) -> int | None:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError:
@@ -174,16 +174,19 @@ def _run_command(argv: list[str]) -> int:
     return code
 
 
-def complain(text: str) -> None:
-    """Print one line on stderr, whatever the text holds."""
+def complain(text: str, *more: str) -> None:
+    """Print one line on stderr, whatever the text holds, and more lines below it."""
     from retinue.surfaces.printer import safe
 
-    print(f"retinue: {safe.escape_line(text)}", file=sys.stderr)
+    print("\n  ".join([f"retinue: {safe.escape_line(text)}", *map(safe.escape_line, more)]), file=sys.stderr)
 
 
 def _report_error(error: Exception) -> int:
-    from retinue.core.errors import OutputFailed, RetinueError
+    from retinue.core.errors import Ambiguous, OutputFailed, RetinueError
 
+    if isinstance(error, Ambiguous):
+        complain(f"{error.summary}:", *error.candidates)
+        return USAGE
     if isinstance(error, RetinueError):
         complain(str(error))
         return FAILED if isinstance(error, OutputFailed) else USAGE
