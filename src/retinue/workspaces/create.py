@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,7 +32,7 @@ from retinue.workspaces import git
 from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.ignores import Ignores
 from retinue.workspaces.run_folders import RunFolders
-from retinue.workspaces.store import Files, Import, Store, find_store
+from retinue.workspaces.store import ContentNames, Files, Import, Store, find_store
 from retinue.workspaces.walk import Skipped, Walker, display_path
 from retinue.workspaces.workspace import (
     APPLIED_FILE,
@@ -40,6 +41,7 @@ from retinue.workspaces.workspace import (
     ApplyRecord,
     Workspace,
     WorkspaceRecord,
+    is_empty_folder,
     read_record,
     write_record,
 )
@@ -51,7 +53,10 @@ TOO_LARGE = (
 )
 SLOW_PATTERNS = "git cannot tell which files are ignored: a pattern in .gitignore takes it too long; use workspace copy"
 GONE = "its workspace is gone: {path}; what it did there is lost, so it cannot go on"
-CONTINUED_GONE = "the workspace of the run that this one continues is gone: {path}"
+CONTINUED_GONE = (
+    "the workspace of the run that this one continues is gone: {path}; apply its changes (`retinue apply {run}`) and "
+    "start a new run instead"
+)
 REMEMBERED = 64
 CLOSE_SECONDS = 10.0
 STOP_SECONDS = 2.0
@@ -95,31 +100,53 @@ class Workspaces:
         await self._tasks.wait(CLOSE_SECONDS)
 
     async def make_above(self, job: Job, link: Link) -> None:
-        """Make the workspaces of the runs above one, which it may read."""
-        if isinstance(job.folders, RunFolders) and job.folders.parent is not None:
-            await self.make(job.folders.parent, link)
+        """Make the workspaces that a remote run may read: those of the runs above it, and what its own starts from."""
+        folders = job.folders
+        if isinstance(folders, RunFolders):
+            needed = folders if folders.starts_from else folders.parent
+            if needed is not None:
+                await self.make(needed, link)
 
     async def make(self, folders: RunFolders, link: Link) -> None:
         """Make a run's workspace, after those of the runs above it. Raises Failed."""
         if folders.parent is not None:
             await self.make(folders.parent, link)
-        copy = folders.workspace_copy
-        if copy is None or folders.is_made:
+        copy, own = folders.workspace_copy, folders.own
+        if folders.is_made or not (copy is not None or folders.starts_from):
             return
-        making = self._making.get(copy.own)
+        making = self._making.get(own)
         if making is None:
-            making = self._making[copy.own] = _Making(copy, self)
+            make = partial(self.prepare_scratch, folders) if copy is None else partial(self.prepare, copy)
+            making = self._making[own] = _Making(make, self)
         try:
             made = await making.wait()
         except (RetinueError, OSError) as error:
             raise Failed(str(error)) from None
         finally:
-            if making.is_over and self._making.get(copy.own) is making:  # else others wait for it, or for the next one
-                del self._making[copy.own]
+            if making.is_over and self._making.get(own) is making:  # else others wait for it, or for the next one
+                del self._making[own]
         if not folders.is_made:
             folders.is_made = True
             if made.skipped.count:
                 link.emit(Warned(f"not in the workspace: {made.skipped}", code="workspace_skipped"))
+
+    def prepare_scratch(self, folders: RunFolders, stop: threading.Event) -> CreatedWorkspace:
+        """Fill the scratch folder of a run with the files that the run it continues has left, unless there is something
+        in it. It appears whole or not at all."""
+        if not is_empty_folder(folders.path) or is_empty_folder(folders.starts_from):
+            return CreatedWorkspace()
+        partial_copy = f"{folders.path}.new"
+        remove_tree(partial_copy)
+        walker = Walker(folders.starts_from, foreign=True, stop=stop)
+        try:
+            make_private_folder(partial_copy)
+            FolderCopier(partial_copy, ContentNames(), CopyBudget(self._limit)).copy(walker)
+            Path(partial_copy).rename(folders.path)
+        except BudgetExceeded as error:
+            raise RetinueError(TOO_LARGE.format(limit=self._limit // MIB, path=display_path(error.path))) from None
+        finally:
+            remove_tree(partial_copy)
+        return CreatedWorkspace(walker.skipped)
 
     def prepare(self, workspace: Workspace, stop: threading.Event) -> CreatedWorkspace:
         """Make the workspace and store its first state.
@@ -128,7 +155,7 @@ class Workspaces:
         removed since is an error, for in an empty folder everything would seem to be deleted. The workspaces of a tree
         are made one after the other, so that what they have in common is stored once."""
         if read_record(workspace.own, WORKSPACE_FILE, WorkspaceRecord) is not None:
-            if _is_empty(workspace.path) and find_store(workspace.own).list_files(workspace.base):
+            if is_empty_folder(workspace.path) and find_store(workspace.own).list_files(workspace.base):
                 raise RetinueError(GONE.format(path=workspace.path))
             for name in (CHANGES_FILE, APPLIED_FILE):  # of the run before it was resumed
                 Path(workspace.own, name).unlink(missing_ok=True)
@@ -144,8 +171,8 @@ class Workspaces:
         source, continued = workspace.source_workspace, workspace.continued
         if continued is not None:
             known: Files | None = find_store(continued.own).list_files(continued.base)
-            if known and _is_empty(continued.path):
-                raise RetinueError(CONTINUED_GONE.format(path=continued.path))
+            if known and is_empty_folder(continued.path):
+                raise RetinueError(CONTINUED_GONE.format(path=continued.path, run=f"{continued.tree}/{continued.run}"))
         else:
             known = None if source is None else store.list_files(source.base)
         with store.hold(stop):
@@ -165,9 +192,9 @@ class Workspaces:
 class _Making:
     """One workspace that is being made; several calls may wait for it. The last that gives up stops it."""
 
-    def __init__(self, workspace: Workspace, workspaces: Workspaces) -> None:
+    def __init__(self, make: Callable[[threading.Event], CreatedWorkspace], workspaces: Workspaces) -> None:
         self._stop = threading.Event()
-        self._task = workspaces.start_thread(lambda: workspaces.prepare(workspace, self._stop))
+        self._task = workspaces.start_thread(lambda: make(self._stop))
         self._waiting = 0
 
     @property
@@ -185,13 +212,6 @@ class _Making:
             raise
         finally:
             self._waiting -= 1
-
-
-def _is_empty(folder: str) -> bool:
-    try:
-        return not any(Path(folder).iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return True
 
 
 def create_workspace(
@@ -212,7 +232,7 @@ def create_workspace(
             walker = Walker(
                 start,
                 ignored=ignores,
-                inside_ignored=not is_worktree,
+                inside_ignored=not is_worktree or workspace.continued is not None,
                 foreign=foreign,
                 never=_find_state(workspace),
                 stop=stop,
@@ -221,7 +241,7 @@ def create_workspace(
             if workspace.continued is not None and not _is_applied(workspace.continued):
                 files = _import_base(workspace.continued, into)
             into.add_tree(workspace.base, files)
-            if is_worktree and ignores.gave_up:  # then it has what should have been left out
+            if is_worktree and ignores.gave_up and workspace.continued is None:  # it has what should be left out
                 raise RetinueError(SLOW_PATTERNS)
         objects: tuple[str, ...] = ()
         foreign_objects: tuple[str, ...] = ()

@@ -57,7 +57,7 @@ class RunFolders(msgspec.Struct, eq=False):
 
     `workspace_copy` describes a workspace that is a copy, and `is_made` says that it has been made; `snapshots` is
     where the run's files go for its siblings. `parent` are the folders of the run above. `hidden_paths` are patterns of
-    paths that searches leave out."""
+    paths that searches leave out. `starts_from` is the scratch folder whose files a scratch folder starts with."""
 
     own: str
     path: str
@@ -67,6 +67,7 @@ class RunFolders(msgspec.Struct, eq=False):
     changes: ChangesRecord | None = None
     parent: RunFolders | None = None
     hidden_paths: Sequence[str] = ()
+    starts_from: str = ""
     is_made: bool = False
     _made: Path | None = None
     _spilled: int = 0

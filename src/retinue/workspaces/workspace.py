@@ -7,11 +7,13 @@ changes were applied. They are not events: the last one follows the run's ending
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from retinue.core.errors import RetinueError
+from retinue.core.profiles import WorkspaceName
 from retinue.core.results import ChangedFile
 from retinue.files.atomic import replace_file
 from retinue.files.content import read_small_file
@@ -67,6 +69,22 @@ def find_workspace(own: str, tree: str, run: int) -> Workspace | None:
     return Workspace(
         kind=made.kind, tree=tree, run=run, own=own, path=made.path, source=made.source, project=made.project
     )
+
+
+def find_workspace_kind(own: str) -> WorkspaceName | None:
+    """Return the kind of the workspace in a run's folder; None if there are no files of it."""
+    made = read_record(own, WORKSPACE_FILE, WorkspaceRecord)
+    if made is not None:
+        return "worktree" if made.kind == "worktree" else "copy"
+    return None if is_empty_folder(f"{own}/workspace") else "scratch"
+
+
+def is_empty_folder(folder: str) -> bool:
+    """Tell whether there is nothing in a folder, or no such folder."""
+    try:
+        return not any(Path(folder).iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return True
 
 
 class ChangesRecord(msgspec.Struct, frozen=True):
