@@ -72,11 +72,12 @@ T = TypeVar("T")
 @dataclass
 class CreatedWorkspace:
     """A new workspace: what was left out of it, and the folders (`objects`) that its git has to read; those of
-    `foreign_objects` may belong to another repository."""
+    `foreign_objects` may belong to another repository. `starts` is that of the workspace."""
 
     skipped: Skipped = field(default_factory=Skipped)
     objects: tuple[str, ...] = ()
     foreign_objects: tuple[str, ...] = ()
+    starts: int = 0
 
 
 class Workspaces:
@@ -184,6 +185,7 @@ class Workspaces:
             project=workspace.project,
             objects=made.objects,
             foreign_objects=made.foreign_objects,
+            starts=made.starts,
         )
         write_record(workspace.own, WORKSPACE_FILE, record)
         return made
@@ -238,8 +240,10 @@ def create_workspace(
                 stop=stop,
             )
             files = FolderCopier(workspace.path, into, CopyBudget(limit)).copy(walker)
+            starts = 0
             if workspace.continued is not None and not _is_applied(workspace.continued):
-                files = _import_base(workspace.continued, into)
+                starts = _import_starts(workspace, workspace.continued, into, files)
+                files = _import_files(workspace.continued, workspace.continued.base, into)
             into.add_tree(workspace.base, files)
             if is_worktree and ignores.gave_up and workspace.continued is None:  # it has what should be left out
                 raise RetinueError(SLOW_PATTERNS)
@@ -256,17 +260,25 @@ def create_workspace(
         if isinstance(error, OSError):
             raise RetinueError(f"cannot make the workspace {workspace.path}: {error.strerror or error}") from error
         raise
-    return CreatedWorkspace(walker.skipped, objects, foreign_objects)
+    return CreatedWorkspace(walker.skipped, objects, foreign_objects, starts)
 
 
 def _is_applied(workspace: Workspace) -> bool:
     return read_record(workspace.own, APPLIED_FILE, ApplyRecord) is not None
 
 
-def _import_base(workspace: Workspace, into: Import) -> Files:
-    """Import the first state of a workspace from the store of its tree; return its files."""
+def _import_starts(workspace: Workspace, continued: Workspace, into: Import, files: Files) -> int:
+    """Store the states that earlier runs left, the last of which are these files; return how many there are."""
+    for index in range(continued.starts):
+        into.add_tree(workspace.start(index), _import_files(continued, continued.start(index), into))
+    into.add_tree(workspace.start(continued.starts), files)
+    return continued.starts + 1
+
+
+def _import_files(workspace: Workspace, ref: str, into: Import) -> Files:
+    """Import a state of a workspace from the store of its tree; return its files."""
     store = find_store(workspace.own)
-    files = store.list_files(workspace.base)
+    files = store.list_files(ref)
     for stored in files.values():
         if not into.has_content(stored.oid):
             into.add_bytes(store.read_content(stored.oid))

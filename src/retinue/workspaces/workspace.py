@@ -28,7 +28,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 class Workspace:
     """A workspace that is a copy. `own` is its run's folder, `source` the folder it is a copy of; `source_workspace`
     describes the source if that is such a workspace itself. `continued` is the workspace of the run that its run
-    continues: it starts with the files of that one, and its changes include those that were not applied yet."""
+    continues: it starts with the files of that one, and its changes include those that were not applied yet. `starts`
+    counts the runs that it continues in this way; the state that each of them left is stored with its own."""
 
     kind: str
     tree: str
@@ -39,10 +40,14 @@ class Workspace:
     project: str
     source_workspace: Workspace | None = None
     continued: Workspace | None = None
+    starts: int = 0
 
     @property
     def base(self) -> str:
         return f"refs/runs/{self.run}/base"
+
+    def start(self, index: int) -> str:
+        return f"refs/runs/{self.run}/start-{index}"
 
     @property
     def end(self) -> str:
@@ -59,6 +64,7 @@ class WorkspaceRecord(msgspec.Struct, frozen=True):
     project: str
     objects: tuple[str, ...] = ()
     foreign_objects: tuple[str, ...] = ()
+    starts: int = 0
 
 
 def find_workspace(own: str, tree: str, run: int) -> Workspace | None:
@@ -67,7 +73,14 @@ def find_workspace(own: str, tree: str, run: int) -> Workspace | None:
     if made is None:
         return None
     return Workspace(
-        kind=made.kind, tree=tree, run=run, own=own, path=made.path, source=made.source, project=made.project
+        kind=made.kind,
+        tree=tree,
+        run=run,
+        own=own,
+        path=made.path,
+        source=made.source,
+        project=made.project,
+        starts=made.starts,
     )
 
 
