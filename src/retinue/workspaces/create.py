@@ -47,6 +47,10 @@ from retinue.workspaces.workspace import (
 )
 
 NOT_A_REPOSITORY = "workspace 'worktree' needs a git repository, and {project} is in none: use copy"
+BROKEN_REPOSITORY = (
+    "workspace 'worktree' needs git's repository, and git cannot use that of {project}: `git -C {project} status` says "
+    "why; or use copy"
+)
 TOO_LARGE = (
     "the workspace would be larger than {limit} MiB (it was full at {path}): name what it does not need in .gitignore, "
     "raise workspace_max_mib in retinue.yaml, or use scratch"
@@ -224,7 +228,8 @@ def create_workspace(
     project, is_worktree = workspace.project, workspace.kind == "worktree"
     repository = git.find_repository(project)
     if is_worktree and repository is None:
-        raise ConfigError(NOT_A_REPOSITORY.format(project=project))
+        text = BROKEN_REPOSITORY if os.path.lexists(f"{project}/.git") else NOT_A_REPOSITORY
+        raise ConfigError(text.format(project=project))
     start = workspace.source if workspace.continued is None else workspace.continued.path
     foreign = start != project
     tracked = git.list_tracked(project) if repository is not None and not foreign else list(known or ())

@@ -105,37 +105,37 @@ def test_money_is_exact() -> None:
 
 
 async def test_the_ending_names_the_budget_what_is_spent_and_the_limit() -> None:
-    agents = {"main": [usage(600, **LOOK), usage(600, **LOOK), {"text": "never"}]}
-    result, _ = await run_tree(agents, Limits(tokens=1000))
-    assert (result.status, result.usage.total_tokens) == ("limited", 1200)
-    assert result.error_details == "Run 'main' stopped: the budget of 1000 tokens of the tree is spent (1200 used)"
-    result, _ = await run_tree(agents, Limits(cost=Decimal("0.0036")), prices=PRICES)
-    assert result.error_details == "Run 'main' stopped: the budget of $0.0036 of the tree is spent ($0.0036 used)"
-    assert (result.cost, result.to_json()["cost"]) == (Decimal("0.0036"), "0.0036")
+    agents = {"main": [usage(6000, **LOOK), usage(6000, **LOOK), {"text": "never"}]}
+    result, _ = await run_tree(agents, Limits(tokens=10_000))
+    assert (result.status, result.usage.total_tokens) == ("limited", 12_000)
+    assert result.error_details == "Run 'main' stopped: the budget of 10000 tokens of the tree is spent (12000 used)"
+    result, _ = await run_tree(agents, Limits(cost=Decimal("0.036")), prices=PRICES)
+    assert result.error_details == "Run 'main' stopped: the budget of $0.036 of the tree is spent ($0.036 used)"
+    assert (result.cost, result.to_json()["cost"]) == (Decimal("0.036"), "0.036")
 
 
 async def test_a_profile_s_budget_bounds_its_run_and_all_below_it() -> None:
     agents = {
         "main": [usage(10, **spawn({"task": "x", "subagent_type": "lead"})), usage(10, text="end")],
-        "lead": [usage(50, **spawn({"task": "y", "subagent_type": "kid"})), usage(50, text="lead done")],
-        "kid": [usage(60, **LOOK), usage(60, text="never")],
+        "lead": [usage(5000, **spawn({"task": "y", "subagent_type": "kid"})), usage(5000, text="lead done")],
+        "kid": [usage(6000, **LOOK), usage(6000, text="never")],
     }
-    lead, kid = Profile("lead", limits=Limits(tokens=100)), Profile("kid", limits=Limits(tokens=10**6))
+    lead, kid = Profile("lead", limits=Limits(tokens=10_000)), Profile("kid", limits=Limits(tokens=10**6))
     result, _ = await run_tree(agents, Limits(tokens=10**6), profiles=[lead, kid])
     assert result.status == "done"
     [lead_run] = result.children
     assert lead_run.status == "limited"
-    assert lead_run.error_details is not None and "100 tokens of 'lead' is spent (110 used)" in lead_run.error_details
+    assert lead_run.error_details is not None and "10000 tokens of 'lead' is spent (11000 used)" in lead_run.error_details
     assert lead_run.children[0].status == "limited"
-    assert lead_run.total_usage.total_tokens == 110
+    assert lead_run.total_usage.total_tokens == 11_000
 
 
 async def test_a_parent_with_nothing_left_makes_no_child() -> None:
-    agents = {"main": [usage(100, **spawn({"task": "x"})), {"text": "never"}]}
-    result, events = await run_tree(agents, Limits(tokens=100))
+    agents = {"main": [usage(10_000, **spawn({"task": "x"})), {"text": "never"}]}
+    result, events = await run_tree(agents, Limits(tokens=10_000))
     assert result.status == "limited" and result.children == ()
     [told] = bodies(events, ToolResult)
-    assert "the budget of 100 tokens of the tree is spent" in told.text
+    assert "the budget of 10000 tokens of the tree is spent" in told.text
 
 
 async def test_a_cost_limit_without_a_price_refuses_at_the_start() -> None:
@@ -236,5 +236,5 @@ async def test_whatever_the_order_no_account_is_overdrawn_by_more_than_one_call(
 
 async def test_half_a_character_in_a_thread_is_no_reason_to_fail() -> None:
     async with retinue.open() as r:
-        run = await r.spawn(Profile("main", model=scripted({"main": ["ok"]})), "half \ud800", limits=Limits(tokens=9))
+        run = await r.spawn(Profile("main", model=scripted({"main": ["ok"]})), "half \ud800", limits=Limits(tokens=9000))
         assert (await run.result()).final_response == "ok"

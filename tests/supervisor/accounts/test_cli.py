@@ -116,17 +116,17 @@ def test_a_wrong_budget_is_one_line_and_exit_2(project: Project, option: str, va
 
 @pytest.mark.requirement("P28")
 def test_a_token_budget_ends_the_run(project: Project) -> None:
-    agents = {"main": [{**call("list_agents"), "usage": {"input_tokens": 600}}] * 5}
-    done = project.run("--max-tokens", "1000", agents=agents)
+    agents = {"main": [{**call("list_agents"), "usage": {"input_tokens": 6000}}] * 5}
+    done = project.run("--max-tokens", "10000", agents=agents)
     assert (done.returncode, done.stdout) == (1, "")
     assert (
-        "retinue: limited: Run 'main' stopped: the budget of 1000 tokens of the tree is spent (1200 used)"
+        "retinue: limited: Run 'main' stopped: the budget of 10000 tokens of the tree is spent (12000 used)"
         in done.stderr
     )
-    assert "budget      1,000 tokens" in project.retinue("show").stdout
+    assert "budget      10,000 tokens" in project.retinue("show").stdout
     done = project.run("--max-tokens", "0", agents=agents)
     assert "(0 used)" in done.stderr
-    (project.folder / "retinue.yaml").write_text("max_tokens: 1000\n")
+    (project.folder / "retinue.yaml").write_text("max_tokens: 10000\n")
     assert project.run(agents=agents).returncode == 1
     assert project.run("--max-tokens", "none", agents=agents).returncode == 0
 
