@@ -49,7 +49,12 @@ async def failure(name: str, answer: Answer, **options: object) -> tuple[ModelEr
         (529, True, "Server error (529): slow down"),
         (400, False, "Request rejected (400): slow down"),
         (401, False, "Request rejected (401): {provider} does not accept the key: slow down; check {key}"),
-        (404, False, "Request rejected (404): {provider} does not know the model '{name}' or its address: slow down; check its name and {base}"),
+        (
+            404,
+            False,
+            "Request rejected (404): {provider} does not know the model '{name}' or its address: slow down; "
+            "check its name and {base}",
+        ),
         (413, False, "Request rejected (413): slow down"),
     ],
 )

@@ -131,6 +131,21 @@ def test_a_token_budget_ends_the_run(project: Project) -> None:
     assert project.run("--max-tokens", "none", agents=agents).returncode == 0
 
 
+@pytest.mark.finding("U4")
+def test_a_budget_that_is_too_small_is_one_line_before_anything_is_spent(project: Project) -> None:
+    agents = {"main": ["never said"], "kid": ["never said"]}
+    said = one_line_error(project.run("--max-tokens", "10", agents=agents))
+    assert said.startswith("the budget of 10 tokens of the tree is too small for the first request: its instructions,")
+    assert said.endswith("tokens; raise the limit 'tokens' (--max-tokens) or leave it out")
+    (project.folder / "retinue.yaml").write_text("max_tokens: 10\n")
+    assert one_line_error(project.run(agents=agents)) == said
+    assert project.rows() == []
+    agents["main"] = [{"text": "the answer", "usage": {"input_tokens": 9000}}]  # type: ignore[list-item]
+    done = project.run("--max-tokens", "8000", agents=agents)
+    assert (done.returncode, done.stdout) == (0, "the answer\n")
+    assert "⚠ the budget of 8000 tokens of the tree was exceeded: 9000 used" in done.stderr
+
+
 def test_a_cost_budget_without_a_price_refuses_at_the_start(project: Project) -> None:
     done = project.run("--max-cost", "1.50", agents={"main": ["ok"]})
     assert "is not known: limit tokens instead" in one_line_error(done)
