@@ -56,7 +56,14 @@ from retinue.core.messages import Reply, Request
 from retinue.core.ports import Clock
 from retinue.core.usage import Usage
 from retinue.installation import find_adapter_package, make_install_command
-from retinue.models.provider_messages import build_messages, build_parameters, convert_usage, parse_response
+from retinue.models.provider_messages import (
+    TextJoiner,
+    build_messages,
+    build_parameters,
+    convert_usage,
+    join_texts,
+    parse_response,
+)
 
 IDLE_SECONDS = 120.0
 KEY_HEADER = "Idempotency-Key"
@@ -105,13 +112,14 @@ class ProviderModel:
             self._entered = True
             await self._model.__aenter__()
         messages = build_messages(request.system, request.thread, provider=self._model.system)
-        response = await self._stream_response(request, messages, on_delta, key=request.key)
+        shown = _ShownText(on_delta)
+        response = await self._stream_response(request, messages, shown, key=request.key)
         for part in range(1, MOST_PAUSES):
             if response.state != PAUSED:
                 break
             try:
                 key = f"{request.key}-{part}"
-                following = await self._stream_response(request, [*messages, response], on_delta, key=key)
+                following = await self._stream_response(request, [*messages, response], shown, key=key)
             except (ModelError, CallCancelled) as error:
                 error.usage = convert_usage(response.usage) + error.usage
                 raise
@@ -126,7 +134,7 @@ class ProviderModel:
         return reply if usage == reply.usage else msgspec.structs.replace(reply, usage=usage, estimated=True)
 
     async def _stream_response(
-        self, request: Request, messages: list[ModelMessage], on_delta: Callable[[str, str], None], *, key: str
+        self, request: Request, messages: list[ModelMessage], shown: _ShownText, *, key: str
     ) -> ModelResponse:
         """Return one complete response. It may be a part of a reply in which the provider pauses."""
         stream: StreamedResponse | None = None
@@ -139,7 +147,7 @@ class ProviderModel:
                 instrument=False,
             ) as stream:
                 async for event in stream:
-                    _show_delta(event, on_delta)
+                    shown.show_delta(event)
                 response = stream.get()
         except asyncio.CancelledError:
             if stream is None:
@@ -247,19 +255,27 @@ def _name_key(provider: str) -> str:
     return OTHER_KEYS.get(vendor, f"{vendor.upper()}_API_KEY")
 
 
-def _show_delta(event: ModelResponseStreamEvent, on_delta: Callable[[str, str], None]) -> None:
-    """Pass text and thinking on as they arrive. Calls are shown when they are complete."""
-    match event:
-        case PartStartEvent(part=TextPart(content=text)) | PartDeltaEvent(delta=TextPartDelta(content_delta=text)):
-            kind = "text"
-        case PartStartEvent(part=ThinkingPart(content=text)):
-            kind = "thinking"
-        case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=str() as text)):
-            kind = "thinking"
-        case _:
-            return
-    if text:
-        on_delta(kind, text)
+class _ShownText:
+    """Passes text and thinking of one reply on as they arrive. Calls are shown when they are complete."""
+
+    def __init__(self, on_delta: Callable[[str, str], None]) -> None:
+        self._on_delta = on_delta
+        self._joiner = TextJoiner()
+
+    def show_delta(self, event: ModelResponseStreamEvent) -> None:
+        if isinstance(event, PartStartEvent):
+            self._joiner.begin_part(event.part)
+        match event:
+            case PartStartEvent(part=TextPart(content=text)) | PartDeltaEvent(delta=TextPartDelta(content_delta=text)):
+                kind, text = "text", self._joiner.place_text(text)
+            case PartStartEvent(part=ThinkingPart(content=text)):
+                kind = "thinking"
+            case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=str() as text)):
+                kind = "thinking"
+            case _:
+                return
+        if text:
+            self._on_delta(kind, text)
 
 
 def _is_whole(response: ModelResponse) -> bool:
@@ -300,9 +316,7 @@ def _complete_usage(reported: Usage, response: ModelResponse, request: Request) 
 
 
 def _join_text(stream: StreamedResponse | None) -> str:
-    if stream is None:
-        return ""
-    return "".join(part.content for part in stream.get().parts if isinstance(part, TextPart))
+    return "" if stream is None else join_texts(stream.get().parts)
 
 
 def _is_transient(error: ModelHTTPError) -> bool:

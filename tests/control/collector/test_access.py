@@ -37,7 +37,7 @@ async def test_an_address_for_each_server_on_a_port_of_this_machine_only(tmp_pat
                 assert outside.connect_ex((address, first.port)) != 0
 
 
-@pytest.mark.requirement("CPE-63")
+@pytest.mark.requirement("CPE-25", "CPE-63")
 async def test_what_cannot_name_an_address_gets_404(tmp_path: Path) -> None:
     async with hall(tmp_path) as h:
         server = h.server()
@@ -80,6 +80,7 @@ async def test_what_is_wrong_with_a_head_is_told_before_the_body_is_read(tmp_pat
             assert answer.error and answer.headers["Connection"] == "close"
 
 
+@pytest.mark.requirement("CPE-37")
 async def test_errors_say_what_is_wrong_and_the_collector_lives(tmp_path: Path) -> None:
     async with hall(tmp_path) as h:
         server = h.server()
@@ -87,6 +88,13 @@ async def test_errors_say_what_is_wrong_and_the_collector_lives(tmp_path: Path) 
         for body, words in (
             (b"nonsense", "not JSON"),
             ({**START}, "missing required field `subagentRunID`"),
+            *(
+                (
+                    {key: value for key, value in START.items() if key != name} | {"subagentRunID": run_id},
+                    f"missing required field `{name}`",
+                )
+                for name in START
+            ),
             ({**START, "subagentRunID": run_id, "type": "x"}, "Invalid enum value 'x'"),
         ):
             answer = await server.send(body)

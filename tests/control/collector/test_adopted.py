@@ -135,7 +135,7 @@ async def test_two_of_one_name_are_told_apart_by_their_run_ids(tmp_path: Path) -
 
 @pytest.mark.requirement("CPE-54", "CPE-61", "CPE-9")
 async def test_each_event_is_in_the_tree_before_the_next_is_posted(tmp_path: Path) -> None:
-    """Nothing waits to be more, and the collector itself keeps nothing."""
+    """Nothing waits to be more, and the collector itself keeps nothing: not on disk, not in memory."""
     async with hall(tmp_path) as h:
         server = h.server()
         run_id = server.call()
@@ -144,6 +144,9 @@ async def test_each_event_is_in_the_tree_before_the_next_is_posted(tmp_path: Pat
             events = await h.until("thinking", number + 1)
             assert events[-1].body == Thinking(f"thought {number}")
             assert f"thought {number}" in printed(events)
+        assert "thought" not in repr(vars(h.collector))
+        assert (await server.send({}, method="GET")).status == 405  # nothing can be read from it
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.requirement("CPE-17", "CPE-18", "CPE-19")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -343,7 +344,7 @@ async def test_without_a_folder_nothing_is_run(tmp_path: Path) -> None:
             await r.spawn(HERE, "go")
 
 
-@pytest.mark.requirement("MASS-6", "MASS-14")
+@pytest.mark.requirement("MASS-6", "MASS-53")
 async def test_the_primary_stays_in_the_container_and_its_subagents_go_to_the_host(tmp_path: Path) -> None:
     agents = {"main": [spawn({"task": "look", "subagent_type": "explorer"}), {"text": "{{last_result}}"}]}
     async with host(tmp_path, profiles=[explorer()], runtime="inherited") as there:
@@ -354,6 +355,12 @@ async def test_the_primary_stays_in_the_container_and_its_subagents_go_to_the_ho
         assert (result.runtime, child.runtime, child.status) == ("inherited", "delegated", "done")
         assert child.final_response == "done here" and child.path == "/main/explorer-1"
         assert (Path(child.workspace) / "made.txt").read_text() == "made\n"
+        reply = json.loads(result.final_response)
+        assert set(reply) == {"success", "operation", "mode", "results", "summary"}
+        assert {
+            "subagent_id", "status", "success", "answer", "workspace", "execution_time_seconds", "error",
+            "token_usage", "log_path", "warning",
+        } <= set(reply["results"][0])  # fmt: skip
         assert len(there.trees) == 1 and os.listdir(there.outbox) == []
 
 
@@ -363,7 +370,8 @@ async def test_the_primary_stays_in_the_container_and_its_subagents_go_to_the_ho
 async def test_a_delegated_run_has_no_network_no_privilege_and_the_tool_server_as_its_process(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     look = (
-        "tr '\\0' ' ' < /proc/$PPID/cmdline; grep -E 'CapEff|NoNewPrivs' /proc/self/status; ls /sys/class/net /sys 2>&1"
+        "tr '\\0' ' ' < /proc/$PPID/cmdline; grep -E 'CapEff|NoNewPrivs' /proc/self/status; cat /proc/self/limits; "
+        "tail -n +3 /proc/net/dev | tr -d ' ' | cut -d: -f1 | sed 's/^/net:/'"
     )
     replies = [{"text": "so far", **call("shell", command=look)}, {"text": "over"}]
     async with (
@@ -375,6 +383,9 @@ async def test_a_delegated_run_has_no_network_no_privilege_and_the_tool_server_a
         result = await run.result()
     assert "CapEff:\t0000000000000000" in seen and "NoNewPrivs:\t1" in seen
     assert "from retinue.sandbox.tool_server import main" in seen, seen  # the command's parent is our tool server
+    assert re.findall("^net:(.*)$", seen, re.MULTILINE) == ["lo"]
+    assert re.search(r"Max cpu time +14400 ", seen) and re.search(r"Max processes +512 ", seen), seen
+    assert "cgroup" in result.sandbox or re.search(rf"Max address space +{4096 * 1024**2} ", seen), seen
     assert {"net", "caps", "no_new_privs", "pid", "mount"} <= set(result.sandbox)
     assert result.status == "done"
 

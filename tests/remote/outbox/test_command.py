@@ -111,6 +111,11 @@ def test_what_a_person_has_set_goes_before_what_is_found_out(place: Place, monke
     ):
         project = container(place, orchestrator={"coordination": coordination})
         assert parts_of(project).runtime == "inherited"
+    with monkeypatch.context() as elsewhere:
+        elsewhere.delenv("container")
+        for mark, runtime in ((place.outbox, "delegated"), (place.outbox / "none", "inherited")):  # the file of podman
+            elsewhere.setattr("retinue.build.project.CONTAINER_MARKS", (str(mark),))
+            assert parts_of(container(place)).runtime == runtime
     monkeypatch.delenv("RETINUE_DELEGATION_DIRECTORY")
     assert parts_of(container(place)).runtime == "inherited"
     named = container(place, orchestrator={"coordination": {"subagent_delegation_directory": "../box"}})

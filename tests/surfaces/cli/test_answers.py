@@ -31,6 +31,7 @@ def count_shown(events: list[Event], result: retinue.Result[Any], text: str) -> 
 
 
 @pytest.mark.finding("S3")
+@pytest.mark.requirement("SDK-3", "SDK-38")
 @pytest.mark.parametrize(
     ("first", "second", "fetch"),
     [

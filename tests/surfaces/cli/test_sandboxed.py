@@ -16,7 +16,11 @@ from tests.surfaces.cli.shell import Project, one_line_error
 from tests.surfaces.cli.test_terminal import Terminal
 from tests.workspaces.kit import repository, shell
 
-CHANGE = [shell("echo more >> a.txt; echo new > b.txt; git log --oneline | wc -l"), {"text": "said {{last_result}}"}]
+CACHE = "echo 1 > m.py; python3 -c 'import m'; mkdir -p $XDG_CACHE_HOME/x; touch $XDG_CACHE_HOME/x/y; rm m.py; "
+CHANGE = [
+    shell(CACHE + "echo more >> a.txt; echo new > b.txt; git log --oneline | wc -l"),
+    {"text": "said {{last_result}}"},
+]
 POINTS = ("run.started:1", "turn.started:2", "usage:1", "tool.call:2", "tool.result:1", "before-tool.result:2")
 
 

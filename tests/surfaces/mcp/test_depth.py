@@ -53,7 +53,7 @@ def tower(tmp_path: Path, *, last: dict[str, Any]) -> tuple[Project, Project, Pr
 RUN = ("run", "go", "--model", "scripted:script.yaml", "--config", "retinue.yaml", "--yes")
 
 
-@pytest.mark.requirement("CPE-1", "CPE-6", "CPE-30", "CPE-42", "CPE-56", "CPE-60")
+@pytest.mark.requirement("CPE-1", "CPE-6", "CPE-29", "CPE-30", "CPE-42", "CPE-54", "CPE-56", "CPE-60")
 def test_the_deepest_is_seen_at_the_root_before_it_ends(tmp_path: Path) -> None:
     root, mid, deep = tower(tmp_path, last={"text": "one file", "delay": 3})
     with root.running(*RUN) as process:
