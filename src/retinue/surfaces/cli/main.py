@@ -193,7 +193,8 @@ def _report_error(error: Exception) -> int:
     if isinstance(error, OSError) and error.strerror:
         complain(_explain_refusal(error))
         return FAILED
-    complain(f"internal error: {type(error).__name__}: {error} (this is a bug; {SHOW_WHERE})")
+    what = f"{type(error).__name__}: {error}"
+    complain(f"internal error: {what} (this is a bug; RETINUE_TRACEBACK=1 in the environment shows where)")
     return FAILED
 
 
