@@ -26,6 +26,7 @@ from retinue.core.approvals import Approval
 from retinue.core.control import RunHandle
 from retinue.core.events import ApprovalAsked, RunStarted, ToolCall, ToolResult, TurnStarted, Warned
 from retinue.core.messages import Call, Reply
+from tests.gates import pass_time
 from tests.sandbox.hosts import play_elsewhere
 from tests.supervisor.tree.kit import call, main, spawn, until
 from tests.tools.code_mode.kit import NAME, TOOLS, report, served
@@ -224,7 +225,7 @@ async def programs_that_ask(runtime: str) -> Facts:
 
     async def person(question: Approval) -> Allow | Deny:
         asked.append((question.tool, json.dumps(question.args), question.preview))
-        await asyncio.sleep(0.8)  # a slow person: three answers take longer than the program may
+        await pass_time(40)  # a slow person: three answers take longer than the program may
         match question.args.get("city"):
             case "Oslo":
                 return Deny("not there")
@@ -240,7 +241,7 @@ for city in ("Rome", "Oslo", "Bern"):
     except ToolError as error:
         print("no:", error)
 """
-    agents = {"main": [call(NAME, code=code, executionTimeout=2), {"text": "{{last_result}}"}]}
+    agents = {"main": [call(NAME, code=code, executionTimeout=100), {"text": "{{last_result}}"}]}
     tools = [NAME, served(report, server="sky", tier="confirm")]
     found = facts(*await play(runtime, agents, fields={"tools": tools}, mode="ask", approver=person))
     return found | {"asked": [list(question) for question in asked]}

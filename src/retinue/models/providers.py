@@ -54,7 +54,7 @@ from retinue.core import secrets
 from retinue.core.errors import CallCancelled, ConfigError, ModelError, NotFound, StreamCut
 from retinue.core.messages import Reply, Request
 from retinue.core.ports import Clock
-from retinue.core.usage import Usage
+from retinue.core.usage import CHARACTERS_PER_TOKEN, Usage, estimate_missing
 from retinue.installation import find_adapter_package, make_install_command
 from retinue.models.provider_messages import (
     TextJoiner,
@@ -74,7 +74,6 @@ OTHER_KEYS = {
     "cohere": "CO_API_KEY",
     "huggingface": "HF_TOKEN",
 }
-CHARACTERS_PER_TOKEN = 4
 MOST_PAUSES = 16
 PAUSED = "suspended"  # the state of a response that the provider will continue when asked again
 LONGEST = 500
@@ -308,11 +307,9 @@ def _complete_usage(reported: Usage, response: ModelResponse, request: Request) 
         return reported
     sent = len(request.system) + sum(len(turn.text) for turn in request.thread)
     received = sum(len(str(getattr(part, "content", "") or getattr(part, "args", ""))) for part in response.parts)
-    return msgspec.structs.replace(
-        reported,
-        input_tokens=reported.input_tokens or sent // CHARACTERS_PER_TOKEN + 1,
-        output_tokens=max(reported.output_tokens, received // CHARACTERS_PER_TOKEN),
-    )
+    usage = estimate_missing(reported, sent=sent, received=received)
+    output = max(usage.output_tokens, received // CHARACTERS_PER_TOKEN)  # of a cut stream, less may be reported
+    return msgspec.structs.replace(usage, output_tokens=output)
 
 
 def _join_text(stream: StreamedResponse | None) -> str:

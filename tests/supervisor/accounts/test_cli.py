@@ -161,19 +161,27 @@ def test_a_stalled_run_says_so_and_ends(project: Project) -> None:
 
 @pytest.mark.requirement("P21")
 def test_a_process_that_was_suspended_keeps_its_deadline(project: Project) -> None:
+    """Ended at once when it goes on, and not a whole deadline later; a slow machine needs a longer deadline to tell."""
+    assert any(is_ended_after_suspension(project, deadline) for deadline in (3, 12, 48))
+
+
+def is_ended_after_suspension(project: Project, deadline: float) -> bool:
+    """Suspend a run until its deadline is over. False if it ended before that, or long after."""
     model = project.script({"main": [call("list_agents"), {"hang": True}]})
-    with project.running("run", "wait", "--model", model, "--timeout", "3") as process:
+    with project.running("run", "wait", "--model", model, "--timeout", str(deadline)) as process:
         assert process.stderr is not None
         read_until(process.stderr, 'Tool "list_agents" result')
         state = Path(f"/proc/{process.pid}/stat")
-        until(lambda: state.read_text().rpartition(")")[2].split()[0] == "S")  # it waits, for no less than is left
+        until(lambda: state.read_text().rpartition(")")[2].split()[0] in "SZ")  # it waits, for no less than is left
         process.send_signal(signal.SIGSTOP)
-        threading.Event().wait(3.5)
+        if any(event["kind"] == "run.ended" for event in project.events()):
+            return False
+        threading.Event().wait(deadline + 0.5)
         process.send_signal(signal.SIGCONT)
         went_on = time.time()
         process.stderr.read()
         assert process.wait() == 124
-    assert project.events()[-1]["at"] - went_on < 2.9  # at once, and not a whole deadline later
+    return bool(project.events()[-1]["at"] - went_on < deadline - 0.5)
 
 
 async def test_show_markdown_is_the_transcript(project: Project) -> None:

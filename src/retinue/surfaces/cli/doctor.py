@@ -36,7 +36,8 @@ from retinue.config.settings import find_unsandboxed, settings_schema
 from retinue.control import address_files
 from retinue.core.errors import ConfigError, LogError, RetinueError
 from retinue.core.limits import Limits
-from retinue.core.ports import Model, Prices
+from retinue.core.messages import Model
+from retinue.core.ports import Prices
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS, Profile, RuntimeName, Task
 from retinue.core.results import Result
 from retinue.core.servers import McpServer, ServerReport
