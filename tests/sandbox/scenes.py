@@ -359,8 +359,8 @@ async def turns(runtime: str) -> Facts:
 
 @scene
 async def budget(runtime: str) -> Facts:
-    reply = {**call("list_agents"), "usage": {"input_tokens": 400, "output_tokens": 200}}
-    return facts(*await play(runtime, {"main": [reply] * 9}, limits=Limits(tokens=1000)))
+    reply = {**call("list_agents"), "usage": {"input_tokens": 4000, "output_tokens": 2000}}
+    return facts(*await play(runtime, {"main": [reply] * 9}, limits=Limits(tokens=10_000)))
 
 
 @scene
