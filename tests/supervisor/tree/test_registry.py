@@ -153,6 +153,21 @@ async def test_finishing_again_and_stopping_what_is_unknown_change_nothing() -> 
         assert [event.kind async for event in run.events()].count("run.ended") == 1
 
 
+@pytest.mark.finding("S13")
+@pytest.mark.requirement("CODEY-14")
+async def test_a_child_that_has_ended_is_not_ended_again_by_whoever_stops_it() -> None:
+    script = {"main": [call("subagent_kid", task="go"), {"hang": True}], "kid": [{"text": "last"}]}
+    async with retinue.open(mode="yes", profiles=[Profile("kid")]) as r:
+        run = await r.spawn(main(script), "go")
+        await until(run, ToolResult, number=0)
+        assert [await r.control.cancel(run.tree, 1) for _ in range(2)] == [False, False]
+        assert [await run.cancel(), await run.cancel()] == [True, False]
+        result = await run.result()
+        events = await r.control.log.read(run.tree)
+    assert [(child.status, child.final_response) for child in result.children] == [("done", "last")]
+    assert [kinds(events, run=number).count("run.ended") for number in (0, 1)] == [1, 1]
+
+
 @pytest.mark.requirement("CODEY-21", "P25")
 async def test_a_child_without_a_word_hands_over_an_empty_string_and_says_so() -> None:
     result, _ = await tree(
@@ -200,7 +215,7 @@ async def test_a_child_that_ends_after_a_waiter_gave_up_wakes_the_others() -> No
     assert [child.status for child in result.children] == ["done"]
 
 
-@pytest.mark.requirement("CODEY-19", "CODEY-35")
+@pytest.mark.requirement("CODEY-14", "CODEY-19", "CODEY-35")
 async def test_in_the_background_the_parent_goes_on_and_is_told_later() -> None:
     gate = asyncio.Event()
 
