@@ -26,6 +26,7 @@ from retinue.core.approvals import Approval
 from retinue.core.control import RunHandle
 from retinue.core.events import ApprovalAsked, RunStarted, ToolCall, ToolResult, TurnStarted, Warned
 from retinue.core.messages import Call, Reply
+from tests.gates import pass_time
 from tests.sandbox.hosts import play_elsewhere
 from tests.supervisor.tree.kit import call, main, spawn, until
 from tests.tools.code_mode.kit import NAME, TOOLS, report, served
@@ -227,7 +228,7 @@ async def programs_that_ask(runtime: str) -> Facts:
 
     async def person(question: Approval) -> Allow | Deny:
         asked.append((question.tool, json.dumps(question.args), question.preview))
-        await asyncio.sleep(0.8)  # a slow person: three answers take longer than the program may
+        await pass_time(40)  # a slow person: three answers take longer than the program may
         match question.args.get("city"):
             case "Oslo":
                 return Deny("not there")
@@ -243,7 +244,7 @@ for city in ("Rome", "Oslo", "Bern"):
     except ToolError as error:
         print("no:", error)
 """
-    agents = {"main": [call(NAME, code=code, executionTimeout=2), {"text": "{{last_result}}"}]}
+    agents = {"main": [call(NAME, code=code, executionTimeout=100), {"text": "{{last_result}}"}]}
     tools = [NAME, served(report, server="sky", tier="confirm")]
     found = facts(*await play(runtime, agents, fields={"tools": tools}, mode="ask", approver=person))
     return found | {"asked": [list(question) for question in asked]}
@@ -361,8 +362,8 @@ async def turns(runtime: str) -> Facts:
 
 @scene
 async def budget(runtime: str) -> Facts:
-    reply = {**call("list_agents"), "usage": {"input_tokens": 400, "output_tokens": 200}}
-    return facts(*await play(runtime, {"main": [reply] * 9}, limits=Limits(tokens=1000)))
+    reply = {**call("list_agents"), "usage": {"input_tokens": 4000, "output_tokens": 2000}}
+    return facts(*await play(runtime, {"main": [reply] * 9}, limits=Limits(tokens=10_000)))
 
 
 @scene

@@ -17,9 +17,10 @@ from retinue.agent.local_tools import SandboxedTool, offer_tools_to_programs
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Warned
+from retinue.core.messages import Model
 from retinue.core.network import Hosts, intersect_hosts, is_full, parse_hosts
 from retinue.core.plans import HostTool, Plan, Runtime
-from retinue.core.ports import Model, Tool, ToolServers
+from retinue.core.ports import Tool, ToolServers
 from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.rules import CODE_MODE
 from retinue.core.servers import PREFIX

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from retinue.core.errors import NotFound
 from retinue.core.limits import Caps, Limits, Timeouts
-from retinue.core.ports import Approver, Clock, Model, Policy, Prices, Setup
+from retinue.core.messages import Model
+from retinue.core.ports import Approver, Clock, Policy, Prices, Setup
 from retinue.core.profiles import Profile, RuntimeName
 from retinue.core.rules import Mode, Rules
 from retinue.core.servers import McpServer

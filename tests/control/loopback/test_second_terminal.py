@@ -107,7 +107,7 @@ def test_a_steer_and_its_receipts(project: Project) -> None:
         assert "#### inbox\nlook at the tests\n" in project.retinue("tail").stdout
         interrupt(process)
         process.communicate()
-    assert "'main' could be any of" in one_line_error(project.retinue("send", "main", "hello?"))
+    assert "'main' could be any of" in project.retinue("send", "main", "hello?").stderr
     late = project.retinue("send", project.rows()[0]["tree"], "hello?")
     assert (late.returncode, late.stdout) == (1, "")
     assert late.stderr == "retinue: too late: the run has ended: cancelled\n"

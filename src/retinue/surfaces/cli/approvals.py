@@ -73,7 +73,9 @@ def execute_approvals(args: argparse.Namespace) -> int:
     if args.json:
         screen.print_json([each.to_json() for each in found])
     elif args.id is not None:
-        Printer(sys.stdout).show_question(found[0].approval, whole=True)
+        printer = Printer(sys.stdout)
+        printer.show_question(found[0].approval, whole=True)
+        printer.check_output()
     elif not found:
         print("Nothing waits for an answer.")
     else:
@@ -109,8 +111,7 @@ async def _watch(project: screen.ProjectLog, *, as_json: bool) -> None:
         for each in [each for name, each in seen.items() if name not in now and not as_json]:
             printer.show_note(f"{each.approval.number}  {await describe_outcome(project.log, each.approval)}")
         seen = now
-        if printer.is_closed:
-            raise BrokenPipeError
+        printer.check_output()
         await asyncio.sleep(POLL_SECONDS)
 
 

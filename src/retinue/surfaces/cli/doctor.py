@@ -29,18 +29,21 @@ from retinue.build.sandboxes import build_image, make_placement, plant_escape_at
 from retinue.build.servers import make_tool_servers
 from retinue.build.supervisor import open_control
 from retinue.concurrency import SystemClock
+from retinue.config.files import exists
 from retinue.config.models import PROVIDERS, Provider, find_default_model, find_install_command
 from retinue.config.project import SETTINGS_FILE, Project, find_project_folder
 from retinue.config.settings import find_unsandboxed, settings_schema
 from retinue.control import address_files
 from retinue.core.errors import ConfigError, LogError, RetinueError
 from retinue.core.limits import Limits
-from retinue.core.ports import Model, Prices
+from retinue.core.messages import Model
+from retinue.core.ports import Prices
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS, Profile, RuntimeName, Task
 from retinue.core.results import Result
 from retinue.core.servers import McpServer, ServerReport
 from retinue.core.usage import Usage
-from retinue.files.state_owner import verify_state_folder
+from retinue.files.state_owner import STATE_FOLDERS, verify_state_folder
+from retinue.files.user_key import check_user_key
 from retinue.log.opening import open_reader
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.main import get_version
@@ -266,10 +269,12 @@ def _check_loopback() -> Check:
 
 def check_files(look: Look) -> Iterator[Check]:
     """Check the project's folder, retinue.yaml and whether it is trusted, agents and the state folder."""
-    marked = (look.folder / SETTINGS_FILE).exists()
+    marked = exists(look.folder / SETTINGS_FILE)
     note = "" if marked else f" (no {SETTINGS_FILE}: defaults)"
     yield Check("project", "ok", f"{look.folder}{note}", "" if marked else "retinue init")
     yield _check_state(look.state)
+    yield from _check_key()
+    yield from _check_repository(look.folder / ".git")
     if look.project is None:
         yield Check("profiles", "fail", look.error, "correct the file at this place")
         return
@@ -349,9 +354,25 @@ def _check_state(state: Path) -> Check:
     there = next(folder for folder in (state, *state.parents) if os.path.lexists(folder))
     if not there.is_dir():
         return Check("state", "fail", f"{there} is not a folder", f"move {there} away")
-    if not os.access(there, os.W_OK | os.X_OK):
-        return Check("state", "fail", f"{there} cannot be written", f"chmod u+rwx {there}, or work in another folder")
+    for folder in (there, *(state / name for name in STATE_FOLDERS)):
+        if folder.is_dir() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            is_usable = folder == state and (state / "logs").is_dir()  # what there is in it can be used
+            cure = f"chmod u+rwx {folder}, or work in another folder"
+            return Check("state", "warn" if is_usable else "fail", f"{folder} cannot be written", cure)
     return Check("state", "ok", f"{state} " + ("can be written" if there == state else "will be made by the first run"))
+
+
+def _check_key() -> Iterator[Check]:
+    """Report a user's key that cannot be kept: without it there is no state."""
+    try:
+        check_user_key()
+    except ConfigError as error:
+        yield Check("key", "fail", str(error))
+
+
+def _check_repository(git: Path) -> Iterator[Check]:
+    if os.path.lexists(git) and not os.access(git, os.R_OK | (os.X_OK if git.is_dir() else 0)):
+        yield Check("project", "fail", f"{git} cannot be read, and worktrees need it", f"chmod -R u+rX {git}")
 
 
 async def _try_servers(servers: Sequence[McpServer], project: Path) -> Sequence[ServerReport]:

@@ -63,8 +63,7 @@ async def _print_tree(args: argparse.Namespace) -> None:
         printer.show_event(item)
         if item.run == 0 and isinstance(item.body, RunEnded):
             _print_ending(printer, item.agent, item.body)
-        if printer.is_closed:
-            raise BrokenPipeError
+        printer.check_output()
     printer.clear_status()
     if args.follow and not (await project.log.read_status(found.tree)).ended:
         screen.print_warning(f"the process that ran {found.tree} is gone; go on: retinue resume {found.tree}")
