@@ -181,7 +181,10 @@ async def host_tools(runtime: str) -> Facts:
     names = ["spawn_subagents", "list_agents", "get_agent", where, fails]
     result, events = await play(runtime, agents, fields={"tools": names})
     found = facts(result, events)
+    deepest = "/main/subagent-1/subagent-2/subagent-3"
     assert found["result"]["children"][0]["children"][0]["children"][0]["status"] == "done"
+    done = [each for each in found["said"][deepest] if each["kind"] == "tool.result"]
+    assert [each["text"] for each in done if each.get("success", True)] == [f"{deepest} x"]  # it ran in the program
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, overload
 
 import msgspec
@@ -19,6 +18,7 @@ from retinue.core.rules import CODE_MODE, Rules
 from retinue.core.sendable import repair_text
 
 if TYPE_CHECKING:
+    from types import UnionType
     from typing import Unpack, _SpecialForm
 
 RuntimeName = Literal["inherited", "isolated", "container", "delegated"]
@@ -120,7 +120,7 @@ class Profile(Generic[OutputT_co]):
     _: KW_ONLY
     model: str | Model | None = None
     tools: Sequence[str | ToolFunction | Profile] | None = None
-    output: type[OutputT_co] | Mapping[str, Any] | UnionType | _SpecialForm | None = None
+    output: Any = None
     limits: Limits = field(default_factory=Limits)
     runtime: RuntimeName | None = None
     workspace: WorkspaceName | None = None

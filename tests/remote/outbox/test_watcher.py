@@ -56,6 +56,8 @@ async def test_a_request_is_run_and_answered_once(work: Path) -> None:
         assert sorted(os.listdir(there.outbox)) == ["events_a-1.ndjson", "response_a-1.json"]
         assert (work / "made.txt").read_text() == "made\n" and (work / "notes.txt").read_text() == "one\n"
         assert any("a-1: done" in text for text in there.said)
+        ask(there.outbox, "a-2", workspace=str(work))  # one that comes while it watches
+        assert (await answer(there.outbox, "a-2"))["final_response"] == "done here"
 
 
 @pytest.mark.finding("S13")
