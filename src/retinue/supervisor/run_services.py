@@ -32,13 +32,13 @@ from retinue.core.errors import (
 )
 from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
-from retinue.core.messages import ASKER, USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
+from retinue.core.messages import ASKER, USERS_OWN, Call, OnDelta, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.ports import Folders, Order, Outcome, Preview, Prices, Receipt, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
 from retinue.core.sendable import repair_reply
-from retinue.core.usage import NO_USAGE, Usage
+from retinue.core.usage import NO_USAGE, Usage, estimate_missing
 from retinue.log.reading import wait_until_read
 from retinue.log.runs import describe_progress, describe_view
 from retinue.log.summaries import describe_call
@@ -188,7 +188,7 @@ class RunServices(msgspec.Struct, eq=False):
 
     def show_output(self, text: str) -> None:
         if text:
-            self.show_delta("output", text)
+            self._show_delta("output", text)
 
     def claim_call_id(self, wanted: str) -> str:
         return self.run.claim_call_id(wanted)
@@ -255,9 +255,10 @@ class RunServices(msgspec.Struct, eq=False):
                 await run.without_stall_timer(waiting)
             run.set_reservation(reservation)
         try:
-            reply = await plan.model.complete(request, _Voice(self, turn))
+            reply = await plan.model.complete(request, self._follow_reply(turn))
             usage = reply.usage
-            reply = repair_reply(reply)
+            reply = _complete_usage(repair_reply(reply), request)
+            usage = reply.usage
         except (ModelError, Limited) as error:
             usage = error.usage
             self._report_failure(error, plan.model_name)
@@ -298,8 +299,21 @@ class RunServices(msgspec.Struct, eq=False):
                 calls[index] = msgspec.structs.replace(call, id=own)
         return reply if calls == list(reply.calls) else msgspec.structs.replace(reply, calls=tuple(calls))
 
-    def show_delta(self, kind: str, text: str, turn: int = 0, offset: int = 0) -> None:
-        """Show a piece of text to whoever watches now; of a model, with its place in the reply."""
+    def _follow_reply(self, turn: int) -> OnDelta:
+        """Return the function that shows the deltas of one model call, each with its place in the reply."""
+        offset = 0
+
+        def show(kind: str, text: str) -> None:
+            nonlocal offset
+            self._show_delta(kind, text, turn, offset)
+            if kind == "text":
+                offset += len(text)
+            elif kind == "retry":
+                offset = 0
+
+        return show
+
+    def _show_delta(self, kind: str, text: str, turn: int = 0, offset: int = 0) -> None:
         ref, run, show = self.ref, self.run, self.tree.log.show
         if run.ending:
             return
@@ -445,6 +459,18 @@ class RunServices(msgspec.Struct, eq=False):
             raise asyncio.CancelledError
 
 
+def _complete_usage(reply: Reply, request: Request) -> Reply:
+    """Return the reply with an estimate for tokens that its model did not report, so that budgets count them."""
+    usage = reply.usage
+    if reply.counted or (usage.input_tokens and usage.output_tokens):
+        return reply
+    sent = len(request.system) + sum(len(turn.text) for turn in request.thread)
+    received = len(reply.text) + sum(len(str(call.args)) for call in reply.calls)
+    received += sum(len(thought.text) for thought in reply.thoughts)
+    usage = estimate_missing(usage, sent=sent, received=received)
+    return reply if usage == reply.usage else msgspec.structs.replace(reply, usage=usage, estimated=True)
+
+
 async def _join_any(runs: Sequence[Run], seconds: float | None) -> None:
     """Wait until one of the runs has ended, at most so long."""
     joined = [run.join() for run in runs]
@@ -479,19 +505,3 @@ def _asked_timeout(call: Call) -> float | None:
         return float(value)
     except OverflowError:
         return None
-
-
-class _Voice:
-    """The text of one reply while it is made. A model that is asked again begins anew."""
-
-    __slots__ = ("_services", "_spoken", "_turn")
-
-    def __init__(self, services: RunServices, turn: int) -> None:
-        self._services, self._turn, self._spoken = services, turn, 0
-
-    def __call__(self, kind: str, text: str) -> None:
-        self._services.show_delta(kind, text, self._turn, self._spoken)
-        if kind == "text":
-            self._spoken += len(text)
-        elif kind == "retry":
-            self._spoken = 0
