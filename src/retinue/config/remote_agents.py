@@ -83,7 +83,7 @@ _HOSTS = list_of(lambda node: node.parse(_check_host), HOST_PATTERN, what="a lis
 
 @dataclass(frozen=True)
 class AuthSettings:
-    """What opens a remote agent; secrets stay in the environment."""
+    """Credentials of a remote agent; secrets stay in the environment."""
 
     bearer_env: str = setting(_VARIABLE, "the variable with a bearer token", default="", example="ARGOCD_TOKEN")
     api_key_env: str = setting(_VARIABLE, "the variable with an API key", default="", example="ARGOCD_KEY")

@@ -13,7 +13,7 @@ API_KEY_HEADER = "X-API-Key"
 
 
 class AgentAuth(msgspec.Struct, frozen=True, kw_only=True):
-    """What opens an agent. Secrets are named by the variables of the environment that hold them: a bearer token, an API
+    """Credentials of an agent. Secrets are named by the variables of the environment that hold them: a bearer token, an API
     key with its header, or the client of an OAuth client-credentials flow. Without `token_url` that of the agent's card
     is used, if it is on a host that is allowed."""
 

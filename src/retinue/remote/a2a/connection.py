@@ -44,7 +44,7 @@ class Unreachable(RetinueError):
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an agent by its card."""
+    """Facts about an agent that its card tells."""
 
     name: str
     description: str
