@@ -13,9 +13,9 @@ API_KEY_HEADER = "X-API-Key"
 
 
 class AgentAuth(msgspec.Struct, frozen=True, kw_only=True):
-    """Credentials of an agent. Secrets are named by the variables of the environment that hold them: a bearer token, an API
-    key with its header, or the client of an OAuth client-credentials flow. Without `token_url` that of the agent's card
-    is used, if it is on a host that is allowed."""
+    """Credentials of an agent. Secrets are named by the variables of the environment that hold them: a bearer token, an
+    API key with its header, or the client of an OAuth client-credentials flow. Without `token_url` that of the agent's
+    card is used, if it is on a host that is allowed."""
 
     bearer_env: str = ""
     api_key_env: str = ""

@@ -58,8 +58,8 @@ _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.
 
 
 class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Reference that finds a task again: the id of the message that asked for it, and the ids that the agent gave it. `typed` is
-    True for a task of another retinue."""
+    """Reference that finds a task again: the id of the message that asked for it, and the ids that the agent gave it.
+    `typed` is True for a task of another retinue."""
 
     message: str
     task: str = ""
