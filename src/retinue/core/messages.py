@@ -168,7 +168,8 @@ def join_replies(thread: list[Turn]) -> str:
     texts: list[str] = []
     for turn in reversed(thread):
         if isinstance(turn, AssistantTurn):
-            texts += [turn.text] if turn.text and not turn.calls else []
+            if turn.text and not turn.calls:
+                texts.append(turn.text)
         elif isinstance(turn, UserTurn) and (turn.source == TASK or turn.source in USER_WORDS):
             break
     return "\n\n".join(reversed(texts))

@@ -12,12 +12,13 @@ from typing import Any
 
 from msgspec import structs
 
-from retinue.core.messages import Call, Reply
+from retinue.core.messages import Call, Native, Reply
 
 INVALID = "INVALID_JSON"
 DEEPEST = 100
 _KEPT_CHARACTERS = 2000
 _INTEGERS = range(-(2**63), 2**64)
+_SEQUENCES = (list, tuple)  # a union would be made anew for each value
 _REFUSED = "The arguments of {name} cannot be used: {why}. Nothing was run; make the call again without that."
 
 
@@ -38,11 +39,15 @@ def find_problem(value: Any) -> str:
     for _ in range(DEEPEST + 1):
         inner: list[Any] = []
         for each in level:
-            if isinstance(each, dict):
-                inner += (*each, *each.values())
-            elif isinstance(each, list | tuple):
+            if isinstance(each, str):
+                if not each.isascii() and repair_text(each) is not each:
+                    return "a text in them has half of a surrogate pair, which is no character"
+            elif isinstance(each, dict):
                 inner += each
-            elif why := _find_scalar_problem(each):
+                inner += each.values()
+            elif isinstance(each, _SEQUENCES):
+                inner += each
+            elif why := _find_number_problem(each):
                 return why
         if not inner:
             return ""
@@ -50,11 +55,7 @@ def find_problem(value: Any) -> str:
     return f"they are nested more than {DEEPEST} levels deep"
 
 
-def _find_scalar_problem(value: Any) -> str:
-    if isinstance(value, str):
-        return (
-            "" if repair_text(value) is value else "a text in them has half of a surrogate pair, which is no character"
-        )
+def _find_number_problem(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN and Infinity are not JSON"
     if isinstance(value, int) and value not in _INTEGERS:
@@ -64,25 +65,30 @@ def _find_scalar_problem(value: Any) -> str:
 
 def repair_reply(reply: Reply) -> Reply:
     """Return the reply of a model with texts that can be stored, and a problem in each call that cannot be."""
-    text = repair_text(reply.text)
-    calls = tuple([_check_call(call) for call in reply.calls])
-    thoughts = tuple([structs.replace(each, text=repair_text(each.text)) for each in reply.thoughts])
-    natives = tuple(
-        [
-            structs.replace(each, args={}, result=repair_text(each.result), content=None)
-            if find_problem((each.args, each.content))
-            else structs.replace(each, result=repair_text(each.result))
-            for each in reply.natives
-        ]
-    )
-    return structs.replace(reply, text=text, calls=calls, thoughts=thoughts, natives=natives)
+    if (text := repair_text(reply.text)) is not reply.text:
+        reply = structs.replace(reply, text=text)
+    if reply.calls:
+        reply = structs.replace(reply, calls=tuple([_check_call(call) for call in reply.calls]))
+    if reply.thoughts:
+        thoughts = tuple([structs.replace(each, text=repair_text(each.text)) for each in reply.thoughts])
+        reply = structs.replace(reply, thoughts=thoughts)
+    if reply.natives:
+        reply = structs.replace(reply, natives=tuple([_repair_native(each) for each in reply.natives]))
+    return reply
+
+
+def _repair_native(native: Native) -> Native:
+    result = repair_text(native.result)
+    if find_problem((native.args, native.content)):
+        return structs.replace(native, args={}, result=result, content=None)
+    return structs.replace(native, result=result)
 
 
 def _check_call(call: Call) -> Call:
     name, call_id = repair_text(call.name), repair_text(call.id)
     why = find_problem(call.args)
     if not why:
-        return call if (name, call_id) == (call.name, call.id) else structs.replace(call, name=name, id=call_id)
+        return call if name is call.name and call_id is call.id else structs.replace(call, name=name, id=call_id)
     kept = call.args.get(INVALID)
     text = repair_text(kept[:_KEPT_CHARACTERS]) if isinstance(kept, str) else why
     problem = repair_text(call.problem) or _REFUSED.format(name=name, why=why)
