@@ -8,6 +8,7 @@ model reads why, because a repaired argument would no longer be what the model a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import structs
@@ -33,29 +34,29 @@ def repair_text(text: str) -> str:
     return text
 
 
-def find_problem(value: Any) -> str:
-    """Return why a JSON value cannot be stored or sent; empty if it can be."""
-    level = [value]
-    for _ in range(DEEPEST + 1):
-        inner: list[Any] = []
-        for each in level:
-            if isinstance(each, str):
-                if not each.isascii() and repair_text(each) is not each:
-                    return "a text in them has half of a surrogate pair, which is no character"
-            elif isinstance(each, dict):
-                inner += each
-                inner += each.values()
-            elif isinstance(each, _SEQUENCES):
-                inner += each
-            elif why := _find_number_problem(each):
-                return why
-        if not inner:
-            return ""
-        level = inner
-    return f"they are nested more than {DEEPEST} levels deep"
+def find_problem(value: Any, levels: int = DEEPEST) -> str:
+    """Return why a JSON value cannot be stored or sent; empty if it can be. It may be nested so many levels deep."""
+    if isinstance(value, dict):
+        inner: Sequence[Any] = (*value, *value.values())
+    elif isinstance(value, _SEQUENCES):
+        inner = value
+    else:
+        return _find_scalar_problem(value)
+    if inner and not levels:
+        return f"they are nested more than {DEEPEST} levels deep"
+    for each in inner:
+        if isinstance(each, str) and each.isascii():
+            continue
+        if why := find_problem(each, levels - 1):
+            return why
+    return ""
 
 
-def _find_number_problem(value: Any) -> str:
+def _find_scalar_problem(value: Any) -> str:
+    if isinstance(value, str):
+        return (
+            "" if repair_text(value) is value else "a text in them has half of a surrogate pair, which is no character"
+        )
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN and Infinity are not JSON"
     if isinstance(value, int) and value not in _INTEGERS:
