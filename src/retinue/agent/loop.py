@@ -127,9 +127,7 @@ async def _run_alone(call: Call, job: Job, link: Link) -> Sequence[Outcome]:
     return ((await _run_call(call, job, link)).shown,)
 
 
-async def _run_together(
-    calls: Sequence[Call], known: Mapping[str, Outcome], job: Job, link: Link
-) -> Sequence[Outcome]:
+async def _run_together(calls: Sequence[Call], known: Mapping[str, Outcome], job: Job, link: Link) -> Sequence[Outcome]:
     owner = TaskOwner()
     tasks = [owner.start(_recall_or_run(call, known.get(call.id), job, link)) for call in calls]
     try:
