@@ -13,7 +13,7 @@ import pytest
 import retinue
 from retinue import Approval, Context, Deny, Profile
 from retinue.core import secrets
-from retinue.core.events import Delta, encode_event
+from retinue.core.events import Delta, ProgressReported, encode_event
 from retinue.core.results import ChangedFile
 from retinue.testing import scripted
 from tests.models import wire
@@ -189,3 +189,14 @@ def test_what_is_no_text_is_cleaned_inside() -> None:
         assert secrets.clean_value(kept) is kept
     finally:
         secrets.forget_secret("planted-name-1")
+
+
+async def test_progress_in_the_parent_s_thread_names_no_secret_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANTED_API_KEY", KEY)
+    script = {"main": [call("subagent_kid", task="x"), "end"], "kid": [call("read", path=f"/{KEY}"), "end"]}
+    async with retinue.open(mode="yes", profiles=[Profile("kid", model=scripted(script))]) as r:
+        run = await r.spawn(main(script), "go")
+        events = [event async for event in run.events()]
+    told = [event for event in events if isinstance(event.body, ProgressReported)]
+    assert len(told) == 2
+    assert not [leak for event in events for leak in found(encode_event(event), event.kind)]

@@ -455,6 +455,12 @@ def find_last_batch(db: apsw.Connection) -> int:
     return max(found)
 
 
+def list_batches(db: apsw.Connection, since: float) -> list[int]:
+    """Return the ids of the batches with events of the trees whose newest event is of that time or later."""
+    query = "SELECT DISTINCT batch FROM places JOIN trees USING (tree) WHERE last_at >= ? ORDER BY batch"
+    return [row for (row,) in db.execute(query, (since,))]
+
+
 def has_batch(db: apsw.Connection, row: int) -> bool:
     """Return whether there is a batch of that id, or was one before damage: others were deleted with their trees."""
     try:
