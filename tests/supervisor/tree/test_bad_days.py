@@ -74,6 +74,7 @@ async def test_a_disk_that_was_busy_once_loses_nothing_and_stops_nobody(tmp_path
         run = await r.spawn(main(script), "go")
         await until(run, RunStarted)
         blocker = apsw.Connection(str(log.path))  # type: ignore[attr-defined]
+        blocker.set_busy_timeout(10_000)  # a batch may be on its way to the disk
         blocker.execute("BEGIN IMMEDIATE")
         asyncio.get_running_loop().call_later(0.3, blocker.execute, "ROLLBACK")
         seen = [event.seq async for event in run.events()]
