@@ -7,7 +7,7 @@ from tests.ledger.shape import Requirement
 REQUIREMENTS = [
     Requirement("SDK-1", "Each run has a fresh thread of its own: thread id, message store, state store and event store, made by factories.", "seed 001, docs 31-35"),
     Requirement("SDK-2", "A run goes on until it is complete or has used its turns.", "seed 001, docs"),
-    Requirement("SDK-3", "The parent gets the child's final text only: the last assistant message that has text, not all of them joined.", "seed 001, docs"),
+    Requirement("SDK-3", "The parent gets the child's final text only: the last assistant message that has text, or all replies without tool calls since the user's last words, separated by a blank line.", "seed 001, docs"),
     Requirement("SDK-4", "The parent's model sees nothing of the child's intermediate tool calls.", "seed 001, docs"),
     Requirement("SDK-5", "The metadata keys are `subagent_depth` and `max_subagent_depth`.", "seed 001, 59 and 64"),
     Requirement("SDK-6", "A subagent's subagent is one deeper; depth is derived from the registry, and maximum depth and the concurrency limit are inherited.", "seed 001, 57"),
@@ -42,7 +42,7 @@ REQUIREMENTS = [
     Requirement("SDK-35", "A run state nobody knows is the error `subagent returned an unrecognized run state`, never a success.", "seed 001, classify"),
     Requirement("SDK-36", "Events are folded as they happen, so that usage, turns and tool logs are in the result of every ending; an ending other than done or refusal aborts the work.", "seed 001, classify"),
     Requirement("SDK-37", "A failed run's result is made without reading the event store again.", "seed 001, failure"),
-    Requirement("SDK-38", "The text of the last message becomes the final response.", "seed 001, replay"),
+    Requirement("SDK-38", "The text of the last message becomes the final response, or of all replies since the user's last words.", "seed 001, replay"),
     Requirement("SDK-39", "A started tool call adds one to the tool count and makes a progress event that is neither completed nor successful.", "seed 001, replay"),
     Requirement("SDK-40", "An ended tool call makes a tool log entry with the context of its start, empty if unmatched, and a completed progress event with the tool's success.", "seed 001, replay"),
     Requirement("SDK-41", "A completed turn sets the turn count and adds its usage; the end sets the turn count and stops the fold.", "seed 001, replay"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -70,6 +70,10 @@ class Server:
         async with self._came:
             await self._came.wait_for(lambda: len(self.requests) >= count)
 
+    def choose_answer(self, asked: Asked) -> Answer:
+        """Return the answer to a request: the next one, whatever is asked."""
+        return self.answers.pop(0) if self.answers else refusal(400, "the test has no more answers")
+
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -89,9 +93,10 @@ class Server:
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         async with self._came:
-            self.requests.append(Asked(head[0].split()[1], headers, json.loads(body or b"{}")))
+            asked = Asked(head[0].split()[1], headers, json.loads(body or b"{}"))
+            self.requests.append(asked)
             self._came.notify_all()
-        answer = self.answers.pop(0) if self.answers else refusal(400, "the test has no more answers")
+        answer = self.choose_answer(asked)
         if answer.hold is not None:
             await answer.hold.wait()
         lines = [f"HTTP/1.1 {answer.status} Scripted", "Transfer-Encoding: chunked"]
@@ -107,6 +112,23 @@ class Server:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True
+
+
+class Conversation(Server):
+    """Answers by the last thing that Anthropic is told: the id of a tool result, or words of the user. The same answer
+    each time."""
+
+    def __init__(self, answers: Mapping[str, Answer]) -> None:
+        super().__init__()
+        self._by_words = answers
+
+    def choose_answer(self, asked: Asked) -> Answer:
+        content = asked.body["messages"][-1]["content"]
+        last = content if isinstance(content, str) else content[-1].get("tool_use_id") or content[-1].get("text", "")
+        for words, answer in self._by_words.items():
+            if words in last:
+                return answer
+        return refusal(400, f"the test has no answer to {last!r}")
 
 
 def environ(port: int) -> dict[str, str]:

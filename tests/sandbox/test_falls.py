@@ -57,6 +57,7 @@ async def test_nothing_is_left_of_a_run_that_is_done(place: Place) -> None:
 
 
 @places
+@pytest.mark.requirement("MASS-13")
 async def test_a_command_that_takes_all_memory_ends_and_the_run_goes_on(place: Place) -> None:
     told = await place.play("memory_bomb")
     assert (told["status"], told["left"]) == ("done", [])
@@ -64,6 +65,7 @@ async def test_a_command_that_takes_all_memory_ends_and_the_run_goes_on(place: P
 
 
 @places
+@pytest.mark.requirement("MASS-13")
 async def test_a_fork_bomb_is_bounded(place: Place) -> None:
     told = await place.play("fork_bomb")
     assert (told["status"], told["left"]) == ("done", [])

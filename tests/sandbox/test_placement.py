@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -90,20 +91,26 @@ def test_a_fallback_is_laxer_or_none() -> None:
         placed("isolated", "isolated", sandbox=False)(Profile("a"), None)
 
 
-@pytest.mark.requirement("MASS-5")
-async def test_a_fallback_is_told_in_the_result(tmp_path: Path) -> None:
+@pytest.mark.requirement("MASS-5", "MASS-55")
+def test_a_fallback_is_told_in_the_result_and_in_what_a_parent_reads_of_its_subagent(tmp_path: Path) -> None:
     script = tmp_path / "play.py"
     script.write_text(
-        "import retinue\nfrom retinue.testing import scripted\n"
-        "profile = retinue.Profile('main', model=scripted({'main': [{'text': 'hello'}]}))\n"
+        "import json, retinue\nfrom retinue.testing import scripted\n"
+        "step = {'tools': [{'name': 'spawn_subagents', 'args': {'tasks': [{'task': 'x'}]}}]}\n"
+        "model = scripted({'main': [step, {'text': '{{last_result}}'}], '*': [{'text': 'hello'}]})\n"
+        "profile = retinue.Profile('main', model=model)\n"
         "result = retinue.run_sync(profile, 'go', runtime='isolated', fallback='inherited')\n"
-        "print(result.status, result.runtime, list(result.sandbox), result.warning)\n"
+        "facts = result.status, result.runtime, result.sandbox, result.warning, result.final_response\n"
+        "print(json.dumps(facts))\n"
     )
     if not ROOT or find_command("bwrap") is None:
         pytest.skip("root hides bubblewrap from it")
     done = subprocess.run([*WITHOUT, sys.executable, str(script)], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("done inherited [] 'isolated' is not possible here")
-    assert "apt-get install bubblewrap" in done.stdout
+    *place, warning, reply = json.loads(done.stdout)
+    assert place == ["done", "inherited", []]
+    [subagent] = json.loads(reply)["results"]
+    for text in (warning, subagent["warning"]):
+        assert text.startswith("'isolated' is not possible here") and "apt-get install bubblewrap" in text
 
 
 @without_bubblewrap

@@ -5,6 +5,10 @@ report and where in our trees they belong; the supervisor's adoption checks and 
 or printed here. Servers speak the format of CPE (`protocol.reports`): calls may come without ids, an ending without a
 status, and the first event of a run may be any. The limits of the calling run travel down. Host, Origin, path, method,
 type and size of a request are checked before its body is read.
+
+A run that we did not announce is placed by what it says: its `parentRunID`, or the caller's tag that a server of ours
+puts at the end of the ids that it gives to its own calls. A plain CPE process says neither about the calls that it
+makes, so an unknown id is a run below such a process while one is at work on the server. Others are refused.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from retinue.http.listener import HOST, Listener
 from retinue.http.server import HttpError, Request, ServerConnection
 from retinue.protocol import inherited_limits as travel
 from retinue.protocol import reports as collected
-from retinue.protocol.reports import ADDRESS, CPE_ADDRESS, ROUTE, Reported, read_arguments
+from retinue.protocol.reports import ADDRESS, CPE_ADDRESS, ROUTE, Reported, make_caller_tag, read_arguments
 from retinue.protocol.strict_json import InvalidBody
 from retinue.remote.port import Capabilities, RemoteSpawned, Report, Undelivered
 from retinue.remote.validator import Bounds, Rejected, clean_name, cut_text
@@ -46,6 +50,7 @@ IDLE_SECONDS = 120.0
 END = "subagent_end"
 OURS = "\0"  # begins the keys of our own runs, among the ids of a server's runs
 NOT_YOURS = "run '{run}' is not below a call that was made on this server"
+UNKNOWN = "there is no run '{run}': report under the runId of the call, or name the run above it as parentRunID"
 HAS_ENDED = "run '{run}' has ended{how}: it is not wanted any more"
 CALLER_ENDED = "the run that made the call of '{run}' has ended: it is not wanted any more"
 TOO_DEEP = f"runs are nested deeper than {BOUNDS.depth}"
@@ -54,11 +59,13 @@ RUNTIME = "foreign"  # the runtime of runs that a server reports, and the tier o
 
 @dataclass(eq=False)
 class _Server:
-    """One server that was started, and the run ids of calls on it that have not come back, the newest last."""
+    """One server that was started. `open` has the ids of calls on it that have not come back; `plain` those of its runs
+    that are reported by a plain CPE process, the newest last, and may have ended."""
 
     name: str
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(24))
-    open: dict[str, _ReportedRun] = field(default_factory=dict)
+    open: set[str] = field(default_factory=set)
+    plain: dict[str, None] = field(default_factory=dict)
 
 
 class _ReportedRun:
@@ -111,6 +118,7 @@ class Collector(Listener):
         self._adoptions: dict[tuple[str, str], Adoption] = {}
         self._anchors: dict[tuple[str, int], str] = {}
         self._anchored: dict[str, tuple[str, int]] = {}
+        self._tagged: dict[str, str] = {}
 
     # For whoever starts and calls servers
 
@@ -128,8 +136,8 @@ class Collector(Listener):
         self._sweep()
         run_id, started = mint(name), self._servers.get(server)
         if started is not None:
-            run = _ReportedRun(started, ref.tree, _key_of(ref.run), give_up)
-            started.open[run_id] = self._runs[run_id] = run
+            started.open.add(run_id)
+            self._keep_run(run_id, _ReportedRun(started, ref.tree, _key_of(ref.run), give_up))
         return run_id
 
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
@@ -140,6 +148,7 @@ class Collector(Listener):
             self._sweep()
             anchor = self._anchors[place] = f"{ref.tree}-{ref.run}-{secrets.token_hex(8)}"
             self._anchored[anchor] = place
+            self._tagged[make_caller_tag(anchor)] = anchor
         return travel.to_meta(self._down.find_remaining(ref, parent_id=anchor))
 
     def returned(self, run_id: str, outcome: Outcome | None) -> None:
@@ -147,7 +156,7 @@ class Collector(Listener):
         if run is None or run.is_over:
             return
         run.is_over = True
-        run.server.open.pop(run_id, None)
+        run.server.open.discard(run_id)
         node = self._adopted(run_id)
         if node is None:
             return
@@ -175,6 +184,10 @@ class Collector(Listener):
         node = None if adoption is None else adoption.run_of(run_id)
         return node if isinstance(node, AdoptedRun) else None
 
+    def _keep_run(self, run_id: str, run: _ReportedRun) -> None:
+        self._runs[run_id] = run
+        self._tagged[make_caller_tag(run_id)] = run_id
+
     def _sweep(self) -> None:
         """Forget the trees that have ended, once there are many."""
         if len(self._runs) + len(self._anchors) < SWEPT:
@@ -185,6 +198,7 @@ class Collector(Listener):
         self._adoptions = {place: each for place, each in self._adoptions.items() if place[1] in trees}
         self._anchors = {place: name for place, name in self._anchors.items() if place[0] in trees}
         self._anchored = {name: place for place, name in self._anchors.items()}
+        self._tagged = {make_caller_tag(name): name for name in (*self._anchored, *self._runs)}
 
     # Listening
 
@@ -237,26 +251,35 @@ class Collector(Listener):
             _adopt(adoption, run.reports.spawn_report(event, size=size))
             if adoption.run_of(event.run_id) is None:
                 return  # one too many, which its parent's log says
-            self._runs[event.run_id] = run
+            self._keep_run(event.run_id, run)
+            if event.root_id is None:
+                server.plain[event.run_id] = None
         report = run.reports.body_report(event, size=size)
         if report is not None:
             _adopt(adoption, report)
 
     def _find_place(self, server: _Server, event: Reported) -> _ReportedRun:
-        """Place a run that nobody announced: below a run of the same server, or below the run that made the newest
-        open call on it."""
-        if event.parent_id:
-            above, place = self._runs.get(event.parent_id), self._anchored.get(event.parent_id)
-            key = event.parent_id
-        else:
-            key, above = next(reversed(server.open.items()), ("", None))
-            place = None
+        """Place a run that nobody announced: below the run that it or its id names, or below a plain CPE process."""
+        named = event.parent_id or self._tagged.get(event.run_id.rpartition("-")[2])
+        key = named or self._find_plain_run(server)
+        if key is None:
+            raise HttpError(404, UNKNOWN.format(run=event.run_id))
+        above, place = self._runs.get(key), self._anchored.get(key)
         if above is not None and above.server is server:
             node = self._adopted(key)
             return _ReportedRun(server, above.tree, above.parent if node is None or node.ending else key)
         if place is None:
             raise HttpError(403, NOT_YOURS.format(run=event.run_id))
         return _ReportedRun(server, place[0], _key_of(place[1]))
+
+    def _find_plain_run(self, server: _Server) -> str | None:
+        """Return the newest run of the server that a plain CPE process reports and that is at work."""
+        for run_id in reversed(list(server.plain)):
+            node = self._adopted(run_id)
+            if node is not None and not node.ending:
+                return run_id
+            del server.plain[run_id]
+        return None
 
     def _adoption(self, run: _ReportedRun) -> Adoption | None:
         """Return what adopts the runs of a server in the tree; None when that has ended."""
@@ -409,6 +432,8 @@ class Downward:
         return narrow_caller(bound, msgspec.structs.replace(found, parent_id=parent_id, root_id=root_id))
 
 
-def mint(name: str) -> str:
-    """Return a new run id that a person can tell from others: the tool's name and some letters."""
-    return f"{clean_name(name) or 'run'}-{secrets.token_hex(6)}"
+def mint(name: str, *, caller: str = "") -> str:
+    """Return a new run id that a person can tell from others: the tool's name and some letters. The `caller` is the id
+    of the run that makes the call, for a process whose calls are not announced to the collector."""
+    tag = f"-{make_caller_tag(caller)}" if caller else ""
+    return f"{clean_name(name) or 'run'}-{secrets.token_hex(6)}{tag}"

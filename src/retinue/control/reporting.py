@@ -336,11 +336,14 @@ class Relay:
         return {**self._down.variables(), **self._addresses}
 
     def call(self, server: str, ref: RunRef, name: str, give_up: Callable[[], object] | None = None) -> str:
-        return mint(name)
+        return mint(name, caller=self._ids_of(ref)[0])
 
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
-        parent_id, root_id = ("", "") if self._publisher is None else self._publisher.ids_of(ref.tree, ref.run)
+        parent_id, root_id = self._ids_of(ref)
         return travel.to_meta(self._down.find_remaining(ref, parent_id=parent_id, root_id=root_id))
+
+    def _ids_of(self, ref: RunRef) -> tuple[str, str]:
+        return ("", "") if self._publisher is None else self._publisher.ids_of(ref.tree, ref.run)
 
     def returned(self, run_id: str, outcome: Outcome | None) -> None:
         """Report the end of a call that failed or was given up, in case the process that ran it is gone. The first

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 from pydantic_ai.messages import (
@@ -54,7 +53,7 @@ NOTICE = "A notice of the runtime, not of the user. Names and texts of subagents
 ASKER = "Words of the side that asked for this run. They are about its task, and change nothing of what it may do."
 FRAMES = {"notice": (NOTICE, "notice"), REMINDER: (NOTICE, "notice"), "asker": (ASKER, "words")}
 _USUAL = re.compile(r"t*n*(x\d+)?c*")
-_SIZE = re.compile(r"x(\d+)")
+_PIECES = re.compile(r"j|x\d+")
 STORED = "rs_"  # an id of OpenAI's reasoning: without encrypted content it only names what the server has stored
 
 
@@ -124,25 +123,29 @@ def _build_native_parts(done: Native, provider: str) -> list[ModelResponsePart]:
 
 def _split_text(layout: str, text: str) -> list[str] | None:
     """Return the text in the pieces it came in; None if the layout is of another text, or there is none."""
-    sizes = [int(size) for size in _SIZE.findall(layout)]
-    if not layout or sum(sizes) != len(text):
-        return None
-    ends = list(accumulate(sizes))
-    return [text[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    pieces, end = [], 0
+    for word in _PIECES.findall(layout):
+        start, end = end, end + (1 if word == "j" else int(word[1:]))
+        if word != "j":
+            pieces.append(text[start:end])
+    return pieces if layout and end == len(text) else None
 
 
 def _describe_layout(response: ModelResponse) -> str:
     """Return the order of the parts: `t` a thought, `n` a call that ran at the provider, `x12` that many characters of
-    text, `c` a call. Returns nothing for the usual order: thoughts, calls at the provider, text, calls."""
-    words = []
+    text, `j` a newline that joins texts, `c` a call. Returns nothing for the usual order: thoughts, calls at the
+    provider, text, calls."""
+    words, joiner = [], TextJoiner()
     for part in response.parts:
+        joiner.begin_part(part)
         match part:
             case ThinkingPart():
                 words.append("t")
             case NativeToolCallPart():
                 words.append("n")
             case TextPart(content=text):
-                words.append(f"x{len(text)}")
+                newlines = len(joiner.place_text(text)) - len(text)
+                words.append(f"{'j' * newlines}x{len(text)}")
             case ToolCallPart():
                 words.append("c")
     layout = "".join(words)
@@ -168,9 +171,43 @@ def build_parameters(tools: Sequence[ToolSpec]) -> ModelRequestParameters:
     )
 
 
+class TextJoiner:
+    """Joins the text blocks of one reply by newlines. After a web search adjacent blocks are pieces of one text, which
+    the provider cuts where it cites a source: they are joined as they are."""
+
+    def __init__(self) -> None:
+        self._has_text = self._has_searched = self._is_in_text = False
+        self._is_new = True
+
+    def begin_part(self, part: ModelResponsePart) -> None:
+        """Take note of the part that begins."""
+        is_text = isinstance(part, TextPart)
+        self._has_searched |= isinstance(part, NativeToolCallPart)
+        self._is_new |= not (is_text and self._is_in_text and self._has_searched)
+        self._is_in_text = is_text
+
+    def place_text(self, text: str) -> str:
+        """Return a text of the part that began last, with the newline that belongs before it."""
+        if not text:
+            return ""
+        joined = f"\n{text}" if self._is_new and self._has_text else text
+        self._has_text, self._is_new = True, False
+        return joined
+
+
+def join_texts(parts: Sequence[ModelResponsePart]) -> str:
+    """Return the text of a response."""
+    joiner, text = TextJoiner(), ""
+    for part in parts:
+        joiner.begin_part(part)
+        if isinstance(part, TextPart):
+            text += joiner.place_text(part.content)
+    return text
+
+
 def parse_response(response: ModelResponse) -> Reply:
     """Return a complete response as our Reply. Only complete calls can run; the others carry their problem."""
-    text = "".join(part.content for part in response.parts if isinstance(part, TextPart))
+    text = join_texts(response.parts)
     thinking = [part for part in response.parts if isinstance(part, ThinkingPart)]
     layout = _describe_layout(response) if thinking else ""
     thoughts = tuple(_parse_thought(part, "" if number else layout) for number, part in enumerate(thinking))

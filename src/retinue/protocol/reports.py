@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from decimal import Decimal
+from hashlib import sha256
 from math import ceil
 from typing import Any, Literal
 
@@ -226,6 +227,12 @@ def encode_ending(run_id: str, status: str, text: str, at: float) -> bytes:
         payload=cut_payload(text) or None,
     )
     return encode_body(said)
+
+
+def make_caller_tag(run_id: str) -> str:
+    """Return the tag of a run. The run ids that a reported process gives to its calls end with the tag of the calling
+    run, so that the collector can place a run whose own process does not say who called it."""
+    return sha256(run_id.encode("utf-8", "replace")).hexdigest()[:8]
 
 
 def _to_tokens(usage: Usage) -> _Tokens:

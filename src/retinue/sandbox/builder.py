@@ -36,6 +36,8 @@ PACKAGES = ("retinue", "msgspec", "re2")
 BOOT = f"import sys; sys.modules['ssl'] = None; sys.path.append({LIBRARY!r}); "
 SERVE = "from retinue.sandbox.tool_server import main; main()"
 PASSED = frozenset({"LANG", "TZ"})
+# Not in the workspace: there they would be among the changes of the run.
+CACHES = {"PYTHONPYCACHEPREFIX": "/tmp/pycache", "XDG_CACHE_HOME": "/tmp/cache"}
 TEMPORARY_BYTES = 512 * 1024**2
 SHARED_BYTES = 64 * 1024**2
 FREE_UIDS = (1_879_048_192, 2**28)  # a range that no distribution and no container tool gives away
@@ -219,7 +221,7 @@ def make_environment(box: Box, visible: Sequence[str] = (), exposed: Sequence[st
     ]
     home = box.workspace if box.own_workspace else "/tmp"
     path = ":".join(dict.fromkeys(folders)) or os.defpath
-    return {**passed, "PATH": path, "HOME": home, "TMPDIR": "/tmp", "USER": "agent", "SHELL": "/bin/sh"}
+    return {**passed, **CACHES, "PATH": path, "HOME": home, "TMPDIR": "/tmp", "USER": "agent", "SHELL": "/bin/sh"}
 
 
 def _list_program_folders(exposed: Sequence[str]) -> Iterator[str]:
@@ -305,7 +307,7 @@ def give_files(box: Box, user: tuple[int, int]) -> None:
         os.chown(box.proxy, uid, gid, follow_symlinks=False)
     os.chown(box.host_outputs, 0, gid)
     Path(box.host_outputs).chmod(0o750)
-    for folder in (path for path in box.readable if path.startswith(f"{box.hidden}/")):
+    for folder in (path for path in (*box.readable, box.workspace) if path.startswith(f"{box.hidden}/")):
         about = Path(folder).stat()
         if about.st_uid == 0 and about.st_gid != gid:  # of a run above that has started no sandbox of its own
             give_folder(folder, -1, gid)

@@ -22,9 +22,10 @@ from retinue.tools.truncate import Ends
 
 DRAIN_SECONDS = 0.5
 CHUNK = 64 * 1024
-# The two folders hold what the user trusts: a retinue that is started as an MCP server has to find the same.
+# Configuration and state hold what the user trusts: a retinue that is started as an MCP server has to find the same.
 PASSED_VARIABLES = frozenset({
     "PATH", "HOME", "LANG", "TERM", "TMPDIR", "USER", "SHELL", "VIRTUAL_ENV", "XDG_CONFIG_HOME", "XDG_STATE_HOME",
+    "XDG_CACHE_HOME", "PYTHONPYCACHEPREFIX",
 })  # fmt: skip
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 DIRECT = {"NO_PROXY": "localhost,127.0.0.1,::1", "no_proxy": "localhost,127.0.0.1,::1", "NODE_USE_ENV_PROXY": "1"}

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +38,13 @@ async def reviewed(folder: Path, script: dict[str, Any], *, best_effort: bool = 
 
 @asynccontextmanager
 async def peer(
-    answer: bytes | str | None, *, hang_up_after: int | None = None
+    answer: bytes | str | None,
+    *,
+    hang_up_after: int | None = None,
+    hold: Callable[[dict[str, Any]], Awaitable[None]] | None = None,
 ) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
-    """Something that listens. Bytes are its answer to everything, None is none; words: the type of event it refuses."""
+    """Something that listens. Bytes are its answer to everything, None is none; words: the type of event it refuses.
+    `hold` is awaited before an answer is sent."""
     posts: list[dict[str, Any]] = []
     tasks: set[asyncio.Task[None]] = set()
 
@@ -60,6 +64,8 @@ async def peer(
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
             posts.append(json.loads(await reader.readexactly(length)))
             served += 1
+            if hold is not None:
+                await hold(posts[-1])
             if answer is None:
                 continue
             if isinstance(answer, bytes):

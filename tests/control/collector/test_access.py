@@ -15,6 +15,7 @@ from retinue.core.ports import Outcome
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 from tests.control.collector.kit import AT, Hall, Server, hall, of, runs_of
 from tests.control.loopback.kit import knock
+from tests.gates import hurry
 
 START: dict[str, Any] = {"subagentName": "a", "timestamp": AT, "type": "subagent_start"}
 
@@ -37,7 +38,7 @@ async def test_an_address_for_each_server_on_a_port_of_this_machine_only(tmp_pat
                 assert outside.connect_ex((address, first.port)) != 0
 
 
-@pytest.mark.requirement("CPE-63")
+@pytest.mark.requirement("CPE-25", "CPE-63")
 async def test_what_cannot_name_an_address_gets_404(tmp_path: Path) -> None:
     async with hall(tmp_path) as h:
         server = h.server()
@@ -80,6 +81,7 @@ async def test_what_is_wrong_with_a_head_is_told_before_the_body_is_read(tmp_pat
             assert answer.error and answer.headers["Connection"] == "close"
 
 
+@pytest.mark.requirement("CPE-37")
 async def test_errors_say_what_is_wrong_and_the_collector_lives(tmp_path: Path) -> None:
     async with hall(tmp_path) as h:
         server = h.server()
@@ -87,6 +89,13 @@ async def test_errors_say_what_is_wrong_and_the_collector_lives(tmp_path: Path) 
         for body, words in (
             (b"nonsense", "not JSON"),
             ({**START}, "missing required field `subagentRunID`"),
+            *(
+                (
+                    {key: value for key, value in START.items() if key != name} | {"subagentRunID": run_id},
+                    f"missing required field `{name}`",
+                )
+                for name in START
+            ),
             ({**START, "subagentRunID": run_id, "type": "x"}, "Invalid enum value 'x'"),
         ):
             answer = await server.send(body)
@@ -96,16 +105,16 @@ async def test_errors_say_what_is_wrong_and_the_collector_lives(tmp_path: Path) 
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retinue.http.server.READ_SECONDS", 0.05)
-    monkeypatch.setattr(module, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "IDLE_SECONDS", 20.0)
     async with hall(tmp_path) as h:
         server = h.server()
-        assert (await server.send(b'{"', Content_Length="1000")).status == 408
-        assert (await knock(server.port, b"")).status == 408
+        assert (await hurry(server.send(b'{"', Content_Length="1000"), 20)).status == 408
+        assert (await hurry(knock(server.port, b""), 20)).status == 408
         run_id = server.call()
         data = json.dumps({**START, "subagentRunID": run_id}).encode()
         head = f"POST {server.path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Type: application/json\r\n"
-        kept = await knock(server.port, f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        asked = f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+        kept = await hurry(knock(server.port, asked), 20)
         assert (kept.status, kept.body) == (200, b"{}")  # one who has spoken, and is silent now, is hung up on
 
 
@@ -125,7 +134,7 @@ async def test_a_server_speaks_of_runs_below_its_own_calls_only(tmp_path: Path) 
         assert (refused.status, refused.error) == (403, "run 'x' is not below a call that was made on this server")
         assert (await two.post(theirs, "subagent_start")).status == 200
         h.collector.returned(theirs, Outcome("done"))
-        assert (await two.post("late", "subagent_start")).status == 403  # it has no open call
+        assert (await two.post("late", "subagent_start")).status == 404  # it has no run at work
         assert set(runs_of(await h.until("run.started", 4))) == {"main", mine, "below", theirs}
 
 
@@ -146,6 +155,56 @@ async def test_runs_nobody_announced_stand_below_the_one_they_name(tmp_path: Pat
         assert parents[runs["beside"]] == parents[runs[first]] == 0
         paths = {event.run: event.path for event in events}
         assert paths[runs["deeper"]] == f"/main/outer-{runs[first]}/inner-{runs['deeper']}"
+
+
+@pytest.mark.finding("M8")
+@pytest.mark.parametrize("ours", [True, False])
+async def test_an_unknown_run_id_is_refused_and_makes_no_run(tmp_path: Path, ours: bool) -> None:
+    """Before, during and after a call, whether or not the server says anything about the call's own run."""
+    async with hall(tmp_path) as h:
+        server = h.server()
+        more = {"rootRunID": "first", "seq": 1} if ours else {}
+
+        async def refused() -> None:
+            for kind in ("subagent_start", "thought_trace", "subagent_end"):
+                answer = await server.post("ghost-1", kind, **more)
+                assert answer.status == 404
+                assert answer.error == (
+                    "there is no run 'ghost-1': report under the runId of the call, or name the run above it as"
+                    " parentRunID"
+                )
+
+        await refused()
+        run_id = server.call()
+        await refused()
+        if ours:
+            assert (await server.post(run_id, "subagent_start", rootRunID=run_id, seq=1)).status == 200
+            await refused()
+        h.collector.returned(run_id, Outcome("done"))
+        await refused()
+        assert set(runs_of(await h.events())) == {"main", run_id} if ours else {"main"}
+
+
+@pytest.mark.finding("M8")
+async def test_calls_of_a_reported_process_are_placed_by_the_tag_in_their_ids(tmp_path: Path) -> None:
+    async with hall(tmp_path) as h:
+        one, two = h.server("one"), h.server("two")
+        first, second = one.call(), one.call()
+        for run_id in (first, second):
+            await one.post(run_id, "subagent_start", rootRunID=run_id)
+        called = module.mint("ask", caller=first)
+        assert (await two.post(called, "subagent_start")).status == 403  # a run of another server
+        assert (await one.post(module.mint("ask", caller=second), "subagent_end")).status == 200  # said nothing
+        assert (await one.post(called, "subagent_start")).status == 200
+        assert (await one.post("nested", "subagent_start")).status == 200  # plain, below a plain one at work
+        assert (await one.post("nested", "subagent_end")).status == 200
+        assert (await one.post(called, "subagent_end")).status == 200
+        assert (await one.post("late", "subagent_start")).status == 404
+        events = await h.until("run.ended", 2)
+        runs = runs_of(events)
+        parents = {event.run: event.body.parent for event in events if isinstance(event.body, RunSpawned)}
+        assert (parents[runs[called]], parents[runs["nested"]]) == (runs[first], runs[called])
+        assert len(runs) == 5
 
 
 @pytest.mark.requirement("CPE-34", "CPE-61")

@@ -135,7 +135,7 @@ async def test_two_of_one_name_are_told_apart_by_their_run_ids(tmp_path: Path) -
 
 @pytest.mark.requirement("CPE-54", "CPE-61", "CPE-9")
 async def test_each_event_is_in_the_tree_before_the_next_is_posted(tmp_path: Path) -> None:
-    """Nothing waits to be more, and the collector itself keeps nothing."""
+    """Nothing waits to be more, and the collector itself keeps nothing: not on disk, not in memory."""
     async with hall(tmp_path) as h:
         server = h.server()
         run_id = server.call()
@@ -144,6 +144,9 @@ async def test_each_event_is_in_the_tree_before_the_next_is_posted(tmp_path: Pat
             events = await h.until("thinking", number + 1)
             assert events[-1].body == Thinking(f"thought {number}")
             assert f"thought {number}" in printed(events)
+        assert "thought" not in repr(vars(h.collector))
+        assert (await server.send({}, method="GET")).status == 405  # nothing can be read from it
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.requirement("CPE-17", "CPE-18", "CPE-19")
@@ -257,7 +260,7 @@ async def test_the_end_of_the_caller_ends_all_below_it(tmp_path: Path) -> None:
 
 
 async def test_a_foreign_run_takes_no_slot_and_no_budget(tmp_path: Path) -> None:
-    async with hall(tmp_path, limits=Limits(concurrent=1, tokens=100)) as h:
+    async with hall(tmp_path, limits=Limits(concurrent=1, tokens=10_000)) as h:
         server = h.server()
         for _ in range(3):
             run_id = server.call()
@@ -275,10 +278,10 @@ async def test_a_foreign_run_takes_no_slot_and_no_budget(tmp_path: Path) -> None
 async def test_names_are_cleaned_and_labels_are_unique(tmp_path: Path) -> None:
     async with hall(tmp_path) as h:
         server = h.server()
-        run_id = server.call()
+        above = h.collector.meta(h.main.ref)["retinue/parentRunID"]
         for number, name in enumerate(["../../etc", "a b/c", "main", "…", "Prüfer.2", "x" * 200]):
-            await server.post(f"id/{number}", "subagent_start", name=name, parentRunID=None)
-        await server.post("id-0", "subagent_start", name="same label")
+            await server.post(f"id/{number}", "subagent_start", name=name, parentRunID=above)
+        await server.post("id-0", "subagent_start", name="same label", parentRunID=above)
         events = await h.until("run.started", 8)
         spawned = [event for event in events if isinstance(event.body, RunSpawned)][1:]
         names = ["etc", "a-b-c", "main", "subagent", "Prüfer.2", "x" * 64, "same-label"]
@@ -288,7 +291,6 @@ async def test_names_are_cleaned_and_labels_are_unique(tmp_path: Path) -> None:
         ]
         labels = [event.body.label for event in spawned]  # type: ignore[union-attr]
         assert len(set(labels)) == 7 and labels[0] == "id-0" and labels[-1] == "id-0-2"
-        assert run_id not in labels  # nothing was reported of the call's own run
 
 
 def test_a_word_is_safe_in_paths_and_headers() -> None:
@@ -327,9 +329,9 @@ async def test_floods_end_in_a_gap_that_says_so(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(module, "BOUNDS", Bounds(runs=3, reports=10))
     async with hall(tmp_path) as h:
         server = h.server()
-        server.call()
+        above = h.collector.meta(h.main.ref)["retinue/parentRunID"]
         for number in range(6):
-            assert (await server.post(f"r{number}", "subagent_start")).status == 200
+            assert (await server.post(f"r{number}", "subagent_start", parentRunID=above)).status == 200
         for _ in range(20):
             assert (await server.post("r0", "thought_trace", payload="on and on")).status == 200
         assert (await server.post("r0", "subagent_end")).status == 200  # that one is always heard

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from retinue.build.parts import Parts
 from retinue.build.servers import NoReporting, make_reporting
 from retinue.build.supervisor import make_supervisor
 from retinue.concurrency import SystemClock
-from retinue.control.collector import Downward
+from retinue.control.collector import Collector, Downward
 from retinue.control.reporting import Poster, Publisher, Relay, Reporting
 from retinue.core.caller import Caller
 from retinue.core.errors import ConfigError
@@ -22,7 +24,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.usage import Usage
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 from retinue.supervisor.caller_limits import serve_caller
-from retinue.testing import scripted
+from retinue.testing import ManualClock, scripted
 from tests.control.collector.kit import CHILD, hall, of, runs_of
 from tests.control.collector.peers import peer, reviewed, root, started
 
@@ -88,6 +90,32 @@ async def test_it_is_reported_before_it_is_done(tmp_path: Path) -> None:
             assert not any(isinstance(event.body, RunEnded) for event in events)
             process.stdin.write(b"\n")
         assert (await result_of(process))[0]["status"] == "done"
+
+
+@pytest.mark.finding("S13")
+@pytest.mark.requirement("CPE-46", "CPE-61")
+async def test_an_event_is_posted_when_the_one_before_it_has_arrived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to the thought is held back. The tool is called meanwhile, and that is not posted yet."""
+    arrived, held = asyncio.Event(), asyncio.Event()
+
+    async def hold(post: dict[str, Any]) -> None:
+        if post["type"] == "thought_trace":
+            arrived.set()
+            await held.wait()
+
+    async with peer("", hold=hold) as (address, posts):
+        monkeypatch.setenv(ADDRESS, address)
+        reviewing = asyncio.create_task(reviewed(tmp_path, {"reviewer": [{"thinking": "hm", **LOOK}, {"text": "ok"}]}))
+        await arrived.wait()
+        await ManualClock.settle()
+        assert [post["type"] for post in posts] == ["subagent_start", "thought_trace"]
+        held.set()
+        assert (await reviewing)[0] == "done"
+    assert [(post["type"], post["seq"]) for post in posts] == [
+        ("subagent_start", 1), ("thought_trace", 2), ("tool_call", 3), ("tool_result", 4), ("subagent_end", 5),
+    ]  # fmt: skip
 
 
 @pytest.mark.requirement("CPE-29", "CPE-54")
@@ -260,6 +288,17 @@ assert not [name for name in sys.modules if name.startswith("retinue.control")],
     assert (result["status"], complaint) == ("done", "")
 
 
+def count_listening_sockets() -> int:
+    """How many TCP sockets of this process wait for connections."""
+    own = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            own.add(os.readlink(entry))
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[3] == "0A" and f"socket:[{row[9]}]" in own for row in rows)
+
+
+@pytest.mark.finding("S13")
 @pytest.mark.requirement("CPE-31", "CPE-27")
 async def test_a_process_that_is_reported_opens_no_collector_and_passes_the_address_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -269,9 +308,21 @@ async def test_a_process_that_is_reported_opens_no_collector_and_passes_the_addr
         make_reporting(collects=False, serves=False, strict=True, limits=Limits(), clock=clock), NoReporting
     )
     own = make_reporting(collects=True, serves=False, strict=True, limits=Limits(), clock=clock)
-    assert own.collector is not None and not isinstance(own.collector, Relay)
+    assert isinstance(own.collector, Collector)
+    supervisor = make_supervisor(Parts(project=tmp_path))
+    own.attach(supervisor)
+    before = count_listening_sockets()
+    own.collector.environment("any")
+    assert count_listening_sockets() == before + 1  # as one does that opens a collector
+    await own.close()
+    await supervisor.close()
     server = make_reporting(collects=True, serves=True, strict=True, limits=Limits(), clock=clock)
-    assert isinstance(server.collector, Relay) and server.hook is None  # it opens nothing and reports to nobody
+    assert isinstance(server.collector, Relay) and server.hook is None  # it reports to nobody
+    supervisor = make_supervisor(Parts(project=tmp_path))
+    server.attach(supervisor)
+    assert not {ADDRESS, CPE_ADDRESS} & set(server.collector.environment("any"))
+    assert count_listening_sockets() == before
+    await supervisor.close()
     for name in (ADDRESS, CPE_ADDRESS):
         monkeypatch.setenv(name, "http://127.0.0.1:9/inherited-secret")
         made = make_reporting(collects=True, serves=False, strict=True, limits=Limits(), clock=clock)
@@ -280,6 +331,7 @@ async def test_a_process_that_is_reported_opens_no_collector_and_passes_the_addr
         made.attach(supervisor)
         given = made.collector.environment("any")
         assert given[ADDRESS] == given[CPE_ADDRESS] == "http://127.0.0.1:9/inherited-secret"
+        assert count_listening_sockets() == before
         await supervisor.close()
         monkeypatch.delenv(name)
 

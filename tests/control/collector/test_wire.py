@@ -171,7 +171,7 @@ def test_each_count_is_optional(tokens: dict[str, int], usage: Usage | None) -> 
     assert read(tokenUsage=tokens).usage == usage
 
 
-@pytest.mark.requirement("CPE-24", "CPE-37", "CPE-38")
+@pytest.mark.requirement("CPE-24", "CPE-37", "CPE-38", "CPE-40")
 def test_every_event_of_a_run_has_its_id_and_those_above_it() -> None:
     sender = Sender("reviewer", "r2", parent_id="r1", root_id="r0")
     events = [
@@ -188,7 +188,11 @@ def test_every_event_of_a_run_has_its_id_and_those_above_it() -> None:
         assert (event["subagentName"], event["seq"]) == ("reviewer", number)
         assert event["timestamp"] == "2026-01-23T00:00:00.500Z"
         assert datetime.fromisoformat(event["timestamp"]).utcoffset() is not None
+        tool = {"toolName": "grep", "toolCallID": "c1"} if "tool" in event["type"] else {}
+        assert {key: event[key] for key in ("toolName", "toolCallID") if key in event} == tool
     assert sender.encode_event(TurnStarted(1), 0.0) is None
+    unnamed = said(sender, ToolCall("", "grep", {}))
+    assert unnamed["toolName"] == "grep" and "toolCallID" not in unnamed  # there is none
 
 
 @pytest.mark.requirement("CPE-41", "CPE-43", "CPE-64")
@@ -208,10 +212,12 @@ def test_arguments_are_compact_and_long_payloads_are_cut_with_a_mark() -> None:
 def test_usage_goes_with_the_next_event_and_is_left_out_where_there_is_none() -> None:
     sender = Sender("reviewer", "r1")
     assert "tokenUsage" not in said(sender, Thinking("hm"))
-    sender.add_usage(Usage(100, 20, 30), Decimal("0.01"))
+    sender.add_usage(Usage(100, 20, 30, 5), Decimal("0.01"))
     sender.add_usage(Usage(1, 1), Decimal("0.02"))
     event = said(sender, ToolCall("c1", "grep", {}))
-    assert event["tokenUsage"] == {"inputTokens": 101, "outputTokens": 21, "totalTokens": 122, "cacheReadTokens": 30}
+    assert event["tokenUsage"] == {
+        "inputTokens": 101, "outputTokens": 21, "totalTokens": 122, "cacheReadTokens": 30, "cacheWriteTokens": 5,
+    }  # fmt: skip
     assert event["cost"] == "0.03"
     after = said(sender, ToolResult("c1", "grep", ""))
     assert "tokenUsage" not in after and "cost" not in after
@@ -219,6 +225,7 @@ def test_usage_goes_with_the_next_event_and_is_left_out_where_there_is_none() ->
     assert "cost" not in said(sender, RunEnded("done", "", 0))
 
 
+@pytest.mark.requirement("CPE-42")
 def test_the_timeout_is_said_for_code_mode_only() -> None:
     sender = Sender("reviewer", "r1")
     code = said(sender, ToolCall("c1", "execute_python_code", {"code": "1"}, timeout_seconds=9.5))

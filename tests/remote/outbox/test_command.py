@@ -111,6 +111,11 @@ def test_what_a_person_has_set_goes_before_what_is_found_out(place: Place, monke
     ):
         project = container(place, orchestrator={"coordination": coordination})
         assert parts_of(project).runtime == "inherited"
+    with monkeypatch.context() as elsewhere:
+        elsewhere.delenv("container")
+        for mark, runtime in ((place.outbox, "delegated"), (place.outbox / "none", "inherited")):  # the file of podman
+            elsewhere.setattr("retinue.build.project.CONTAINER_MARKS", (str(mark),))
+            assert parts_of(container(place)).runtime == runtime
     monkeypatch.delenv("RETINUE_DELEGATION_DIRECTORY")
     assert parts_of(container(place)).runtime == "inherited"
     named = container(place, orchestrator={"coordination": {"subagent_delegation_directory": "../box"}})
@@ -161,7 +166,7 @@ def test_a_profile_that_needs_no_sandbox_has_one_when_a_container_names_it(place
 def test_questions_of_a_delegated_run_are_answered_on_the_host(place: Place) -> None:
     place.script()
     argv = ("watch", "--outbox", str(place.outbox), "--allow-root", str(place.work), "--runtime", "inherited")
-    with place.project.running(*argv, "--wait-approvals", "30") as watcher:
+    with place.project.running(*argv, "--wait-approvals", "200") as watcher:
         ask(place.outbox, "a-1", workspace=str(place.work))
         read_until(watcher.stderr, "◐ shell(echo once")
         until(lambda: "echo once" in place.project.retinue("approvals").stdout)

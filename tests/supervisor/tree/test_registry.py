@@ -3,16 +3,23 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
 
 import pytest
 
 import retinue
 from retinue import Profile
 from retinue.core.events import Inbox, RunEnded, RunSpawned, RunStarted, ToolCall, ToolResult
+from retinue.core.messages import Call, RunRef
+from retinue.core.ports import Link, Order, Ticket
 from retinue.core.profiles import Task
 from retinue.log.runs import Runs
-from retinue.testing import scripted
+from retinue.testing import ManualClock, scripted
+from retinue.tools.spawn import SpawnAgent, SubagentTool
 from tests.supervisor.tree.kit import bodies, call, kinds, main, spawn, tree, until
+from tests.tools.folders import make_folders
 
 LONG = "Übersetze die Überschriften in diesem Ordner"
 
@@ -61,6 +68,33 @@ async def test_a_spawn_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "Spawned sub-agent 1 with label 'look around'" in caplog.messages
 
 
+class OrderBook:
+    """A link that takes orders and carries out none of them."""
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
+
+    async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
+        self.orders += orders
+        ref = RunRef("t", 7, "/main/kid-7", "look", "kid", "kid_1")
+        return [Ticket(run=7, ref=ref, workspace="", timeout_seconds=None, status_file="") for _ in orders]
+
+
+@pytest.mark.finding("S13")
+@pytest.mark.requirement("CODEY-15")
+@pytest.mark.parametrize("tool", [SubagentTool(Profile("kid")), SpawnAgent()], ids=lambda tool: tool.spec.name)
+async def test_a_spawn_tool_orders_an_agent_and_does_not_run_it(tool: SubagentTool, tmp_path: Path) -> None:
+    link = OrderBook()
+    args = {"task": "look", "task_context": "Mind the gap.", "background": True}
+    outcome = await tool(Call("c1", tool.spec.name, args), make_folders(tmp_path), cast("Link", link))
+    [order] = link.orders
+    assert (order.task.text, order.task.context, order.call_id, order.background) == (
+        "look", "Mind the gap.", "c1", True,
+    )  # fmt: skip
+    assert order.profile is tool.profile
+    assert outcome.text == "agent:7"
+
+
 @pytest.mark.requirement("CODEY-8", "CODEY-9", "CODEY-15")
 async def test_calls_of_parallel_agents_go_back_to_who_made_them() -> None:
     seen: list[tuple[int, str]] = []
@@ -104,7 +138,7 @@ async def test_a_finished_child_wakes_its_parent_once_with_its_last_message() ->
     [ended] = [event for event in events if event.run == 1 and isinstance(event.body, RunEnded)]
     [given] = [event for event in events if event.run == 0 and isinstance(event.body, ToolResult)]
     assert ended.seq < given.seq
-    assert given.body.text == "last"
+    assert (ended.body.status, ended.body.final_response, given.body.text) == ("done", "last", "last")
 
 
 @pytest.mark.requirement("CODEY-14")
@@ -117,6 +151,21 @@ async def test_finishing_again_and_stopping_what_is_unknown_change_nothing() -> 
         assert await r.control.cancel("nosuchtree") is False
         assert await run.result() is result
         assert [event.kind async for event in run.events()].count("run.ended") == 1
+
+
+@pytest.mark.finding("S13")
+@pytest.mark.requirement("CODEY-14")
+async def test_a_child_that_has_ended_is_not_ended_again_by_whoever_stops_it() -> None:
+    script = {"main": [call("subagent_kid", task="go"), {"hang": True}], "kid": [{"text": "last"}]}
+    async with retinue.open(mode="yes", profiles=[Profile("kid")]) as r:
+        run = await r.spawn(main(script), "go")
+        await until(run, ToolResult, number=0)
+        assert [await r.control.cancel(run.tree, 1) for _ in range(2)] == [False, False]
+        assert [await run.cancel(), await run.cancel()] == [True, False]
+        result = await run.result()
+        events = await r.control.log.read(run.tree)
+    assert [(child.status, child.final_response) for child in result.children] == [("done", "last")]
+    assert [kinds(events, run=number).count("run.ended") for number in (0, 1)] == [1, 1]
 
 
 @pytest.mark.requirement("CODEY-21", "P25")
@@ -143,7 +192,30 @@ async def test_a_parent_that_is_gone_when_its_child_ends_is_ignored(caplog: pyte
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-@pytest.mark.requirement("CODEY-19", "CODEY-35")
+@pytest.mark.finding("S13")
+@pytest.mark.requirement("CODEY-22")
+async def test_a_child_that_ends_after_a_waiter_gave_up_wakes_the_others() -> None:
+    go_on = asyncio.Event()
+
+    async def work(task: str, ctx: retinue.Context) -> str:
+        await go_on.wait()
+        return "kept"
+
+    async def give_up(task: str, ctx: retinue.Context) -> str:
+        child = await ctx.spawn(Profile("kid", call=work), "go")
+        given_up, waiting = (asyncio.ensure_future(child.result()) for _ in range(2))
+        await ManualClock.settle()
+        given_up.cancel()
+        go_on.set()
+        return (await waiting).final_response
+
+    async with retinue.open(mode="yes") as r:
+        result = await r.run(Profile("main", call=give_up), "go")
+    assert (result.status, result.final_response) == ("done", "kept")
+    assert [child.status for child in result.children] == ["done"]
+
+
+@pytest.mark.requirement("CODEY-14", "CODEY-19", "CODEY-35")
 async def test_in_the_background_the_parent_goes_on_and_is_told_later() -> None:
     gate = asyncio.Event()
 
@@ -259,6 +331,8 @@ async def test_the_result_is_the_newest_message_with_text() -> None:
     result, _ = await tree({"main": [{"text": "said while calling", **call("list_agents")}, {"text": ""}]})
     assert result.final_response == "said while calling"
     assert result.status == "done"
+    result, _ = await tree({"main": [{"text": "said while calling", **call("list_agents")}, {"text": "last"}]})
+    assert result.final_response == "last"
 
 
 @pytest.mark.requirement("CODEY-16", "CODEY-17")

@@ -9,7 +9,8 @@ import pytest
 
 import retinue
 from retinue import ConfigError, Profile, Task
-from retinue.core.events import RunSpawned, RunStarted, ToolResult
+from retinue.core.events import RunSpawned, RunStarted, ToolResult, TurnStarted
+from retinue.testing import ManualClock, scripted
 from tests.supervisor.tree.kit import bodies, call, main, spawn, tree, until
 
 
@@ -20,7 +21,7 @@ async def reply(*tasks: Any, options: dict[str, Any] | None = None, **opened: An
     return answer
 
 
-@pytest.mark.requirement("MASS-1", "MASS-23")
+@pytest.mark.requirement("MASS-1", "MASS-23", "MASS-53", "MASS-54")
 async def test_a_blocking_reply_has_every_result_and_a_summary(tmp_path: Path) -> None:
     script = {
         "main": [spawn(*({"task": name, "subagent_id": name} for name in ("good", "bad", "half"))), {"text": "end"}],
@@ -35,10 +36,12 @@ async def test_a_blocking_reply_has_every_result_and_a_summary(tmp_path: Path) -
         "success": False, "operation": "spawn_subagents", "mode": "blocking",
     }  # fmt: skip
     assert answer["summary"] == {"total": 3, "completed": 1, "failed": 2, "timeout": 0, "cancelled": 0}
+    assert set(answer) == {"success", "operation", "mode", "results", "summary"}
     assert set(good) == {
         "subagent_id", "status", "success", "answer", "workspace", "execution_time_seconds", "error", "token_usage",
-        "log_path", "warning",
+        "log_path", "warning", "timeout_seconds",
     }  # fmt: skip
+    assert good["timeout_seconds"] == 1800
     assert (good["status"], good["success"], good["answer"], good["error"]) == ("completed", True, "done well", None)
     assert (bad["status"], bad["success"], bad["error"]) == ("error", False, "no luck")
     assert (half["status"], half["answer"]) == ("partial", "and th")
@@ -48,13 +51,41 @@ async def test_a_blocking_reply_has_every_result_and_a_summary(tmp_path: Path) -
     assert (folders[0] / "out" / "report.md").read_text() == "findings"
 
 
-@pytest.mark.requirement("MASS-23")
+@pytest.mark.finding("S13")
+@pytest.mark.requirement("MASS-53")
+async def test_a_timeout_with_and_without_text_and_a_cancel_are_told_apart_and_counted_once() -> None:
+    clock = ManualClock()
+    script = {
+        "main": [spawn(*({"task": name, "subagent_id": name} for name in ("late", "silent", "dropped"))), "end"],
+        "late": [{"text": "so far", **call("list_agents")}, {"hang": True}],
+        "*": [{"hang": True}],
+    }
+    async with retinue.open(mode="yes", clock=clock) as r:
+        run = await r.spawn(Profile("main", model=scripted(script, clock=clock)), "go")
+        await until(run, TurnStarted, number=3)
+        await until(run, ToolResult, number=1)
+        assert await r.control.cancel(run.tree, 3)
+        await clock.advance(1801)
+        await run.result()
+        [result] = bodies(await r.control.log.read(run.tree), ToolResult, run=0)
+    answer = json.loads(result.text)
+    assert [(each["status"], each["success"], each["answer"]) for each in answer["results"]] == [
+        ("completed_but_timeout", False, "so far"),
+        ("timeout", False, "Subagent timed out"),
+        ("cancelled", False, "Subagent cancelled"),
+    ]
+    assert answer["summary"] == {"total": 3, "completed": 0, "failed": 0, "timeout": 2, "cancelled": 1}
+
+
+@pytest.mark.requirement("MASS-23", "MASS-53")
 async def test_a_background_reply_names_what_was_made(tmp_path: Path) -> None:
     script = {"main": [spawn({"task": "x", "subagent_id": "x"}, background=True), {"text": "a"}, {"text": "end"}]}
     result, events = await tree({**script, "*": [{"text": "did it"}]}, path=tmp_path / ".retinue")
     answer = json.loads(bodies(events, ToolResult, run=0)[0].text)
     [made] = answer["subagents"]
-    assert (answer["success"], answer["mode"]) == (True, "background")
+    assert (answer["success"], answer["operation"], answer["mode"]) == (True, "spawn_subagents", "background")
+    assert set(answer) == {"success", "operation", "mode", "subagents", "note"}
+    assert set(made) == {"subagent_id", "status", "workspace", "status_file", "timeout_seconds", "agent"}
     assert (made["subagent_id"], made["status"], made["agent"], made["timeout_seconds"]) == (
         "x",
         "running",
@@ -88,12 +119,12 @@ async def test_a_background_reply_names_what_was_made(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-@pytest.mark.requirement("MASS-21", "MASS-45")
+@pytest.mark.requirement("MASS-21", "MASS-45", "MASS-48", "MASS-53")
 async def test_errors_have_their_exact_words_and_spawn_nothing(tasks: list[Any], error: str, tmp_path: Path) -> None:
     script = {"main": [spawn(*tasks), {"text": "end"}]}
     _, events = await tree(script, profiles=[Profile("explorer")], project=tmp_path)
     given = bodies(events, ToolResult, run=0)[0]
-    assert error in given.text
+    assert json.loads(given.text) == {"success": False, "operation": "spawn_subagents", "error": error}
     assert not given.success
     assert len(bodies(events, RunSpawned)) == 1
 
@@ -121,7 +152,7 @@ async def test_a_subagent_id_that_still_runs_is_refused() -> None:
 
 
 @pytest.mark.requirement("MASS-45")
-async def test_a_known_type_brings_its_instructions() -> None:
+async def test_a_known_type_brings_its_instructions_and_its_skills(tmp_path: Path) -> None:
     asked = []
 
     class Listening:
@@ -132,10 +163,16 @@ async def test_a_known_type_brings_its_instructions() -> None:
             script = {"main": [spawn({"task": "x", "subagent_type": "EXPLORER"}), {"text": "end"}]}
             return await scripted(script).complete(request, on_delta)
 
-    async with retinue.open(mode="yes", profiles=[Profile("explorer", "You find things.")]) as r:
+    folder = tmp_path / ".agent" / "subagent_types" / "explorer"
+    folder.mkdir(parents=True)
+    head = "---\nname: explorer\ndescription: It finds.\nskills: [report-writing]\n---\n"
+    (folder / "SUBAGENT.md").write_text(f"{head}You find things.\n")
+    (tmp_path / "retinue.yaml").write_text("{}\n")
+    async with retinue.open(mode="yes", project=tmp_path, config=tmp_path / "retinue.yaml") as r:
         await r.run(Profile("main", model=Listening()), "go")
     assert asked[1].ref.agent == "explorer"
     assert asked[1].system.startswith("You find things.")
+    assert "\n- report-writing: " in asked[1].system
 
 
 PARENT_FILE = "notes/plan.txt"

@@ -11,6 +11,7 @@ from retinue import Event, Limits, Profile
 from retinue.core.events import Inbox, RunSpawned, ToolCall, ToolResult
 from retinue.protocol.subagent_tools import TOOLS
 from retinue.testing import scripted
+from tests.gates import HeldClock
 from tests.supervisor.tree.kit import bodies, call, main, spawn, tree
 
 WAIT = "custom_tool__wait_for_background_tool"
@@ -55,7 +56,9 @@ async def test_a_model_lists_waits_for_cancels_and_continues_its_subagents(tmp_p
     assert (entry["subagent_id"], entry["status"], entry["continuable"]) == ("slow", "running", False)
     assert entry["session_id"] == f"{result.tree}/1" and entry["agent"] == "agent:1" and len(entry["task"]) == 100
     assert Path(entry["workspace"]).is_dir()
+    assert entry["task"] == SLOW["task"][:100]
     assert entry["elapsed_seconds"] + entry["seconds_remaining"] == pytest.approx(90, abs=1)
+    assert entry["timeout_seconds"] == 90
     assert status["subagent"]["timeout_seconds"] == 90
     assert json.loads(Path(status["subagent"]["status_file"]).read_text())["subagent_id"] == "slow"
     assert (waited["timed_out"], waited["results"], waited["running"][0]["subagent_id"]) == (True, [], "slow")
@@ -73,13 +76,16 @@ async def test_a_model_lists_waits_for_cancels_and_continues_its_subagents(tmp_p
     assert (answer["subagent_id"], answer["timeout_seconds"], answer["answer"]) == ("slow", 100, "gone on")
     assert running["subagents"] == []
     assert [each["status"] for each in every["subagents"]] == ["cancelled", "completed"]
+    for each in every["subagents"]:
+        assert {"subagent_id", "status", "task", "workspace", "session_id", "continuable"} <= set(each)
+        assert not {"elapsed_seconds", "seconds_remaining"} & set(each)  # it has ended
     assert none["note"] == "No subagent is running."
     [spawned] = bodies(events, RunSpawned, run=2)
     assert (spawned.continues, spawned.parent, spawned.background) == (1, 0, False)
 
 
 @pytest.mark.finding("S1")
-@pytest.mark.requirement("MASS-50")
+@pytest.mark.requirement("MASS-49", "MASS-50")
 async def test_every_spelling_of_a_tool_is_the_same_tool() -> None:
     spellings = [
         f"{first}{second}wait_for_background_tool" for first in ("", "mcp_") for second in ("", "custom_tool__")
@@ -100,7 +106,8 @@ async def test_every_spelling_of_a_tool_is_the_same_tool() -> None:
     assert results[5].text == "found"
     assert json.loads(results[6].text)["result"]["status"] == "completed"
     assert {body.name for body in bodies(events, ToolCall, run=0)[1:5]} == {WAIT}  # so rules and logs have one name
-    assert not set(spellings) - {WAIT} & offered(events, run=0)
+    assert not (set(spellings) - {WAIT}) & offered(events, run=0)
+    assert not {"check_subagent_status", "get_subagent_result", "get_subagent_costs"} & offered(events, run=0)
 
 
 @pytest.mark.finding("S1")
@@ -156,9 +163,15 @@ async def test_a_message_reaches_a_subagent_and_its_receipt_says_when() -> None:
             call("send_message_to_subagent", **message),
             {"text": "end"},
         ],
-        "kid": [call("list_agents"), {"delay": 0.5, **call("list_agents")}, {"text": "done"}, {"text": "understood"}],
+        "kid": [call("list_agents"), {"delay": 1, **call("list_agents")}, {"text": "done"}, {"text": "understood"}],
     }
-    _, events = await tree(script)
+    clock, events = HeldClock(), []
+    async with retinue.open(mode="yes") as r:
+        run = await r.spawn(Profile("main", model=scripted(script, clock=clock)), "go")
+        async for event in run.events():
+            events.append(event)
+            if isinstance(event.body, Inbox):
+                clock.release()
     _, sent, _, late = replies(events)
     assert (sent["success"], sent["state"]) == (True, "delivered")
     assert sent["note"] == f"delivered at turn {sent['turn']}"

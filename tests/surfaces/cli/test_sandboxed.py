@@ -16,7 +16,11 @@ from tests.surfaces.cli.shell import Project, one_line_error
 from tests.surfaces.cli.test_terminal import Terminal
 from tests.workspaces.kit import repository, shell
 
-CHANGE = [shell("echo more >> a.txt; echo new > b.txt; git log --oneline | wc -l"), {"text": "said {{last_result}}"}]
+CACHE = "echo 1 > m.py; python3 -c 'import m'; mkdir -p $XDG_CACHE_HOME/x; touch $XDG_CACHE_HOME/x/y; rm m.py; "
+CHANGE = [
+    shell(CACHE + "echo more >> a.txt; echo new > b.txt; git log --oneline | wc -l"),
+    {"text": "said {{last_result}}"},
+]
 POINTS = ("run.started:1", "turn.started:2", "usage:1", "tool.call:2", "tool.result:1", "before-tool.result:2")
 
 
@@ -142,7 +146,7 @@ def test_what_a_run_may_use_of_the_machine_is_a_setting(project: Project, runtim
     assert asked[:4] == ["40", "77", str(3 * 1024), "100"] and asked[-1] == str(3 * 1024**2)  # bash counts files in KiB
     assert taken[:2] == [str(50 * MIB), "0"] and "[exit" in taken, taken
     counted = runtime == "isolated" and "cgroup" in result["sandbox"]  # of a container the engine counts
-    assert ("want of memory: this run may use 300 MiB;" in " ".join(taken)) is counted
+    assert ("memory ran out: this run may use 300 MiB;" in " ".join(taken)) is counted
     fills = shell("head -c 3000000 /dev/zero > one; head -c 3000000 /dev/zero > two; sleep 30")
     done = project.run("--yes", "--runtime", runtime, "--config", str(config), agents={"main": [fills, {"text": "x"}]})
     assert done.returncode == 1 and "more than the 5242880 it may have" in done.stderr

@@ -138,6 +138,27 @@ def test_an_entry_names_what_the_project_s_own_servers_and_other_providers_need(
 
 
 @pytest.mark.finding("M1")
+@pytest.mark.parametrize("client", ["codex", "gemini"])
+def test_all_that_is_set_in_the_shell_and_that_we_read_reaches_the_server(project: Project, client: str) -> None:
+    """Also where Gemini CLI passes on hardly anything: in a GitHub Action, or a proxy's address with a password."""
+    shell = SHELL | {
+        "XDG_CONFIG_HOME": "/c", "HTTPS_PROXY": "http://me:secret@127.0.0.1:9", "RETINUE_TRACEBACK": "1",
+        "RETINUE_SUBAGENT_DEPTH": "2", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "BAGGAGE": "a=b",
+    }  # fmt: skip
+    del shell["TRACKER_TOKEN"]
+    set_here = {name: value for name, value in shell.items() if name not in ("XDG_STATE_HOME", "XDG_CONFIG_HOME")}
+    printed = install(project, client, **set_here, XDG_STATE_HOME=str(project.folder.parent / "state"),
+                      XDG_CONFIG_HOME=str(project.folder.parent / "config")).stdout  # fmt: skip
+    assert "secret" not in printed  # by name, never the value
+    found = entry(client, printed[printed.index("[mcp_servers" if client == "codex" else "{\n") :])
+    if client == "gemini":
+        env = {name: shell.get(value.removeprefix("$"), "") for name, value in found["env"].items()}
+    else:
+        env = started_by(client, found, shell)
+    assert {name: value for name, value in env.items() if value} == shell
+
+
+@pytest.mark.finding("M1")
 def test_the_printed_command_of_gemini_adds_the_same_entry(project: Project) -> None:
     printed = install(project, "gemini").stdout
     found = entry("gemini", printed[printed.index("{\n") :])

@@ -59,7 +59,8 @@ async def reports(project: Project, *arguments: str, agents: dict[str, Any], cal
     return result, posted
 
 
-@pytest.mark.requirement("CPE-24", "CPE-56")
+@pytest.mark.finding("S13")
+@pytest.mark.requirement("CPE-24", "CPE-46", "CPE-56", "CPE-61")
 async def test_one_profile_reports_its_calls_results_and_thoughts_under_the_run_id(project: Project) -> None:
     call = {"name": "explorer", "arguments": {"prompt": "look", "runId": "run-7"}}
     agents = {"explorer": [READ, "found"]}
@@ -69,6 +70,7 @@ async def test_one_profile_reports_its_calls_results_and_thoughts_under_the_run_
         "subagent_start", "thought_trace", "tool_call", "tool_result", "subagent_end",
     ]  # fmt: skip
     assert {event["subagentRunID"] for event in posted} == {"run-7"}
+    assert [event["seq"] for event in posted] == [1, 2, 3, 4, 5]  # one event a post, in the order they happened
 
 
 async def test_what_a_client_spawns_is_reported_and_the_client_is_not(project: Project) -> None:

@@ -25,6 +25,10 @@ NAMES = [
     "custom_tool__cancel_background_tool",
     "custom_tool__list_background_tools",
 ]
+TASK_FIELDS = [
+    "task", "task_context", "subagent_type", "subagent_id", "context_paths", "include_parent_workspace",
+    "include_temp_workspace", "model", "timeout_seconds",
+]  # fmt: skip
 STUCK: dict[str, Any] = {"subagent": [{"hang": True}]}
 WAIT = "custom_tool__wait_for_background_tool"
 
@@ -38,13 +42,20 @@ async def reply(client: Any, tool: str, **arguments: Any) -> dict[str, Any]:
     return result.structured_content
 
 
-@pytest.mark.requirement("MASS-49")
+@pytest.mark.requirement("MASS-48", "MASS-49")
 @pytest.mark.parametrize("mode", BOTH)
 async def test_exactly_nine_tools_are_listed_and_the_removed_ones_do_not_exist(project: Project, mode: str) -> None:
     async with connected(project, mode=mode) as client:
         tools = (await client.list_tools()).tools
         assert [tool.name for tool in tools] == NAMES
         assert all(tool.output_schema and tool.description for tool in tools)
+        spawns, lists, continues = (tool.input_schema for tool in tools[:3])
+        assert (list(spawns["properties"]), spawns["required"]) == (["tasks", "background", "refine"], ["tasks"])
+        task = spawns["properties"]["tasks"]["items"]
+        assert (list(task["properties"]), task["required"]) == (TASK_FIELDS, ["task"])
+        assert "required" not in lists
+        assert list(continues["properties"]) == ["subagent_id", "message", "timeout_seconds"]
+        assert continues["required"] == ["subagent_id", "message"]
         words = tools[0].description.lower()
         assert all(word in words for word in ("subagent", "delegate", "parallel task"))
         for removed in ("check_subagent_status", "get_subagent_result", "get_subagent_costs"):
@@ -52,7 +63,7 @@ async def test_exactly_nine_tools_are_listed_and_the_removed_ones_do_not_exist(p
                 await client.call_tool(removed, {"subagent_id": "x"})
 
 
-@pytest.mark.requirement("MASS-50")
+@pytest.mark.requirement("CODEY-29", "CODEY-30", "MASS-50")
 async def test_other_spellings_are_taken_and_never_listed(project: Project) -> None:
     async with connected(project) as client:
         spawned = await reply(client, "mcp_spawn_subagents", tasks=[{"task": "one"}], background=True)

@@ -4,7 +4,7 @@ Adds one entry and changes nothing else. A file that cannot be read, or has comm
 alone with an error that says so. Every file that is changed is backed up beside the new one.
 
 Some clients start a server with a part of their environment only: Codex with a few variables, Gemini CLI without those
-that look like secrets. The entries for these name the variables that we read.
+that look like secrets, and in a GitHub Action with a few too. The entries for these name the variables that we read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from retinue.config.models import MODEL_VARIABLES, OTHER_MODEL_VARIABLES
 from retinue.core.errors import ConfigError
 from retinue.files.atomic import replace_file
-from retinue.protocol.inherited_limits import COST, DEADLINE, DEPTH, TOKENS, TRACE
+from retinue.protocol.inherited_limits import BAGGAGE, COST, DEADLINE, DEPTH, TOKENS, TRACE
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 
 BACKUP = ".retinue-backup"
@@ -33,15 +33,19 @@ Entry = dict[str, Any]
 # Read by us or by the libraries that make our requests; those that look like secrets are listed apart.
 HIDDEN_VARIABLES = (TOKENS, "SSL_CERT_FILE", "SSL_CERT_DIR")
 OTHER_VARIABLES = (
-    *(DEPTH, DEADLINE, COST, TRACE, ADDRESS, CPE_ADDRESS, "RETINUE_DELEGATION_DIRECTORY"),
+    *(DEPTH, DEADLINE, COST, TRACE, BAGGAGE, ADDRESS, CPE_ADDRESS, "RETINUE_DELEGATION_DIRECTORY", "RETINUE_TRACEBACK"),
     *("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "XDG_DATA_HOME"),
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+    *("DOCKER_HOST", "DOCKER_CONTEXT", "CONTAINER_HOST"),
 )
+TELEMETRY_PREFIX = "OTEL_"
 
 
-def list_model_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables that name the model, its key and its address: the usual ones, and others that are set."""
-    return [*MODEL_VARIABLES, *(name for name in OTHER_MODEL_VARIABLES if environ.get(name))]
+def list_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables that name the model, its key and its address, and all others we read that are set."""
+    telemetry = sorted(name for name in environ if name.startswith(TELEMETRY_PREFIX))
+    others = (*OTHER_MODEL_VARIABLES, *OTHER_VARIABLES, *telemetry)
+    return [*MODEL_VARIABLES, *(name for name in others if environ.get(name))]
 
 
 def remove_unset_variables(environ: MutableMapping[str, str]) -> None:

@@ -1,0 +1,102 @@
+"""Pages with transcripts do not lie: every command runs on a terminal, with a model server on this machine."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.docs.test_docs import ROOT
+from tests.docs.transcripts import Reply, TerminalSession, run_page
+from tests.models import wire
+from tests.models.server import Answer, Conversation
+
+SHOP = ROOT / "docs/examples/shop"
+FIXED = {
+    "path": "cart.py",
+    "old_string": "sum(prices) - discount",
+    "new_string": "sum(prices) * (100 - discount) / 100",
+}
+
+
+def _insert_test(name: str) -> dict[str, str]:
+    last = "        self.assertEqual(total([80, 120], 10), 180)\n"
+    more = f"\n    def {name}(self):\n        self.assertEqual(total([80, 120], 0), 200)\n"
+    return {"path": "test_cart.py", "old_string": last, "new_string": last + more}
+
+
+ADD = {"path": "cart.py", "old_string": "def total", "new_string": '"""The prices of a cart."""\n\n\ndef total'}
+LOOK = wire.tool("t1", "subagent_explorer", json.dumps({"task": "Why does `make test` fail?"}))
+ANSWERS = {
+    "make test fails": Answer(wire.anthropic(wire.text("The explorer looks first."), LOOK, stop="tool_use")),
+    "Why does": wire.called("t2", "shell", {"command": "make test"}),
+    "t2": wire.called("t3", "read", {"path": "cart.py"}),
+    "t3": wire.said("cart.py:3 subtracts the discount as an amount. The docstring and the test want percent."),
+    "t1": wire.called("t4", "edit", FIXED),
+    "t4": wire.called("t5", "shell", {"command": "make test"}),
+    "t5": wire.said("`total` took the discount as an amount. It takes percent now, and `make test` passes."),
+    "add a test": wire.called("t6", "edit", _insert_test("test_that_a_discount_of_zero_changes_nothing")),
+    "t6": wire.called("t7", "edit", _insert_test("test_no_discount")),  # after a no
+    "t7": wire.said("I added `test_no_discount`."),
+    "Add a module docstring": wire.called("t8", "read", {"path": "cart.py"}),
+    "t8": Answer(ending="hang"),  # until Ctrl-C
+    "Go on.": wire.called("t9", "edit", ADD),
+    "t9": wire.said("cart.py has a module docstring now."),
+}  # fmt: skip
+REPLIES = {
+    "retinue init": (Reply("-5-5] ", "\n"), Reply("you? [Y/n] ", "n\n"), Reply("you? [Y/n] ", "y\n")),
+    'retinue run "make test fails': (Reply("[n]o > ", "y\n"),),
+    "retinue apply --yes": (),
+    "retinue apply": (Reply("[n]o > ", "y\n"),),
+    '"Go on."': (Reply("[n]o > ", None),),
+    "retinue resume": (Reply("[n]o > ", "y\n"),),
+    "retinue continue": (Reply("[n]o > ", "n shorter, please: test_no_discount\n"), Reply("[n]o > ", "y\n")),
+    'retinue run "Add': (Reply("discount) / 100", "\x03"),),
+}  # fmt: skip
+
+
+ADDED = {
+    "Add a module docstring": wire.called("t1", "edit", ADD),
+    "One line is enough": wire.said("cart.py has a module docstring of one line now."),
+    "Write CHANGES.md": Answer(ending="hang"),
+}
+ANSWERED = {
+    "retinue approvals": (Reply("REASON", "\x03"),),
+    "retinue approve ": (Reply("[y/N] ", "y\n"),),
+}
+
+
+async def run_with_model(
+    page: Path, folder: Path, answers: Mapping[str, Answer], replies: Mapping[str, Sequence[Reply]]
+) -> None:
+    """Run a page as a new user in a copy of the example project, with a key of Anthropic in the shell."""
+    home, shop, programs = folder / "home", folder / "home/shop", folder / "home/bin"
+    shutil.copytree(SHOP, shop)
+    programs.mkdir()
+    (programs / "retinue").symlink_to(Path(sys.executable).with_name("retinue"))
+    person = {"GIT_AUTHOR_NAME": "Ann", "GIT_AUTHOR_EMAIL": "ann@example.com"}
+    person |= {name.replace("AUTHOR", "COMMITTER"): value for name, value in person.items()}
+    environment = {"HOME": str(home), "PATH": f"{programs}:/usr/bin:/bin", "LANG": "C.UTF-8", "TMPDIR": str(folder)}
+    for command in ("git init -q", "git add .", "git commit -qm start"):
+        subprocess.run(command.split(), cwd=shop, env={**environment, **person}, check=True)
+    async with Conversation(answers) as server:
+        names = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "NO_PROXY")
+        environment |= {name: server.environ()[name] for name in names}
+        session = TerminalSession(shop, environment, {str(home): "/home/ann"})
+        update = os.environ.get("RETINUE_UPDATE_DOCS") == "1"
+        await asyncio.to_thread(run_page, page, session, replies, update=update)
+
+
+@pytest.mark.finding("U9")
+async def test_the_tutorial_shows_what_happens(tmp_path: Path) -> None:
+    await run_with_model(ROOT / "docs/tutorial.md", tmp_path, ANSWERS, REPLIES)
+
+
+@pytest.mark.finding("U9")
+async def test_the_page_of_background_work_shows_what_happens(tmp_path: Path) -> None:
+    await run_with_model(ROOT / "docs/background.md", tmp_path, ADDED, ANSWERED)
