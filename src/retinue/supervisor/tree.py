@@ -105,13 +105,9 @@ class Tree:
         self.seq = seq = self.seq + 1
         if run.stall_timer is not None:
             run.stall_timer.record_activity()
-<<<<<<< HEAD
         ref = run.ref
-        event = Event(seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
-=======
-        ref, now = run.ref, self._now
-        event = Event(seq, self.id, ref.run, ref.path, ref.agent, now(), body)  # type: ignore[arg-type] # one of KINDS
->>>>>>> main
+        now = self._now()
+        event = Event(seq, self.id, ref.run, ref.path, ref.agent, now, body)  # type: ignore[arg-type] # one of KINDS
         view.apply(event)
         return self.log.append(event, wait)
 
