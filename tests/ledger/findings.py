@@ -63,7 +63,6 @@ FINDINGS = (
 )
 
 OPEN = frozenset({
-    "R6", "R9", "R11",
+    "R11",
     "M8",
-    "U3", "U4", "U7", "U9",
 })

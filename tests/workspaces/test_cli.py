@@ -158,7 +158,7 @@ def test_gc_keeps_what_nobody_took_over_until_forced(project: Project) -> None:
     done = project.retinue("gc", "--older-than", "0s", "--json")
     report = json.loads(done.stdout)
     assert report["removed"] == [second] and report["kept"] == {first: [f"{first}/0"]}
-    assert f"kept, for its changes were not applied: {first}/0" in done.stderr
+    assert f"kept, because its changes were not applied: {first}/0" in done.stderr
     assert workspace.exists()
     assert project.retinue("gc", "--older-than", "0s").stdout == "Nothing more here is older than 0.00 s.\n"
     assert project.retinue("apply", first, "--yes").returncode == 0

@@ -109,7 +109,7 @@ def find_profile(parts: Parts, name: str) -> Profile:
         if profile.name.casefold() == name.casefold():
             return profile
     there = ", ".join(sorted(profile.name for profile in (*parts.profiles, GENERIC)))
-    raise NotFound(f"unknown profile {name!r}; there is {there}")
+    raise NotFound(f"unknown profile {name!r}; available: {there}")
 
 
 def add_profiles(parts: Parts, profiles: Sequence[Profile]) -> Parts:

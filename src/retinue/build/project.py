@@ -81,7 +81,7 @@ def load_profile(name: str) -> Profile[str]:
     built_in = find_built_in_profiles()
     if name.casefold() not in built_in:
         there = ", ".join(built_in)
-        raise NotFound(f"unknown built-in profile '{show_text(name, 80)}'; there is {there}{suggest(name, built_in)}")
+        raise NotFound(f"unknown built-in profile '{show_text(name, 80)}'; available: {there}{suggest(name, built_in)}")
     return built_in[name.casefold()]
 
 

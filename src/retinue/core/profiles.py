@@ -167,11 +167,11 @@ class Profile(Generic[OutputT_co]):
         parse_hosts(self.network or ())
         if self.runtime is not None and self.runtime not in RUNTIMES:
             raise ConfigError(
-                f"profile {self.name!r}: unknown runtime {self.runtime!r}; there is {', '.join(RUNTIMES)}"
+                f"profile {self.name!r}: unknown runtime {self.runtime!r}; available: {', '.join(RUNTIMES)}"
             )
         if self.workspace is not None and self.workspace not in WORKSPACES:
             raise ConfigError(
-                f"profile {self.name!r}: unknown workspace {self.workspace!r}; there is {', '.join(WORKSPACES)}"
+                f"profile {self.name!r}: unknown workspace {self.workspace!r}; available: {', '.join(WORKSPACES)}"
             )
 
 

@@ -64,7 +64,7 @@ async def _find_newest(log: LogReader, on_problem: OnProblem, *, everything: boo
     for run in await log.read_runs([stored.tree for stored in trees]):
         return run.ref
     if await log.count_trees():
-        raise NotFound("there are only runs that another process shows: --all takes those too")
+        raise NotFound("there are only runs that were reported to another process; --all includes them")
     raise NotFound(_explain_nothing(log, problems))
 
 

@@ -106,7 +106,7 @@ class Restorer:
         """Start a run that begins with the conversation of an ended one, and this text. Raises before anything is
         written if it cannot."""
         if not text.strip():
-            raise ConfigError("there is nothing to go on with: the text is empty")
+            raise ConfigError("the message is empty: say how to continue")
         events, live = histories.get(tree), self.trees.get(tree)
         if not events:
             raise NotFound(f"there is no tree '{tree}' in the log")

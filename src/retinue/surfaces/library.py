@@ -95,7 +95,7 @@ class Retinue:
         """Start a primary run in a new tree. A profile may be named: one of the project, of `open(profiles=...)`, or a
         built-in one. Raises ConfigError for a wrong profile, model or path."""
         if isinstance(task, Task) and context_paths:
-            raise ConfigError("context_paths belongs into the Task that is given")
+            raise ConfigError("give context_paths in the Task")
         wanted = task if isinstance(task, Task) else Task(task, context_paths=context_paths)
         control = self.control
         chosen: Profile | str = profile

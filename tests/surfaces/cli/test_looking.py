@@ -168,7 +168,8 @@ def test_a_process_that_died_leaves_nothing_running(project: Project, hanging: s
     [row] = project.rows()
     assert (row["state"], row["status"]) == ("interrupted", None)
     assert (
-        said == f"retinue: warning: the process that ran {row['tree']} is gone; go on: retinue resume {row['tree']}\n"
+        said
+        == f"retinue: warning: the process that ran {row['tree']} is gone; to continue: retinue resume {row['tree']}\n"
     )
     assert "the process that ran it is gone" in project.retinue("show").stdout
     model = project.script(HANGING, name="hang.yaml")

@@ -1,11 +1,15 @@
 """What the system refuses: full outputs and disks, folders of the wrong owner or mode. One sentence, never a bug."""
 
+import errno
+import json
 import os
 import pwd
 import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,14 +17,26 @@ import pytest
 from tests.surfaces.cli.shell import BOUND_BY_MODES, COMMAND, Project, environment, one_line_error
 from tests.workspaces.kit import repository, shell
 
-FULL = "retinue: cannot write to stdout: No space left on device\n"
+# A full disk; where a user may not write that device, a file that takes no output either.
+CAN_FILL = os.access("/dev/full", os.W_OK)
+FULL = f"retinue: cannot write to stdout: {os.strerror(errno.ENOSPC if CAN_FILL else errno.EBADF)}\n"
 RUNTIMES = ("inherited",) if BOUND_BY_MODES else ("inherited", "isolated")  # bound by modes, root has no sandbox
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 
 
+@contextmanager
+def open_full() -> Iterator[int]:
+    """An output that takes nothing."""
+    full = os.open("/dev/full", os.O_WRONLY) if CAN_FILL else os.open(os.devnull, os.O_RDONLY)
+    try:
+        yield full
+    finally:
+        os.close(full)
+
+
 def run_full(project: Project, *words: str, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     """One command whose stdout is a full disk."""
-    with Path("/dev/full").open("w") as full:
+    with open_full() as full:
         return subprocess.run(
             [*COMMAND, *project.said(words)],
             cwd=project.folder,
@@ -64,13 +80,30 @@ def test_a_run_whose_answer_cannot_be_printed_keeps_it(project: Project, text: s
 
 
 @pytest.mark.finding("R9")
+def test_an_mcp_server_whose_answers_cannot_be_written_says_so(project: Project) -> None:
+    model = project.script({"main": [{"text": "the answer"}]})
+    about = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about}
+    with open_full() as full:
+        process = subprocess.Popen(
+            [*COMMAND, "mcp", "serve", "--model", model],
+            cwd=project.folder, env=environment(), stdin=-1, stdout=full, stderr=-1, text=True,
+        )  # fmt: skip
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.write(json.dumps(asked) + "\n")
+        process.stdin.flush()
+        with process.stderr, process.stdin:
+            assert (process.wait(), process.stderr.read().splitlines(keepends=True)[-1]) == (1, FULL)
+
+
+@pytest.mark.finding("R9")
 def test_a_full_stderr_costs_nothing_but_the_words_on_it(project: Project) -> None:
     model = project.script({"main": [{"text": "the answer"}]})
-    with Path("/dev/full").open("w") as full:
+    with open_full() as full:
         words = [*COMMAND, *project.said(["run", "go", "--model", model])]
         done = subprocess.run(words, cwd=project.folder, env=environment(), stdout=-1, stderr=full, check=False)
         wrong = subprocess.run([*COMMAND, "nothing"], env=environment(), stdout=-1, stderr=full, check=False)
-        both = run_full(project, "ps", stderr=full.fileno())
+        both = run_full(project, "ps", stderr=full)
     assert (done.returncode, done.stdout) == (0, b"the answer\n")
     assert (wrong.returncode, wrong.stdout, both.returncode) == (2, b"", 1)
 

@@ -437,7 +437,7 @@ async def test_built_in_profiles_by_name() -> None:
         profile = retinue.load_profile(name)
         assert (profile.name, profile.source) == (name, "built in")
         assert profile.instructions and profile.description
-    with pytest.raises(ConfigError, match=r"unknown built-in profile 'explorr'; there is critic, .*explorer"):
+    with pytest.raises(ConfigError, match=r"unknown built-in profile 'explorr'; available: critic, .*explorer"):
         retinue.load_profile("explorr")
     seen: list[str] = []
 

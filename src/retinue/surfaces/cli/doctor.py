@@ -101,7 +101,7 @@ class Look:
 def configure_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON array with an object for each check")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--schema", action="store_true", help="print the JSON schema of retinue.yaml, and check nothing")
+    what.add_argument("--schema", action="store_true", help="only print the JSON schema of retinue.yaml")
     what.add_argument("--escape", action="store_true", help="try to break out of each sandbox that works here")
     what.add_argument(
         "--build-image", action="store_true", help="build the image of runtime container from this machine's own files"
@@ -109,16 +109,16 @@ def configure_doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def execute_doctor(args: argparse.Namespace) -> int:
-    """Check that everything retinue needs here is there, and say what to do about the rest.
+    """Check the installation and the project, and say how to fix what does not work.
 
-    ok: as it should be; warn: works, with a caveat; fail: runs will not work. Exit code 1 when something fails. Keys
-    are looked for and never shown. No model is called; MCP servers of a trusted retinue.yaml are started and ended.
+    ok: works; warn: works, but read the note; fail: runs will not work. The exit code is 1 if something fails. Doctor
+    calls no model and shows no key. It starts the MCP servers of a trusted retinue.yaml and stops them again.
 
     examples:
       retinue doctor
       retinue doctor --json | jq '.[] | select(.state != "ok")'
-      retinue doctor --escape                     tries to break out of the sandboxes; exit code 1 if something does
-      retinue doctor --schema > schema.json       then, on top of retinue.yaml, for help in your editor:
+      retinue doctor --escape                     try to break out of the sandboxes; exit code 1 if anything does
+      retinue doctor --schema > schema.json       for help in your editor; put this on top of retinue.yaml:
                                                   # yaml-language-server: $schema=schema.json
     """
     if args.schema and args.json:

@@ -44,16 +44,15 @@ COMMANDS = {
 MODULES = {"approve": "approvals", "deny": "approvals", "apply": "diff", "cancel": "send", "continue": "resume"}
 EPILOG = """\
 examples:
-  retinue demo
-  retinue init
-  retinue run "find the riskiest file" --model scripted:script.yaml
-  retinue ps
-  retinue show
-  retinue tail -f
+  retinue demo                                  see it work, without a key
+  retinue init                                  set up a project
+  retinue run "make test fails. Fix it."        run an agent
+  retinue diff                                  see what it changed
+  retinue apply                                 merge that into your files
 
-stdout carries the answer (or JSON with --json); everything live goes to stderr.
+The answer goes to stdout (as JSON with --json), everything live to stderr.
 Exit codes: 0 done, 1 failed, 2 usage, 124 timed out, 130 cancelled.
-`retinue COMMAND --help` says more about a command."""
+`retinue COMMAND --help` describes a command."""
 USAGE = 2
 FAILED = 1
 INTERRUPTED = 130

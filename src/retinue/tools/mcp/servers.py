@@ -144,7 +144,7 @@ class McpServers:
                     found[name] = self._make_tool(connection, name, listed)
         if entry is not None and server_of(entry) not in self.connections:
             there = ", ".join(self.connections) or "none"
-            raise NotFound(f"unknown MCP server '{server_of(entry)}' in {entry!r}; there is {there}")
+            raise NotFound(f"unknown MCP server '{server_of(entry)}' in {entry!r}; available: {there}")
         return found
 
     def lacks(self, entries: Sequence[Any] | None) -> Sequence[tuple[str, str]]:
