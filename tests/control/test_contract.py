@@ -32,6 +32,7 @@ from retinue.log.threads import fold_thread
 from retinue.supervisor.restore_plans import CLIENT_LEFT
 from retinue.testing import scripted
 from tests.control.loopback.kit import GLOB, HANG, WRITE, House, house
+from tests.gates import HeldClock
 
 pytestmark = pytest.mark.parametrize("kind", ["local", "loopback"])
 
@@ -64,9 +65,12 @@ async def test_cancel_stops_a_run_once(kind: str, tmp_path: Path) -> None:
 async def test_cancelling_a_child_spares_the_rest(kind: str, tmp_path: Path) -> None:
     spawn = {"name": "spawn_subagents", "args": {"tasks": [{"task": "a"}, {"task": "b"}]}}
     async with control(kind, tmp_path) as (h, c):
-        node = h.run({"main": [{"tools": [spawn]}, "end"], "a": [HANG], "b": [{"text": "b is done", "delay": 0.2}]})
+        agents = {"main": [{"tools": [spawn]}, "end"], "a": [HANG], "b": [{"text": "b is done", "delay": 1}]}
+        clock = HeldClock()
+        node = h.run(agents, clock=clock)
         await first(c, node.ref.tree, TurnStarted, run=1)
         assert await c.cancel(node.ref.tree, 1) is True
+        clock.release()
         await node.join()
         assert [child.status for child in node.result().children] == ["cancelled", "done"]
         assert node.result().status == "done"
@@ -74,8 +78,13 @@ async def test_cancelling_a_child_spares_the_rest(kind: str, tmp_path: Path) -> 
 
 async def test_watch_tells_the_past_and_what_happens_and_ends_with_the_tree(kind: str, tmp_path: Path) -> None:
     async with control(kind, tmp_path) as (h, c):
-        node = h.run({"main": [GLOB, {"text": "one two three", "chunks": 3, "delay": 0.1}]})
-        items = [item async for item in c.watch(node.ref.tree, deltas=True)]
+        clock = HeldClock()
+        node = h.run({"main": [GLOB, {"text": "one two three", "chunks": 3, "delay": 1}]}, clock=clock)
+        items = []
+        async for item in c.watch(node.ref.tree, deltas=True):
+            items.append(item)
+            if isinstance(item, Event) and item.body == TurnStarted(2):
+                clock.release()
         events = [item for item in items if isinstance(item, Event)]
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
         assert isinstance(events[-1].body, RunEnded)
@@ -88,10 +97,12 @@ async def test_watch_tells_the_past_and_what_happens_and_ends_with_the_tree(kind
 @pytest.mark.requirement("P35")
 async def test_a_steer_is_read_at_the_next_turn_as_the_users_words(kind: str, tmp_path: Path) -> None:
     async with control(kind, tmp_path) as (h, c):
-        node = h.run({"main": [{**GLOB, "delay": 0.2}, "end"]})
+        clock = HeldClock()
+        node = h.run({"main": [{**GLOB, "delay": 1}, "end"]}, clock=clock)
         tree = node.ref.tree
         await first(c, tree, TurnStarted)
         receipt = await c.send(tree, 0, "look at the tests \ud83d only")
+        clock.release()
         assert receipt.state == "queued"
         delivered = await first(c, tree, TurnStarted, after=receipt.seq)
         assert delivered.body == TurnStarted(2)

@@ -53,13 +53,13 @@ def test_a_crash_while_it_goes_on_is_survived_too(point: str, project: Project) 
 def test_an_answer_takes_effect_at_most_once(point: str, asked: int, marked: int, project: Project) -> None:
     """A question is asked again; an answer that had not reached its call does now; after that nobody knows."""
     script = project.script({"main": [{"tools": [MARK]}, ANSWER]})
-    arguments = ("--model", script, "--wait-approvals", "30")
+    arguments = ("--model", script, "--wait-approvals", "200")
     with project.running("run", "go", *arguments, RETINUE_FAILPOINT=point) as process:
         if point != "approval.asked":
             read_until(process.stderr, "shell(")
             project.retinue("approve", "--yes", "1")
         assert process.wait() == -signal.SIGKILL
-    with project.running("resume", "--wait-approvals", "30") as process:
+    with project.running("resume", "--wait-approvals", "200") as process:
         if point == "approval.asked":
             read_until(process.stderr, "shell(")
             assert project.retinue("approve", "--yes", "2").returncode == 0
@@ -74,7 +74,7 @@ def test_an_answer_takes_effect_at_most_once(point: str, asked: int, marked: int
 
 def answered(project: Project, script: str, point: str, *how: str) -> None:
     """A run whose first question was answered, and which died at that point."""
-    arguments = ("--model", script, "--wait-approvals", "30")
+    arguments = ("--model", script, "--wait-approvals", "200")
     with project.running("run", "go", *arguments, RETINUE_FAILPOINT=point) as process:
         read_until(process.stderr, "shell(")
         project.retinue("approve", "--yes", "1", *how)
@@ -92,19 +92,21 @@ def test_an_answer_that_takes_effect_after_a_crash_does_so_once(project: Project
 
 
 def test_an_answer_for_the_rest_of_a_run_outlives_a_crash(project: Project) -> None:
-    script = project.script({"main": [{"tools": [MARK]}, {"tools": [MARK], "delay": 0.5}, ANSWER]})
-    answered(project, script, "turn.ended", "--run")
+    answered(project, project.script({"main": [{"tools": [MARK]}, {"hang": True}]}), "turn.ended", "--run")
+    project.script({"main": [{"tools": [MARK]}, {"tools": [MARK]}, ANSWER]})
     done = project.retinue("resume")  # there is nobody to ask
     assert (done.returncode, done.stdout) == (0, f"{ANSWER}\n"), done.stderr
     assert marks(project)["once"] == 2
 
 
 def test_a_tree_that_was_being_cancelled_goes_on(project: Project) -> None:
-    script = project.script({"main": [{"tools": [{"name": "list_agents"}]}, {"text": ANSWER, "delay": 1.5}]})
+    look = {"tools": [{"name": "list_agents"}]}
+    script = project.script({"main": [look, {"hang": True}]})
     with project.running("run", "go", "--model", script, "--yes", RETINUE_FAILPOINT="before-run.ended") as process:
         read_until(process.stderr, "list_agents")
         interrupt(process)
         assert process.wait() == -signal.SIGKILL
+    project.script({"main": [look, ANSWER]})
     done = project.retinue("resume", "--yes")
     assert (done.returncode, done.stdout) == (0, f"{ANSWER}\n"), done.stderr
 
@@ -120,5 +122,5 @@ def test_a_crash_in_the_cleanup_leaves_a_finished_tree(project: Project) -> None
 def test_an_unknown_point_is_an_error_that_names_the_others(project: Project) -> None:
     error = one_line_error(project.run(agents={"main": [ANSWER]}, RETINUE_FAILPOINT="nowhere"))
     assert error.startswith(
-        "RETINUE_FAILPOINT: there is no point 'nowhere'; there is cleanup, before-KIND, run.spawned, "
+        "RETINUE_FAILPOINT: there is no point 'nowhere'; available: cleanup, before-KIND, run.spawned, "
     )

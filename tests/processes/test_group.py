@@ -123,8 +123,11 @@ def test_a_program_is_run_to_its_end_or_killed_with_its_children(tmp_path: Path)
     assert (done.returncode, done.stdout, done.stderr) == (4, b"out\n", b"oops\n")
     pids = tmp_path / "pid"
     script = f"sleep 300 & echo $$ > {pids}; wait"
-    with pytest.raises(subprocess.TimeoutExpired):
-        run_program(["/bin/sh", "-c", script], cwd=None, env={"PATH": os.defpath}, seconds=0.5)
+    for seconds in (0.5, 5, 50):
+        with pytest.raises(subprocess.TimeoutExpired):
+            run_program(["/bin/sh", "-c", script], cwd=None, env={"PATH": os.defpath}, seconds=seconds)
+        if pids.exists() and pids.read_text():  # it came so far
+            break
     assert not has_living_member(int(pids.read_text()))
 
 

@@ -135,7 +135,7 @@ async def outbox_bench(folder: Path) -> AsyncIterator[Bench]:
     supervisor = make_supervisor(folder, outbox=outbox)
     node = supervisor.spawner.spawn_primary(PROFILE, Task("go"))
     await until(lambda: any(name.startswith("request_") for name in os.listdir(outbox)))
-    [file] = os.listdir(outbox)
+    [file] = [name for name in os.listdir(outbox) if name.startswith("request_")]
     name = file.removeprefix("request_").removesuffix(".json")
     bench = OutboxBench(supervisor, node.ref.tree, outbox, name)
     try:

@@ -17,12 +17,15 @@ from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
 from retinue.core.events import Delta, RunEnded, RunStarted, ToolCall, ToolResult, Warned
 from retinue.core.limits import Caps
+from retinue.core.ports import Clock
 from retinue.core.profiles import Task
 from retinue.sandbox import builder, cgroups
 from retinue.sandbox import container_image as image
 from retinue.sandbox.container import MAKER_LABEL, find_engine, name_maker
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.doctor import try_all
+from retinue.testing import scripted
+from tests.gates import HeldClock
 from tests.sandbox.scenes import Facts, project
 from tests.supervisor.tree.kit import call, main
 from tests.tools.web.kit import Web
@@ -44,13 +47,15 @@ async def play(
     caps: Caps | None = None,
     when: type[Any] | None = None,
     then: Callable[[Supervisor, str], Awaitable[Any]] | None = None,
+    clock: Clock | None = None,
 ) -> Facts:
     """One run in a scratch workspace; `then` happens at its first event of the kind `when`."""
     assert runtime != "inherited", "these are for runs in a sandbox only: they take what they can get"
     folder = project()
     parts = Parts(folder, folder / ".retinue", mode="yes", runtime=runtime, caps=caps or Caps())  # type: ignore[arg-type]
     owner = make_supervisor(parts)
-    node = owner.spawner.spawn_primary(main({"main": replies}, workspace="scratch"), Task("go"))
+    profile = Profile("main", "You are main.", model=scripted({"main": replies}, clock=clock), workspace="scratch")
+    node = owner.spawner.spawn_primary(profile, Task("go"))
     events: list[Event] = []
     async for event in owner.watch(node.ref.tree):
         if isinstance(event, Delta):
@@ -158,8 +163,14 @@ AFTERWARDS = call("shell", command="ls; touch again")
 
 @fall
 async def killed_between_calls(runtime: str) -> Facts:
+    clock = HeldClock()
+
+    async def kill(owner: Supervisor, tree: str) -> None:
+        await kill_tool_server(owner, tree)
+        clock.release()
+
     replies = [WORDS | call("shell", command="touch on"), AFTERWARDS | {"delay": 1.0}, {"text": "over"}]
-    return await play(runtime, replies, when=ToolResult, then=kill_tool_server)
+    return await play(runtime, replies, when=ToolResult, then=kill, clock=clock)
 
 
 @fall

@@ -41,9 +41,14 @@ def nothing_left(runtime: str, *, own_folder: bool = True) -> Iterator[None]:
 
 
 def _left(runtime: str, folder: Path, had_sockets: set[str], had_mounts: set[str]) -> list[str]:
-    found = [*remains(), *sorted(_sockets() - had_sockets), *(str(path) for path in folder.rglob("*"))]
+    found = [*remains(), *sorted(_sockets() - had_sockets), *_files(folder)]
     found += _ours(_mounts() - had_mounts, folder, by_engine=runtime == "container")
     return found + (containers() if runtime == "container" else [])
+
+
+def _files(folder: Path) -> list[str]:
+    """All that is below. Some of it may go meanwhile, which `walk` bears and `rglob` does not."""
+    return [os.path.join(above, name) for above, folders, files in os.walk(folder) for name in (*folders, *files)]
 
 
 def _sockets() -> set[str]:

@@ -26,6 +26,7 @@ from retinue.core.approvals import Approval
 from retinue.core.control import RunHandle
 from retinue.core.events import ApprovalAsked, RunStarted, ToolCall, ToolResult, TurnStarted, Warned
 from retinue.core.messages import Call, Reply
+from tests.gates import pass_time
 from tests.sandbox.hosts import play_elsewhere
 from tests.supervisor.tree.kit import call, main, spawn, until
 from tests.tools.code_mode.kit import NAME, TOOLS, report, served
@@ -180,7 +181,10 @@ async def host_tools(runtime: str) -> Facts:
     names = ["spawn_subagents", "list_agents", "get_agent", where, fails]
     result, events = await play(runtime, agents, fields={"tools": names})
     found = facts(result, events)
+    deepest = "/main/subagent-1/subagent-2/subagent-3"
     assert found["result"]["children"][0]["children"][0]["children"][0]["status"] == "done"
+    done = [each for each in found["said"][deepest] if each["kind"] == "tool.result"]
+    assert [each["text"] for each in done if each.get("success", True)] == [f"{deepest} x"]  # it ran in the program
     return found
 
 
@@ -224,7 +228,7 @@ async def programs_that_ask(runtime: str) -> Facts:
 
     async def person(question: Approval) -> Allow | Deny:
         asked.append((question.tool, json.dumps(question.args), question.preview))
-        await asyncio.sleep(0.8)  # a slow person: three answers take longer than the program may
+        await pass_time(40)  # a slow person: three answers take longer than the program may
         match question.args.get("city"):
             case "Oslo":
                 return Deny("not there")
@@ -240,7 +244,7 @@ for city in ("Rome", "Oslo", "Bern"):
     except ToolError as error:
         print("no:", error)
 """
-    agents = {"main": [call(NAME, code=code, executionTimeout=2), {"text": "{{last_result}}"}]}
+    agents = {"main": [call(NAME, code=code, executionTimeout=100), {"text": "{{last_result}}"}]}
     tools = [NAME, served(report, server="sky", tier="confirm")]
     found = facts(*await play(runtime, agents, fields={"tools": tools}, mode="ask", approver=person))
     return found | {"asked": [list(question) for question in asked]}
@@ -358,8 +362,8 @@ async def turns(runtime: str) -> Facts:
 
 @scene
 async def budget(runtime: str) -> Facts:
-    reply = {**call("list_agents"), "usage": {"input_tokens": 400, "output_tokens": 200}}
-    return facts(*await play(runtime, {"main": [reply] * 9}, limits=Limits(tokens=1000)))
+    reply = {**call("list_agents"), "usage": {"input_tokens": 4000, "output_tokens": 2000}}
+    return facts(*await play(runtime, {"main": [reply] * 9}, limits=Limits(tokens=10_000)))
 
 
 @scene

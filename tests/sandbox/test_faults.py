@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -23,6 +24,7 @@ from retinue.sandbox.channel import Channel
 from retinue.sandbox.process import Process
 from retinue.sandbox.tool_server_session import ToolServerSandbox
 from retinue.testing import scripted
+from tests.gates import pass_time
 from tests.sandbox.test_hostile import SERVES, NoProtection
 from tests.supervisor.tree.kit import bodies, call
 from tests.tools.code_mode.kit import NAME, report, served
@@ -30,6 +32,7 @@ from tests.tools.code_mode.kit import NAME, report, served
 Fault = Literal["killed", "stopped", "lies"]
 FRAMES = 22  # of the script below, both ways, when nothing goes wrong
 SAMPLE = 4
+MOST_SECONDS = 200  # more than all the waits of the host, less than a test may take
 SEED = 20261116
 LIES = [
     frames.Result(999, "x"),
@@ -43,15 +46,23 @@ SCRIPT: list[Any] = [
     call("write", path="made", content="x\n"),
     call("read", path="made"),
     {"tools": [
-        {"name": "shell", "args": {"command": "echo first >> log", "timeout": 5}},
+        {"name": "shell", "args": {"command": "echo first >> log", "timeout": 60}},
         {"name": "glob", "args": {"pattern": "*"}},
         {"name": "read", "args": {"path": "made"}},
     ]},
-    call(NAME, code=PROGRAM, executionTimeout=5),
-    call("shell", command="echo last >> log", timeout=5),
-    call("shell", command="cat log", timeout=5),
+    call(NAME, code=PROGRAM, executionTimeout=60),
+    call("shell", command="echo last >> log", timeout=60),
+    call("shell", command="cat log", timeout=60),
     {"text": "over"},
 ]  # fmt: skip
+
+
+def read_state(pid: int) -> str:
+    """The state of a process as `ps` shows it; `X` if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
 
 
 class Wire:
@@ -61,6 +72,7 @@ class Wire:
         self.fault, self.at = fault, at
         self.count = 0
         self.pids: list[int] = []
+        self._hurrying: asyncio.Task[None] | None = None
 
     def pass_frame(self, deliver: Callable[[Any], None]) -> None:
         self.count += 1
@@ -68,8 +80,20 @@ class Wire:
             return
         if self.fault == "lies":
             deliver(LIES[self.at % len(LIES)])
+        elif self.fault == "killed":
+            os.kill(self.pids[-1], signal.SIGKILL)
         else:
-            os.kill(self.pids[-1], signal.SIGKILL if self.fault == "killed" else signal.SIGSTOP)
+            os.kill(self.pids[-1], signal.SIGSTOP)
+            self._hurrying = asyncio.create_task(self._hurry(self.pids[-1]))
+
+    async def _hurry(self, pid: int) -> None:
+        """Let the time pass at once in which the host waits for one who has stopped, and no longer."""
+        while read_state(pid) not in "TZX":
+            await asyncio.sleep(0.001)
+        for _ in range(MOST_SECONDS):
+            if read_state(pid) != "T":  # it has been killed
+                return
+            await pass_time(1.0)
 
 
 async def play(wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[list[Event], str, NoProtection]:
@@ -105,8 +129,7 @@ async def play(wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tup
         return Allow()
 
     monkeypatch.setattr(tool_server_session, "Channel", CountedChannel)
-    for name, seconds in (("CANCEL_ASK_SECONDS", 1.0), ("START_SECONDS", 5.0), ("FILE_SECONDS", 5.0)):
-        monkeypatch.setattr(tool_server_session, name, seconds)
+    monkeypatch.setattr(tool_server_session, "FILE_SECONDS", 60.0)
     builder = CountedBuilder(SERVES)
     owner = make_supervisor(Parts(folder, folder / ".retinue", mode="ask", approver=allow))
     monkeypatch.setattr("retinue.build.sandboxes._make_bubblewrap", lambda parts, reach: ToolServerSandbox(builder))

@@ -23,6 +23,7 @@ from retinue.sandbox.hints import find_program_hint
 from retinue.sandbox.process import OUT_OF_MEMORY, PreparedSandbox, Process
 from retinue.sandbox.tool_server_session import ToolServerSandbox
 from retinue.testing import scripted
+from tests.gates import Gate, pass_time
 from tests.supervisor.tree.kit import bodies, call, main, spawn
 
 START = """
@@ -212,10 +213,15 @@ async def test_the_host_kills_a_sandbox_that_does_not_answer_at_the_deadline(
     assert bodies(events, RunEnded)[0].status == "done"
 
 
-async def test_at_the_deadline_the_output_so_far_comes_back() -> None:
-    replies = [call("shell", command="echo so far; sleep 60", timeout=0.5), ECHO, {"text": "x"}]
-    events, builder = await play(SERVES, replies=replies)
-    assert [body.text for body in bodies(events, ToolResult)] == ["so far\n[timed out after 0.5s]", "here\n"]
+async def test_at_the_deadline_the_output_so_far_comes_back(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    replies = [call("shell", command=f"echo so far; {gate.command}", timeout=100), ECHO, {"text": "x"}]
+    playing = asyncio.create_task(play(SERVES, replies=replies))
+    held = await gate.wait_for_arrival()
+    await pass_time(100)
+    events, builder = await playing
+    os.close(held)
+    assert [body.text for body in bodies(events, ToolResult)] == ["so far\n[timed out after 100s]", "here\n"]
     assert builder.starts == 1
 
 

@@ -18,6 +18,7 @@ from retinue.http.server import MAX_HEAD_BYTES, HttpError, parse_head
 from retinue.sandbox import network_proxy
 from retinue.sandbox.network_proxy import MAX_CONNECTIONS, Proxy, plan_route
 from retinue.tools.dialer import Streams
+from tests.gates import hurry
 from tests.tools.web.kit import Web, answer, moved
 
 HOSTS = ("a.com", "*.b.com", "c.com:8443", "private.com")
@@ -239,11 +240,10 @@ async def test_so_many_connections_and_no_more_and_all_are_gone_with_the_run(fol
 
 
 async def test_a_connection_on_which_nothing_happens_is_closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_proxy, "IDLE_SECONDS", 0.05)
-    monkeypatch.setattr(network_proxy, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(network_proxy, "IDLE_SECONDS", 20.0)
     async with Web({"/": [None]}) as web, proxied(folder, web) as client:
-        assert (await client.send(b"GET ht")).startswith(b"HTTP/1.1 408 ")
-        assert await client.ask("GET http://a.com/ HTTP/1.1") == b""
+        assert (await hurry(client.send(b"GET ht"), 20)).startswith(b"HTTP/1.1 408 ")
+        assert await hurry(client.ask("GET http://a.com/ HTTP/1.1"), 20) == b""
         await web.closed.wait()
 
 

@@ -193,7 +193,7 @@ def test_opening_leaves_no_descriptor_behind(folders: RealFolders) -> None:
             write(folders, raw, b"y")
         except ToolError:
             pass
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_arguments_are_taken_by_name_and_type() -> None:

@@ -17,8 +17,8 @@ import msgspec
 
 from retinue.core import secrets
 from retinue.core.errors import CallCancelled, Limited, ModelError
-from retinue.core.messages import Reply, Request
-from retinue.core.ports import Clock, Model
+from retinue.core.messages import Model, Reply, Request
+from retinue.core.ports import Clock
 from retinue.core.sendable import repair_reply
 from retinue.core.usage import NO_USAGE
 

@@ -13,7 +13,7 @@ from retinue.build.supervisor import make_supervisor
 from retinue.control.client import ControlClient
 from retinue.control.server import ControlServer
 from retinue.core.limits import Limits
-from retinue.core.ports import Approver
+from retinue.core.ports import Approver, Clock
 from retinue.core.profiles import Profile, Task
 from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
@@ -34,8 +34,8 @@ class House:
     def client(self) -> ControlClient:
         return ControlClient(self.server.address)
 
-    def run(self, agents: dict[str, Any]) -> Run:
-        profile = Profile("main", "You are main.", model=scripted(agents))
+    def run(self, agents: dict[str, Any], *, clock: Clock | None = None) -> Run:
+        profile = Profile("main", "You are main.", model=scripted(agents, clock=clock))
         return self.supervisor.spawner.spawn_primary(profile, Task("go"), limits=Limits(turns=None))
 
     async def questions(self, count: int = 1) -> list[Any]:

@@ -12,6 +12,7 @@ from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.errors import NotFound
 from retinue.core.events import ApprovalDecided, Event, RunEnded, TurnStarted, encode_event
 from tests.control.loopback.kit import GLOB, HANG, WRITE, House, house
+from tests.gates import HeldClock, pass_time
 
 ROUNDS = 60
 
@@ -75,10 +76,19 @@ async def test_an_answer_to_an_action_that_was_not_shown_is_refused(tmp_path: Pa
 
 async def test_fifty_watchers_see_the_same(tmp_path: Path) -> None:
     async with house(tmp_path) as h:
-        node = h.run({"main": [{**GLOB, "delay": 0.1}, *[GLOB] * 50, "end"]})
+        clock, begun = HeldClock(), 0
+        node = h.run({"main": [{**GLOB, "delay": 1}, *[GLOB] * 50, "end"]}, clock=clock)
 
         async def watch() -> list[bytes]:
-            return [encode_event(item) async for item in h.client.watch(node.ref.tree) if isinstance(item, Event)]
+            nonlocal begun
+            seen = []
+            async for item in h.client.watch(node.ref.tree):
+                if isinstance(item, Event):
+                    begun += not seen
+                    if begun == 50:
+                        clock.release()
+                    seen.append(encode_event(item))
+            return seen
 
         everything = await asyncio.gather(*(watch() for _ in range(50)))
         assert everything == [everything[0]] * 50
@@ -96,22 +106,24 @@ async def stuck_watcher(h: House, tree: str, *, limit: int = 1024) -> tuple[asyn
 
 
 @pytest.mark.requirement("P5")
-async def test_a_watcher_that_does_not_read_holds_up_nobody_and_misses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "STUCK_SECONDS", 0.5)
+async def test_a_watcher_that_does_not_read_holds_up_nobody_and_misses_nothing(tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("x" * 40_000)
     read = {"tools": [{"name": "read", "args": {"path": "long.txt"}}]}
     async with house(tmp_path) as h:
-        node = h.run({"main": [{**GLOB, "delay": 0.1}, *[read] * 300, HANG]})
+        clock = HeldClock()
+        node = h.run({"main": [{**GLOB, "delay": 1}, *[read] * 300, HANG]}, clock=clock)
         tree = node.ref.tree
         _, writer = await stuck_watcher(h, tree)
+        while not h.server._connections:
+            await asyncio.sleep(0.01)
+        clock.release()
         last = 0
         async for item in h.client.watch(tree):  # a reader beside it has everything, at once
             last = item.seq if isinstance(item, Event) else last
             if isinstance(item, Event) and item.body == TurnStarted(302):
                 break
         assert last > 1500
+        await pass_time(server.STUCK_SECONDS)
         while h.server._connections:  # the stuck one is dropped
             await asyncio.sleep(0.01)
         writer.close()
@@ -136,9 +148,16 @@ async def test_a_watch_beats_while_nothing_happens(tmp_path: Path, monkeypatch: 
 async def test_a_closing_server_cuts_no_last_words_and_leaves_no_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(server, "GRACE_SECONDS", 100.0)
+
+    async def use_up_grace() -> None:
+        await asyncio.wait([watchers[0]])
+        await pass_time(100)
+
     async with house(tmp_path) as h:
-        ending, hanging = h.run({"main": [GLOB, "end"]}), h.run({"main": [HANG]})
+        clock = HeldClock()
+        ending, hanging = h.run({"main": [{**GLOB, "delay": 1}, "end"]}, clock=clock), h.run({"main": [HANG]})
+        begun = {ending.ref.tree: asyncio.Event(), hanging.ref.tree: asyncio.Event()}
 
         async def watch(tree: str) -> list[Event]:
             items: list[Event] = []
@@ -146,13 +165,18 @@ async def test_a_closing_server_cuts_no_last_words_and_leaves_no_connection(
                 async for item in h.client.watch(tree):
                     assert isinstance(item, Event)
                     items.append(item)
+                    begun[tree].set()
             except ControlUnreachable:
                 pass
             return items
 
         watchers = [asyncio.create_task(watch(node.ref.tree)) for node in (ending, hanging)]
+        for watching in begun.values():
+            await watching.wait()
+        clock.release()
         await ending.join()
-        await asyncio.sleep(0.05)
+        grace = asyncio.create_task(use_up_grace())
+    await grace
     assert isinstance((await watchers[0])[-1].body, RunEnded)
     assert not isinstance((await watchers[1])[-1].body, RunEnded)
 

@@ -20,8 +20,10 @@ from retinue.core.control import RunHandle
 from retinue.core.errors import ConfigError
 from retinue.core.events import Message, RunSpawned, ToolCall, Warned
 from retinue.core.messages import Call, Reply
+from retinue.core.ports import Clock
 from retinue.remote import outbox as delegated
 from retinue.supervisor import adoption, driver
+from retinue.testing import ManualClock
 from tests.remote.outbox.kit import explorer, put, until
 from tests.sandbox.hosts import host
 from tests.sandbox.places import needs_bubblewrap
@@ -32,11 +34,14 @@ HERE = Profile("explorer", model=explorer().model, runtime="delegated")
 
 
 @asynccontextmanager
-async def asking(tmp_path: Path, profile: Profile = HERE, **task: Any) -> AsyncIterator[tuple[RunHandle, Path, str]]:
+async def asking(
+    tmp_path: Path, profile: Profile = HERE, *, clock: Clock | None = None, **task: Any
+) -> AsyncIterator[tuple[RunHandle, Path, str]]:
     """A run that waits for a host, the outbox, and the id of its request."""
     outbox = tmp_path / "outbox"
     outbox.mkdir(exist_ok=True)
-    async with retinue.open(path=tmp_path / ".retinue", outbox=outbox, mode="yes") as r:
+    timed = {} if clock is None else {"clock": clock}
+    async with retinue.open(path=tmp_path / ".retinue", outbox=outbox, mode="yes", **timed) as r:
         run = await r.spawn(profile, Task("look", **task))
         await until(lambda: any(name.startswith("request_") for name in os.listdir(outbox)))
         [file] = [name for name in os.listdir(outbox) if name.startswith("request_")]
@@ -169,7 +174,9 @@ async def test_cancelling_writes_a_cancel_file_and_waits_for_the_answer(tmp_path
 
 @pytest.mark.requirement("MASS-18")
 async def test_a_timeout_writes_a_cancel_file_too(tmp_path: Path) -> None:
-    async with asking(tmp_path, timeout_seconds=0.3) as (run, outbox, name):
+    clock = ManualClock()
+    async with asking(tmp_path, clock=clock, timeout_seconds=60) as (run, outbox, name):
+        await clock.advance(60)
         await until((outbox / f"cancel_{name}").exists)
         respond(outbox, name, status="cancelled", final_response="Run cancelled", error_details="x")
         assert (await run.result()).status == "timed_out"
@@ -211,13 +218,13 @@ async def test_words_for_a_run_on_the_host_are_a_file_and_written_when_it_has_th
 async def test_words_that_the_host_does_not_take_or_confirm_are_too_late_and_say_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
 ) -> None:
-    monkeypatch.setattr(delegated, "STEER_SECONDS", 0.1)
+    monkeypatch.setattr(delegated, "STEER_SECONDS", 100.0 if taken else 0.1)
     monkeypatch.setattr(adoption, "CONFIRM_SECONDS", 0.1)
     async with asking(tmp_path) as (run, outbox, name):
         sending = asyncio.create_task(run.send("left, not right"))
         file = outbox / f"steer_{name}_0000.json"
-        await until(file.exists)
         if taken:
+            await until(file.exists)
             file.unlink()
         receipt = await sending
         assert receipt.state == "too_late" and ("has not said" if taken else "taken back") in receipt.why
@@ -267,8 +274,8 @@ async def test_words_that_were_sent_before_it_began_are_part_of_what_is_asked(tm
     async with retinue.open(path=tmp_path / ".retinue", outbox=outbox, mode="yes") as r:
         run = await r.spawn(HERE, "look")
         assert (await run.send("left, not right")).state == "queued"
-        await until(lambda: bool(os.listdir(outbox)))
-        [file] = outbox.iterdir()
+        await until(lambda: bool(list(outbox.glob("request_*.json"))))
+        [file] = outbox.glob("request_*.json")
         assert json.loads(file.read_bytes())["task"] == "look\n\nleft, not right"
         respond(outbox, file.name.removeprefix("request_").removesuffix(".json"))
         await run.result()
@@ -279,8 +286,8 @@ async def test_one_that_continues_another_is_asked_for_with_what_was_said(tmp_pa
     outbox.mkdir()
 
     async def answered(run: RunHandle, *events: bytes) -> Any:
-        await until(lambda: bool(os.listdir(outbox)))
-        [file] = outbox.iterdir()
+        await until(lambda: bool(list(outbox.glob("request_*.json"))))
+        [file] = outbox.glob("request_*.json")
         name, asked = file.name.removeprefix("request_").removesuffix(".json"), json.loads(file.read_bytes())
         put(outbox, f"events_{name}.ndjson", b"".join(events))
         respond(outbox, name)
@@ -302,12 +309,36 @@ async def test_one_that_continues_another_is_asked_for_with_what_was_said(tmp_pa
         assert bodies(events, Message)[-1].text == "it is under the stairs"  # and what it does is seen
 
 
+@pytest.mark.finding("U3")
+async def test_one_that_continues_another_is_asked_for_with_its_files(tmp_path: Path) -> None:
+    outbox, profile = tmp_path / "outbox", replace(HERE, workspace="scratch")
+    outbox.mkdir()
+
+    async def answered(run: RunHandle) -> Path:
+        await until(lambda: bool(os.listdir(outbox)))
+        [file] = outbox.iterdir()
+        workspace = Path(json.loads(file.read_bytes())["workspace"])
+        (workspace / f"left-{len(list(workspace.iterdir()))}").write_text("kept")
+        respond(outbox, file.name.removeprefix("request_").removesuffix(".json"))
+        assert (await run.result()).status == "done"
+        return workspace
+
+    async with retinue.open(path=tmp_path / ".retinue", outbox=outbox, mode="yes") as r:
+        run = await r.spawn(profile, "look")
+        first = await answered(run)
+        again = await r.continue_run(run.tree, "bring it", profiles=[profile])
+        second = await answered(again)
+    assert first != second
+    assert sorted(file.name for file in second.iterdir()) == ["left-0", "left-1"]
+
+
 async def test_while_the_host_asks_its_user_the_clock_stands(tmp_path: Path) -> None:
     asked = {"approval_id": "q", "call_id": "c", "tool": "shell", "args": {}}
-    async with asking(tmp_path, timeout_seconds=0.8) as (run, outbox, name):
+    clock = ManualClock()
+    async with asking(tmp_path, clock=clock, timeout_seconds=60) as (run, outbox, name):
         put(outbox, f"events_{name}.ndjson", line("run.started", sandbox=["net"]) + line("approval.asked", **asked))
         await until_event(run, retinue.core.events.ApprovalAsked)
-        await asyncio.sleep(1.0)
+        await clock.advance(3600)
         respond(outbox, name)
         assert (await run.result()).status == "done"
 

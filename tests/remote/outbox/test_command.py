@@ -166,7 +166,7 @@ def test_a_profile_that_needs_no_sandbox_has_one_when_a_container_names_it(place
 def test_questions_of_a_delegated_run_are_answered_on_the_host(place: Place) -> None:
     place.script()
     argv = ("watch", "--outbox", str(place.outbox), "--allow-root", str(place.work), "--runtime", "inherited")
-    with place.project.running(*argv, "--wait-approvals", "30") as watcher:
+    with place.project.running(*argv, "--wait-approvals", "200") as watcher:
         ask(place.outbox, "a-1", workspace=str(place.work))
         read_until(watcher.stderr, "◐ shell(echo once")
         until(lambda: "echo once" in place.project.retinue("approvals").stdout)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gates import Gate
 from tests.remote.outbox.kit import ask
 from tests.remote.outbox.test_kills import Place, stop
 from tests.sandbox.places import needs_bubblewrap
@@ -42,7 +43,8 @@ def test_what_goes_on_reaches_no_more_and_is_sandboxed_no_less_and_has_no_more_l
 def test_who_asked_and_was_killed_gets_the_answer_and_nothing_is_done_twice(tmp_path: Path, last: str) -> None:
     tmp_path.chmod(0o755)
     place = Place(tmp_path)
-    place.script(spawn({"task": "x", "subagent_id": "deep"}), deep=[{"text": "deep said", "delay": 1.5}])
+    gate = Gate(tmp_path / "gate")
+    place.script(spawn({"task": "x", "subagent_id": "deep"}), deep=[gate.reply, {"text": "deep said"}])
     container = Project(place.work / "project")
     container.script({"main": [spawn({"task": "x", "subagent_type": "explorer"}), {"text": "{{last_result}}"}]})
     container.runtime = ""
@@ -57,6 +59,7 @@ def test_who_asked_and_was_killed_gets_the_answer_and_nothing_is_done_twice(tmp_
                 read_until(process.stderr, last)
                 process.kill()
             assert process.wait() == -signal.SIGKILL
+        gate.open()
         done = container.retinue("resume", *words, **inside)
     finally:
         stop(watcher)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.remote.outbox.kit import answer, ask, explorer
+from tests.remote.outbox.kit import until as until_true
 from tests.remote.outbox.test_kills import Place, stop, until
 from tests.sandbox.hosts import host
 from tests.supervisor.tree.kit import call
@@ -63,15 +64,13 @@ async def test_two_hosts_and_a_container_that_work_in_one_folder_at_once(tmp_pat
 
 
 async def test_the_response_names_what_somebody_else_had_changed(tmp_path: Path) -> None:
-    work, go = tmp_path / "work", tmp_path / "go"
+    work, begun, go = tmp_path / "work", tmp_path / "begun", tmp_path / "go"
     write(work, "notes", "one\n")
     write(work, "other", "one\n")
-    command = f"until [ -e {go} ]; do sleep 0.02; done; echo mine >> notes"
+    command = f"touch {begun}; until [ -e {go} ]; do sleep 0.02; done; echo mine >> notes"
     async with host(work, profiles=[explorer([call("shell", command=command)])], runtime="inherited") as there:
         ask(there.outbox, "a", workspace=str(work))
-        async with asyncio.timeout(150):
-            while not there.trees:
-                await asyncio.sleep(0.01)
+        await until_true(begun.exists)
         write(work, "notes", "theirs\n")
         write(work, "other", "theirs\n")
         go.touch()

@@ -21,6 +21,7 @@ from retinue.core.rules import Verdict
 from retinue.log.sqlite import SqliteLog
 from retinue.log.threads import fold_thread
 from retinue.testing import ManualClock, allow_all, scripted
+from tests.gates import HeldClock
 from tests.supervisor.tree.kit import bodies, call, main, spawn, tree, until
 
 HALF = "\ud83d"
@@ -67,14 +68,17 @@ async def test_a_value_that_is_no_json_leaves_a_gap_that_says_so(tmp_path: Path)
 
 
 async def test_a_disk_that_was_busy_once_loses_nothing_and_stops_nobody(tmp_path: Path) -> None:
-    script = {"main": [spawn({"task": "a"}), {"text": "end", "delay": 0.2}], "*": [{"text": "k"}]}
+    script = {"main": [{**spawn({"task": "a"}), "delay": 1}, {"text": "end"}], "*": [{"text": "k"}]}
+    clock = HeldClock()
     async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
         log = r.control.log
         log._own._db.set_busy_timeout(1)  # type: ignore[attr-defined]
-        run = await r.spawn(main(script), "go")
+        run = await r.spawn(Profile("main", model=scripted(script, clock=clock)), "go")
         await until(run, RunStarted)
         blocker = apsw.Connection(str(log.path))  # type: ignore[attr-defined]
+        blocker.set_busy_timeout(100_000)
         blocker.execute("BEGIN IMMEDIATE")
+        clock.release()
         asyncio.get_running_loop().call_later(0.3, blocker.execute, "ROLLBACK")
         seen = [event.seq async for event in run.events()]
         await run.result()

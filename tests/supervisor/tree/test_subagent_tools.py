@@ -11,6 +11,7 @@ from retinue import Event, Limits, Profile
 from retinue.core.events import Inbox, RunSpawned, ToolCall, ToolResult
 from retinue.protocol.subagent_tools import TOOLS
 from retinue.testing import scripted
+from tests.gates import HeldClock
 from tests.supervisor.tree.kit import bodies, call, main, spawn, tree
 
 WAIT = "custom_tool__wait_for_background_tool"
@@ -162,9 +163,15 @@ async def test_a_message_reaches_a_subagent_and_its_receipt_says_when() -> None:
             call("send_message_to_subagent", **message),
             {"text": "end"},
         ],
-        "kid": [call("list_agents"), {"delay": 0.5, **call("list_agents")}, {"text": "done"}, {"text": "understood"}],
+        "kid": [call("list_agents"), {"delay": 1, **call("list_agents")}, {"text": "done"}, {"text": "understood"}],
     }
-    _, events = await tree(script)
+    clock, events = HeldClock(), []
+    async with retinue.open(mode="yes") as r:
+        run = await r.spawn(Profile("main", model=scripted(script, clock=clock)), "go")
+        async for event in run.events():
+            events.append(event)
+            if isinstance(event.body, Inbox):
+                clock.release()
     _, sent, _, late = replies(events)
     assert (sent["success"], sent["state"]) == (True, "delivered")
     assert sent["note"] == f"delivered at turn {sent['turn']}"

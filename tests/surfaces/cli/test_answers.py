@@ -14,8 +14,10 @@ from retinue.core.events import Message
 from retinue.core.results import UserReply
 from retinue.surfaces.printer.printer import Printer
 from retinue.testing import scripted
+from tests.gates import Gate, HeldClock
 from tests.supervisor.tree.kit import call, main, spawn, until
 from tests.surfaces.cli.shell import Project
+from tests.surfaces.cli.shell import until as until_true
 
 START = spawn({"task": "look", "subagent_id": "kid"}, background=True)
 
@@ -28,6 +30,19 @@ def count_shown(events: list[Event], result: retinue.Result[Any], text: str) -> 
         printer.show_event(event)
     answer = result.final_response if result.status == "done" else ""
     return (stream.getvalue() + answer).count(text)
+
+
+def run_with_late_kid(project: Project, *arguments: str, main: list[Any], kid: str) -> tuple[str, str]:
+    """Run a primary whose background child answers after the primary's first reply; what it said on both streams."""
+    gate = Gate(project.folder / "gate")
+    model = project.script({"main": main, "kid": [gate.reply, {"text": kid}]})
+    with project.running("run", "the task", "--model", model, "--yes", *arguments) as process:
+        until_true(lambda: bool(project.rows()))
+        until_true(lambda: any((event["run"], event["kind"]) == (0, "message") for event in project.events()))
+        gate.open()
+        answer, live = process.communicate()
+    assert process.returncode == 0, live
+    return answer, live
 
 
 @pytest.mark.finding("S3")
@@ -43,14 +58,11 @@ def count_shown(events: list[Event], result: retinue.Result[Any], text: str) -> 
 def test_replies_before_and_after_a_notice_are_the_answer_together(
     project: Project, first: str, second: str, fetch: list[Any]
 ) -> None:
-    agents = {
-        "main": [START, {"text": first}, *fetch, {"text": second}],
-        "kid": [{"delay": 1, "text": "THE KID SAW IT"}],
-    }
-    ran = project.run("--yes", agents=agents)
-    assert ran.stdout == f"{first}\n\n{second}\n"
+    replies = [START, {"text": first}, *fetch, {"text": second}]
+    answer, live = run_with_late_kid(project, main=replies, kid="THE KID SAW IT")
+    assert answer == f"{first}\n\n{second}\n"
     for text in (first, second, "THE KID SAW IT"):
-        assert (ran.stdout + ran.stderr).count(text) == 1, ran.stderr
+        assert (answer + live).count(text) == 1, live
     shown = project.retinue("tail")
     for text in (first, second, "THE KID SAW IT"):
         assert (shown.stdout + shown.stderr).count(text) == 1
@@ -58,9 +70,8 @@ def test_replies_before_and_after_a_notice_are_the_answer_together(
 
 @pytest.mark.finding("S3")
 def test_replies_say_what_they_replied_to(project: Project) -> None:
-    agents = {"main": [START, {"text": "one"}, {"text": "two"}], "kid": [{"delay": 1, "text": "seen"}]}
-    ran = project.run("--yes", "--json", agents=agents)
-    result = json.loads(ran.stdout)
+    answer, _ = run_with_late_kid(project, "--json", main=[START, {"text": "one"}, {"text": "two"}], kid="seen")
+    result = json.loads(answer)
     assert result["final_response"] == "one\n\ntwo"
     assert result["replies"] == [{"text": "one", "to": "task"}, {"text": "two", "to": "agent:1"}]
 
@@ -121,10 +132,14 @@ async def test_the_answer_of_a_subagent_has_all_its_replies_too() -> None:
     script = {
         "main": [spawn({"task": "m", "subagent_id": "middle"}), {"text": "{{last_result}}"}],
         "middle": [START, {"text": "THE REAL ANSWER: 42"}, {"text": "ok, noted"}],
-        "kid": [{"delay": 1, "text": "seen"}],  # so that the reply comes first
+        "kid": [{"delay": 1, "text": "seen"}],
     }
+    clock = HeldClock()
     async with retinue.open(mode="yes") as r:
-        result = await r.run(main(script), "go")
+        run = await r.spawn(Profile("main", model=scripted(script, clock=clock)), "go")
+        await until(run, Message, number=1)
+        clock.release()
+        result = await run.result()
     answer = json.loads(result.final_response)["results"][0]["answer"]
     assert answer == "THE REAL ANSWER: 42\n\nok, noted"
     assert result.children[0].replies[1].to.startswith("agent:")

@@ -31,20 +31,27 @@ class Terminal:
         os.close(slave)
         self._watchdog = threading.Timer(SECONDS, self.process.kill)
         self._watchdog.start()
-        self.text = ""
+        self._data = b""
+
+    @property
+    def text(self) -> str:
+        """What is on the screen; half a character at its end, which the rest follows, is not yet."""
+        return self._data.decode(errors="ignore")
+
+    @text.setter
+    def text(self, text: str) -> None:
+        self._data = text.encode()
 
     def read_until(self, text: str | None) -> str:
         """What has been on the screen when the text comes, or with None when all is over."""
-        data = self.text.encode()
-        while text is None or text.encode() not in data:
+        while text is None or text.encode() not in self._data:
             try:
                 chunk = os.read(self._master, 65536)
             except OSError:
                 chunk = b""
             if not chunk:
                 break
-            data += chunk
-        self.text = data.decode()
+            self._data += chunk
         assert text is None or text in self.text, self.text
         return self.text
 

@@ -1,5 +1,6 @@
 """The demo as a stranger meets it: in a process of its own, with and without a terminal."""
 
+import codecs
 import os
 import re
 import signal
@@ -55,7 +56,7 @@ def at_a_terminal(tmp_path: Path, answer: str) -> tuple[int, str]:
         start_new_session=True,
     )  # fmt: skip
     os.close(terminal)
-    screen, answered = "", False
+    screen, answered, decoder = "", False, codecs.getincrementaldecoder("utf-8")()
     with os.fdopen(master, "rb", buffering=0) as source:
         while True:
             try:
@@ -64,7 +65,7 @@ def at_a_terminal(tmp_path: Path, answer: str) -> tuple[int, str]:
                 break
             if not chunk:
                 break
-            screen += chunk.decode("utf-8", "replace")
+            screen += decoder.decode(chunk)
             if not answered and "[y]es [n]o > " in screen:
                 os.write(master, answer.encode())
                 answered = True

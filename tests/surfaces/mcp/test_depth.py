@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.gates import Gate
 from tests.surfaces.cli.shell import SOURCE, Project, read_until, until
 
 CODE = 'from tools import below\nprint(await below.deep(prompt="look there"))'
 LOOK = {"thinking": "deep in thought", "tools": [{"name": "glob", "args": {"pattern": "*.txt"}}]}
-PROGRAM = {"name": "execute_python_code", "args": {"code": CODE, "executionTimeout": 30}}
+PROGRAM = {"name": "execute_python_code", "args": {"code": CODE, "executionTimeout": 300}}
 NEST = {"thinking": "mid in thought", "tools": [PROGRAM]}
 ASK = {"tools": [{"name": "mcp__next__mid", "args": {"prompt": "ask"}}]}
 SAY = {"text": "{{last_result}}"}
@@ -39,11 +40,11 @@ def configured(folder: Path, servers: dict[str, Any], **more: Any) -> Project:
     return project
 
 
-def tower(tmp_path: Path, *, last: dict[str, Any]) -> tuple[Project, Project, Project]:
+def tower(tmp_path: Path, *last: dict[str, Any]) -> tuple[Project, Project, Project]:
     """Three projects, each the client of a server in the next."""
     looker = {"description": "Looks.", "instructions": "Look."}
     deep = configured(tmp_path / "deep", {}, profiles={"deep": looker})
-    below = server(deep, {"deep": [LOOK, last]}, "--profile", "deep")
+    below = server(deep, {"deep": [LOOK, *last]}, "--profile", "deep")
     asker = {"description": "Asks.", "instructions": "Ask.", "tools": ["execute_python_code", "mcp__below"]}
     mid = configured(tmp_path / "mid", {"below": below}, profiles={"mid": asker})
     root = configured(tmp_path / "root", {"next": server(mid, {"mid": [NEST, SAY]}, "--profile", "mid")})
@@ -56,10 +57,12 @@ RUN = ("run", "go", "--model", "scripted:script.yaml", "--config", "retinue.yaml
 
 @pytest.mark.requirement("CPE-1", "CPE-6", "CPE-29", "CPE-30", "CPE-42", "CPE-54", "CPE-56", "CPE-60")
 def test_the_deepest_is_seen_at_the_root_before_it_ends(tmp_path: Path) -> None:
-    root, mid, deep = tower(tmp_path, last={"text": "one file", "delay": 3})
+    gate = Gate(tmp_path / "gate")
+    root, mid, deep = tower(tmp_path, gate.reply, {"text": "one file"})
     with root.running(*RUN) as process:
         seen = read_until(process.stderr, '#### deep Tool "glob" result:')
         assert process.poll() is None and "deep done" not in seen
+        gate.open()
         assert process.stderr is not None and process.stdout is not None
         seen += process.stderr.read()
         assert (process.stdout.read(), process.wait()) == ("one file\n\n", 0), seen
@@ -68,7 +71,7 @@ def test_the_deepest_is_seen_at_the_root_before_it_ends(tmp_path: Path) -> None:
         for text in (
             "#### [tool call]",
             "#### mid thought trace\nmid in thought",
-            "#### mid [tool call] (timeout: 30s)\nexecute_python_code\n" + CODE,
+            "#### mid [tool call] (timeout: 300s)\nexecute_python_code\n" + CODE,
             "#### deep thought trace\ndeep in thought",
             '#### deep [tool call]\nglob\n{\n  "pattern": "*.txt"\n}',
             '#### deep Tool "glob" result:\nfound.txt',
@@ -109,7 +112,7 @@ def test_a_plain_cpe_process_below_a_server_of_ours_stands_below_the_run_that_ca
 
 
 def test_depth_ends_where_it_would_in_one_process(tmp_path: Path) -> None:
-    root, _, deep = tower(tmp_path, last={"text": "one file"})
+    root, _, deep = tower(tmp_path, {"text": "one file"})
     done = root.retinue(*RUN, "--max-depth", "1")
     assert done.returncode == 0, done.stderr
     assert "Subagent depth limit exceeded" in done.stdout and deep.rows("--all") == []
@@ -118,7 +121,7 @@ def test_depth_ends_where_it_would_in_one_process(tmp_path: Path) -> None:
 
 def test_a_root_that_is_killed_leaves_no_subagent_at_work(tmp_path: Path) -> None:
     """Nobody is left to end them but themselves: nothing can be reported, and their servers' input is closed."""
-    root, mid, deep = tower(tmp_path, last={"text": "one file", "delay": 40})
+    root, mid, deep = tower(tmp_path, {"hang": True})
     with root.running(*RUN) as process:
         read_until(process.stderr, '#### deep Tool "glob" result:')
         os.kill(process.pid, signal.SIGKILL)
@@ -131,7 +134,7 @@ def test_cancelling_a_subagent_in_a_server_ends_its_call_at_once(tmp_path: Path)
     """It may be silent for long: it is not left to its next report."""
     looker = {"description": "Looks.", "instructions": "Look."}
     mid = configured(tmp_path / "mid", {}, profiles={"mid": looker})
-    agents = {"mid": [{"thinking": "for long", "tools": [LOOK["tools"][0]]}, {"text": "late", "delay": 40}]}
+    agents = {"mid": [{"thinking": "for long", "tools": [LOOK["tools"][0]]}, {"hang": True}]}
     root = configured(tmp_path / "root", {"next": server(mid, agents, "--profile", "mid")})
     root.script({"main": [ASK, SAY]})
     with root.running(*RUN) as process:

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp.shared.exceptions import MCPError
 
+from retinue.surfaces.mcp.host import PROGRESS_SECONDS
+from tests.gates import Gate
 from tests.surfaces.cli.shell import COMMAND, Project, environment
 from tests.surfaces.mcp.kit import BOTH, connected, piped
 
 STUCK: dict[str, Any] = {"*": [{"hang": True}]}
-SLOW: dict[str, Any] = {"*": [{"text": "at last", "delay": 2.5}]}
-SLOWER: dict[str, Any] = {"*": [{"text": "at last", "delay": 6.5}]}
 WAIT = "custom_tool__wait_for_background_tool"
 TASKS = {"tasks": [{"task": "take your time", "subagent_id": "slow"}]}
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path / "gate")
+
+
+def slow(gate: Gate) -> dict[str, Any]:
+    """Agents that answer when the gate has been opened."""
+    return {"*": [gate.reply, "at last"]}
 
 
 def runs(project: Project) -> dict[str, str]:
@@ -29,46 +38,51 @@ def runs(project: Project) -> dict[str, str]:
 
 @pytest.mark.requirement("MASS-47", "P38")
 @pytest.mark.parametrize("mode", BOTH)
-async def test_progress_comes_at_least_every_five_seconds(project: Project, mode: str) -> None:
-    told: list[tuple[float, str]] = []
+async def test_progress_comes_at_least_every_five_seconds(project: Project, mode: str, gate: Gate) -> None:
+    told: list[str] = []
+    again = asyncio.Event()
 
     async def progress(value: float, total: float | None, message: str | None) -> None:
-        told.append((time.monotonic(), message or ""))
+        told.append(message or "")
+        if told[-1] in told[:-1]:  # nothing has happened since: only the time has passed
+            again.set()
 
-    async with connected(project, mode=mode, agents=SLOWER) as client:
-        begun = time.monotonic()
-        result = await client.call_tool("spawn_subagents", TASKS, progress_callback=progress)
-        ended = time.monotonic()
+    async with connected(project, "--yes", mode=mode, agents=slow(gate)) as client:
+        calling = asyncio.create_task(client.call_tool("spawn_subagents", TASKS, progress_callback=progress))
+        await again.wait()
+        assert not calling.done()
+        await gate.let_pass()
+        result = await calling
     assert result.structured_content["results"][0]["answer"] == "at last"
-    times = [begun, *(at for at, _ in told), ended]
-    assert max(after - before for before, after in pairwise(times)) < 6.4  # the call takes 6.5
-    assert "1 subagent running" in told[0][1] and "slow" in told[0][1]
+    assert "1 subagent running" in told[0] and "slow" in told[0]
+    assert PROGRESS_SECONDS < 5
 
 
 @pytest.mark.requirement("P38")
 @pytest.mark.parametrize("mode", BOTH)
-async def test_a_call_is_answered_in_time_with_a_handle_to_wait_with(project: Project, mode: str) -> None:
-    async with connected(project, "--reply-within", "0.5", mode=mode, agents=SLOW) as client:
+async def test_a_call_is_answered_in_time_with_a_handle_to_wait_with(project: Project, mode: str, gate: Gate) -> None:
+    async with connected(project, "--yes", "--reply-within", "0.5", mode=mode, agents=slow(gate)) as client:
         said = (await client.call_tool("spawn_subagents", TASKS)).structured_content
         assert (said["success"], said["mode"]) == (True, "background")
         [handle] = said["subagents"]
         assert (handle["subagent_id"], handle["status"], handle["timeout_seconds"]) == ("slow", "running", 1800)
         assert WAIT in said["note"]
-        waited = 0
+        said = (await client.call_tool(WAIT, {"subagent_id": "slow"})).structured_content
+        assert said["timed_out"] and [each["subagent_id"] for each in said["running"]] == ["slow"]
+        await gate.let_pass()
         while (said := (await client.call_tool(WAIT, {"subagent_id": "slow"})).structured_content)["timed_out"]:
-            assert [each["subagent_id"] for each in said["running"]] == ["slow"]
-            waited += 1
-        assert waited >= 1
+            pass
         assert said["results"][0]["answer"] == "at last"
 
 
 @pytest.mark.requirement("MASS-47", "P38")
-async def test_a_client_that_times_out_loses_nothing(project: Project) -> None:
-    async with connected(project, agents=SLOW) as client:
+async def test_a_client_that_times_out_loses_nothing(project: Project, gate: Gate) -> None:
+    async with connected(project, "--yes", agents=slow(gate)) as client:
         with pytest.raises(MCPError, match="timed out"):
             await client.call_tool("spawn_subagents", TASKS, read_timeout_seconds=1)
         said = (await client.call_tool("list_subagents", {})).structured_content
         assert [(each["subagent_id"], each["status"]) for each in said["subagents"]] == [("slow", "running")]
+        await gate.let_pass()
         said = (await client.call_tool(WAIT, {"subagent_id": "slow"})).structured_content
         assert said["results"][0]["answer"] == "at last"
 

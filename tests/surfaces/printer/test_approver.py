@@ -21,7 +21,7 @@ class Person:
 
     def __init__(self) -> None:
         self.master, self.terminal = os.openpty()
-        self.screen = ""
+        self._data = b""
         self.stream = os.fdopen(self.terminal, "w", encoding="utf-8", closefd=False)
         self.facts = Facts()
         self.preview = ""
@@ -46,6 +46,11 @@ class Person:
         )
         return asking
 
+    @property
+    def screen(self) -> str:
+        """What was read; half a character at its end, which the rest follows, is not yet there."""
+        return self._data.decode(errors="ignore").replace("\r\n", "\n")
+
     async def sees(self, words: str) -> None:
         """Reads until these words have come, and takes everything up to them off the screen."""
         loop = asyncio.get_running_loop()
@@ -54,8 +59,10 @@ class Person:
             loop.add_reader(self.master, ready.set)
             await ready.wait()
             loop.remove_reader(self.master)
-            self.screen += os.read(self.master, 65536).decode().replace("\r\n", "\n")
-        self.seen, self.screen = self.screen.split(words, 1)
+            self._data += os.read(self.master, 65536)
+        self.seen, rest = self.screen.split(words, 1)
+        half = self._data[len(self._data.decode(errors="ignore").encode()) :]
+        self._data = rest.encode() + half
 
     def types(self, text: str) -> None:
         os.write(self.master, text.encode())

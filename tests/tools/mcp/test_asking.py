@@ -165,7 +165,7 @@ async def test_descriptions_are_plain_words() -> None:
 )
 async def test_a_servers_question_is_asked_in_the_tree(answer: Decision, came: str) -> None:
     person = Person(lambda _: answer)
-    _, events = await run({"calm": program("calm", timeout=2)}, turns(call("mcp__calm__ask")), approver=person)
+    _, events = await run({"calm": program("calm", timeout=60)}, turns(call("mcp__calm__ask")), approver=person)
     assert [body.text for body in results(events) if body.name == "mcp__calm__ask"] == [came]
     [asked] = person.asked
     assert (asked.tool, asked.args, asked.run, asked.rule) == ("mcp__calm", {"name": None, "age": 30}, 0, "")

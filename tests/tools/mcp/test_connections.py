@@ -14,8 +14,10 @@ import retinue
 from retinue import Limits
 from retinue.core.events import Warned
 from retinue.core.servers import McpServer
+from retinue.testing import ManualClock
 from retinue.tools.mcp.connection import MAX_FAILURES
 from retinue.tools.mcp.servers import McpServers
+from tests.gates import pass_time
 from tests.supervisor.tree.kit import bodies
 from tests.tools.mcp.kit import alive, call, free_port, http_server, main, program, results, run, turns, until
 
@@ -205,15 +207,32 @@ async def test_cancelling_a_run_cancels_its_call_and_spares_the_server(tmp_path:
 
 
 async def test_a_silent_call_is_given_up_and_progress_is_life(tmp_path: Path) -> None:
-    servers = {"calm": program("calm", timeout=1)}
     script = turns(
         call("mcp__calm__wait", marker=str(tmp_path / "marker")),
-        call("mcp__calm__work", steps=5, pause=0.4),
+        call("mcp__calm__work", steps=4, marker=str(tmp_path / "step")),
     )
-    result, events = await run(servers, script, fields={"limits": Limits(stall=1.5)})
+    clock = ManualClock()
+    async with retinue.open(mode="yes", mcp_servers={"calm": program("calm", timeout=60)}, clock=clock) as r:
+        going = await r.spawn(main({"main": script}, limits=Limits(stall=60)), "go")
+        await until((tmp_path / "marker").exists)
+        await pass_time(60)
+        calls: Any = r.control.servers.connections["calm"]._calls._calls  # type: ignore[union-attr]
+
+        def deadlines() -> list[float]:
+            return [call.limit.when() for _, call in calls.values() if call.tool == "mcp__calm__work" and call.limit]
+
+        await until(deadlines)
+        for step in range(4):
+            before = deadlines()
+            (tmp_path / f"step{step}").touch()
+            await until(lambda: deadlines() != before)  # noqa: B023
+            await pass_time(40)
+            await clock.advance(40)
+        events = [event async for event in going.events()]
+        result = await going.result()
     silent, worked = results(events)
-    assert silent.text == "mcp__calm__wait: the server did not answer within 1 s, so the call was given up"
-    assert worked.text == "5 steps"
+    assert silent.text == "mcp__calm__wait: the server did not answer within 60 s, so the call was given up"
+    assert worked.text == "4 steps"
     assert result.status == "done" and (tmp_path / "marker").read_text() == "cancelled"
     assert not any(body.code == "stalled" for body in bodies(events, Warned))
 

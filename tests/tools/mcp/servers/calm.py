@@ -108,10 +108,11 @@ async def wait(marker: str, ctx: Context) -> str:
 
 
 @server.tool(structured_output=False)
-async def work(steps: int, pause: float, ctx: Context) -> str:
-    """Works in steps and tells of each."""
+async def work(steps: int, marker: str, ctx: Context) -> str:
+    """Works in steps, each when a file with its number is there, and tells of each."""
     for step in range(steps):
-        await asyncio.sleep(pause)
+        while not Path(f"{marker}{step}").exists():
+            await asyncio.sleep(0.01)
         await ctx.report_progress(step + 1, steps, f"step {step + 1}")
     return f"{steps} steps"
 
