@@ -11,17 +11,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from retinue import events, models
+    from retinue.build.project import load_profile
     from retinue.core.approvals import Allow, Approval, Deny
     from retinue.core.context import Context
     from retinue.core.control import RunHandle
     from retinue.core.errors import ConfigError, RetinueError, SpawnRefused, ToolError
-    from retinue.core.events import Event
+    from retinue.core.events import Event, EventBody
     from retinue.core.limits import Limits
+    from retinue.core.ports import Approver
     from retinue.core.profiles import Profile, Task
     from retinue.core.results import Result, RunFailed, Status
     from retinue.core.traces import Telemetry
     from retinue.core.usage import Usage
-    from retinue.surfaces.library import Retinue, open, run_sync
+    from retinue.surfaces.library import OpenOptions, Retinue, open, run_sync
     from retinue.tools.functions import tool
 
 __version__ = "0.1.0"
@@ -29,11 +32,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "Allow": "core.approvals",
     "Approval": "core.approvals",
+    "Approver": "core.ports",
     "ConfigError": "core.errors",
     "Context": "core.context",
     "Deny": "core.approvals",
     "Event": "core.events",
+    "EventBody": "core.events",
     "Limits": "core.limits",
+    "OpenOptions": "surfaces.library",
     "Profile": "core.profiles",
     "Result": "core.results",
     "Retinue": "surfaces.library",
@@ -46,19 +52,24 @@ _HOMES = {
     "Telemetry": "core.traces",
     "ToolError": "core.errors",
     "Usage": "core.usage",
+    "load_profile": "build.project",
     "open": "surfaces.library",
     "run_sync": "surfaces.library",
     "tool": "tools.functions",
 }
+_MODULES = ("events", "models")
 
 __all__ = [
     "Allow",
     "Approval",
+    "Approver",
     "ConfigError",
     "Context",
     "Deny",
     "Event",
+    "EventBody",
     "Limits",
+    "OpenOptions",
     "Profile",
     "Result",
     "Retinue",
@@ -71,18 +82,25 @@ __all__ = [
     "Telemetry",
     "ToolError",
     "Usage",
+    "events",
+    "load_profile",
+    "models",
     "open",
     "run_sync",
     "tool",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'retinue' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"retinue.{home}"), name)
-    return value
+if not TYPE_CHECKING:  # a type checker knows the names from above, and refuses others
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"retinue.{name}")
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'retinue' has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(f"retinue.{home}"), name)
+        return value
 
 
 def __dir__() -> list[str]:

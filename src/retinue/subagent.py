@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -31,8 +31,7 @@ from retinue.core.control import ClientHandle, ClientOptions, RunHandle, SpawnBe
 from retinue.core.errors import NoSlot, RetinueError, SpawnRefused, ToolError
 from retinue.core.events import Event, ToolCall
 from retinue.core.limits import Limits
-from retinue.core.messages import Turn
-from retinue.core.ports import Model
+from retinue.core.messages import Model, Turn
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.core.results import ToolLog as ToolCallLog
@@ -41,7 +40,7 @@ from retinue.log.runs import Runs, RunView, describe_progress
 from retinue.log.summaries import describe_call
 from retinue.log.threads import Thread
 from retinue.surfaces import library
-from retinue.surfaces.library import Retinue
+from retinue.surfaces.library import OpenOptions, Retinue
 from retinue.tools import spawn
 
 __all__ = [
@@ -149,7 +148,7 @@ class SubagentConfig:
             del fields["model"]
         return fields
 
-    def profile(self, *, model: str | Model | None = None, tools: Sequence[Any] | None = ()) -> Profile:
+    def profile(self, *, model: str | Model | None = None, tools: Sequence[Any] | None = ()) -> Profile[str]:
         """Return the profile this config stands for; its own model wins over `model`."""
         seconds = None if self.timeout_ms is None else self.timeout_ms / 1000
         return Profile(
@@ -279,11 +278,12 @@ class SubagentTool:
     function that gets the progress, or AgentHooks. Each run gets a message, a state and an event store of its own from
     the factories that are given."""
 
-    tier = "confirm"
+    tier: str = "confirm"
 
     def __init__(
         self,
         config: SubagentConfig,
+        /,
         *,
         model: str | Model | None = None,
         tools: Sequence[Any] | None = (),
@@ -291,18 +291,19 @@ class SubagentTool:
         folder: Folder = in_memory,
         stores: StoreFactories = NO_STORES,
         retinue: Retinue | None = None,
-        **options: Any,
+        **options: Unpack[OpenOptions],
     ) -> None:
-        if options.get("approver") is not None:
-            check_approver(options["approver"])
-        self.config = config
-        self.profile = config.profile(model=model, tools=tools)
+        approver = options.get("approver")
+        if approver is not None:
+            check_approver(approver)
+        self.config: SubagentConfig = config
+        self.profile: Profile[str] = config.profile(model=model, tools=tools)
         if isinstance(hooks, AgentHooks):
             self.profile = replace(self.profile, hooks=hooks)
         spec = spawn.SubagentTool(self.profile).spec
-        self.name = spec.name
-        self.display_name = spec.display_name
-        self.description = spec.description
+        self.name: str = spec.name
+        self.display_name: str = spec.display_name
+        self.description: str = spec.description
         task = spec.schema["properties"]["task"]
         self.input_schema: dict[str, Any] = {"type": "object", "properties": {"task": task}, "required": ["task"]}
         self._hooks = hooks
@@ -400,7 +401,7 @@ class SubagentFactory:
         retinue: Retinue | None = None,
         max_concurrent: int | UnsetType | None = UNSET,
         max_depth: int | UnsetType = UNSET,
-        **options: Any,
+        **options: Unpack[OpenOptions],
     ) -> None:
         self._retinue = retinue
         self._shared: dict[str, Any] = {"model": model, "tools": tools, "hooks": hooks, "stores": stores, **options}
@@ -438,7 +439,7 @@ class SubagentFactory:
 
 
 @asynccontextmanager
-async def _opened(folder: Folder, tools: Sequence[Any] | None, options: Mapping[str, Any]) -> AsyncIterator[RunHandle]:
+async def _opened(folder: Folder, tools: Sequence[Any] | None, options: OpenOptions) -> AsyncIterator[RunHandle]:
     async with library.open(folder(), **options) as retinue, _client_of(retinue, tools, _NO_DEADLINE) as client:
         yield client
 

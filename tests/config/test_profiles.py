@@ -74,7 +74,7 @@ def test_a_list_filters_an_unknown_name_warns_and_an_empty_list_disables_all() -
     assert names(active) == ["critic", "explorer"]
     there = "critic, evaluator, explorer, novelty, researcher, round_evaluator"
     assert warnings == [
-        f"unknown subagent type 'explorr' in subagent_types; there is {there}; did you mean 'explorer'?"
+        f"unknown subagent type 'explorr' in subagent_types; available: {there}; did you mean 'explorer'?"
     ]
     assert choose_active(find_profiles(None), []) == ([], [])
 

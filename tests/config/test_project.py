@@ -115,14 +115,14 @@ def test_the_list_of_types_comes_from_retinue_yaml(tmp_path: Path, write: Write)
 
 def test_an_unknown_skill_fails_fast_and_is_named_with_its_line(tmp_path: Path, write: Write) -> None:
     path = write(".agent/subagent_types/e/SUBAGENT.md", "---\nname: e\ndescription: d\nskills: [deploy]\n---\n")
-    expected = ".agent/subagent_types/e/SUBAGENT.md:4: key 'skills': unknown skill 'deploy'; there is report-writing"
+    expected = ".agent/subagent_types/e/SUBAGENT.md:4: key 'skills': unknown skill 'deploy'; available: report-writing"
     assert refusal(tmp_path) == expected
     write(".agent/skills/deploy/SKILL.md", "---\nname: deploy\ndescription: d\n---\n")
     assert "e" in by_name(load_project(tmp_path).profiles)
     path.unlink()
     write("retinue.yaml", "profiles:\n  poet:\n    description: d\n    skills: [verse]\n")
     assert refusal(tmp_path).startswith(
-        "retinue.yaml:4: key 'profiles.poet.skills': unknown skill 'verse'; there is deploy, report-writing"
+        "retinue.yaml:4: key 'profiles.poet.skills': unknown skill 'verse'; available: deploy, report-writing"
     )
 
 

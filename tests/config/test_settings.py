@@ -118,11 +118,11 @@ def test_a_default_timeout_outside_the_bounds_stands(write: Write) -> None:
         ),
         (
             "profiles:\n  a:\n    runtime: isolatd",
-            "3: key 'profiles.a.runtime': unknown value 'isolatd'; there is inherited",
+            "3: key 'profiles.a.runtime': unknown value 'isolatd'; available: inherited",
         ),
         (
             "profiles:\n  a:\n    workspace: share",
-            "3: key 'profiles.a.workspace': unknown value 'share'; there is scratch, shared",
+            "3: key 'profiles.a.workspace': unknown value 'share'; available: scratch, shared",
         ),
         (
             "profiles:\n  a:\n    limits: {turn: 1}",
@@ -141,7 +141,7 @@ def test_a_default_timeout_outside_the_bounds_stands(write: Write) -> None:
         ("profiles:\n  a:\n    tools: read", "3: key 'profiles.a.tools': expected a list of tools, got a text"),
         (
             "profiles:\n  a:\n    tools:\n    - reed",
-            "4: key 'profiles.a.tools[0]': there is no tool 'reed'; there is read",
+            "4: key 'profiles.a.tools[0]': there is no tool 'reed'; available: read",
         ),
         ("profiles:\n  ../a: {}", "2: key 'profiles.../a': profile name '../a' must be"),
         ("profiles:\n  a: {}\n  A: {}", "3: key 'profiles.A': is the same name as 'a' on line 2"),

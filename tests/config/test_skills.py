@@ -41,7 +41,7 @@ def test_no_skills_no_prompt() -> None:
 def test_an_unknown_skill_lists_those_there_are() -> None:
     with pytest.raises(ConfigError) as caught:
         render_skill_prompt(["report-writin"], find_skills(None))
-    expected = "unknown skill 'report-writin'; there is report-writing; did you mean 'report-writing'?"
+    expected = "unknown skill 'report-writin'; available: report-writing; did you mean 'report-writing'?"
     assert str(caught.value) == expected
 
 

@@ -72,7 +72,7 @@ async def test_commands_that_need_a_process_are_refused(tmp_path: Path) -> None:
             control.continue_run(tree, 0, "more"),
             control.open_client(ClientOptions(name="caller", task="x")),
         ):
-            with pytest.raises(ConfigError, match="no process runs this"):
+            with pytest.raises(ConfigError, match="no process is running this tree"):
                 await refused
         assert await control.cancel(tree) is False
         assert (await control.send(tree, 0, "x")).state == "too_late"

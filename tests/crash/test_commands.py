@@ -138,7 +138,7 @@ def test_a_file_that_is_held_is_written_by_its_holder(project: Project) -> None:
         assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
         assert f"{tree} runs in process {process.pid}, which writes its log" in done.stderr
         refused = one_line_error(project.retinue("continue", f"{done_tree}/1", "again", "--max-tokens", "5"))
-        assert refused.endswith("and runs it: it takes no limits from here")
+        assert refused.endswith("and runs it: its limits cannot be changed from here")
         assert "asks nobody" in one_line_error(project.retinue("continue", f"{done_tree}/1", "again"))
         done = project.retinue("continue", f"{done_tree}/1", "again", "--yes")
         assert (done.returncode, done.stdout) == (0, "x has looked\n"), done.stderr

@@ -173,13 +173,13 @@ async def test_a_denial_that_had_not_arrived_arrives() -> None:
 
 
 async def test_spent_budget_and_turns_are_spent() -> None:
-    usage = {"input_tokens": 300, "output_tokens": 0}
+    usage = {"input_tokens": 3000, "output_tokens": 0}
     agents = {
         "main": [{**call("look"), "usage": usage}, {**call("look"), "usage": usage}, {"text": "no", "usage": usage}]
     }
     _, tools = notes()
     crash = Crash(main(agents, tools=tools))
-    whole = await crash.events(limits=Limits(tokens=500))
+    whole = await crash.events(limits=Limits(tokens=5000))
     assert whole[-1].body.status == "limited"
     place = [n for n, event in enumerate(whole, 1) if isinstance(event.body, UsageReported)]
     _, events = await crash.goes_on(whole[: place[1]])

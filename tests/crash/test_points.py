@@ -122,5 +122,5 @@ def test_a_crash_in_the_cleanup_leaves_a_finished_tree(project: Project) -> None
 def test_an_unknown_point_is_an_error_that_names_the_others(project: Project) -> None:
     error = one_line_error(project.run(agents={"main": [ANSWER]}, RETINUE_FAILPOINT="nowhere"))
     assert error.startswith(
-        "RETINUE_FAILPOINT: there is no point 'nowhere'; there is cleanup, before-KIND, run.spawned, "
+        "RETINUE_FAILPOINT: there is no point 'nowhere'; available: cleanup, before-KIND, run.spawned, "
     )

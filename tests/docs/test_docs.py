@@ -6,6 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+from retinue.config.profiles import find_definitions
 from retinue.config.project import load_project
 from retinue.core.events import KINDS
 from retinue.core.limits import Caps
@@ -98,11 +99,56 @@ def test_the_python_of_going_on_runs(tmp_path: Path) -> None:
     assert done.stdout == "nothing to do\n"
 
 
-def test_the_page_of_events_names_every_kind_and_field() -> None:
-    rows = dict(re.findall(r"^\| `([a-z.]+)` \|.*\| ?(.*) \|$", (ROOT / "docs/events.md").read_text(), re.MULTILINE))
-    assert set(rows) == set(KINDS)
-    for kind, cls in KINDS.items():
-        assert sorted(rows[kind].strip("`").split()) == sorted(cls.__struct_fields__), kind
+def test_the_page_of_events_names_every_kind_class_and_field_in_order() -> None:
+    page = (ROOT / "docs/events.md").read_text()
+    rows = re.findall(r"^\| `([a-z.]+)` \| `(\w+)` \|.*\| ?(.*) \|$", page, re.MULTILINE)
+    assert [(kind, name) for kind, name, _ in rows] == [(kind, cls.__name__) for kind, cls in KINDS.items()]
+    for kind, _, fields in rows:
+        assert sorted(fields.strip("`").split()) == sorted(KINDS[kind].__struct_fields__), kind
+
+
+def run_snippets(page: str, folder: Path) -> list[list[str]]:
+    """Run each Python snippet of a page in the folder; return the lines that each prints."""
+    printed = []
+    for code in snippets(ROOT / page, "python"):
+        done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        printed.append(done.stdout.splitlines())
+    return printed
+
+
+def test_the_python_of_the_page_of_the_library_runs(tmp_path: Path) -> None:
+    one, typed, stream, built_in = run_snippets("docs/library.md", tmp_path)
+    assert one == ["done Hello!"]
+    assert typed == [
+        "/main calls page_oncall {'reason': 'a TODO in the payment code'}",
+        "/main may use page_oncall",
+        "/main calls final_answer {'file': 'payment.py', 'risk': 3}",
+        "/main is done",
+        "payment.py 3",
+    ]
+    assert stream[0] == "Roses are red, violets are blue."
+    pieces = "".join(line.removeprefix("/main '").removesuffix("'") for line in stream[1:-1])
+    assert (pieces, stream[-1]) == (stream[0], "done")
+    assert built_in == ["[('explorer', 'in parser.py')]"]
+
+
+def test_the_python_of_the_page_of_events_runs(tmp_path: Path) -> None:
+    [printed] = run_snippets("docs/events.md", tmp_path)
+    assert "1 asked to say hello" in printed and "4 answered hello" in printed and "5 spent 0 tokens" in printed
+
+
+def test_the_python_of_the_page_of_own_models_runs(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("")
+    [printed] = run_snippets("docs/own-models.md", tmp_path)
+    assert printed == ["There are |2| text files.|", "There are 2 text files. 293"]
+
+
+def test_the_page_of_the_library_names_the_built_in_profiles() -> None:
+    page = (ROOT / "docs/library.md").read_text()
+    for definition in find_definitions(None):
+        assert f"`{definition.profile.name}`" in page
 
 
 def test_the_readme_names_only_targets_there_are() -> None:

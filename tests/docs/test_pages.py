@@ -196,3 +196,14 @@ def test_the_messages_of_troubleshooting_are_those_of_the_code() -> None:
         message for message in messages if not any(message.strip().removesuffix("...") in text for text in texts)
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name_of)
+def test_settings_in_the_text_load(page: Path, tmp_path: Path) -> None:
+    """`approvals: {mode: sandboxed}` in a sentence or table is as true as a block."""
+    for text in re.findall(r"`((?:approvals|profiles|caps|network|limits): [{\[][^`]*[}\]])`", page.read_text()):
+        if "..." in text or "N}" in text:
+            continue  # for the reader to fill in
+        config = f"profiles: {{explorer: {{{text}}}}}" if text.startswith("limits") else text
+        (tmp_path / "retinue.yaml").write_text(config)
+        assert load_project(tmp_path, config=tmp_path / "retinue.yaml").settings, text

@@ -41,7 +41,7 @@ async def test_names_find_runs_and_never_guess() -> None:
         with pytest.raises(ConfigError, match="could be any of") as error:
             await find_run(log, ambiguous)
         assert not isinstance(error.value, NotFound)
-    with pytest.raises(ConfigError, match=r"any of aab2/0 .* aaa1/0"):
+    with pytest.raises(ConfigError, match=r"any of aab2/0 .*: .*; aaa1/0"):
         await find_run(log, "main")
     with pytest.raises(NotFound, match="near are 'dig deeper'"):
         await find_run(log, "digg deeper")

@@ -155,7 +155,8 @@ def test_a_misspelt_provider_suggests_the_right_one(project: Project) -> None:
     [
         ("anthropic:claude-x", 401, ("anthropic", "ANTHROPIC_API_KEY")),
         ("openai-chat:gpt-x", 401, ("openai", "OPENAI_API_KEY")),
-        ("anthropic:claude-x", 404, ("anthropic", "claude-x")),
+        ("anthropic:claude-x", 403, ("anthropic", "ANTHROPIC_API_KEY")),
+        ("anthropic:claude-x", 404, ("claude-x", "ANTHROPIC_BASE_URL")),
     ],
 )
 async def test_a_refused_key_or_model_names_provider_and_variable(
@@ -176,3 +177,35 @@ def test_doctor_refuses_a_git_that_is_too_old(project: Project, tmp_path: Path, 
     git.chmod(0o755)
     done = project.retinue("doctor", PATH=f"{git.parent}:/usr/bin:/bin")
     assert (f"fail  git       git version {version}" in done.stdout) is bool(code), done.stdout
+
+
+@pytest.mark.finding("U7")
+def test_a_run_with_a_git_that_is_too_old_says_so(project: Project, tmp_path: Path) -> None:
+    git = tmp_path / "bin/git"
+    git.parent.mkdir()
+    git.write_text('#!/bin/sh\necho "error: unknown option \\`object-format\'" >&2\nexit 129\n')
+    git.chmod(0o755)
+    model = project.script({"main": [{"tools": [{"name": "shell", "args": {"command": "ls"}}]}, {"text": "end"}]})
+    words = ("run", "x", "--model", model, "--yes", "--workspace", "copy")
+    done = project.retinue(*words, PATH=f"{git.parent}:/usr/bin:/bin")
+    assert done.returncode == 1
+    assert "; this git may be too old: `retinue doctor` checks its version" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.finding("U7")
+def test_doctor_fails_without_git_and_an_unknown_provider_lists_those_there_are(
+    project: Project, tmp_path: Path
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("sh", "bash"):
+        (programs / name).symlink_to(f"/bin/{name}")
+    done = project.retinue("doctor", PATH=str(programs))
+    assert done.returncode == 1
+    assert "fail  git       not found; sandboxed runs need it" in done.stdout and "-> install git" in done.stdout
+    said = one_line_error(project.retinue("run", "x", "--model", "nobody:model"))
+    assert said.startswith("unknown model 'nobody:model': there is no provider 'nobody'; there is anthropic, ")
+    assert "ollama" in said and "openai" in said
+    for wrong, meant in (("Anthropic", "anthropic"), ("olama", "ollama"), ("openia", "openai")):
+        said = one_line_error(project.retinue("run", "x", "--model", f"{wrong}:m"))
+        assert said == f"unknown model '{wrong}:m': did you mean '{meant}:m'?"

@@ -49,7 +49,12 @@ async def failure(name: str, answer: Answer, **options: object) -> tuple[ModelEr
         (529, True, "Server error (529): slow down"),
         (400, False, "Request rejected (400): slow down"),
         (401, False, "Request rejected (401): {provider} does not accept the key: slow down; check {key}"),
-        (404, False, "Request rejected (404): {provider} does not know the model '{name}' or its address: slow down"),
+        (
+            404,
+            False,
+            "Request rejected (404): {provider} does not know the model '{name}' or its address: slow down; "
+            "check its name and {base}",
+        ),
         (413, False, "Request rejected (413): slow down"),
     ],
 )
@@ -57,7 +62,8 @@ async def test_statuses(name: str, status: int, transient: bool, words: str) -> 
     error, _, _ = await failure(name, refusal(status, "slow down"))
     provider = name.partition(":")[0]
     key = "ANTHROPIC_API_KEY" if provider == "anthropic" else "OPENAI_API_KEY"
-    words = words.format(provider=provider, key=key, name=name)
+    base = key.replace("API_KEY", "BASE_URL")
+    words = words.format(provider=provider, key=key, name=name, base=base)
     assert (str(error), error.status, error.transient, error.retry_after) == (words, status, transient, None)
     assert error.usage == NO_USAGE
     assert not isinstance(error, StreamCut)

@@ -12,7 +12,7 @@ from retinue import ConfigError, Limits, Profile
 from retinue.core.errors import ModelError
 from retinue.core.events import UsageReported
 from retinue.core.limits import OUTPUT_TOKENS
-from retinue.core.messages import Reply, Request
+from retinue.core.messages import Call, Reply, Request
 from retinue.core.usage import Usage
 from tests.models import wire
 from tests.models.kit import CHAT, CLAUDE, GPT, ask, serving
@@ -119,3 +119,51 @@ async def test_a_stream_that_is_cut_counts_an_estimate_of_what_came() -> None:
         with pytest.raises(ModelError) as raised:
             await ask(CHAT)
     assert raised.value.estimated and raised.value.usage.output_tokens >= len(WORDS) // 5
+
+
+class Reporting:
+    """A model class of a user's own that replies as it is told to."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+
+    async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
+        return self.reply
+
+
+@pytest.mark.finding("R3", "U6")
+@pytest.mark.parametrize(
+    ("reply", "estimated", "usage"),
+    [
+        (Reply(WORDS), True, Usage(2, len(WORDS) // 4)),
+        (Reply(WORDS, usage=Usage(0, 0)), True, Usage(2, len(WORDS) // 4)),
+        (Reply(WORDS, usage=Usage(30, 0)), True, Usage(30, len(WORDS) // 4)),
+        (Reply(WORDS, usage=Usage(0, 5)), True, Usage(2, 5)),
+        (Reply(WORDS, usage=Usage(30, 5)), False, Usage(30, 5)),
+        (Reply(WORDS, counted=True), False, Usage(0, 0)),
+    ],
+)
+async def test_the_usage_that_an_own_model_does_not_report_is_estimated(
+    reply: Reply, estimated: bool, usage: Usage
+) -> None:
+    profile = Profile("main", "Work", model=Reporting(reply), tools=[])
+    async with retinue.open() as r:
+        result = await r.run(profile, "go", limits=Limits(tokens=100_000))
+        [reported] = bodies(await r.control.log.read(result.tree), UsageReported)
+    assert (reported.estimated, reported.usage, result.usage) == (estimated, usage, usage)
+
+
+@pytest.mark.finding("R3")
+async def test_a_budget_ends_the_run_of_an_own_model_that_reports_nothing() -> None:
+    class Endless:
+        calls = 0
+
+        async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
+            self.calls += 1
+            return Reply(WORDS, (Call(f"c{self.calls}", "list_agents", {}),))
+
+    model = Endless()
+    profile = Profile("main", model=model, tools=["list_agents"])
+    async with retinue.open() as r:
+        result = await r.run(profile, "go", limits=Limits(tokens=3000))
+    assert (result.status, result.usage.total_tokens > 3000, model.calls < 10) == ("limited", True, True)

@@ -16,6 +16,7 @@ from retinue.core.usage import Usage
 from retinue.log.threads import fold_thread
 from retinue.models.provider_messages import build_messages
 from retinue.models.wrappers import ATTEMPTS
+from retinue.subagent import SubagentResult
 from retinue.testing import ManualClock
 from tests.models import wire
 from tests.models.kit import CHAT, CLAUDE, serving
@@ -197,6 +198,17 @@ async def test_a_provider_that_recovers() -> None:
         ("retry", "Rate limited (429): slow"),
     ]
     assert len(bodies(events, UsageReported)) == 1
+
+
+@pytest.mark.finding("S13")
+@pytest.mark.requirement("SDK-12", "SDK-54")
+async def test_a_provider_that_does_not_recover_and_no_tool_is_blamed() -> None:
+    asks = Answer(wire.anthropic(wire.tool("c1", "add", '{"a": 1}'), stop="tool_use"))
+    async with serving(asks, *[refusal(500, "llm transport failed")] * ATTEMPTS) as server:
+        result, _ = await run(Profile("main", model=CLAUDE, tools=[add]))
+    assert (result.status, len(server.requests)) == ("failed", 1 + ATTEMPTS)
+    assert result.error_details == "Server error (500): llm transport failed"
+    assert SubagentResult.of(result).failed_tool is None
 
 
 async def test_a_request_that_is_wrong_fails_at_once() -> None:

@@ -181,7 +181,10 @@ async def host_tools(runtime: str) -> Facts:
     names = ["spawn_subagents", "list_agents", "get_agent", where, fails]
     result, events = await play(runtime, agents, fields={"tools": names})
     found = facts(result, events)
+    deepest = "/main/subagent-1/subagent-2/subagent-3"
     assert found["result"]["children"][0]["children"][0]["children"][0]["status"] == "done"
+    done = [each for each in found["said"][deepest] if each["kind"] == "tool.result"]
+    assert [each["text"] for each in done if each.get("success", True)] == [f"{deepest} x"]  # it ran in the program
     return found
 
 
@@ -359,8 +362,8 @@ async def turns(runtime: str) -> Facts:
 
 @scene
 async def budget(runtime: str) -> Facts:
-    reply = {**call("list_agents"), "usage": {"input_tokens": 400, "output_tokens": 200}}
-    return facts(*await play(runtime, {"main": [reply] * 9}, limits=Limits(tokens=1000)))
+    reply = {**call("list_agents"), "usage": {"input_tokens": 4000, "output_tokens": 2000}}
+    return facts(*await play(runtime, {"main": [reply] * 9}, limits=Limits(tokens=10_000)))
 
 
 @scene

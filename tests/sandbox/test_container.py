@@ -101,6 +101,7 @@ def test_what_gone_processes_left_is_swept_and_nothing_else() -> None:
         find_engine().remove(list(names.values()))
 
 
+@pytest.mark.requirement("MASS-13")
 def test_image_and_flags_are_settings(tmp_path: Path) -> None:
     file = tmp_path / "retinue.yaml"
     file.write_text("container_image: me/mine:1\ncontainer_flags: [--cpus=2]\n")

@@ -87,8 +87,8 @@ async def test_a_collector_that_takes_nothing_costs_a_few_seconds_and_one_line(t
     ("name", "setting", "says"),
     [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4318", "must be an http:// or https:// address"),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "is not supported; there is http/protobuf"),
-        ("OTEL_TRACES_EXPORTER", "console", "is not supported; there is otlp and none"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "is not supported; use http/protobuf"),
+        ("OTEL_TRACES_EXPORTER", "console", "is not supported; use otlp or none"),
     ],
 )
 async def test_what_cannot_be_is_one_line(tmp_path: Path, name: str, setting: str, says: str) -> None:

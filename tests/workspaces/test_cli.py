@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from retinue.workspaces.apply_journal import Journal, write_journal
+from tests.sandbox.places import needs_bubblewrap
 from tests.surfaces.cli.shell import Project, one_line_error, read_until
 from tests.surfaces.cli.test_terminal import HOSTILE, UNSEEN, Terminal
 from tests.workspaces.kit import LINES, git, hashed, repository, shell
@@ -156,7 +158,7 @@ def test_gc_keeps_what_nobody_took_over_until_forced(project: Project) -> None:
     done = project.retinue("gc", "--older-than", "0s", "--json")
     report = json.loads(done.stdout)
     assert report["removed"] == [second] and report["kept"] == {first: [f"{first}/0"]}
-    assert f"kept, for its changes were not applied: {first}/0" in done.stderr
+    assert f"kept, because its changes were not applied: {first}/0" in done.stderr
     assert workspace.exists()
     assert project.retinue("gc", "--older-than", "0s").stdout == "Nothing more here is older than 0.00 s.\n"
     assert project.retinue("apply", first, "--yes").returncode == 0
@@ -227,3 +229,102 @@ def test_a_continued_run_that_only_talks_keeps_the_changes_and_applied_ones_are_
     again = json.loads(project.retinue("continue", talked["tree"], "more", "--yes", "--json").stdout)
     assert (again["final_response"].strip(), again["changed_count"]) == ("new", 1)
     assert "+more" in project.retinue("diff").stdout
+
+
+COMMIT = "git -c user.name=t -c user.email=t@t commit -qam kept"
+
+
+def continued(project: Project, name: str, *commands: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The result of a run that continues another one with these commands."""
+    project.script({"main": [*map(shell, commands), {"text": "{{last_result}}" if commands else "only words"}]})
+    done = project.retinue("continue", name, "more", "--yes", "--json", *options)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.finding("U3")
+def test_a_chain_of_continued_runs_keeps_commits_ignored_files_and_every_change(project: Project) -> None:
+    first = [shell(f"echo one > one.txt; git add one.txt; {COMMIT}; echo mine > script.yaml"), {"text": "first"}]
+    tree = edited(project, agents={"main": first})
+    second = continued(project, tree, "cat one.txt script.yaml; git status --short; echo two >> one.txt")
+    assert second["final_response"].split("\n")[:3] == ["one", "mine", "?? one.txt"]  # the commit's files, uncommitted
+    third = continued(project, second["tree"])
+    fourth = continued(project, third["tree"], "cat one.txt script.yaml; echo four > four.txt")
+    assert fourth["final_response"].split() == ["one", "two", "mine"]
+    assert [file["path"] for file in fourth["changed_files"]] == ["four.txt", "one.txt"]
+    diff = project.retinue("diff").stdout
+    assert "+one\n+two\n" in diff and "+four\n" in diff
+    other = continued(project, tree, "cat one.txt")  # the first run again, in another direction
+    assert other["final_response"] == "one\n"
+    assert project.retinue("apply", f"{tree}/0", "--yes").returncode == 0
+    assert project.retinue("apply", f"{fourth['tree']}/0", "--yes").returncode == 0
+    texts = [(project.folder / name).read_text() for name in ("one.txt", "four.txt")]
+    assert texts == ["one\ntwo\n", "four\n"]
+    assert (project.folder / "script.yaml").read_text() != "mine\n"
+
+
+@pytest.mark.finding("U3")
+def test_a_continued_run_in_a_scratch_folder_finds_the_files_of_the_old_one(project: Project) -> None:
+    first = [shell("mkdir d; echo one > d/one.txt; ln -s d/one.txt link"), {"text": "first"}]
+    done = project.run("--yes", "--workspace", "scratch", "--json", agents={"main": first})
+    second = continued(project, json.loads(done.stdout)["tree"])
+    third = continued(project, second["tree"], "cat link; echo two > two.txt")
+    assert third["final_response"] == "one\n"
+    fourth = continued(project, third["tree"], "cat d/one.txt two.txt")
+    assert fourth["final_response"] == "one\ntwo\n"
+    assert len({each["workspace"] for each in (second, third, fourth)}) == 3
+
+
+@pytest.mark.finding("U3")
+@pytest.mark.parametrize("kind", ["scratch", "copy"])
+def test_a_subagent_continues_with_its_files_too(project: Project, kind: str) -> None:
+    (project.folder / "retinue.yaml").write_text(f"profiles:\n  kid: {{description: k, workspace: {kind}}}\n")
+    spawning = {"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "x", "subagent_type": "kid"}]}}]}
+    agents = {"main": [spawning, {"text": "end"}], "kid": [shell("echo one > one.txt"), {"text": "kid done"}]}
+    tree = json.loads(project.run("--yes", "--json", agents=agents).stdout)["tree"]
+    project.script({"kid": [shell("cat one.txt; echo two > two.txt"), {"text": "{{last_result}}"}]})
+    again = json.loads(project.retinue("continue", f"{tree}/1", "more", "--yes", "--json").stdout)
+    assert (again["run"], again["final_response"]) == (2, "one\n")
+    project.script({"kid": [shell("cat one.txt two.txt"), {"text": "{{last_result}}"}]})
+    last = json.loads(project.retinue("continue", f"{tree}/2", "more", "--yes", "--json").stdout)
+    assert last["final_response"] == "one\ntwo\n"
+    assert last["changed_count"] == (2 if kind == "copy" else 0)
+
+
+@pytest.mark.finding("U3")
+def test_a_run_that_left_no_workspace_passes_on_that_of_the_run_before_it(project: Project) -> None:
+    tree = edited(project)
+    second = continued(project, tree)
+    shutil.rmtree(project.folder / ".retinue/runs" / second["tree"])
+    third = continued(project, second["tree"], "cat b.txt")
+    assert (third["final_response"], third["changed_count"]) == ("new\n", 4)
+    shutil.rmtree(Path(third["workspace"]))
+    project.script({"main": [shell("ls"), {"text": "end"}]})
+    lost = project.retinue("continue", third["tree"], "more", "--yes")
+    assert lost.returncode == 1 and f"apply its changes (`retinue apply {third['tree']}/0`)" in lost.stderr
+    assert project.retinue("apply", third["tree"], "--yes").returncode == 0
+
+
+@needs_bubblewrap
+@pytest.mark.finding("U3")
+def test_a_run_that_continues_in_another_runtime_has_the_files_too(project: Project) -> None:
+    done = project.run("--yes", "--json", "--runtime", "isolated", agents={"main": EDIT})
+    second = continued(project, json.loads(done.stdout)["tree"], "cat b.txt", options=("--runtime", "inherited"))
+    assert (second["final_response"], second["changed_count"]) == ("new\n", 4)
+    third = continued(project, second["tree"], "cat b.txt", options=("--runtime", "isolated"))
+    assert (third["final_response"], third["changed_count"]) == ("new\n", 4)
+    assert not (project.folder / "b.txt").exists()
+
+
+@pytest.mark.finding("U3")
+def test_after_gc_a_run_that_is_left_can_be_continued_and_one_that_is_gone_is_said(project: Project) -> None:
+    tree = edited(project)
+    second = continued(project, tree)
+    assert project.retinue("apply", "--yes").returncode == 0
+    gone = json.loads(project.retinue("gc", "--older-than", "0s", "--json").stdout)
+    assert gone["removed"] == [second["tree"]]  # nobody applied the changes of the first
+    third = continued(project, tree, "cat b.txt")
+    assert (third["final_response"], third["changed_count"]) == ("new\n", 4)
+    project.retinue("gc", "--older-than", "0s", "--force")
+    assert "there are no runs" in one_line_error(project.retinue("continue", third["tree"], "more", "--yes"))

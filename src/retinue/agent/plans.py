@@ -17,9 +17,10 @@ from retinue.agent.local_tools import SandboxedTool, offer_tools_to_programs
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Warned
+from retinue.core.messages import Model
 from retinue.core.network import Hosts, intersect_hosts, is_full, parse_hosts
 from retinue.core.plans import HostTool, Plan, Runtime
-from retinue.core.ports import Model, Tool, ToolServers
+from retinue.core.ports import Tool, ToolServers
 from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.rules import CODE_MODE
 from retinue.core.servers import PREFIX
@@ -114,7 +115,7 @@ class ProfilePlanner:
         known = {**self._profiles, **{child.name.lower(): child for child in (parent.children if parent else ())}}
         found = known.get(name.lower())
         if found is None:
-            raise NotFound(f"unknown profile {name!r}; there is {', '.join(sorted(known)) or 'none'}")
+            raise NotFound(f"unknown profile {name!r}; available: {', '.join(sorted(known)) or 'none'}")
         return found
 
     def _make_plan(self, profile: Profile, task: Task, parent: Plan | None, *, given: bool, can_spawn: bool) -> Plan:
@@ -222,7 +223,7 @@ class ProfilePlanner:
             tools[entry] = SubagentTool(self._find_profile(entry.removeprefix("subagent_"), None))
         else:
             known = ", ".join([*LOCAL, *WEB, *SPAWNING, "subagent_NAME", f"{PREFIX}SERVER__TOOL"])
-            raise NotFound(f"profile {profile.name!r}: unknown tool {entry!r}; there is {known}")
+            raise NotFound(f"profile {profile.name!r}: unknown tool {entry!r}; available: {known}")
 
     def _add_server_tools(self, entry: str | None, tools: dict[str, Tool], host: dict[str, HostTool]) -> None:
         """The tools of MCP servers that an entry means; all there are for None."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retinue.core.errors import ConfigError, NotFound
-from retinue.core.messages import RunRef
-from retinue.core.ports import Clock, Model, Prices
+from retinue.core.messages import Model, RunRef
+from retinue.core.ports import Clock, Prices
 
 if TYPE_CHECKING:
     from retinue.models.cassettes import Cassette

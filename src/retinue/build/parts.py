@@ -8,7 +8,8 @@ from pathlib import Path
 
 from retinue.core.errors import NotFound
 from retinue.core.limits import Caps, Limits, Timeouts
-from retinue.core.ports import Approver, Clock, Model, Policy, Prices, Setup
+from retinue.core.messages import Model
+from retinue.core.ports import Approver, Clock, Policy, Prices, Setup
 from retinue.core.profiles import Profile, RuntimeName
 from retinue.core.rules import Mode, Rules
 from retinue.core.servers import McpServer
@@ -108,7 +109,7 @@ def find_profile(parts: Parts, name: str) -> Profile:
         if profile.name.casefold() == name.casefold():
             return profile
     there = ", ".join(sorted(profile.name for profile in (*parts.profiles, GENERIC)))
-    raise NotFound(f"unknown profile {name!r}; there is {there}")
+    raise NotFound(f"unknown profile {name!r}; available: {there}")
 
 
 def add_profiles(parts: Parts, profiles: Sequence[Profile]) -> Parts:

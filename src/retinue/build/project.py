@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from retinue.build.logs import is_telemetry_wanted
 from retinue.build.parts import Parts
+from retinue.core.errors import NotFound
 from retinue.core.limits import Limits, Timeouts
 from retinue.core.ports import Setup
-from retinue.core.profiles import RuntimeName
+from retinue.core.profiles import Profile, RuntimeName
 from retinue.core.rules import Rules
 
 if TYPE_CHECKING:
@@ -70,6 +71,33 @@ def load_project_parts(
         "mcp_servers": settings.mcp_servers,
     }
     return Parts(project=project.folder, **{**values, **given}), project
+
+
+def load_profile(name: str) -> Profile[str]:
+    """Return a built-in profile, such as `explorer`. Reads no file of the project. `dataclasses.replace` gives it
+    another model, tools or limits. Raises ConfigError for an unknown name."""
+    from retinue.config.location import show_text, suggest
+
+    built_in = find_built_in_profiles()
+    if name.casefold() not in built_in:
+        there = ", ".join(built_in)
+        raise NotFound(f"unknown built-in profile '{show_text(name, 80)}'; available: {there}{suggest(name, built_in)}")
+    return built_in[name.casefold()]
+
+
+def find_built_in_profiles() -> dict[str, Profile[str]]:
+    """Return the built-in profiles by name."""
+    from retinue.config.profiles import find_definitions
+
+    return {each.profile.name.casefold(): each.profile for each in find_definitions(None)}
+
+
+def render_built_in_skills(profile: Profile) -> str:
+    """Return the part of the profile's system prompt that lists its skills, which are built in. Raises ConfigError for
+    an unknown skill."""
+    from retinue.config.skills import find_skills, render_skill_prompt
+
+    return render_skill_prompt(profile.skills, find_skills(None)) if profile.skills else ""
 
 
 def _merge_rules(option: Rules | None, settings: Settings) -> Rules:

@@ -105,7 +105,7 @@ def _make_policy(parts: Parts) -> tuple[Policy, RuleBook | None]:
     """Return the policy, and the book that keeps the rules a person adds to it."""
     mode = parts.mode or parts.rules.mode or "ask"
     if mode not in MODES:
-        raise ConfigError(f"unknown approval mode {mode!r}; there is {', '.join(MODES)}")
+        raise ConfigError(f"unknown approval mode {mode!r}; available: {', '.join(MODES)}")
     file = parts.rules_file
     policy = RulePolicy(parts.rules, mode=mode, project=str(parts.project), config=str(file or ""))
     book = None if file is None else _SettingsRuleBook(file, policy, keeps_trust=parts.keeps_trust)

@@ -84,7 +84,7 @@ class Node:
             if option == text:
                 return option
         raise self.error(
-            f"unknown value '{show_text(text, 80)}'; there is {', '.join(options)}{suggest(text, options)}"
+            f"unknown value '{show_text(text, 80)}'; available: {', '.join(options)}{suggest(text, options)}"
         )
 
     def parse(self, check: Callable[[str], T]) -> T:

@@ -72,7 +72,7 @@ def choose_active(profiles: Sequence[Profile], names: Sequence[str] | None) -> t
 def _warn_unknown(name: str, profiles: Iterable[Profile]) -> str:
     there = sorted((profile.name for profile in profiles), key=str.casefold)
     known = ", ".join(there)
-    return f"unknown subagent type '{show_text(name, 80)}' in subagent_types; there is {known}{suggest(name, there)}"
+    return f"unknown subagent type '{show_text(name, 80)}' in subagent_types; available: {known}{suggest(name, there)}"
 
 
 def _read_folder(folder: Path, project: Path | None) -> dict[str, Definition]:

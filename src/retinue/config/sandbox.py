@@ -110,7 +110,7 @@ class CapsSettings:
 
     memory_mib: int = setting(
         whole_from(128),
-        "all its processes together; each of them, where the kernel cannot count that",
+        "memory of all its processes together; of each process, if the kernel cannot count them together",
         default=_DEFAULTS.memory // MIB,
         trust=ABOVE_DEFAULT,
     )

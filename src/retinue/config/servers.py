@@ -95,7 +95,7 @@ def _check_url(text: str) -> str:
     if not sound or any(char.isspace() for char in text):
         raise ConfigError(f"{text!r} is no http or https address")
     if "@" in parts.netloc:
-        raise ConfigError("has a user's name in it; give what opens it in 'headers', with ${VARIABLE}")
+        raise ConfigError("contains a user name; put credentials into 'headers', as ${VARIABLE}")
     return text
 
 
@@ -197,7 +197,7 @@ SERVERS = Kind(
 def _check_tool(name: str) -> str:
     if not re.match(TOOL_PATTERN, name):
         there = ", ".join([*TOOLS, "subagent_NAME", f"{PREFIX}SERVER__TOOL"])
-        raise ConfigError(f"there is no tool {name!r}; there is {there}{suggest(name, TOOLS)}")
+        raise ConfigError(f"there is no tool {name!r}; available: {there}{suggest(name, TOOLS)}")
     return name
 
 
@@ -212,7 +212,7 @@ def check_tools(tools: Node | None, servers: tuple[McpServer, ...]) -> None:
         if server and server not in names:
             there = ", ".join(names) or "none"
             raise entry.error(
-                f"there is no MCP server '{server}' in 'mcp_servers'; there is {there}{suggest(server, names)}"
+                f"there is no MCP server '{server}' in 'mcp_servers'; available: {there}{suggest(server, names)}"
             )
 
 

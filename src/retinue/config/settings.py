@@ -7,7 +7,7 @@ max_turns: 100                   # turns of one run; null is unlimited
 timeout: 600                     # seconds of the primary; null (and the default) is none
 max_tokens: 2000000              # what a whole tree may spend; null (and the default) is unlimited
 max_cost: 5.00                   # the same in US dollars; needs models whose price is known
-stall: 300                       # seconds in which nothing may happen in a run and below it; null is none
+stall: 300                       # seconds without an event in a run and below it; null: no limit
 retention_days: 30               # what `retinue gc` keeps
 network: [docs.python.org, "*.example.com"]  # what may be reached: hosts, none (and the default), or full
 telemetry: true                  # spans and metrics to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names
@@ -135,7 +135,7 @@ class ApprovalSettings:
 
     mode: Mode | None = setting(
         choice(MODES),
-        "ask: before what changes something; strict: before every tool of the primary; sandboxed: as ask, but not "
+        "ask: before a tool changes something; strict: before every tool of the primary; sandboxed: as ask, but not "
         "for edit, write and shell in a sandboxed workspace of its own; yes: never",
         default="ask",
         unset=None,
@@ -178,7 +178,7 @@ class LimitSettings:
         _COST, "the same in US dollars; needs models whose price is known", example="0.50"
     )
     stall: float | UnsetType | None = limit(
-        NUMBER, "seconds in which nothing may happen in it and below it; null is none", example="120"
+        NUMBER, "seconds without an event in it and below it until it counts as stalled; null: no limit", example="120"
     )
 
     def to_limits(self) -> Limits:
@@ -202,11 +202,9 @@ class ProfileSettings:
     description: str | None = setting(
         WORD, "what it is for; defines a profile that has no SUBAGENT.md", example="Writes verse."
     )
-    instructions: str | None = setting(
-        TEXT, "its system prompt, where there is no SUBAGENT.md", example="You write verse."
-    )
+    instructions: str | None = setting(TEXT, "its system prompt, if it has no SUBAGENT.md", example="You write verse.")
     skills: tuple[str, ...] | None = setting(
-        TEXTS, "skills it knows of, where there is no SUBAGENT.md", example="[report-writing]"
+        TEXTS, "the skills it knows of, if it has no SUBAGENT.md", example="[report-writing]"
     )
     model: str | None = setting(WORD, "the model it runs on, instead of the one above", example=PROVIDERS[1].default)
     tools: tuple[str, ...] | None = setting(
@@ -226,7 +224,7 @@ class ProfileSettings:
         FLAG, "true: it may not have subagents of its own", default=False, unset=None, example="true"
     )
     network: tuple[str, ...] | str | None = setting(
-        NETWORK, "what it may reach of what is said above: hosts, none or full", example="[docs.python.org]"
+        NETWORK, "the part of the network above that it may reach: hosts, none or full", example="[docs.python.org]"
     )
     approvals: ApprovalSettings | None = setting(
         Kind(lambda node: read_section(ApprovalSettings, node.section()), section_schema(ApprovalSettings)),
@@ -249,10 +247,16 @@ class CoordinationSettings:
         trust=ABOVE_DEFAULT,
     )
     subagent_min_timeout: float = setting(
-        NUMBER, "the least that a model may ask for", default=MODEL_ASKED_SECONDS[0], trust=ABOVE_DEFAULT
+        NUMBER,
+        "the shortest timeout that a model may ask for, in seconds",
+        default=MODEL_ASKED_SECONDS[0],
+        trust=ABOVE_DEFAULT,
     )
     subagent_max_timeout: float = setting(
-        NUMBER, "the most that a model may ask for", default=MODEL_ASKED_SECONDS[1], trust=ABOVE_DEFAULT
+        NUMBER,
+        "the longest timeout that a model may ask for, in seconds",
+        default=MODEL_ASKED_SECONDS[1],
+        trust=ABOVE_DEFAULT,
     )
     subagent_runtime_mode: RuntimeName | None = setting(
         choice(RUNTIMES),
@@ -263,7 +267,7 @@ class CoordinationSettings:
     )
     subagent_runtime_fallback_mode: RuntimeName | None = setting(
         choice(RUNTIMES[:-1]),
-        "what runs get where that sandbox cannot be built: a laxer runtime; without it such a run is refused",
+        "the laxer runtime to use if that sandbox cannot be built; without it, such a run is refused",
         example="inherited",
         trust=ANY_VALUE,
     )
@@ -272,14 +276,14 @@ class CoordinationSettings:
     )
     subagent_host_launch_prefix: tuple[str, ...] = setting(
         TEXTS,
-        "words before the command that starts a sandbox",
+        "a command to put before the one that starts a sandbox",
         default=(),
         example="[nice, -n, '5']",
         trust=TrustRule("any value", lambda value, _: ((), [Loosening("", " ".join(value))])),
     )
     subagent_reports: Literal["strict", "best_effort"] = setting(
         choice(("strict", "best_effort")),
-        "in an MCP server: what becomes of a run whose events do not reach the process that started the server; "
+        "in an MCP server: what happens to a run whose events do not reach the process that started the server; "
         "strict: it fails; best_effort: it continues",
         default="strict",
         trust=trust_for("best_effort"),
@@ -343,7 +347,7 @@ class Settings:
         ApprovalSettings, "what asks you before it runs; deny wins, then ask, then allow"
     )
     approval_timeout: float | None = setting(
-        NUMBER, "seconds a question waits, then it is a no; null is for ever", example="600"
+        NUMBER, "seconds after which a question without an answer is denied; null: never", example="600"
     )
     max_depth: int | UnsetType = limit(
         WHOLE, "levels of subagents below the primary; 0: none", default=DEFAULT_DEPTH, null="refused"
@@ -354,7 +358,9 @@ class Settings:
     max_turns: int | UnsetType | None = limit(WHOLE, "turns of one run; null is unlimited", default=DEFAULT_TURNS)
     timeout: float | UnsetType | None = limit(NUMBER, "seconds of the primary; null is unlimited", example="600")
     stall: float | UnsetType | None = limit(
-        NUMBER, "seconds in which nothing may happen in a run and below it; null is none", example="300"
+        NUMBER,
+        "seconds without an event in a run and below it until it counts as stalled; null: no limit",
+        example="300",
     )
     max_tokens: int | UnsetType | None = limit(
         WHOLE, "tokens a whole tree may spend; null is unlimited", example="2000000"
@@ -364,7 +370,7 @@ class Settings:
     )
     network: tuple[str, ...] | str | None = setting(
         NETWORK,
-        "what may be reached: hosts, none, or full (sandboxed commands too)",
+        "what agents may reach, sandboxed commands included: hosts, none or full",
         example='[docs.python.org, "*.example.com"]',
         trust=OPEN_NETWORK,
     )
@@ -378,7 +384,7 @@ class Settings:
     workspace_setup: str | None = setting(
         WORD, "a command run in each new copy or worktree before its run begins", example="npm ci", trust=ANY_VALUE
     )
-    workspace_setup_timeout: float = setting(POSITIVE, "its seconds", default=SETUP_SECONDS)
+    workspace_setup_timeout: float = setting(POSITIVE, "seconds that command may take", default=SETUP_SECONDS)
     workspace_max_mib: int = setting(
         COUNT, "how large a copy or worktree may be when it is made", default=WORKSPACE_MIB, trust=ABOVE_DEFAULT
     )
@@ -419,7 +425,7 @@ class Settings:
     orchestrator: OrchestratorSettings = section(OrchestratorSettings, "subagents that a model asks for")
     profiles: Mapping[str, ProfileSettings] = setting(
         _PROFILES,
-        "what each agent may do; who it is stands in its SUBAGENT.md",
+        "what each agent may do; its SUBAGENT.md says who it is",
         default={},
         trust=TrustRule("", _restrict_profiles),
     )

@@ -53,7 +53,7 @@ def find_skill(name: str, skills: Mapping[str, Skill]) -> Skill:
         if skill.name.casefold() == name.casefold():
             return skill
     there = ", ".join(sorted(skills)) or "none"
-    raise ConfigError(f"unknown skill '{show_text(name, 80)}'; there is {there}{suggest(name, skills)}")
+    raise ConfigError(f"unknown skill '{show_text(name, 80)}'; available: {there}{suggest(name, skills)}")
 
 
 def _read_folder(folder: Path, project: Path | None) -> dict[str, Skill]:

@@ -78,6 +78,8 @@ def _answer_path(file: Path) -> Path | None:
         base = Path(given) if Path(given).is_absolute() else Path.home() / ".config"
     except RuntimeError:
         return None
+    if not base.is_absolute():
+        return None
     name = hashlib.sha256(os.fsencode(os.path.realpath(file))).hexdigest()[:32]
     return base / "retinue" / "trusted" / f"{name}.json"
 

@@ -207,7 +207,7 @@ class Watcher:
         except FileNotFoundError:
             return
         except (UnreadableMessage, wire.RequestError) as error:
-            self._complain(f"{name}: words for it are not read: the file {error}")
+            self._complain(f"{name}: a message for it was not read: the file {error}")
             self._box.remove_entry(file)
             return
         if self._box.remove_entry(file):
@@ -217,7 +217,7 @@ class Watcher:
         try:
             await self._control.send(tree, run, text, source=ASKER)
         except RetinueError as error:
-            self._complain(f"{tree}: words for it are not read: {error}")
+            self._complain(f"{tree}: a message for it was not read: {error}")
 
     async def _serve(self, name: str) -> None:
         """Serve one request and answer it, whatever happens."""

@@ -110,7 +110,7 @@ def check_decision(decision: object) -> Allow | Deny:
     if isinstance(decision, Deny):
         return decision if isinstance(decision.reason, str) else Deny(str(decision.reason or ""))
     if decision.scope not in SCOPES:
-        raise ConfigError(f"the approver answered with a scope of {decision.scope!r}; there is {', '.join(SCOPES)}")
+        raise ConfigError(f"the approver answered with a scope of {decision.scope!r}; available: {', '.join(SCOPES)}")
     if decision.args is not None and not isinstance(decision.args, dict):
         kind = type(decision.args).__name__
         raise ConfigError(f"the approver answered with arguments that are {kind}, not a mapping")

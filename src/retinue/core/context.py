@@ -14,7 +14,7 @@ from retinue.core.events import Body, Message, Warned
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Link, Order, Outcome, skip_preview
 from retinue.core.profiles import Profile, Task
-from retinue.core.results import Result
+from retinue.core.results import OutputT, Result
 
 CURRENT: ContextVar[Context | None] = ContextVar("retinue_run", default=None)
 METADATA_SUBAGENT_DEPTH = "subagent_depth"
@@ -28,12 +28,12 @@ class Context:
     __slots__ = ("_asked", "_say", "handle", "link", "metadata", "workspace")
 
     def __init__(self, link: Link, *, handle: RunHandle, workspace: str, metadata: dict[str, Any]) -> None:
-        self.link = link
-        self.handle = handle
+        self.link: Link = link
+        self.handle: RunHandle = handle
         self._asked = 0
         self._say: Callable[[Body], Any] = link.emit
-        self.workspace = workspace
-        self.metadata = metadata
+        self.workspace: str = workspace
+        self.metadata: dict[str, Any] = metadata
 
     @property
     def tree(self) -> str:
@@ -79,7 +79,7 @@ class Context:
         self.link.finish(call, Outcome(said or "allowed", not said), 0)
         return not said
 
-    async def spawn(self, profile: Profile | str, task: str | Task) -> RunHandle:
+    async def spawn(self, profile: Profile[OutputT] | str, task: str | Task) -> RunHandle[OutputT]:
         """Start a child run. Raises SpawnRefused. `await child.result()` waits for it; meanwhile the slot of this run
         is free for others."""
         wanted = task if isinstance(task, Task) else Task(task)

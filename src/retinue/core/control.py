@@ -9,9 +9,9 @@ and what cannot cross is refused with a ConfigError.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
-from typing import Any, Protocol
+from typing import Any, Generic, Literal, Protocol, overload
 
 import msgspec
 
@@ -23,7 +23,8 @@ from retinue.core.limits import Limits
 from retinue.core.messages import Call, RunRef
 from retinue.core.ports import Outcome, Receipt, Row, Ticket
 from retinue.core.profiles import Profile, RuntimeName, Task
-from retinue.core.results import ChangedFile, Result
+from retinue.core.results import ChangedFile, OutputT_co, Result
+from retinue.core.spoken_text import SpokenText
 
 MCP_CLIENT = "mcp-client"  # the agent of a run that stands for an MCP client
 MCP_CLIENT_DESCRIPTION = "An MCP client: run 0 of the tree of what it delegates"
@@ -188,7 +189,7 @@ class Control(Protocol):
         """End what this Control owns: in process every run and the log, over loopback only its connections."""
 
 
-class RunHandle:
+class RunHandle(Generic[OutputT_co]):
     """One run: what it is, what happens in it, and how it ends. `wait` replaces the wait for its ending: that of a
     tool for its own child gives the slot of the waiting run to others. `since` is the number of an event before its
     first, where events begin to be read; `start_seq` the number of the event that started or resumed it, or of a later
@@ -199,7 +200,7 @@ class RunHandle:
         control: Control,
         ref: RunRef,
         *,
-        wait: Callable[[], Awaitable[Result[Any]]] | None = None,
+        wait: Callable[[], Awaitable[Result[OutputT_co]]] | None = None,
         since: int = 0,
         start_seq: int = 1,
     ) -> None:
@@ -229,22 +230,36 @@ class RunHandle:
         """Return the live state, or the status once the run has ended."""
         return (await self.control.describe_run(self.tree, self.number)).state
 
-    async def result(self) -> Result[Any]:
+    async def result(self) -> Result[OutputT_co]:
         """Wait for the ending. A run that failed is a Result, not an exception."""
         if self._wait is not None:
             return await self._wait()
         return await self.control.wait(self.tree, self.number)
 
-    async def events(self, *, after: int = 0) -> AsyncIterator[Event]:
-        """Yield the events of this run and everything below it, from the log and then live, up to its ending."""
+    @overload
+    def events(self, *, after: int = 0, deltas: Literal[False] = False) -> AsyncGenerator[Event]: ...
+    @overload
+    def events(self, *, after: int = 0, deltas: Literal[True]) -> AsyncGenerator[Event | Delta]: ...
+    async def events(self, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
+        """Yield the events of this run and everything below it, from the log and then live, up to its ending. With
+        `deltas` also the pieces of text that models and tools give meanwhile."""
         below = self.path + "/"
-        async with aclosing(self.control.watch(self.tree, after=max(after, self._since))) as events:
-            async for event in events:
-                if isinstance(event, Delta) or not (event.run == self.number or event.path.startswith(below)):
+        async with aclosing(self.control.watch(self.tree, after=max(after, self._since), deltas=deltas)) as items:
+            async for item in items:
+                if not (item.run == self.number or item.path.startswith(below)):
                     continue
-                yield event
-                if event.run == self.number and isinstance(event.body, RunEnded):
+                yield item
+                if isinstance(item, Event) and item.run == self.number and isinstance(item.body, RunEnded):
                     return
+
+    async def stream_text(self) -> AsyncGenerator[str]:
+        """Yield what the run says, piece by piece as the model gives it, up to its ending. Every reply comes once and
+        whole, also the part that was said before; a blank line separates two replies."""
+        spoken = SpokenText(self.number)
+        async with aclosing(self.events(deltas=True)) as items:
+            async for item in items:
+                for piece in spoken.apply(item):
+                    yield piece
 
     async def wait_until_logged(self) -> None:
         """Wait until the log has the event that started or resumed the run, so that a reader of the log finds it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from retinue.core.usage import NO_USAGE, Usage
 
 DEPTH_EXCEEDED = (
@@ -24,6 +26,22 @@ class ConfigError(RetinueError):
 
 class NotFound(ConfigError):
     """A name given by a person names nothing here (a run, a profile, a model)."""
+
+
+class Ambiguous(ConfigError):
+    """A name given by a person could mean several things; `candidates` describes each on one line."""
+
+    def __init__(self, name: str, candidates: Sequence[str]) -> None:
+        self.summary = f"'{name}' could be any of"
+        self.candidates = tuple(candidates)
+        super().__init__(f"{self.summary} {'; '.join(candidates)}")
+
+
+class OutputFailed(RetinueError):
+    """stdout cannot be written: its disk is full, or it fails. A reader that is gone is a BrokenPipeError instead."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"cannot write to stdout: {why}")
 
 
 class LogError(RetinueError):

@@ -294,17 +294,41 @@ class Unknown:
     __slots__ = ("fields", "kind")
 
     def __init__(self, kind: str, fields: dict[str, Any]) -> None:
-        self.kind = kind
-        self.fields = fields
+        self.kind: str = kind
+        self.fields: dict[str, Any] = fields
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Unknown) and (self.kind, self.fields) == (other.kind, other.fields)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"Unknown(kind={self.kind!r}, fields={self.fields!r})"
 
+
+EventBody = (
+    RunSpawned
+    | RunStarted
+    | RunRemote
+    | RunResumed
+    | TurnStarted
+    | Thinking
+    | Message
+    | ToolCall
+    | ToolStarted
+    | ToolResult
+    | ApprovalAsked
+    | ApprovalDecided
+    | Inbox
+    | UsageReported
+    | TurnEnded
+    | Warned
+    | Gap
+    | RunEnded
+    | ProgressReported
+    | Unknown
+)
+"""A body of any kind. `match event.body` narrows it by class."""
 
 KINDS: dict[str, type[Body]] = {str(cls.__struct_config__.tag): cls for cls in Body.__subclasses__()}
 for _kind, _body in KINDS.items():
@@ -320,7 +344,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     path: str
     agent: str
     at: float
-    body: Body | Unknown
+    body: EventBody
 
     @property
     def kind(self) -> str:
@@ -329,7 +353,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
     """A piece of text while a model speaks or a tool runs. `kind` is `text` or `thinking`, `output` of a tool, or
-    `dropped` where a watcher was too slow for `dropped` of them."""
+    `dropped` where a watcher was too slow for `dropped` of them. `turn` is the turn of the reply that a text belongs
+    to, `offset` the number of characters of that text before it."""
 
     tree: str
     run: int
@@ -338,6 +363,8 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     text: str
     kind: str = "text"
     dropped: int = 0
+    turn: int = 0
+    offset: int = 0
 
 
 class _Envelope(msgspec.Struct, frozen=True, gc=False):
@@ -429,10 +456,10 @@ def decode_event(line: bytes) -> Event:
 def _decode_line(line: bytes) -> Event:
     head = _ENVELOPE.decode(line)
     decoder = _BODIES.get(head.kind)
-    body: Body | Unknown
+    body: EventBody
     if decoder is None:
         fields = msgspec.json.decode(line)
         body = Unknown(head.kind, {k: v for k, v in fields.items() if k not in _ENVELOPE_FIELDS})
     else:
-        body = decoder.decode(line)
+        body = decoder.decode(line)  # type: ignore[assignment] # one of KINDS
     return Event(head.seq, head.tree, head.run, head.path, head.agent, head.at, body)

@@ -1,9 +1,9 @@
-"""Messages to a model and its replies: the thread of one run."""
+"""The port of models, and its values: the thread of one run, requests to a model and its replies."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -150,9 +150,13 @@ class Request(msgspec.Struct, frozen=True, gc=False):
         return f"retinue-{self.ref.tree}-{self.ref.run}-{self.turn}-{self.attempt}"
 
 
+OnDelta = Callable[[str, str], None]
+
+
 class Reply(msgspec.Struct, frozen=True, gc=False):
     """The whole answer of one model call. `refused` says the text is a refusal, `estimated` that the provider did not
-    report the usage, which is an estimate."""
+    report the usage, which is an estimate. Input or output tokens of zero count as not reported and are estimated,
+    unless the usage is `counted`: right as it is, as for a reply from a cache."""
 
     text: str = ""
     calls: tuple[Call, ...] = ()
@@ -161,6 +165,16 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     refused: bool = False
     natives: tuple[Native, ...] = ()
     estimated: bool = False
+    counted: bool = False
+
+
+class Model(Protocol):
+    """Answers one request. `on_delta(kind, text)` shows text as it arrives; it never blocks. The kind is `text`,
+    `thinking`, or `retry`: words for a person, when the provider failed and will be asked again.
+
+    A `name` attribute is the model's name in the log and for prices, instead of the name of the class."""
+
+    async def complete(self, request: Request, on_delta: OnDelta, /) -> Reply: ...
 
 
 def join_replies(thread: list[Turn]) -> str:

@@ -66,7 +66,7 @@ def parse_host(text: str) -> Host:
         raise ConfigError(f"'{text}' is no host: write docs.python.org, *.example.com, example.com:8443 or *")
     name, port = found[1].strip("[]"), None if found[2] is None else int(found[2])
     if port is not None and not 0 < port < 65536:
-        raise ConfigError(f"'{text}' has a port that is none")
+        raise ConfigError(f"'{text}' has a port that is not valid")
     if name != "*":
         domain = name.removeprefix("*.")
         if "*" in domain:

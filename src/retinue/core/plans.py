@@ -11,9 +11,9 @@ import msgspec
 
 from retinue.core.context import Context
 from retinue.core.events import RunStarted, Warned
-from retinue.core.messages import Reply, RunRef, ToolSpec, Turn
+from retinue.core.messages import Model, Reply, RunRef, ToolSpec, Turn
 from retinue.core.network import Hosts
-from retinue.core.ports import Folders, Link, Model, Outcome, RunSession, Tool
+from retinue.core.ports import Folders, Link, Outcome, RunSession, Tool
 from retinue.core.profiles import RUNTIMES, Profile, RuntimeName, Task
 from retinue.core.results import Ending
 

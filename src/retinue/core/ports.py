@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -13,7 +13,7 @@ from retinue.core.approvals import Approval, Decision
 from retinue.core.errors import LogError
 from retinue.core.events import Body, Delta, Event, RunSpawned
 from retinue.core.limits import Limits
-from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
+from retinue.core.messages import Call, Reply, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result, Status
 from retinue.core.rules import Verdict
@@ -57,13 +57,6 @@ Preview = Callable[[], Awaitable[str]]
 async def skip_preview() -> str:
     """Show nothing beside the arguments of a call. A Preview."""
     return ""
-
-
-class Model(Protocol):
-    """Answers one request. `on_delta(kind, text)` is called as text arrives; it never blocks. The kind is `text`,
-    `thinking`, or `retry`: words for a person, when the provider failed and will be asked again."""
-
-    async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply: ...
 
 
 class Folders(Protocol):
@@ -313,9 +306,10 @@ class Link(Protocol):
 
 
 class Approver(Protocol):
-    """Somebody who can be asked. Cancelled when the question is no longer open."""
+    """An async function that answers questions; its parameter may have any name. Cancelled when the question is no
+    longer open."""
 
-    def __call__(self, question: Approval, /) -> Awaitable[Decision]: ...
+    def __call__(self, question: Approval, /) -> Coroutine[Any, Any, Decision]: ...
 
 
 class Policy(Protocol):
@@ -334,7 +328,7 @@ class RuleBook(Protocol):
 class Prices(Protocol):
     """Prices of model calls."""
 
-    def price(self, model: str, usage: Usage) -> Decimal | None:
+    def price(self, model: str, usage: Usage, /) -> Decimal | None:
         """US dollars; None when nobody here knows, which is not the same as nothing."""
 
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, overload
 
 import msgspec
 
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
+from retinue.core.messages import Model, ToolSpec
 from retinue.core.network import parse_hosts
+from retinue.core.results import OutputT_co
 from retinue.core.rules import CODE_MODE, Rules
 from retinue.core.sendable import repair_text
+
+if TYPE_CHECKING:
+    from types import UnionType
+    from typing import Unpack, _SpecialForm
 
 RuntimeName = Literal["inherited", "isolated", "container", "delegated"]
 WorkspaceName = Literal["scratch", "shared", "copy", "worktree"]
@@ -57,16 +63,47 @@ def check_name(name: object, *, what: str = "profile name") -> str:
 class ToolHooks(Protocol):
     """Code of a program around each tool call of a run, after it was approved."""
 
-    async def before_tool(self, name: str, args: Mapping[str, Any]) -> str | None:
+    async def before_tool(self, name: str, args: Mapping[str, Any], /) -> str | None:
         """Return None to let the call run, or a text that the model gets instead. An error refuses the call too."""
 
-    async def after_tool(self, name: str, args: Mapping[str, Any], text: str, success: bool) -> None:
+    async def after_tool(self, name: str, args: Mapping[str, Any], text: str, success: bool, /) -> None:
         """Learn what the call gave. An error here is logged and changes nothing."""
 
 
+class ToolFunction(Protocol):
+    """A Python function that `@tool` made a tool."""
+
+    @property
+    def spec(self) -> ToolSpec: ...
+
+    async def run(self, args: dict[str, Any], context: Any, /) -> Any: ...
+
+
+class ProfileFields(TypedDict, total=False):
+    """The fields of a Profile beside its name, instructions and output, for type checkers."""
+
+    model: str | Model | None
+    tools: Sequence[str | ToolFunction | Profile] | None
+    limits: Limits
+    runtime: RuntimeName | None
+    workspace: WorkspaceName | None
+    call: Callable[[str, Any], Any] | None
+    description: str
+    expected_input: Sequence[str]
+    skills: Sequence[str]
+    leaf: bool
+    nickname: str | None
+    source: str
+    approvals: Rules | None
+    network: Sequence[str] | None
+    wants: Sequence[str]
+    hooks: ToolHooks | None
+
+
 @dataclass(frozen=True, eq=False)
-class Profile:
-    """An agent: its name, instructions, model, tools, limits and the rest.
+class Profile(Generic[OutputT_co]):
+    """An agent: its name, instructions, model, tools, limits and the rest. `Profile[Finding]` is one whose runs give a
+    `Finding`; one without an output type is a `Profile[str]`.
 
     `tools` are names, functions made by `@tool`, or other profiles (each then offered as `subagent_{name}`);
     None means what the parent has. `output` is a type or a JSON schema the run answers with through `final_answer`.
@@ -80,13 +117,14 @@ class Profile:
 
     name: str
     instructions: str = ""
-    model: str | Any | None = None
-    tools: Sequence[Any] | None = None
+    _: KW_ONLY
+    model: str | Model | None = None
+    tools: Sequence[str | ToolFunction | Profile] | None = None
     output: Any = None
     limits: Limits = field(default_factory=Limits)
     runtime: RuntimeName | None = None
     workspace: WorkspaceName | None = None
-    call: Callable[..., Any] | None = None
+    call: Callable[[str, Any], Any] | None = None
     description: str = ""
     expected_input: Sequence[str] = ()
     skills: Sequence[str] = ()
@@ -98,16 +136,42 @@ class Profile:
     wants: Sequence[str] = ()
     hooks: ToolHooks | None = None
 
+    if TYPE_CHECKING:  # a type checker reads the output's type here; the constructor is the dataclass's own
+
+        @overload
+        def __init__(
+            self: Profile[str],
+            name: str,
+            instructions: str = "",
+            *,
+            output: None = None,
+            **fields: Unpack[ProfileFields],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self, name: str, instructions: str = "", *, output: type[OutputT_co], **fields: Unpack[ProfileFields]
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Profile[Any],
+            name: str,
+            instructions: str = "",
+            *,
+            output: Mapping[str, Any] | UnionType | _SpecialForm,
+            **fields: Unpack[ProfileFields],
+        ) -> None: ...
+        def __init__(self, name: str, instructions: str = "", *, output: Any = None, **fields: Any) -> None: ...
+
     def __post_init__(self) -> None:
         check_name(self.name)
         parse_hosts(self.network or ())
         if self.runtime is not None and self.runtime not in RUNTIMES:
             raise ConfigError(
-                f"profile {self.name!r}: unknown runtime {self.runtime!r}; there is {', '.join(RUNTIMES)}"
+                f"profile {self.name!r}: unknown runtime {self.runtime!r}; available: {', '.join(RUNTIMES)}"
             )
         if self.workspace is not None and self.workspace not in WORKSPACES:
             raise ConfigError(
-                f"profile {self.name!r}: unknown workspace {self.workspace!r}; there is {', '.join(WORKSPACES)}"
+                f"profile {self.name!r}: unknown workspace {self.workspace!r}; available: {', '.join(WORKSPACES)}"
             )
 
 

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 import msgspec
 
 from retinue.core.errors import RetinueError
 from retinue.core.usage import Usage
 
+if TYPE_CHECKING:  # the stand-alone `Result`, `RunHandle` and `Profile` mean those of any output
+    from typing_extensions import TypeVar
+
+    OutputT = TypeVar("OutputT", default=Any)
+    OutputT_co = TypeVar("OutputT_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    OutputT = TypeVar("OutputT")
+    OutputT_co = TypeVar("OutputT_co", covariant=True)
+
 Status = Literal["done", "refused", "failed", "limited", "timed_out", "cancelled", "disconnected"]
 State = Literal["queued", "starting", "running", "waiting_approval", "waiting_children", "stalled"]
 EndingCode = Literal["", "unconfirmed"]
 ENDING_CODES: tuple[EndingCode, ...] = ("", "unconfirmed")
 STATUSES: tuple[Status, ...] = ("done", "refused", "failed", "limited", "timed_out", "cancelled", "disconnected")
-
-T = TypeVar("T")
 
 
 class ToolLog(msgspec.Struct, frozen=True, gc=False):
@@ -64,7 +73,7 @@ def format_changed_files(files: Sequence[ChangedFile], count: int) -> list[str]:
     return [*(f"{file.status:<8} {file.path}" for file in files), *more]
 
 
-class Result(msgspec.Struct, Generic[T], frozen=True, gc=False):
+class Result(msgspec.Struct, Generic[OutputT_co], frozen=True, gc=False):
     """Everything about one ended run. `final_response` is what its parent was given; `partial` is the last text of a
     run that did not finish. `changed_files` are what it changed in a workspace of its own that is a copy, of
     `changed_count` in all. `sandbox` names the protections that its tools had. `cost` is in US dollars; None says
@@ -99,16 +108,16 @@ class Result(msgspec.Struct, Generic[T], frozen=True, gc=False):
     code: str = ""
     children: tuple[Result[Any], ...] = ()
     replies: tuple[UserReply, ...] = ()
-    parse: Callable[[Any], T] | msgspec.UnsetType = msgspec.UNSET
+    parse: Callable[[Any], OutputT_co] | msgspec.UnsetType = msgspec.UNSET
 
-    def output(self) -> T:
+    def output(self) -> OutputT_co:
         """Return the typed output of a run that is done; raises RunFailed for every other ending.
 
         Without an `output` type in the profile this is the final text."""
         if self.status != "done":
             raise RunFailed(self)
         if self.parse is msgspec.UNSET:
-            return cast("T", self.final_response if self.structured is None else self.structured)
+            return cast("OutputT_co", self.final_response if self.structured is None else self.structured)
         return self.parse(self.structured)
 
     @property

@@ -29,3 +29,14 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_USAGE = Usage()
+CHARACTERS_PER_TOKEN = 4
+
+
+def estimate_missing(reported: Usage, *, sent: int, received: int) -> Usage:
+    """Return the reported usage, with an estimate for tokens that were not reported, from the characters that were
+    sent and received."""
+    return msgspec.structs.replace(
+        reported,
+        input_tokens=reported.input_tokens or sent // CHARACTERS_PER_TOKEN + 1,
+        output_tokens=reported.output_tokens or received // CHARACTERS_PER_TOKEN,
+    )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from retinue.core.errors import ConfigError
+from retinue.core.errors import ConfigError, RetinueError
 from retinue.files.atomic import replace_file
 from retinue.files.content import read_small_file
 from retinue.files.opening import AnyPath
@@ -38,12 +38,15 @@ FOREIGN = (
 )
 OTHER_USER = (
     "{path} belongs to {owner}, and you are {user}, so nothing in it is used: run this as {owner}, or take it over "
-    "with `chown -R {user} {path}` and then `retinue trust --state`"
+    "with `{sudo}chown -R {user} {path}` and then `retinue trust --state`"
 )
 WRITABLE = (
     "other users may write {path}, so nothing in it is used: `chmod -R go-w {path}`, then `retinue trust --state`"
 )
-UNREADABLE = "{path} cannot be read: {why}"
+UNREADABLE = "{path} cannot be read: {why}; check the owner and mode of it and of the folders above"
+UNWRITABLE = (
+    "{state} cannot be made: {why}; runs keep their log there, so make {folder} writable for you, or work elsewhere"
+)
 
 
 class _Owner(msgspec.Struct, frozen=True):
@@ -67,7 +70,11 @@ def claim_state_folder(state: Path) -> None:
     """Make the state folder if it is missing and sign it; raises ConfigError if it is there and is not the user's."""
     if verify_state_folder(state):
         return
-    make_private_folder(state)
+    try:
+        make_private_folder(state)
+    except RetinueError as error:
+        why = getattr(error.__context__, "strerror", None) or str(error)
+        raise ConfigError(UNWRITABLE.format(state=state, folder=state.parent, why=why)) from None
     _sign_state(state)
 
 
@@ -127,7 +134,8 @@ def _check_folder(folder: Path) -> bool:
     if not stat.S_ISDIR(status.st_mode):
         raise ConfigError(NO_FOLDER.format(path=folder))
     if status.st_uid != os.geteuid():
-        raise ConfigError(OTHER_USER.format(path=folder, owner=name_user(status.st_uid), user=name_user(os.geteuid())))
+        owner, user, sudo = name_user(status.st_uid), name_user(os.geteuid()), "sudo " if os.geteuid() else ""
+        raise ConfigError(OTHER_USER.format(path=folder, owner=owner, user=user, sudo=sudo))
     if status.st_mode & OTHERS_MAY_WRITE:
         raise ConfigError(WRITABLE.format(path=folder))
     return True

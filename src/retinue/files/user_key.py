@@ -33,6 +33,8 @@ def find_user_folder() -> Path:
         base = Path(given) if Path(given).is_absolute() else Path.home() / ".local" / "state"
     except RuntimeError:
         raise ConfigError(NO_HOME) from None
+    if not base.is_absolute():
+        raise ConfigError(NO_HOME)
     return base / "retinue"
 
 
@@ -52,6 +54,18 @@ def load_user_key() -> bytes:
         raise
     except RetinueError as error:
         raise ConfigError(_explain_no_key(path, str(error))) from None
+
+
+def check_user_key() -> None:
+    """Raise ConfigError if there is no key and none could be kept. Changes nothing."""
+    path = find_user_folder() / "key"
+    above = next(folder for folder in path.parents if os.path.lexists(folder))
+    if os.path.lexists(path) or not above.is_dir():
+        load_user_key()
+    elif not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(_explain_no_key(path, f"{above} cannot be written"))
+    else:
+        _check_home(above)
 
 
 def sign_data(purpose: str, data: bytes) -> str:
@@ -76,9 +90,7 @@ def _read_key(path: Path) -> bytes | None:
 
 def _make_key(path: Path) -> bytes:
     """Make the key. Of several processes that do so at once, all end with the same one."""
-    above = next(folder for folder in path.parents if folder.exists())
-    if os.geteuid() == 0 and above.stat().st_uid != 0:  # what root leaves in a user's home shuts the user out
-        raise ConfigError(NOT_YOURS.format(path=above))
+    _check_home(next(folder for folder in path.parents if folder.exists()))
     make_private_folder(path.parent)
     temporary = path.with_name(f".key-{secrets.token_hex(8)}")
     try:
@@ -91,6 +103,11 @@ def _make_key(path: Path) -> bytes:
     if found is None:
         raise FileNotFoundError(path)
     return found
+
+
+def _check_home(folder: Path) -> None:
+    if os.geteuid() == 0 and folder.stat().st_uid != 0:  # what root leaves in a user's home shuts the user out
+        raise ConfigError(NOT_YOURS.format(path=folder))
 
 
 def _explain_no_key(path: Path, why: str) -> str:

@@ -32,7 +32,7 @@ class FailingLog(ForwardingLog):
         if self._point != CLEANUP and self._point.removeprefix(BEFORE) not in KINDS:
             kinds = ", ".join(KINDS)
             raise ConfigError(
-                f"RETINUE_FAILPOINT: there is no point '{self._point}'; there is {CLEANUP}, {BEFORE}KIND, {kinds}"
+                f"RETINUE_FAILPOINT: there is no point '{self._point}'; available: {CLEANUP}, {BEFORE}KIND, {kinds}"
             )
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:

@@ -6,9 +6,10 @@ Exact names win over beginnings. A name that could mean several runs is an error
 from __future__ import annotations
 
 import difflib
+import time
 from collections.abc import Sequence
 
-from retinue.core.errors import ConfigError, LogError, NotFound
+from retinue.core.errors import Ambiguous, LogError, NotFound
 from retinue.core.events import RunSpawned
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader, OnProblem, StoredRun, ignore_problem
@@ -16,6 +17,7 @@ from retinue.log.reading import is_at_work
 
 MOST_CANDIDATES = 10
 MOST_NAMES = 1000
+TASK_CHARACTERS = 60
 _MOST_DIGITS = 9  # int() refuses thousands of them
 
 
@@ -48,10 +50,10 @@ async def find_run(
         near = await _find_similar(log, name)
         raise NotFound(f"no run is called '{name}'{near}; `retinue ps --all` lists them")
     if live and len(found) > 1:
-        found = [run for run in found if await is_at_work(log, run.tree)] or found
+        found = [run for run in found if await is_at_work(log, run.first.tree)] or found
     if len(found) > 1:
-        raise ConfigError(f"'{name}' could be any of {_list_candidates(found)}")
-    return found[0]
+        raise Ambiguous(name, _list_candidates(found))
+    return found[0].ref
 
 
 async def _find_newest(log: LogReader, on_problem: OnProblem, *, everything: bool) -> RunRef:
@@ -62,7 +64,7 @@ async def _find_newest(log: LogReader, on_problem: OnProblem, *, everything: boo
     for run in await log.read_runs([stored.tree for stored in trees]):
         return run.ref
     if await log.count_trees():
-        raise NotFound("there are only runs that another process shows: --all takes those too")
+        raise NotFound("there are only runs that were reported to another process; --all includes them")
     raise NotFound(_explain_nothing(log, problems))
 
 
@@ -97,20 +99,19 @@ async def _find_by_number(log: LogReader, name: str) -> list[StoredRun]:
     return [run for run in await log.read_runs(trees) if run.first.run == wanted]
 
 
-def _choose_runs(runs: Sequence[StoredRun], name: str) -> list[RunRef]:
+def _choose_runs(runs: Sequence[StoredRun], name: str) -> list[StoredRun]:
     """Return the runs that a name means: TREE/N, a tree, else those with exactly that name, else those where one
     begins with it."""
-    refs = [run.ref for run in runs]
-    by_number = [ref for ref in refs if _is_number_of(name, ref)]
-    trees = [ref for ref in refs if ref.tree == name and ref.run == 0]
+    by_number = [run for run in runs if _is_number_of(name, run.ref)]
+    trees = [run for run in runs if run.first.tree == name and run.first.run == 0]
     exact = [run for run in runs if name in (run.ref.path, run.ref.label, run.ref.subagent_id)]
     continued = {  # by runs that are found too: a subagent_id names the newest
         f"{body.origin or run.first.tree}/{body.continues}"
         for run in exact
         if isinstance(body := run.first.body, RunSpawned) and body.continues is not None
     }
-    newest = [run.ref for run in exact if run.ref.name not in continued]
-    return by_number or trees or newest or [ref for ref in refs if _begins_name(name, ref)]
+    newest = [run for run in exact if run.ref.name not in continued]
+    return by_number or trees or newest or [run for run in runs if _begins_name(name, run.ref)]
 
 
 def _is_number_of(name: str, ref: RunRef) -> bool:
@@ -137,7 +138,16 @@ def _begins_path(name: str, path: str) -> bool:
     return path.startswith(name) and "/" not in path[len(name) :]
 
 
-def _list_candidates(found: list[RunRef]) -> str:
-    shown = [f"{run.name} ({run.path}, '{run.label}')" for run in found[:MOST_CANDIDATES]]
-    more = len(found) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+def _list_candidates(found: Sequence[StoredRun]) -> list[str]:
+    more = len(found) - MOST_CANDIDATES
+    listed = [_describe_candidate(run) for run in found[:MOST_CANDIDATES]]
+    return [*listed, f"and {more} more: `retinue ps --all` lists them"] if more > 0 else listed
+
+
+def _describe_candidate(run: StoredRun) -> str:
+    """Return what tells a run from others of the same name: its number, when it began, and its task."""
+    ref, body = run.ref, run.first.body
+    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.first.at))
+    task = " ".join(body.task.split()) if isinstance(body, RunSpawned) else ""
+    shown = task if len(task) <= TASK_CHARACTERS else f"{task[: TASK_CHARACTERS - 1]}…"
+    return f"{ref.name} ({ref.path}, '{ref.label}') of {began}: {shown}"

@@ -176,8 +176,9 @@ async def read_histories(log: LogReader, tree: str) -> Histories:
     return found
 
 
-def fold_earlier_turns(histories: Histories, tree: str, spawned: RunSpawned) -> list[Turn]:
-    """Return the turns a run had before its own task: the thread of the run it continues, and of all before that."""
+def list_continued(histories: Histories, tree: str, spawned: RunSpawned) -> list[tuple[str, int]]:
+    """Return the run that a run of this tree continues, and all that this one continues: tree and number, newest
+    first."""
     chain: list[tuple[str, int]] = []
     while spawned.continues is not None:
         tree, run = spawned.origin or tree, spawned.continues
@@ -186,9 +187,14 @@ def fold_earlier_turns(histories: Histories, tree: str, spawned: RunSpawned) -> 
             raise LogError(f"the thread begins with that of {tree}/{run}, which is not in the log any more")
         chain.append((tree, run))
         spawned = found[0]
+    return chain
+
+
+def fold_earlier_turns(histories: Histories, tree: str, spawned: RunSpawned) -> list[Turn]:
+    """Return the turns a run had before its own task: the thread of the run it continues, and of all before that."""
     turns: list[Turn] = []
-    for tree, run in reversed(chain):
-        turns = fold_thread(histories[tree], run, before=turns)
+    for origin, run in reversed(list_continued(histories, tree, spawned)):
+        turns = fold_thread(histories[origin], run, before=turns)
     return turns
 
 

@@ -16,12 +16,11 @@ import msgspec
 
 from retinue.core.errors import ModelError
 from retinue.core.events import map_texts
-from retinue.core.messages import Reply, Request, RunRef, ToolSpec, Turn
-from retinue.core.ports import Model
+from retinue.core.messages import Model, OnDelta, Reply, Request, RunRef, ToolSpec, Turn
 from retinue.core.records import Exchange, RecordedRequest
 from retinue.core.secrets import HIDDEN
 from retinue.core.sendable import repair_reply
-from retinue.models.recorded import OnDelta, RecordedModel
+from retinue.models.recorded import RecordedModel
 
 RecordMode = Literal["none", "new", "all"]
 CleanText = Callable[[str], str]

@@ -54,7 +54,7 @@ from retinue.core import secrets
 from retinue.core.errors import CallCancelled, ConfigError, ModelError, NotFound, StreamCut
 from retinue.core.messages import Reply, Request
 from retinue.core.ports import Clock
-from retinue.core.usage import Usage
+from retinue.core.usage import CHARACTERS_PER_TOKEN, Usage, estimate_missing
 from retinue.installation import find_adapter_package, make_install_command
 from retinue.models.provider_messages import (
     TextJoiner,
@@ -67,7 +67,13 @@ from retinue.models.provider_messages import (
 
 IDLE_SECONDS = 120.0
 KEY_HEADER = "Idempotency-Key"
-CHARACTERS_PER_TOKEN = 4
+OTHER_PROVIDERS = ("azure", "fireworks", "github", "ollama", "openrouter", "together", "vllm")  # with any model's name
+OTHER_KEYS = {
+    "azure": "AZURE_OPENAI_API_KEY",
+    "bedrock": "your AWS credentials",
+    "cohere": "CO_API_KEY",
+    "huggingface": "HF_TOKEN",
+}
 MOST_PAUSES = 16
 PAUSED = "suspended"  # the state of a response that the provider will continue when asked again
 LONGEST = 500
@@ -208,7 +214,7 @@ def _infer_model(name: str) -> Any:
         return infer_model(name)
     except UserError as error:
         text = str(error)
-        if text.startswith("Unknown model"):
+        if text.startswith(("Unknown model", "Unknown provider")):
             raise NotFound(f"unknown model {name!r}{_suggest_provider(name)}") from None
         text = text.partition(" or pass it")[0].partition(" If you")[0]  # the rest is for programmers
         raise ConfigError(to_one_line(f"model {name!r}: {text}")) from None
@@ -220,11 +226,14 @@ def _infer_model(name: str) -> Any:
 def _suggest_provider(name: str) -> str:
     """Return a hint for a model whose provider is not known; empty if its provider is."""
     provider, _, rest = name.partition(":")
-    known = sorted({model.partition(":")[0] for model in get_args(KnownModelName.__value__) if ":" in model})
+    listed = {model.partition(":")[0] for model in get_args(KnownModelName.__value__) if ":" in model}
+    known = sorted({*listed, *OTHER_PROVIDERS})
     if provider in known:
         return ""
-    near = difflib.get_close_matches(provider, known, n=1)
-    return f": did you mean '{near[0]}:{rest}'?" if near else f": there is no provider '{provider}'"
+    near = difflib.get_close_matches(provider.lower(), known, n=1)
+    if near:
+        return f": did you mean '{near[0]}:{rest}'?"
+    return f": there is no provider '{provider}'; there is {', '.join(name for name in known if '/' not in name)}"
 
 
 def _explain_status(name: str, status: int, text: str) -> str:
@@ -233,13 +242,16 @@ def _explain_status(name: str, status: int, text: str) -> str:
     if status in (401, 403):
         return f"{provider} does not accept the key: {text}; check {_name_key(provider)}"
     if status == 404:
-        return f"{provider} does not know the model {name!r} or its address: {text}"
+        address = f"{provider.partition('-')[0].upper()}_BASE_URL"
+        more = f" and {address}" if os.environ.get(address) else ""
+        return f"{provider} does not know the model {name!r} or its address: {text}; check its name{more}"
     return text
 
 
 def _name_key(provider: str) -> str:
     """Return the variable with the key of a provider: `openai-chat` has that of `openai`."""
-    return f"{provider.partition('-')[0].upper()}_API_KEY"
+    vendor = provider.partition("-")[0]
+    return OTHER_KEYS.get(vendor, f"{vendor.upper()}_API_KEY")
 
 
 class _ShownText:
@@ -295,11 +307,9 @@ def _complete_usage(reported: Usage, response: ModelResponse, request: Request) 
         return reported
     sent = len(request.system) + sum(len(turn.text) for turn in request.thread)
     received = sum(len(str(getattr(part, "content", "") or getattr(part, "args", ""))) for part in response.parts)
-    return msgspec.structs.replace(
-        reported,
-        input_tokens=reported.input_tokens or sent // CHARACTERS_PER_TOKEN + 1,
-        output_tokens=max(reported.output_tokens, received // CHARACTERS_PER_TOKEN),
-    )
+    usage = estimate_missing(reported, sent=sent, received=received)
+    output = max(usage.output_tokens, received // CHARACTERS_PER_TOKEN)  # of a cut stream, less may be reported
+    return msgspec.structs.replace(usage, output_tokens=output)
 
 
 def _join_text(stream: StreamedResponse | None) -> str:

@@ -6,7 +6,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from retinue.core.messages import Reply, Request
+import msgspec
+
+from retinue.core.messages import OnDelta, Reply, Request
 from retinue.core.records import (
     Difference,
     EndOfRecord,
@@ -16,8 +18,6 @@ from retinue.core.records import (
     diff_lines,
     diff_requests,
 )
-
-OnDelta = Callable[[str, str], None]
 
 
 class RecordedModel(ABC):
@@ -41,7 +41,7 @@ class RecordedModel(ABC):
                 on_delta("thinking", thought.text)
         if recorded.reply.text:
             on_delta("text", recorded.reply.text)
-        return recorded.reply
+        return msgspec.structs.replace(recorded.reply, counted=True)
 
     @abstractmethod
     def look_up(self, request: Request) -> tuple[Exchange, Exchange | None]:

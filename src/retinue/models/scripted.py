@@ -68,9 +68,9 @@ class _Turn:
         thoughts = (Thought(scripted.thinking),) if scripted.thinking else ()
         self.scripted = scripted
         if scripted.refuse is None:
-            self.reply = Reply(scripted.text, calls, thoughts, usage)
+            self.reply = Reply(scripted.text, calls, thoughts, usage, counted=True)
         else:
-            self.reply = Reply(scripted.refuse, (), thoughts, usage, refused=True)
+            self.reply = Reply(scripted.refuse, (), thoughts, usage, refused=True, counted=True)
         self.fails = any(fault is not None for fault in (scripted.error, scripted.crash, scripted.cut))
 
 

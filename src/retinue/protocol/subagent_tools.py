@@ -279,12 +279,8 @@ class SubagentTools:
             if not known.has_ended and known.is_live:
                 raise ToolError(f"'{known.row.subagent_id}' is still running: wait for it, or cancel it first")
         continued, entry = await self._scope.continue_run(call, known, message, seconds)
-        timeout = continued.row.timeout_seconds
-        return {
-            **make_blocking_reply([entry | {"timeout_seconds": timeout}]),
-            "operation": CONTINUE,
-            "timeout_seconds": timeout,
-        }
+        reply = make_blocking_reply([entry])
+        return {**reply, "operation": CONTINUE, "timeout_seconds": continued.row.timeout_seconds}
 
     async def send_message(self, call: Call) -> Reply:
         """Send a message to a running subagent; the reply is the receipt that `retinue send` gives."""

@@ -155,7 +155,7 @@ def describe_status(result: Result[Any]) -> str:
             return "partial" if result.partial else "error"
 
 
-def make_result_entry(result: Result[Any], *, answer: str, log_path: str) -> dict[str, Any]:
+def make_result_entry(result: Result[Any], ticket: Ticket, *, answer: str) -> dict[str, Any]:
     """Make one result of a blocking reply. `answer` is the text as far as it goes inline."""
     usage = result.usage
     return {
@@ -167,8 +167,9 @@ def make_result_entry(result: Result[Any], *, answer: str, log_path: str) -> dic
         "execution_time_seconds": round(result.duration_ms / 1000, 3),
         "error": result.error_details,
         "token_usage": {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens},
-        "log_path": log_path,
+        "log_path": ticket.status_file,
         "warning": result.warning,
+        "timeout_seconds": ticket.timeout_seconds,
         **_describe_changes(result),
     }
 

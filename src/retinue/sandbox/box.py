@@ -118,13 +118,13 @@ def make_box(job: Job, folders: RunFolders, caps: Caps) -> Box:
 
 def find_closed_paths(box: Box) -> list[str]:
     """Return what the run was given to read and, being another user, cannot. It is told, never opened up."""
-    given = [path for path in (*box.readable, *box.objects) if not is_below(path, (box.hidden,))]
-    if not box.own_workspace:
-        given.append(box.workspace)
-    return [path for path in given if not _is_open(path)]
+    shared = () if box.own_workspace else (box.workspace,)
+    given = [path for path in (*box.readable, *box.objects, *shared) if not is_below(path, (box.hidden,))]
+    return [path for path in given if not is_open(path)]
 
 
-def _is_open(path: str) -> bool:
+def is_open(path: str) -> bool:
+    """Tell whether any user may read a file, or look into a folder."""
     try:
         mode = Path(path).stat().st_mode
     except OSError:

@@ -202,7 +202,7 @@ def _run_self_check(prepared: PreparedSandbox) -> SelfCheck:
     try:
         return msgspec.json.decode(done.stdout, type=SelfCheck)
     except msgspec.MsgspecError:
-        raise SandboxUnavailable("what runs behind bubblewrap here cannot be read") from None
+        raise SandboxUnavailable("the check inside bubblewrap printed something that cannot be read") from None
 
 
 def _order_mounts(mounts: dict[str, list[str]]) -> list[str]:

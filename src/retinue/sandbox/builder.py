@@ -307,7 +307,7 @@ def give_files(box: Box, user: tuple[int, int]) -> None:
         os.chown(box.proxy, uid, gid, follow_symlinks=False)
     os.chown(box.host_outputs, 0, gid)
     Path(box.host_outputs).chmod(0o750)
-    for folder in (path for path in box.readable if path.startswith(f"{box.hidden}/")):
+    for folder in (path for path in (*box.readable, box.workspace) if path.startswith(f"{box.hidden}/")):
         about = Path(folder).stat()
         if about.st_uid == 0 and about.st_gid != gid:  # of a run above that has started no sandbox of its own
             give_folder(folder, -1, gid)

@@ -19,8 +19,8 @@ NOT_IN_IMAGE = (
 )
 NO_NETWORK = "[this run has no network; `network: [HOST, ...]` in the user's retinue.yaml names what it may reach]"
 NO_MEMORY = (
-    "[the kernel ended something here for want of memory: this run may use {mib} MiB; `caps: {{memory_mib: N}}` in the "
-    "user's retinue.yaml allows another number]"
+    "[the kernel killed a process here because the memory ran out: this run may use {mib} MiB; "
+    "`caps: {{memory_mib: N}}` in the user's retinue.yaml allows another number]"
 )
 _NAME = r"([A-Za-z0-9_.+-]{1,64})"
 _MISSING = re.compile(

@@ -32,7 +32,16 @@ from retinue.core.rules import CODE_MODE
 from retinue.files.trees import measure_folder
 from retinue.protocol import tool_server as frames
 from retinue.protocol.tool_server import ProtocolError
-from retinue.sandbox.box import Box, HostFolders, find_closed_paths, find_output, has_own_workspace, make_box
+from retinue.sandbox.box import (
+    Box,
+    HostFolders,
+    find_closed_paths,
+    find_output,
+    has_own_workspace,
+    is_below,
+    is_open,
+    make_box,
+)
 from retinue.sandbox.builder import FULL_NETWORK, PROXY, SandboxBuilder
 from retinue.sandbox.channel import Channel
 from retinue.sandbox.hints import NO_MEMORY, find_offline_hint
@@ -98,7 +107,9 @@ class ToolServerSandbox:
         self.started = RunStarted(self.name, self.protections)
 
     def open(self, job: Job, link: Link) -> ToolServerSession:
-        return ToolServerSession(self, job, link)
+        session = ToolServerSession(self, job, link)
+        session.check_workspace()
+        return session
 
 
 @dataclass(eq=False)
@@ -309,6 +320,20 @@ class ToolServerSession:
             name for name in plan.tools if name in LOCAL and name not in plan.host and (edits or name not in EDITING)
         )
 
+    def check_workspace(self) -> None:
+        """Raise Failed, before any model is called, if the project is the workspace and the user of root's runs cannot
+        look into it. What runs share of our own state they read as a group."""
+        folders: RunFolders | None = self._own
+        if os.geteuid() != 0 or not self._tools:
+            return
+        path = os.path.realpath(self._own.path)
+        while folders is not None:
+            if is_below(path, (os.path.realpath(folders.own),)):
+                return
+            folders = folders.parent
+        if not is_open(path):
+            raise Failed(CLOSED_WORKSPACE.format(path=path))
+
     async def make_workspace(self) -> None:
         """Do nothing: a workspace that is no copy is made with its folder."""
 
@@ -389,8 +414,6 @@ class ToolServerSession:
 
     async def _start(self) -> _RunningServer:
         box = replace(make_box(self._job, self._own, self._sandbox.caps), user=self._user)
-        if os.geteuid() == 0 and not box.own_workspace and box.workspace in find_closed_paths(box):
-            raise Failed(CLOSED_WORKSPACE.format(path=box.workspace))
         for path in box.foreign_objects:
             if not self._sandbox.builder.is_exposed(path):
                 raise Failed(FOREIGN_OBJECTS.format(path=path))

@@ -43,7 +43,7 @@ class WorkspaceSandbox:
 def _has_copy(folders: RunFolders | None) -> bool:
     """Tell whether the run, or one above it whose files it may use, has a workspace that must be made."""
     while folders is not None:
-        if folders.workspace_copy is not None:
+        if folders.workspace_copy is not None or folders.starts_from:
             return True
         folders = folders.parent
     return False
@@ -107,8 +107,9 @@ class _WorkspaceSession:
 
     async def _keep_changes(self) -> None:
         own, copy = self._own, self._own.workspace_copy
-        if copy is not None and copy.continued is not None and not (own.is_made or self._was_made() or self._is_lost):
-            try:  # what the run that this one continues has changed is among its changes, used or not
+        is_continued = bool(own.starts_from) or (copy is not None and copy.continued is not None)
+        if is_continued and not (own.is_made or self._was_made() or self._is_lost):
+            try:  # what the run that this one continues has left is carried on, used or not
                 await self.make_workspace()
             except Failed as error:
                 self._link.emit(Warned(str(error), code="workspace"))

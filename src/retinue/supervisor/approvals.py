@@ -245,7 +245,7 @@ class Approvals:
             if decision.args is not None:
                 raise ConfigError("its arguments were changed, and the rule would be for what was asked")
             if self._book is None or not question.approval.rule:
-                raise ConfigError("there is no rule, or no file for it, that would say just this")
+                raise ConfigError("no rule would allow only this call, or there is no file to write it to")
             for rule in question.approval.rule.splitlines():
                 self._book.keep(rule)
         except ConfigError as error:

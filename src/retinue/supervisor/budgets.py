@@ -25,6 +25,13 @@ from retinue.core.usage import NO_USAGE, Usage
 
 NO_COST = Decimal(0)
 BYTES_PER_TOKEN = 3  # of JSON; English has four and more, so the estimate is rather too high than too low
+MOST_BYTES_PER_TOKEN = 5  # the other way round, for what is refused because it can never fit
+TOO_SMALL = (
+    "the budget of {limit} of {owner}{left} is too small for the first request{whose}: its instructions, tools and "
+    "task take at least {least}; {cure}"
+)
+RAISE_TREE = "raise the limit '{name}' (--max-{name}) or leave it out"
+RAISE_PROFILE = "raise the limit '{name}' in its profile or leave it out"
 _encoder = msgspec.json.Encoder(enc_hook=str)
 # The worst case of one call. A CallReservation computes its amount when asked, which is only needed when another call
 # wants to spend at the same time.
@@ -96,6 +103,35 @@ class Account:
             if cost is not None and account._spent_cost >= cost:
                 used = f"${account._spent_cost:f} used"
                 raise Limited(f"the budget of ${cost:f} of {account._owner} is spent ({used})")
+
+    def describe_excess(self) -> str:
+        """Return a sentence if more was spent from this account than it has; else nothing."""
+        if self.tokens is not None and self._spent_tokens > self.tokens:
+            return f"the budget of {self.tokens} tokens of {self._owner} was exceeded: {self._spent_tokens} used"
+        if self.cost is not None and self._spent_cost > self.cost:
+            return f"the budget of ${self.cost:f} of {self._owner} was exceeded: ${self._spent_cost:f} used"
+        return ""
+
+    def check_room(self, least: Amount, name: str) -> None:
+        """Raise ConfigError if this account, or one above it, cannot hold the first request of the run of that name.
+        An account of 0 ends its run before any request."""
+        for account in self.chain:
+            is_own = account is self
+            if account.tokens and account._spent_tokens + least.tokens > account.tokens:
+                limit, used = f"{account.tokens} tokens", account._spent_tokens
+                left = f" has {account.tokens - used} left and" if used else ""
+                amount, what = f"{least.tokens} tokens", "tokens"
+            elif account.cost and account._spent_cost + least.cost > account.cost:
+                limit, spent = f"${account.cost:f}", account._spent_cost
+                left = f" has ${account.cost - spent:f} left and" if spent else ""
+                amount, what = f"${least.cost.normalize():f}", "cost"
+            else:
+                continue
+            cure = (RAISE_PROFILE if name and is_own else RAISE_TREE).format(name=what)
+            whose = f" of '{name}'" if name else ""
+            raise ConfigError(
+                TOO_SMALL.format(limit=limit, owner=account._owner, left=left, whose=whose, least=amount, cure=cure)
+            )
 
     def add_spent(self, spent: Amount) -> None:
         """Count what an earlier process has spent."""
@@ -189,12 +225,14 @@ def _ratio(spent: int | Decimal, reserved: int | Decimal) -> Decimal:
 
 
 def open_account(
-    name: str, limits: Iterable[Limits], parent: Account | None, plan: Plan, prices: Prices
+    name: str, limits: Iterable[Limits], parent: Account | None, plan: Plan, prices: Prices, words: Any
 ) -> Account | None:
     """Return the account a run spends from: one of its own if a limit says so (the narrowest counts), inside its
-    parent's; else its parent's; else None. A primary has the name "".
+    parent's; else its parent's; else None. A primary has the name "". `words` are what its first request says beside
+    the instructions and tools of the plan.
 
-    Raises ConfigError for a cost limit on a model of unknown price, and for a child of a parent with nothing left."""
+    Raises ConfigError for a cost limit on a model of unknown price, for a child of a parent with nothing left, and if
+    the first request cannot fit."""
     tokens: int | None = None
     cost: Decimal | None = None
     for each in limits:
@@ -211,7 +249,20 @@ def open_account(
     if tokens is not None or cost is not None:
         account = Account(f"'{name}'" if name else "the tree", tokens=tokens, cost=cost, parent=parent)
     check_price(account, plan, prices)
+    is_local = plan.run_job is None and plan.runtime.started is not None  # else its requests are not made here
+    if account is not None and plan.model is not None and is_local:
+        try:
+            account.check_room(_estimate_least(plan, words, prices if account.counts_cost else None), name)
+        except ConfigError as error:
+            raise ConfigError(f"Cannot spawn subagent '{name}': {error}" if name else str(error)) from None
     return account
+
+
+def _estimate_least(plan: Plan, words: Any, prices: Prices | None) -> Amount:
+    """Estimate what the first request of a plan takes at least, without any reply."""
+    sent = (_json_size((plan.system, words)) + memoryview(plan.tools_json).nbytes) // MOST_BYTES_PER_TOKEN
+    cost = None if prices is None else prices.price(plan.model_name, Usage(sent, 0))
+    return Amount(sent, NO_COST if cost is None else cost)
 
 
 def check_price(account: Account | None, plan: Plan, prices: Prices) -> None:

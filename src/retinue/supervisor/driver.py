@@ -194,6 +194,9 @@ class Driver:
         run.slot.leave()
         if ending.status == "done" and not ending.text and ending.structured is None:
             tree.write(run, Warned("the run ended without any text", code="empty_result"))
+        own = run.own_account
+        if ending.status == "done" and own is not None and (excess := own.describe_excess()):
+            tree.write(run, Warned(excess, code="budget"))
         duration = round((self._clock.monotonic() - run.started) * 1000)
         written = tree.write(run, make_ended_event(run, ending, duration_ms=duration), True)
         try:

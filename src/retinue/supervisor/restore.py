@@ -45,6 +45,7 @@ from retinue.log.threads import (
     fold_earlier_turns,
     fold_interrupted_runs,
     fold_thread,
+    list_continued,
 )
 from retinue.protocol.subagent_tools import CONTINUE, SPAWN
 from retinue.protocol.subagents import SPAWN_ONE
@@ -66,6 +67,7 @@ from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.spawner import Continued, Spawner, make_folders, start_from_workspace
 from retinue.supervisor.tree import Tree, TreeRegistry, choose_tree_class
 from retinue.workspaces.run_folders import RunFolders, resolve_context_paths
+from retinue.workspaces.workspace import find_workspace_kind
 
 NOT_RUN_TEXT = "The call could not work and was not run; what was wrong with it was lost when the process died."
 LOST_FUNCTION = f"{UNKNOWN_AFTER_CRASH}: its function was running when the process died, and is not called again"
@@ -104,7 +106,7 @@ class Restorer:
         """Start a run that begins with the conversation of an ended one, and this text. Raises before anything is
         written if it cannot."""
         if not text.strip():
-            raise ConfigError("there is nothing to go on with: the text is empty")
+            raise ConfigError("the message is empty: say how to continue")
         events, live = histories.get(tree), self.trees.get(tree)
         if not events:
             raise NotFound(f"there is no tree '{tree}' in the log")
@@ -115,11 +117,12 @@ class Restorer:
         caller_limits.check_depth(f"{tree}/{number}")
         conversation = fold_thread(events, number, before=fold_earlier_turns(histories, tree, old.spawned))
         plans = PlanRestorer(self.ports.planner, tree, view.runs[0].spawned, overrides)
+        chain = [(tree, number), *list_continued(histories, tree, old.spawned)]
         if old.spawned.parent is None:
-            return self._continue_primary(old, text, overrides, plans, Continued(tree, number, conversation))
+            return self._continue_primary(old, text, overrides, plans, Continued(tree, number, conversation, chain))
         home = live or TreeRestorer(self, tree, histories, overrides).make_tree(planned=old.spawned.parent)
         return self._continue_child(
-            home, home.runs[number], text, overrides, plans, Continued("", number, conversation)
+            home, home.runs[number], text, overrides, plans, Continued("", number, conversation, chain)
         )
 
     def _check_continuable(self, tree: str, number: int, view: Runs, old: RunView | None, *, is_live: bool) -> None:
@@ -135,7 +138,7 @@ class Restorer:
     def _continue_primary(
         self, old: RunView, text: str, overrides: ResumeOverrides, plans: PlanRestorer, continued: Continued
     ) -> Run:
-        plan, spawned = plans.restore(old, None), old.spawned
+        plan, spawned = self._keep_workspace_kind(plans.restore(old, None), continued), old.spawned
         task = Task(
             text,
             context=spawned.task_context,
@@ -145,6 +148,17 @@ class Restorer:
         )
         limits = overrides.limits.override(spawned.limits) if spawned.limits is not None else overrides.limits
         return self.spawner.spawn_primary(plan.profile, task, limits=limits, continued=continued)
+
+    def _keep_workspace_kind(self, plan: Plan, continued: Continued) -> Plan:
+        """Return the plan with the kind of workspace that the old run had, if its profile names none: a run in another
+        runtime than before still starts with the files that were left."""
+        if plan.profile.workspace is not None:
+            return plan
+        for tree, number in continued.chain:
+            kind = find_workspace_kind(self.ports.state.run_folder(tree, number))
+            if kind is not None:
+                return replace(plan, profile=replace(plan.profile, workspace=kind))
+        return plan
 
     def _continue_child(
         self,
@@ -161,7 +175,7 @@ class Restorer:
         assert parent is not None
         if is_live and parent.is_stopping:
             raise ConfigError(f"{tree.id}/{old.ref.run} cannot be continued: its parent is stopping")
-        plan = plans.restore(old.view, parent.plan)
+        plan = self._keep_workspace_kind(plans.restore(old.view, parent.plan), continued)
         order = Order(
             plan.profile,
             msgspec.structs.replace(restore_task(old.view.spawned), text=text, timeout_seconds=overrides.seconds),
@@ -196,7 +210,7 @@ class TreeRestorer:
             if body.continues is not None
         }
         self._known = fold_interrupted_runs(events, before=began_with)
-        self._events = events
+        self._events, self._histories = events, histories
 
     def resume(self) -> Run:
         """Resume the tree, all or nothing: what cannot be made again raises before the first event is written."""
@@ -309,7 +323,8 @@ class TreeRestorer:
         folders = make_folders(state, ref, parent, replace(plan, profile=profile), task, readable)
         if has_own:
             if spawned.continues is not None:
-                folders = start_from_workspace(folders, state, spawned.origin or ref.tree, spawned.continues)
+                chain = list_continued(self._histories, self.id, spawned)
+                folders = start_from_workspace(folders, state, chain)
             return msgspec.structs.replace(folders, path=own)
         if not is_ended and folders.path != spawned.workspace and Path(spawned.workspace).is_dir():
             raise ConfigError(OUTSIDE.format(run=f"{self.id}/{view.number}", workspace=spawned.workspace))

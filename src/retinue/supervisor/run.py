@@ -100,6 +100,11 @@ class Run(msgspec.Struct, eq=False):
             run = run.parent
 
     @property
+    def own_account(self) -> Account | None:
+        """The account that was made for this run; None if it spends from the one above, or without a limit."""
+        return None if self.parent is not None and self.account is self.parent.account else self.account
+
+    @property
     def ended(self) -> bool:
         return self.view.ended is not None
 

@@ -32,13 +32,13 @@ from retinue.core.errors import (
 )
 from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
-from retinue.core.messages import ASKER, USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
+from retinue.core.messages import ASKER, USERS_OWN, Call, OnDelta, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.ports import Folders, Order, Outcome, Preview, Prices, Receipt, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
 from retinue.core.sendable import repair_reply
-from retinue.core.usage import NO_USAGE, Usage
+from retinue.core.usage import NO_USAGE, Usage, estimate_missing
 from retinue.log.reading import wait_until_read
 from retinue.log.runs import describe_progress, describe_view
 from retinue.log.summaries import describe_call
@@ -256,9 +256,10 @@ class RunServices(msgspec.Struct, eq=False):
                 await run.without_stall_timer(waiting)
             run.set_reservation(reservation)
         try:
-            reply = await plan.model.complete(request, self._show_delta)
+            reply = await plan.model.complete(request, self._follow_reply(turn))
             usage = reply.usage
-            reply = repair_reply(reply)
+            reply = _complete_usage(repair_reply(reply), request)
+            usage = reply.usage
         except (ModelError, Limited) as error:
             usage = error.usage
             self._report_failure(error, plan.model_name)
@@ -299,7 +300,21 @@ class RunServices(msgspec.Struct, eq=False):
                 calls[index] = msgspec.structs.replace(call, id=own)
         return reply if calls == list(reply.calls) else msgspec.structs.replace(reply, calls=tuple(calls))
 
-    def _show_delta(self, kind: str, text: str) -> None:
+    def _follow_reply(self, turn: int) -> OnDelta:
+        """Return the function that shows the deltas of one model call, each with its place in the reply."""
+        offset = 0
+
+        def show(kind: str, text: str) -> None:
+            nonlocal offset
+            self._show_delta(kind, text, turn, offset)
+            if kind == "text":
+                offset += len(text)
+            elif kind == "retry":
+                offset = 0
+
+        return show
+
+    def _show_delta(self, kind: str, text: str, turn: int = 0, offset: int = 0) -> None:
         ref, run, show = self.ref, self.run, self.tree.log.show
         if run.ending:
             return
@@ -307,7 +322,7 @@ class RunServices(msgspec.Struct, eq=False):
         if kind == "retry":
             self.emit(Warned(text, code="retry"))
             return
-        delta = Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind)
+        delta = Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind, turn=turn, offset=offset)
         if run.first_write is None:
             show(delta)
         else:  # in order, and not before watchers can know of the run
@@ -443,6 +458,18 @@ class RunServices(msgspec.Struct, eq=False):
         """Raise CancelledError for a run that was told to stop and did not listen: it gets nothing more."""
         if self.run.stopping is not None or self.run.ending:
             raise asyncio.CancelledError
+
+
+def _complete_usage(reply: Reply, request: Request) -> Reply:
+    """Return the reply with an estimate for tokens that its model did not report, so that budgets count them."""
+    usage = reply.usage
+    if reply.counted or (usage.input_tokens and usage.output_tokens):
+        return reply
+    sent = len(request.system) + sum(len(turn.text) for turn in request.thread)
+    received = len(reply.text) + sum(len(str(call.args)) for call in reply.calls)
+    received += sum(len(thought.text) for thought in reply.thoughts)
+    usage = estimate_missing(usage, sent=sent, received=received)
+    return reply if usage == reply.usage else msgspec.structs.replace(reply, usage=usage, estimated=True)
 
 
 async def _join_any(runs: Sequence[Run], seconds: float | None) -> None:

@@ -38,7 +38,7 @@ from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.tree import Tree, TreeRegistry, choose_tree_class
 from retinue.workspaces.run_folders import RunFolders, StateFolder, resolve_context_paths
-from retinue.workspaces.workspace import Workspace, find_workspace
+from retinue.workspaces.workspace import Workspace, find_workspace, find_workspace_kind
 
 DEFAULTS = Limits(turns=DEFAULT_TURNS, depth=DEFAULT_DEPTH, concurrent=DEFAULT_CONCURRENT)
 LABEL_CHARACTERS = 30
@@ -47,11 +47,14 @@ T = TypeVar("T")
 
 
 class Continued(NamedTuple):
-    """The run that a new one continues: its tree where that is another one, its number, its conversation."""
+    """The run that a new one continues: its tree where that is another one, its number, its conversation. `chain` names
+    it and the runs that it continues itself, newest first: the new run starts with the files of the first that has a
+    workspace."""
 
     tree: str
     run: int
     thread: Sequence[Turn]
+    chain: Sequence[tuple[str, int]]
 
 
 class CheckedOrder(msgspec.Struct, frozen=True, gc=False):
@@ -117,7 +120,8 @@ class Spawner:
         whole, primary, kept = self._merge_limits(plan.profile.limits, limits, narrow, caller)
         if primary.depth == 0:
             plan = self._ports.planner.plan(profile, task=task, parent=None, can_spawn=False)
-        account = open_account("", (whole, plan.profile.limits), None, plan, self._ports.prices)
+        words = (task.context, task.text, () if continued is None else continued.thread)
+        account = open_account("", (whole, plan.profile.limits), None, plan, self._ports.prices, words)
         readable = self._resolve_paths(task, base=self._state.project)
         trace = (caller.trace or self._ports.trace) if caller is not NOBODY else self._ports.trace
         tree = choose_tree_class()(self._trees.log, self._clock, concurrent=_set(primary.concurrent), trace=trace)
@@ -190,7 +194,8 @@ class Spawner:
         call = caller_limits.CALL.get()
         readable = self._resolve_paths(order.task, base=base)
         above = parent.account if call is None else call.shared(parent.account)
-        account = open_account(name, (plan.profile.limits,), above, plan, self._ports.prices)
+        words = (order.task.context, order.task.text)
+        account = open_account(name, (plan.profile.limits,), above, plan, self._ports.prices, words)
         return CheckedOrder(order, plan, readable, account)
 
     def spawn_child(self, tree: Tree, parent: Run, checked: CheckedOrder) -> Run:
@@ -237,7 +242,7 @@ class Spawner:
         policy = narrowed(policy, plan.profile.approvals, self._state.project)
         folders = make_folders(self._state, ref, parent, plan, task, checked.readable)
         if continued is not None:
-            folders = start_from_workspace(folders, self._state, continued.tree or tree.id, continued.run)
+            folders = start_from_workspace(folders, self._state, continued.chain)
         if hidden_paths := find_hidden_paths(policy):
             folders = msgspec.structs.replace(folders, hidden_paths=hidden_paths)
         run = Run(
@@ -281,7 +286,7 @@ class Spawner:
         plan, ref, task, parent = run.plan, run.ref, run.task, run.parent
         order, continued, call = checked.order, checked.continued, caller_limits.CALL.get()
         is_reported = self._ports.hook is not None and parent is None and call is not None
-        own = None if parent is not None and run.account is parent.account else run.account
+        own = run.own_account
         spawned = RunSpawned(
             parent=None if parent is None else parent.ref.run,
             label=ref.label,
@@ -407,13 +412,19 @@ def make_folders(
     return RunFolders(own, workspace, others, copy, snapshots, parent=folders_above)
 
 
-def start_from_workspace(folders: RunFolders, state: StateFolder, tree: str, number: int) -> RunFolders:
-    """Return the folders of a run that continues another one: its copy starts with the files that one left."""
+def start_from_workspace(folders: RunFolders, state: StateFolder, chain: Sequence[tuple[str, int]]) -> RunFolders:
+    """Return the folders of a run that continues others, newest first: a workspace of its own starts with the files
+    that the first of them with such a workspace left."""
     copy = folders.workspace_copy
-    if copy is None or "/" in tree:
+    if copy is None and folders.path != f"{folders.own}/workspace":
         return folders
-    continued = find_workspace(state.run_folder(tree, number), tree, number)
-    return msgspec.structs.replace(folders, workspace_copy=replace(copy, continued=continued))
+    for tree, number in chain:
+        own = state.run_folder(tree, number)
+        if copy is not None and (continued := find_workspace(own, tree, number)) is not None:
+            return msgspec.structs.replace(folders, workspace_copy=replace(copy, continued=continued))
+        if copy is None and find_workspace_kind(own) == "scratch":
+            return msgspec.structs.replace(folders, starts_from=f"{own}/workspace")
+    return folders
 
 
 def default_workspace(state: StateFolder, *, sandboxed: bool, primary: bool) -> WorkspaceName:

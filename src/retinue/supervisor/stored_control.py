@@ -39,7 +39,7 @@ from retinue.workspaces.copies import (
 )
 from retinue.workspaces.merge import Plan
 
-NO_PROCESS = "no process runs this: {what} needs one"
+NO_PROCESS = "no process is running this tree, and {what} needs one"
 
 
 def _refuse_command(what: str) -> Callable[..., Any]:

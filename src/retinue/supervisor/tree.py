@@ -106,7 +106,7 @@ class Tree:
         if run.stall_timer is not None:
             run.stall_timer.record_activity()
         ref, now = run.ref, self._now
-        event = Event(seq, self.id, ref.run, ref.path, ref.agent, now(), body)
+        event = Event(seq, self.id, ref.run, ref.path, ref.agent, now(), body)  # type: ignore[arg-type] # one of KINDS
         view.apply(event)
         return self.log.append(event, wait)
 

@@ -1,4 +1,6 @@
-"""The Python library: `open` and `Retinue`. Installs no signal handler, never prints, reads no config unless asked."""
+"""The Python library: `open`, `run_sync` and `Retinue`.
+
+Installs no signal handler, never prints, reads no config unless asked."""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from retinue.build.parts import Parts, add_profiles
-from retinue.build.project import load_project_parts
+from retinue.build.project import find_built_in_profiles, load_project_parts, render_built_in_skills
 from retinue.build.servers import parse_servers
 from retinue.build.supervisor import open_control
 from retinue.concurrency import finish_despite_cancel
@@ -20,13 +22,39 @@ from retinue.core.context import CURRENT
 from retinue.core.control import Control, ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError, RetinueError, SpawnRefused
 from retinue.core.limits import Limits
-from retinue.core.ports import Approver, Clock, Model, Prices
+from retinue.core.messages import Model
+from retinue.core.ports import Approver, Clock, Prices
 from retinue.core.profiles import Profile, RuntimeName, Task, explain_useless_fallback
-from retinue.core.results import Result
+from retinue.core.results import OutputT, Result
 from retinue.core.rules import Mode, Rules, parse_rule
 from retinue.core.traces import Telemetry
 
 T = TypeVar("T")
+
+
+class OpenOptions(TypedDict, total=False):
+    """The options of `open` beside `path` and `model`."""
+
+    approver: Approver | None
+    mode: Mode | None
+    allow: Sequence[str]
+    ask: Sequence[str]
+    deny: Sequence[str]
+    approval_timeout: float | None
+    wait_approvals: float | None
+    limits: Limits | None
+    context_paths: Sequence[str | Path]
+    profiles: Sequence[Profile]
+    project: str | Path | None
+    config: str | Path | None
+    clock: Clock | None
+    prices: Prices | None
+    telemetry: bool | Telemetry
+    network: Sequence[str] | None
+    runtime: RuntimeName | None
+    fallback: RuntimeName | None
+    outbox: str | Path | None
+    mcp_servers: Mapping[str, Mapping[str, Any]] | None
 
 
 class Retinue:
@@ -35,9 +63,12 @@ class Retinue:
     def __init__(self, parts: Callable[[], Parts]) -> None:
         self._parts = parts
         self._control: Control | None = None
+        self._known: frozenset[str] = frozenset()
 
-    async def __aenter__(self) -> Retinue:
-        self._control = open_control(self._parts())
+    async def __aenter__(self) -> Self:
+        parts = self._parts()
+        self._known = frozenset(profile.name.casefold() for profile in parts.profiles)
+        self._control = open_control(parts)
         return self
 
     async def __aexit__(
@@ -55,21 +86,34 @@ class Retinue:
 
     async def spawn(
         self,
-        profile: Profile | str,
+        profile: Profile[OutputT] | str,
         task: str | Task,
         *,
         context_paths: Sequence[str] = (),
         limits: Limits | None = None,
-    ) -> RunHandle:
-        """Start a primary run in a new tree. Raises ConfigError for a wrong profile, model or path."""
+    ) -> RunHandle[OutputT]:
+        """Start a primary run in a new tree. A profile may be named: one of the project, of `open(profiles=...)`, or a
+        built-in one. Raises ConfigError for a wrong profile, model or path."""
         if isinstance(task, Task) and context_paths:
-            raise ConfigError("context_paths belongs into the Task that is given")
+            raise ConfigError("give context_paths in the Task")
         wanted = task if isinstance(task, Task) else Task(task, context_paths=context_paths)
-        return await self.control.spawn(profile, wanted, limits=limits)
+        control = self.control
+        chosen: Profile | str = profile
+        if isinstance(chosen, str) and chosen.casefold() not in self._known:
+            chosen = find_built_in_profiles().get(chosen.casefold(), chosen)
+        return await control.spawn(chosen, wanted, limits=limits)
 
-    async def run(self, profile: Profile | str, task: str | Task, **options: Any) -> Result[Any]:
-        """Start a primary run and wait for its ending."""
-        return await (await self.spawn(profile, task, **options)).result()
+    async def run(
+        self,
+        profile: Profile[OutputT] | str,
+        task: str | Task,
+        *,
+        context_paths: Sequence[str] = (),
+        limits: Limits | None = None,
+    ) -> Result[OutputT]:
+        """Start a primary run and wait for its ending. The result's `output()` has the output type of the profile, or
+        is a text if the profile has none."""
+        return await (await self.spawn(profile, task, context_paths=context_paths, limits=limits)).result()
 
     async def resume(
         self,
@@ -86,13 +130,13 @@ class Retinue:
 
     async def continue_run(
         self,
-        run: RunHandle | Result[Any] | str,
+        run: RunHandle[OutputT] | Result[OutputT] | str,
         text: str,
         *,
         profiles: Sequence[Profile] = (),
         limits: Limits | None = None,
         model: str | None = None,
-    ) -> RunHandle:
+    ) -> RunHandle[OutputT]:
         """Start a run that begins with the conversation of an ended one, and this text. A run may be named `TREE/N`;
         the rest is as for `resume`."""
         tree, number = _parse_run(run)
@@ -123,7 +167,7 @@ class Retinue:
         return subagent
 
 
-def _parse_run(run: RunHandle | Result[Any] | str) -> tuple[str, int]:
+def _parse_run(run: RunHandle | Result | str) -> tuple[str, int]:
     if isinstance(run, RunHandle):
         return run.tree, run.number
     if isinstance(run, Result):
@@ -181,6 +225,9 @@ def open(  # noqa: PLR0913 - the one entry point
     Raises ConfigError for an approver that is not `async def decide(question: Approval) -> Allow | Deny`."""
     if approver is not None:
         check_approver(approver)
+    for profile in profiles:
+        if not isinstance(profile, Profile):
+            raise ConfigError(f"profiles: {profile!r} is not a Profile; load_profile(NAME) gives a built-in one")
 
     def parts() -> Parts:
         state = None if path is None else Path(path).resolve()
@@ -210,18 +257,26 @@ def open(  # noqa: PLR0913 - the one entry point
             found = replace(found, state=state, mcp_servers=(*found.mcp_servers, *servers))
             return found if not profiles else add_profiles(found, profiles)
         set_values = {name: value for name, value in given.items() if value is not None}
-        return Parts(project=base, profiles=profiles, mcp_servers=servers, **set_values)
+        skills = render_built_in_skills
+        return Parts(project=base, profiles=profiles, skills=skills, mcp_servers=servers, **set_values)
 
     return Retinue(parts)
 
 
-def run_sync(profile: Profile | str, task: str | Task, **options: Any) -> Result[Any]:
+def run_sync(
+    profile: Profile[OutputT] | str,
+    task: str | Task,
+    *,
+    path: str | Path | None = None,
+    model: str | Model | None = None,
+    **options: Unpack[OpenOptions],
+) -> Result[OutputT]:
     """Return one run from start to end without an event loop of your own; works inside a running one too.
 
-    `options` are those of `open`."""
+    `path`, `model` and `options` are those of `open`."""
 
-    async def once() -> Result[Any]:
-        async with open(**options) as r:
+    async def once() -> Result[OutputT]:
+        async with open(path, model=model, **options) as r:
             return await r.run(profile, task)
 
     try:

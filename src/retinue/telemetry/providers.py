@@ -100,11 +100,11 @@ def _check_environment(environ: Mapping[str, str]) -> None:
     for signal in ("TRACES", "METRICS"):
         name = f"OTEL_{signal}_EXPORTER"
         if environ.get(name, "otlp").strip().lower() not in ("", "otlp", "none"):
-            raise ConfigError(f"telemetry: {name}={environ[name]} is not supported; there is otlp and none")
+            raise ConfigError(f"telemetry: {name}={environ[name]} is not supported; use otlp or none")
     for middle in ("", "TRACES_", "METRICS_"):
         name = f"OTEL_EXPORTER_OTLP_{middle}PROTOCOL"
         if environ.get(name, "").strip().lower() not in ("", "http/protobuf"):
-            raise ConfigError(f"telemetry: {name}={environ[name]} is not supported; there is http/protobuf")
+            raise ConfigError(f"telemetry: {name}={environ[name]} is not supported; use http/protobuf")
         name = f"OTEL_EXPORTER_OTLP_{middle}ENDPOINT"
         if not environ.get(name, "http://").strip().startswith(("http://", "https://")):
             raise ConfigError(f"telemetry: {name} must be an http:// or https:// address, got {environ[name]!r}")

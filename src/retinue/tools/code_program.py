@@ -143,7 +143,7 @@ class Modules:
     def _get(self, name: str) -> Any:
         if f"tools.{name}" not in self._sources:
             known = ", ".join(full.partition(".")[2] for full in self._sources) or "none"
-            raise AttributeError(f"module 'tools' has no {name!r}; there is {known}")
+            raise AttributeError(f"module 'tools' has no {name!r}; available: {known}")
         __import__(f"tools.{name}")
         return sys.modules[f"tools.{name}"]
 

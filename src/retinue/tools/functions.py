@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import typing
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 import msgspec
 
@@ -18,19 +18,21 @@ from retinue.core.profiles import check_name
 from retinue.tools.answer import inline_schema
 
 Tier = Literal["observe", "confirm"]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class FunctionTool:
+class FunctionTool(Generic[P, R]):
     """A function with the spec read from its signature and docstring. Calling it calls the function."""
 
-    def __init__(self, function: Callable[..., Any], *, tier: Tier, repeatable: bool, name: str | None) -> None:
+    def __init__(self, function: Callable[P, R], *, tier: Tier, repeatable: bool, name: str | None) -> None:
         if tier not in ("observe", "confirm"):
             raise ConfigError(f"tool tier must be 'observe' or 'confirm', got {tier!r}")
         self.function = function
         named = check_name(name or getattr(function, "__name__", ""), what="tool name")
         self._takes_context, self._args = _inspect_parameters(function, named)
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
-        self.spec = ToolSpec(
+        self.spec: ToolSpec = ToolSpec(
             named,
             inspect.getdoc(function) or "",
             inline_schema(self._args),
@@ -39,7 +41,7 @@ class FunctionTool:
             repeatable=repeatable,
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
     async def run(self, args: dict[str, Any], context: Context) -> Outcome:
@@ -49,12 +51,13 @@ class FunctionTool:
         except msgspec.ValidationError as error:
             raise ToolError(f"{self.spec.name}: {error}") from None
         named = msgspec.structs.asdict(given)
+        function: Callable[..., Any] = self.function
         try:
             if self._is_async:
-                value = await self.function(*self._first(context), **named)
+                value = await function(*self._first(context), **named)
             else:
                 aside = context.aside(asyncio.get_running_loop().call_soon_threadsafe)
-                value = await asyncio.to_thread(self.function, *self._first(aside), **named)
+                value = await asyncio.to_thread(function, *self._first(aside), **named)
                 if inspect.isawaitable(value):
                     value = await value
         except (ToolError, Stop):
@@ -121,22 +124,22 @@ def _inspect_parameters(function: Callable[..., Any], name: str) -> tuple[bool, 
 
 
 @overload
-def tool(function: Callable[..., Any], /) -> FunctionTool: ...
+def tool(function: Callable[P, R], /) -> FunctionTool[P, R]: ...
 @overload
 def tool(
     *, tier: Tier = "confirm", repeatable: bool = False, name: str | None = None
-) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
 def tool(
-    function: Callable[..., Any] | None = None,
+    function: Callable[P, R] | None = None,
     /,
     *,
     tier: Tier = "confirm",
     repeatable: bool = False,
     name: str | None = None,
-) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
+) -> FunctionTool[P, R] | Callable[[Callable[P, R]], FunctionTool[P, R]]:
     """Make a function, sync or async, a tool. Tier `confirm` asks the user before every call, `observe` never does."""
 
-    def wrap(wrapped: Callable[..., Any]) -> FunctionTool:
+    def wrap(wrapped: Callable[P, R]) -> FunctionTool[P, R]:
         return FunctionTool(wrapped, tier=tier, repeatable=repeatable, name=name)
 
     return wrap if function is None else wrap(function)

@@ -193,7 +193,7 @@ def _is_there(path: Path) -> bool:
 def _make_entry(result: Result[Any], ticket: Ticket, folders: Folders, limit: int) -> dict[str, Any]:
     answer = result.final_response if result.success or not result.partial else result.partial
     answer, _ = truncate_text(answer, limit, spill=lambda: folders.spill(f"answer-{ticket.run}.txt"))
-    return words.make_result_entry(result, answer=answer, log_path=ticket.status_file)
+    return words.make_result_entry(result, ticket, answer=answer)
 
 
 def encode_reply(reply: dict[str, Any], *, success: bool = True, gives: tuple[int, ...] = ()) -> Outcome:

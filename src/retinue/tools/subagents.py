@@ -115,7 +115,7 @@ class LinkScope:
         entries: list[Reply] = SpawnSubagents.reply(results, self._folders).data["results"] if results else []
         self.given += tuple(ticket.run for _, ticket in results)
         for entry, (result, ticket) in zip(entries, results, strict=True):
-            entry |= {"agent": f"agent:{ticket.run}", "timeout_seconds": ticket.timeout_seconds}
+            entry["agent"] = f"agent:{ticket.run}"
             if result.structured is not None:
                 entry["structured"] = result.structured
         return entries

@@ -8,15 +8,18 @@ spill file, which the caller names; where it cannot (cap reached, disk full) the
 from __future__ import annotations
 
 import codecs
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+from retinue.core.errors import RetinueError
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.secrets import Stream
 from retinue.files.private import open_private_file
 
 SPILL_BYTES = 256 * 1024 * 1024
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Ends:
@@ -80,10 +83,12 @@ class Ends:
         if self._spill is None:
             return
         try:
-            self._path = self._spill()
-            self._fd = open_private_file(self._path)
-        except OSError as error:
-            self._trouble = error.strerror or str(error)
+            path = self._spill()
+            self._fd = open_private_file(path)
+        except (OSError, RetinueError) as error:
+            self._trouble = getattr(error, "strerror", None) or str(error)
+        else:
+            self._path = path
 
     def _write(self, data: bytes) -> None:
         if self._fd is None:
@@ -97,10 +102,19 @@ class Ends:
                 rest = rest[done:]
         except OSError as error:
             self._trouble = error.strerror or str(error)
+            if error.errno in _NO_SPACE:
+                self._remove_file()
             self.drop()
         if len(data) > room:
             self._trouble = self._trouble or "the limit of such a file"
             self.drop()
+
+    def _remove_file(self) -> None:
+        """Remove what was written: the log needs the space more, and without a log the run ends."""
+        assert self._fd is not None and self._path is not None
+        os.ftruncate(self._fd, 0)
+        self._path.unlink(missing_ok=True)
+        self._path = None
 
     def _mark(self, missing: int) -> bytes:
         if self._path is None:

@@ -18,9 +18,9 @@ import msgspec
 
 from retinue.core.context import Context
 from retinue.core.errors import ToolError
-from retinue.core.messages import Call, ToolSpec
+from retinue.core.messages import Call, Model, ToolSpec
 from retinue.core.network import Hosts, allows_host, canonicalize_name
-from retinue.core.ports import Model, Outcome
+from retinue.core.ports import Outcome
 from retinue.http.client import ClientConnection, ResponseError
 from retinue.tools.arguments import read_argument
 from retinue.tools.dialer import Dialer, dial_host

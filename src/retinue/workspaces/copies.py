@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from retinue.core.events import RunSpawned, decode_raw
 from retinue.core.results import ChangedFile
 from retinue.workspaces import atomic_apply, merge
 from retinue.workspaces.recording import record_changes, record_files
-from retinue.workspaces.store import find_store
+from retinue.workspaces.store import Files, Store, find_store
 from retinue.workspaces.workspace import (
     APPLIED_FILE,
     CHANGES_FILE,
@@ -52,6 +53,14 @@ class CopiedWorkspace:
     def has_unapplied(self) -> bool:
         """True if there are, or may be, changes that nobody has applied."""
         return self.applied is None and (self.changes is None or self.changes.count > 0)
+
+    def list_steps(self, store: Store) -> list[tuple[Files, Files]]:
+        """Return the changes in the order in which they were made: those of each run that this one continues, and its
+        own. A step is a state and the next one."""
+        made = self.workspace
+        names = [made.base, *(made.start(index) for index in range(made.starts)), made.end]
+        states = [store.list_files(name) for name in names]
+        return list(pairwise(states))
 
     def find_changes(self) -> ChangesRecord:
         """Return the changes of an ended run; looks at the files if nobody has."""
@@ -154,7 +163,12 @@ def plan_apply(copies: Sequence[CopiedWorkspace], target: str) -> merge.Plan:
     for one in copies:
         one.find_changes()
     steps = [(store.list_files(one.workspace.base), store.list_files(one.workspace.end)) for one in copies]
-    return merge.plan_changes(target, steps, store)
+    plan = merge.plan_changes(target, steps, store)
+    if plan.conflicts and any(one.workspace.starts for one in copies):
+        # Where changes of an earlier run were applied meanwhile, only what came after them is new.
+        in_parts = merge.plan_changes(target, [step for one in copies for step in one.list_steps(store)], store)
+        return plan if in_parts.conflicts else in_parts
+    return plan
 
 
 def carry_out_plan(plan: merge.Plan, copies: Sequence[CopiedWorkspace], *, aside: str) -> None:

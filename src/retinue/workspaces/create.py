@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,7 +32,7 @@ from retinue.workspaces import git
 from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.ignores import Ignores
 from retinue.workspaces.run_folders import RunFolders
-from retinue.workspaces.store import Files, Import, Store, find_store
+from retinue.workspaces.store import ContentNames, Files, Import, Store, find_store
 from retinue.workspaces.walk import Skipped, Walker, display_path
 from retinue.workspaces.workspace import (
     APPLIED_FILE,
@@ -40,18 +41,26 @@ from retinue.workspaces.workspace import (
     ApplyRecord,
     Workspace,
     WorkspaceRecord,
+    is_empty_folder,
     read_record,
     write_record,
 )
 
 NOT_A_REPOSITORY = "workspace 'worktree' needs a git repository, and {project} is in none: use copy"
+BROKEN_REPOSITORY = (
+    "workspace 'worktree' needs git's repository, and git cannot use that of {project}: `git -C {project} status` says "
+    "why; or use copy"
+)
 TOO_LARGE = (
     "the workspace would be larger than {limit} MiB (it was full at {path}): name what it does not need in .gitignore, "
     "raise workspace_max_mib in retinue.yaml, or use scratch"
 )
 SLOW_PATTERNS = "git cannot tell which files are ignored: a pattern in .gitignore takes it too long; use workspace copy"
 GONE = "its workspace is gone: {path}; what it did there is lost, so it cannot go on"
-CONTINUED_GONE = "the workspace of the run that this one continues is gone: {path}"
+CONTINUED_GONE = (
+    "the workspace of the run that this one continues is gone: {path}; apply its changes (`retinue apply {run}`) and "
+    "start a new run instead"
+)
 REMEMBERED = 64
 CLOSE_SECONDS = 10.0
 STOP_SECONDS = 2.0
@@ -67,11 +76,12 @@ T = TypeVar("T")
 @dataclass
 class CreatedWorkspace:
     """A new workspace: what was left out of it, and the folders (`objects`) that its git has to read; those of
-    `foreign_objects` may belong to another repository."""
+    `foreign_objects` may belong to another repository. `starts` is that of the workspace."""
 
     skipped: Skipped = field(default_factory=Skipped)
     objects: tuple[str, ...] = ()
     foreign_objects: tuple[str, ...] = ()
+    starts: int = 0
 
 
 class Workspaces:
@@ -95,31 +105,53 @@ class Workspaces:
         await self._tasks.wait(CLOSE_SECONDS)
 
     async def make_above(self, job: Job, link: Link) -> None:
-        """Make the workspaces of the runs above one, which it may read."""
-        if isinstance(job.folders, RunFolders) and job.folders.parent is not None:
-            await self.make(job.folders.parent, link)
+        """Make the workspaces that a remote run may read: those of the runs above it, and what its own starts from."""
+        folders = job.folders
+        if isinstance(folders, RunFolders):
+            needed = folders if folders.starts_from else folders.parent
+            if needed is not None:
+                await self.make(needed, link)
 
     async def make(self, folders: RunFolders, link: Link) -> None:
         """Make a run's workspace, after those of the runs above it. Raises Failed."""
         if folders.parent is not None:
             await self.make(folders.parent, link)
-        copy = folders.workspace_copy
-        if copy is None or folders.is_made:
+        copy, own = folders.workspace_copy, folders.own
+        if folders.is_made or not (copy is not None or folders.starts_from):
             return
-        making = self._making.get(copy.own)
+        making = self._making.get(own)
         if making is None:
-            making = self._making[copy.own] = _Making(copy, self)
+            make = partial(self.prepare_scratch, folders) if copy is None else partial(self.prepare, copy)
+            making = self._making[own] = _Making(make, self)
         try:
             made = await making.wait()
         except (RetinueError, OSError) as error:
             raise Failed(str(error)) from None
         finally:
-            if making.is_over and self._making.get(copy.own) is making:  # else others wait for it, or for the next one
-                del self._making[copy.own]
+            if making.is_over and self._making.get(own) is making:  # else others wait for it, or for the next one
+                del self._making[own]
         if not folders.is_made:
             folders.is_made = True
             if made.skipped.count:
                 link.emit(Warned(f"not in the workspace: {made.skipped}", code="workspace_skipped"))
+
+    def prepare_scratch(self, folders: RunFolders, stop: threading.Event) -> CreatedWorkspace:
+        """Fill the scratch folder of a run with the files that the run it continues has left, unless there is something
+        in it. It appears whole or not at all."""
+        if not is_empty_folder(folders.path) or is_empty_folder(folders.starts_from):
+            return CreatedWorkspace()
+        partial_copy = f"{folders.path}.new"
+        remove_tree(partial_copy)
+        walker = Walker(folders.starts_from, foreign=True, stop=stop)
+        try:
+            make_private_folder(partial_copy)
+            FolderCopier(partial_copy, ContentNames(), CopyBudget(self._limit)).copy(walker)
+            Path(partial_copy).rename(folders.path)
+        except BudgetExceeded as error:
+            raise RetinueError(TOO_LARGE.format(limit=self._limit // MIB, path=display_path(error.path))) from None
+        finally:
+            remove_tree(partial_copy)
+        return CreatedWorkspace(walker.skipped)
 
     def prepare(self, workspace: Workspace, stop: threading.Event) -> CreatedWorkspace:
         """Make the workspace and store its first state.
@@ -128,7 +160,7 @@ class Workspaces:
         removed since is an error, for in an empty folder everything would seem to be deleted. The workspaces of a tree
         are made one after the other, so that what they have in common is stored once."""
         if read_record(workspace.own, WORKSPACE_FILE, WorkspaceRecord) is not None:
-            if _is_empty(workspace.path) and find_store(workspace.own).list_files(workspace.base):
+            if is_empty_folder(workspace.path) and find_store(workspace.own).list_files(workspace.base):
                 raise RetinueError(GONE.format(path=workspace.path))
             for name in (CHANGES_FILE, APPLIED_FILE):  # of the run before it was resumed
                 Path(workspace.own, name).unlink(missing_ok=True)
@@ -144,8 +176,8 @@ class Workspaces:
         source, continued = workspace.source_workspace, workspace.continued
         if continued is not None:
             known: Files | None = find_store(continued.own).list_files(continued.base)
-            if known and _is_empty(continued.path):
-                raise RetinueError(CONTINUED_GONE.format(path=continued.path))
+            if known and is_empty_folder(continued.path):
+                raise RetinueError(CONTINUED_GONE.format(path=continued.path, run=f"{continued.tree}/{continued.run}"))
         else:
             known = None if source is None else store.list_files(source.base)
         with store.hold(stop):
@@ -157,6 +189,7 @@ class Workspaces:
             project=workspace.project,
             objects=made.objects,
             foreign_objects=made.foreign_objects,
+            starts=made.starts,
         )
         write_record(workspace.own, WORKSPACE_FILE, record)
         return made
@@ -165,9 +198,9 @@ class Workspaces:
 class _Making:
     """One workspace that is being made; several calls may wait for it. The last that gives up stops it."""
 
-    def __init__(self, workspace: Workspace, workspaces: Workspaces) -> None:
+    def __init__(self, make: Callable[[threading.Event], CreatedWorkspace], workspaces: Workspaces) -> None:
         self._stop = threading.Event()
-        self._task = workspaces.start_thread(lambda: workspaces.prepare(workspace, self._stop))
+        self._task = workspaces.start_thread(lambda: make(self._stop))
         self._waiting = 0
 
     @property
@@ -187,13 +220,6 @@ class _Making:
             self._waiting -= 1
 
 
-def _is_empty(folder: str) -> bool:
-    try:
-        return not any(Path(folder).iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-
-
 def create_workspace(
     workspace: Workspace, store: Store, *, known: Files | None, limit: int, stop: threading.Event
 ) -> CreatedWorkspace:
@@ -202,7 +228,8 @@ def create_workspace(
     project, is_worktree = workspace.project, workspace.kind == "worktree"
     repository = git.find_repository(project)
     if is_worktree and repository is None:
-        raise ConfigError(NOT_A_REPOSITORY.format(project=project))
+        text = BROKEN_REPOSITORY if os.path.lexists(f"{project}/.git") else NOT_A_REPOSITORY
+        raise ConfigError(text.format(project=project))
     start = workspace.source if workspace.continued is None else workspace.continued.path
     foreign = start != project
     tracked = git.list_tracked(project) if repository is not None and not foreign else list(known or ())
@@ -212,16 +239,18 @@ def create_workspace(
             walker = Walker(
                 start,
                 ignored=ignores,
-                inside_ignored=not is_worktree,
+                inside_ignored=not is_worktree or workspace.continued is not None,
                 foreign=foreign,
                 never=_find_state(workspace),
                 stop=stop,
             )
             files = FolderCopier(workspace.path, into, CopyBudget(limit)).copy(walker)
+            starts = 0
             if workspace.continued is not None and not _is_applied(workspace.continued):
-                files = _import_base(workspace.continued, into)
+                starts = _import_starts(workspace, workspace.continued, into, files)
+                files = _import_files(workspace.continued, workspace.continued.base, into)
             into.add_tree(workspace.base, files)
-            if is_worktree and ignores.gave_up:  # then it has what should have been left out
+            if is_worktree and ignores.gave_up and workspace.continued is None:  # it has what should be left out
                 raise RetinueError(SLOW_PATTERNS)
         objects: tuple[str, ...] = ()
         foreign_objects: tuple[str, ...] = ()
@@ -236,17 +265,25 @@ def create_workspace(
         if isinstance(error, OSError):
             raise RetinueError(f"cannot make the workspace {workspace.path}: {error.strerror or error}") from error
         raise
-    return CreatedWorkspace(walker.skipped, objects, foreign_objects)
+    return CreatedWorkspace(walker.skipped, objects, foreign_objects, starts)
 
 
 def _is_applied(workspace: Workspace) -> bool:
     return read_record(workspace.own, APPLIED_FILE, ApplyRecord) is not None
 
 
-def _import_base(workspace: Workspace, into: Import) -> Files:
-    """Import the first state of a workspace from the store of its tree; return its files."""
+def _import_starts(workspace: Workspace, continued: Workspace, into: Import, files: Files) -> int:
+    """Store the states that earlier runs left, the last of which are these files; return how many there are."""
+    for index in range(continued.starts):
+        into.add_tree(workspace.start(index), _import_files(continued, continued.start(index), into))
+    into.add_tree(workspace.start(continued.starts), files)
+    return continued.starts + 1
+
+
+def _import_files(workspace: Workspace, ref: str, into: Import) -> Files:
+    """Import a state of a workspace from the store of its tree; return its files."""
     store = find_store(workspace.own)
-    files = store.list_files(workspace.base)
+    files = store.list_files(ref)
     for stored in files.values():
         if not into.has_content(stored.oid):
             into.add_bytes(store.read_content(stored.oid))

@@ -19,6 +19,8 @@ from retinue.processes.group import run_program
 
 SECONDS = 120.0
 LINE_BYTES = 8 * 1024
+UNKNOWN_OPTION = 129  # the exit code of a git that is asked for something it does not know
+TOO_OLD = "; this git may be too old: `retinue doctor` checks its version"
 NO_GIT = "workspace 'copy' and 'worktree' need git on this machine, and there is none: install it, or use scratch"
 _QUIET = (
     "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "protocol.allow=never",
@@ -82,8 +84,9 @@ def _run_git(line: list[str], env: dict[str, str], cwd: str, good: Sequence[int]
     except OSError as error:
         raise RetinueError(f"git {_name_command(line)} cannot run in {cwd}: {error.strerror or error}") from None
     if done.returncode not in good:
-        words = " ".join(done.stderr.decode("utf-8", "replace").split())
-        raise RetinueError(f"git {_name_command(line)} failed: {words[:300] or f'exit code {done.returncode}'}")
+        words = " ".join(done.stderr.decode("utf-8", "replace").split())[:300] or f"exit code {done.returncode}"
+        more = TOO_OLD if done.returncode == UNKNOWN_OPTION else ""
+        raise RetinueError(f"git {_name_command(line)} failed: {words}{more}")
     return done.stdout
 
 

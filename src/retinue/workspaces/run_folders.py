@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from retinue.core.errors import ConfigError
+from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.secrets import clean_text
 from retinue.files.private import make_private_folder, write_private_file
@@ -57,7 +57,7 @@ class RunFolders(msgspec.Struct, eq=False):
 
     `workspace_copy` describes a workspace that is a copy, and `is_made` says that it has been made; `snapshots` is
     where the run's files go for its siblings. `parent` are the folders of the run above. `hidden_paths` are patterns of
-    paths that searches leave out."""
+    paths that searches leave out. `starts_from` is the scratch folder whose files a scratch folder starts with."""
 
     own: str
     path: str
@@ -67,6 +67,7 @@ class RunFolders(msgspec.Struct, eq=False):
     changes: ChangesRecord | None = None
     parent: RunFolders | None = None
     hidden_paths: Sequence[str] = ()
+    starts_from: str = ""
     is_made: bool = False
     _made: Path | None = None
     _spilled: int = 0
@@ -105,9 +106,14 @@ class RunFolders(msgspec.Struct, eq=False):
         """Return text that fits an event, and the file (named by its hash) with all of it if it had to be cut."""
         if len(text) * 4 <= EVENT_BYTES or len(data := clean_text(text).encode("utf-8", "replace")) <= EVENT_BYTES:
             return text, ""
-        path = make_private_folder(f"{self.own}/full_logs") / f"{hashlib.sha256(data).hexdigest()}.txt"
-        write_private_file(path, data)
         head = data[: EVENT_BYTES - 1024].decode("utf-8", "ignore")
+        path = Path(self.own, "full_logs", f"{hashlib.sha256(data).hexdigest()}.txt")
+        try:
+            make_private_folder(path.parent)
+            write_private_file(path, data)
+        except (OSError, RetinueError) as error:  # a full disk costs the rest of the text, not the run
+            why = getattr(error, "strerror", None) or str(error)
+            return f"{head}\n[... {len(data)} bytes in all; the rest is not kept: {why} ...]", ""
         return f"{head}\n[... {len(data)} bytes in all; whole text in {path} ...]", str(path)
 
 

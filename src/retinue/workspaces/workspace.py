@@ -7,11 +7,13 @@ changes were applied. They are not events: the last one follows the run's ending
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from retinue.core.errors import RetinueError
+from retinue.core.profiles import WorkspaceName
 from retinue.core.results import ChangedFile
 from retinue.files.atomic import replace_file
 from retinue.files.content import read_small_file
@@ -26,7 +28,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 class Workspace:
     """A workspace that is a copy. `own` is its run's folder, `source` the folder it is a copy of; `source_workspace`
     describes the source if that is such a workspace itself. `continued` is the workspace of the run that its run
-    continues: it starts with the files of that one, and its changes include those that were not applied yet."""
+    continues: it starts with the files of that one, and its changes include those that were not applied yet. `starts`
+    counts the runs that it continues in this way; the state that each of them left is stored with its own."""
 
     kind: str
     tree: str
@@ -37,10 +40,14 @@ class Workspace:
     project: str
     source_workspace: Workspace | None = None
     continued: Workspace | None = None
+    starts: int = 0
 
     @property
     def base(self) -> str:
         return f"refs/runs/{self.run}/base"
+
+    def start(self, index: int) -> str:
+        return f"refs/runs/{self.run}/start-{index}"
 
     @property
     def end(self) -> str:
@@ -57,6 +64,7 @@ class WorkspaceRecord(msgspec.Struct, frozen=True):
     project: str
     objects: tuple[str, ...] = ()
     foreign_objects: tuple[str, ...] = ()
+    starts: int = 0
 
 
 def find_workspace(own: str, tree: str, run: int) -> Workspace | None:
@@ -65,8 +73,31 @@ def find_workspace(own: str, tree: str, run: int) -> Workspace | None:
     if made is None:
         return None
     return Workspace(
-        kind=made.kind, tree=tree, run=run, own=own, path=made.path, source=made.source, project=made.project
+        kind=made.kind,
+        tree=tree,
+        run=run,
+        own=own,
+        path=made.path,
+        source=made.source,
+        project=made.project,
+        starts=made.starts,
     )
+
+
+def find_workspace_kind(own: str) -> WorkspaceName | None:
+    """Return the kind of the workspace in a run's folder; None if there are no files of it."""
+    made = read_record(own, WORKSPACE_FILE, WorkspaceRecord)
+    if made is not None:
+        return "worktree" if made.kind == "worktree" else "copy"
+    return None if is_empty_folder(f"{own}/workspace") else "scratch"
+
+
+def is_empty_folder(folder: str) -> bool:
+    """Tell whether there is nothing in a folder, or no such folder."""
+    try:
+        return not any(Path(folder).iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return True
 
 
 class ChangesRecord(msgspec.Struct, frozen=True):

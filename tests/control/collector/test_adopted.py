@@ -260,7 +260,7 @@ async def test_the_end_of_the_caller_ends_all_below_it(tmp_path: Path) -> None:
 
 
 async def test_a_foreign_run_takes_no_slot_and_no_budget(tmp_path: Path) -> None:
-    async with hall(tmp_path, limits=Limits(concurrent=1, tokens=100)) as h:
+    async with hall(tmp_path, limits=Limits(concurrent=1, tokens=10_000)) as h:
         server = h.server()
         for _ in range(3):
             run_id = server.call()

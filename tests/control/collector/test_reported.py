@@ -94,7 +94,7 @@ async def test_where_only_reported_trees_are(tmp_path: Path, monkeypatch: pytest
         server = h.server()
         tree = await report(tmp_path, server.address, server.call(), monkeypatch)
     log = open_reader(tmp_path / ".retinue")
-    with pytest.raises(NotFound, match="only runs that another process shows: --all"):
+    with pytest.raises(NotFound, match="only runs that were reported to another process; --all"):
         await find_run(log, None)
     assert (await find_run(log, None, everything=True)).tree == tree
     assert (await find_run(log, tree[:8])).tree == tree

@@ -183,18 +183,18 @@ async def test_a_process_keeps_within_what_it_inherited(tmp_path: Path, monkeypa
 
 
 async def test_a_call_carries_what_is_left_to_its_run(tmp_path: Path) -> None:
-    async with hall(tmp_path, limits=Limits(depth=2, tokens=1000, seconds=100.0)) as h:
+    async with hall(tmp_path, limits=Limits(depth=2, tokens=50_000, seconds=100.0)) as h:
         await h.until("run.started")
         meta = h.collector.meta(h.main.ref)
         assert meta["retinue/depth"] == 2
-        assert meta["retinue/tokens"] == 1000
+        assert meta["retinue/tokens"] == 50_000
         assert time.time() + 90 < meta["retinue/deadline"] <= time.time() + 100
         assert meta["traceparent"].split("-")[1] == h.supervisor.trees[h.tree].trace_id
         child = h.supervisor.spawner.spawn_children(
-            h.supervisor.trees[h.tree], h.main, [Order(Profile("kid", "x", limits=Limits(tokens=10)), Task("t"))]
+            h.supervisor.trees[h.tree], h.main, [Order(Profile("kid", "x", limits=Limits(tokens=20_000)), Task("t"))]
         )[0]
         below = h.collector.meta(child.ref)
-        assert (below["retinue/depth"], below["retinue/tokens"]) == (1, 10)
+        assert (below["retinue/depth"], below["retinue/tokens"]) == (1, 20_000)
         h.main.stop("cancelled")
         await h.main.join()
         gone = h.collector.meta(h.main.ref)
@@ -208,10 +208,10 @@ async def test_time_and_money_are_narrowed_too(tmp_path: Path) -> None:
     try:
         profile = Profile("main", "x", model=scripted({"main": [{"hang": True}]}), limits=Limits(seconds=500.0))
         late = supervisor.spawner.spawn_primary(
-            profile, Task("go"), caller=Caller(deadline=clock.wall() + 60, tokens=7)
+            profile, Task("go"), caller=Caller(deadline=clock.wall() + 60, tokens=7000)
         )
         assert late.seconds == pytest.approx(60)
-        assert late.account is not None and late.account.tokens == 7
+        assert late.account is not None and late.account.tokens == 7000
         soon = supervisor.spawner.spawn_primary(profile, Task("go"), caller=Caller(deadline=clock.wall() + 9999))
         assert soon.seconds == 500.0
         over = supervisor.spawner.spawn_primary(

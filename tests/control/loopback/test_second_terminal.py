@@ -107,7 +107,7 @@ def test_a_steer_and_its_receipts(project: Project) -> None:
         assert "#### inbox\nlook at the tests\n" in project.retinue("tail").stdout
         interrupt(process)
         process.communicate()
-    assert "'main' could be any of" in one_line_error(project.retinue("send", "main", "hello?"))
+    assert "'main' could be any of" in project.retinue("send", "main", "hello?").stderr
     late = project.retinue("send", project.rows()[0]["tree"], "hello?")
     assert (late.returncode, late.stdout) == (1, "")
     assert late.stderr == "retinue: too late: the run has ended: cancelled\n"
@@ -273,10 +273,10 @@ def test_when_the_first_is_killed_the_second_is_told_and_nothing_stays_running(p
         [row] = project.rows()
         tree = row["tree"]
         assert (row["state"], row["pid"]) == ("interrupted", None)
-        assert said == f"retinue: warning: the process that ran {tree} is gone; go on: retinue resume {tree}\n"
+        assert said == f"retinue: warning: the process that ran {tree} is gone; to continue: retinue resume {tree}\n"
         for command in (["send", tree, "hello"], ["cancel", tree]):
             said = one_line_error(project.retinue(*command))
-            assert said == f"{tree}/0 is interrupted, its process gone: retinue resume {tree}"
+            assert said == f"{tree}/0 was interrupted, its process is gone: retinue resume {tree}"
         assert left.exists()
         assert project.retinue("approvals").stdout == "Nothing waits for an answer.\n"
         assert not left.exists()
@@ -403,7 +403,7 @@ def test_an_answer_for_all_that_a_run_asks_and_one_for_the_project(project: Proj
         assert "shell(echo 1)" in (project.folder / "retinue.yaml").read_text()
         waiting(project, 2)
         said = one_line_error(project.retinue("approve", "--yes", "4", "--project"))
-        assert "no rule says just shell(echo $(echo 2)), because " in said and "answer without --project" in said
+        assert "no rule would allow only shell(echo $(echo 2)), because " in said and "answer without --project" in said
         for far in ("--pending", "--project"):
             assert "--set is about one call" in one_line_error(
                 project.retinue("approve", "--yes", "4", far, "--set", "a=1")

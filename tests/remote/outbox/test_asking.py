@@ -309,6 +309,29 @@ async def test_one_that_continues_another_is_asked_for_with_what_was_said(tmp_pa
         assert bodies(events, Message)[-1].text == "it is under the stairs"  # and what it does is seen
 
 
+@pytest.mark.finding("U3")
+async def test_one_that_continues_another_is_asked_for_with_its_files(tmp_path: Path) -> None:
+    outbox, profile = tmp_path / "outbox", replace(HERE, workspace="scratch")
+    outbox.mkdir()
+
+    async def answered(run: RunHandle) -> Path:
+        await until(lambda: bool(os.listdir(outbox)))
+        [file] = outbox.iterdir()
+        workspace = Path(json.loads(file.read_bytes())["workspace"])
+        (workspace / f"left-{len(list(workspace.iterdir()))}").write_text("kept")
+        respond(outbox, file.name.removeprefix("request_").removesuffix(".json"))
+        assert (await run.result()).status == "done"
+        return workspace
+
+    async with retinue.open(path=tmp_path / ".retinue", outbox=outbox, mode="yes") as r:
+        run = await r.spawn(profile, "look")
+        first = await answered(run)
+        again = await r.continue_run(run.tree, "bring it", profiles=[profile])
+        second = await answered(again)
+    assert first != second
+    assert sorted(file.name for file in second.iterdir()) == ["left-0", "left-1"]
+
+
 async def test_while_the_host_asks_its_user_the_clock_stands(tmp_path: Path) -> None:
     asked = {"approval_id": "q", "call_id": "c", "tool": "shell", "args": {}}
     clock = ManualClock()

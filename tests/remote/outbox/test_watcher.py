@@ -56,6 +56,8 @@ async def test_a_request_is_run_and_answered_once(work: Path) -> None:
         assert sorted(os.listdir(there.outbox)) == ["events_a-1.ndjson", "response_a-1.json"]
         assert (work / "made.txt").read_text() == "made\n" and (work / "notes.txt").read_text() == "one\n"
         assert any("a-1: done" in text for text in there.said)
+        ask(there.outbox, "a-2", workspace=str(work))  # one that comes while it watches
+        assert (await answer(there.outbox, "a-2"))["final_response"] == "done here"
 
 
 @pytest.mark.finding("S13")
@@ -454,9 +456,9 @@ async def test_a_path_that_is_swapped_while_it_is_looked_at_leads_nowhere(work: 
 @pytest.mark.parametrize(
     ("asked", "tokens", "cost"),
     [
-        ({}, 900, None),
-        ({"tokens": 5000, "cost": "7.5"}, 900, "7.5"),
-        ({"tokens": 500}, 500, None),
+        ({}, 9000, None),
+        ({"tokens": 50_000, "cost": "7.5"}, 9000, "7.5"),
+        ({"tokens": 5000}, 5000, None),
         ({"tokens": "many", "cost": "NaN"}, 0, "0"),
     ],
 )
@@ -464,7 +466,7 @@ async def test_budget_and_trace_travel_down_and_only_narrow(
     work: Path, asked: dict[str, Any], tokens: int, cost: str | None
 ) -> None:
     above = f"00-{'a' * 32}-{'b' * 16}-01"
-    async with inherited(work, limits=Limits(tokens=900), prices=FlatPrices()) as there:
+    async with inherited(work, limits=Limits(tokens=9000), prices=FlatPrices()) as there:
         ask(there.outbox, "a", workspace=str(work), traceparent=above, **asked)
         await answer(there.outbox, "a")
         [first] = [e.body for e in await there.supervisor.log.read(there.trees[0]) if isinstance(e.body, RunSpawned)]

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from retinue import Event
 from retinue.core.events import UsageReported
-from retinue.core.messages import Reply, Request
-from retinue.core.ports import Model
+from retinue.core.messages import Model, Reply, Request
 from retinue.core.usage import Usage
 from retinue.supervisor.budgets import estimate_worst_case
 from tests.supervisor.tree.kit import spawn

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import retinue
 from retinue import ConfigError, Limits, Profile
 from retinue.core.errors import Limited
-from retinue.core.events import RunEnded, ToolResult, UsageReported
+from retinue.core.events import RunEnded, ToolResult, UsageReported, Warned
 from retinue.core.limits import OUTPUT_TOKENS
 from retinue.supervisor.budgets import Account, Amount
 from retinue.testing import FixedPrices, scripted
@@ -105,37 +106,39 @@ def test_money_is_exact() -> None:
 
 
 async def test_the_ending_names_the_budget_what_is_spent_and_the_limit() -> None:
-    agents = {"main": [usage(600, **LOOK), usage(600, **LOOK), {"text": "never"}]}
-    result, _ = await run_tree(agents, Limits(tokens=1000))
-    assert (result.status, result.usage.total_tokens) == ("limited", 1200)
-    assert result.error_details == "Run 'main' stopped: the budget of 1000 tokens of the tree is spent (1200 used)"
-    result, _ = await run_tree(agents, Limits(cost=Decimal("0.0036")), prices=PRICES)
-    assert result.error_details == "Run 'main' stopped: the budget of $0.0036 of the tree is spent ($0.0036 used)"
-    assert (result.cost, result.to_json()["cost"]) == (Decimal("0.0036"), "0.0036")
+    agents = {"main": [usage(6000, **LOOK), usage(6000, **LOOK), {"text": "never"}]}
+    result, _ = await run_tree(agents, Limits(tokens=10_000))
+    assert (result.status, result.usage.total_tokens) == ("limited", 12_000)
+    assert result.error_details == "Run 'main' stopped: the budget of 10000 tokens of the tree is spent (12000 used)"
+    result, _ = await run_tree(agents, Limits(cost=Decimal("0.036")), prices=PRICES)
+    assert result.error_details == "Run 'main' stopped: the budget of $0.036 of the tree is spent ($0.036 used)"
+    assert (result.cost, result.to_json()["cost"]) == (Decimal("0.036"), "0.036")
 
 
 async def test_a_profile_s_budget_bounds_its_run_and_all_below_it() -> None:
     agents = {
         "main": [usage(10, **spawn({"task": "x", "subagent_type": "lead"})), usage(10, text="end")],
-        "lead": [usage(50, **spawn({"task": "y", "subagent_type": "kid"})), usage(50, text="lead done")],
-        "kid": [usage(60, **LOOK), usage(60, text="never")],
+        "lead": [usage(5000, **spawn({"task": "y", "subagent_type": "kid"})), usage(5000, text="lead done")],
+        "kid": [usage(6000, **LOOK), usage(6000, text="never")],
     }
-    lead, kid = Profile("lead", limits=Limits(tokens=100)), Profile("kid", limits=Limits(tokens=10**6))
+    lead, kid = Profile("lead", limits=Limits(tokens=10_000)), Profile("kid", limits=Limits(tokens=10**6))
     result, _ = await run_tree(agents, Limits(tokens=10**6), profiles=[lead, kid])
     assert result.status == "done"
     [lead_run] = result.children
     assert lead_run.status == "limited"
-    assert lead_run.error_details is not None and "100 tokens of 'lead' is spent (110 used)" in lead_run.error_details
+    assert (
+        lead_run.error_details is not None and "10000 tokens of 'lead' is spent (11000 used)" in lead_run.error_details
+    )
     assert lead_run.children[0].status == "limited"
-    assert lead_run.total_usage.total_tokens == 110
+    assert lead_run.total_usage.total_tokens == 11_000
 
 
 async def test_a_parent_with_nothing_left_makes_no_child() -> None:
-    agents = {"main": [usage(100, **spawn({"task": "x"})), {"text": "never"}]}
-    result, events = await run_tree(agents, Limits(tokens=100))
+    agents = {"main": [usage(10_000, **spawn({"task": "x"})), {"text": "never"}]}
+    result, events = await run_tree(agents, Limits(tokens=10_000))
     assert result.status == "limited" and result.children == ()
     [told] = bodies(events, ToolResult)
-    assert "the budget of 100 tokens of the tree is spent" in told.text
+    assert "the budget of 10000 tokens of the tree is spent" in told.text
 
 
 async def test_a_cost_limit_without_a_price_refuses_at_the_start() -> None:
@@ -236,5 +239,70 @@ async def test_whatever_the_order_no_account_is_overdrawn_by_more_than_one_call(
 
 async def test_half_a_character_in_a_thread_is_no_reason_to_fail() -> None:
     async with retinue.open() as r:
-        run = await r.spawn(Profile("main", model=scripted({"main": ["ok"]})), "half \ud800", limits=Limits(tokens=9))
+        run = await r.spawn(
+            Profile("main", model=scripted({"main": ["ok"]})), "half \ud800", limits=Limits(tokens=9000)
+        )
         assert (await run.result()).final_response == "ok"
+
+
+@pytest.mark.finding("U4")
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (Limits(tokens=10), ("the budget of 10 tokens of the tree is too small", "tokens; raise the limit 'tokens'")),
+        (Limits(cost=Decimal("0.0001")), ("the budget of $0.0001 of the tree is too small", "raise the limit 'cost'")),
+    ],
+)
+async def test_a_budget_that_cannot_hold_the_first_request_is_refused_before_it(
+    limits: Limits, words: tuple[str, str]
+) -> None:
+    model = scripted({"main": ["never said"]})
+    async with retinue.open(prices=PRICES) as r:
+        with pytest.raises(ConfigError) as refused:
+            await r.spawn(Profile("main", model=model), "go", limits=limits)
+        assert [each.tree for each in await r.control.log.list_trees()] == []
+        small = Profile("main", model=model, tools=[])
+        assert (await r.run(small, "go", limits=Limits(tokens=100))).status == "done"
+        with pytest.raises(ConfigError, match="is too small for the first request"):
+            await r.spawn(small, "long " * 1000, limits=Limits(tokens=100))
+    assert all(each in str(refused.value) for each in words)
+    least = re.search(r"take at least \$?([\d.]+)", str(refused.value))
+    assert least is not None and float(least[1]) > (limits.tokens if isinstance(limits.tokens, int) else 0.0001)
+
+
+@pytest.mark.finding("U4")
+async def test_a_model_reads_why_a_subagent_s_budget_is_too_small() -> None:
+    agents = {"main": [spawn({"task": "x", "subagent_type": "kid"}), {"text": "{{last_result}}"}]}
+    result, _ = await run_tree(agents, Limits(), profiles=[Profile("kid", limits=Limits(tokens=10))])
+    assert result.children == ()
+    assert "Cannot spawn subagent 'kid': the budget of 10 tokens of 'kid' is too small" in result.final_response
+    assert "raise the limit 'tokens' in its profile" in result.final_response
+    agents = {"main": [usage(49_900, **spawn({"task": "x"})), {"text": "{{last_result}}"}]}
+    result, _ = await run_tree(agents, Limits(tokens=50_000))
+    assert "the budget of 50000 tokens of the tree has 100 left and is too small" in result.final_response
+
+
+@pytest.mark.finding("U4")
+async def test_a_continued_run_counts_its_whole_thread_as_the_first_request() -> None:
+    profile = Profile("main", model=scripted({"main": ["a long answer " * 1000]}), tools=[])
+    async with retinue.open() as r:
+        result = await r.run(profile, "go")
+        with pytest.raises(ConfigError, match="the budget of 1000 tokens of the tree is too small"):
+            await r.continue_run(result, "more", profiles=[profile], limits=Limits(tokens=1000))
+
+
+@pytest.mark.finding("U4")
+async def test_a_run_whose_last_call_exceeded_the_budget_says_so() -> None:
+    agents = {"main": [usage(6000, text="the answer")]}
+    result, events = await run_tree(agents, Limits(tokens=5000), prices=PRICES)
+    assert (result.status, result.final_response) == ("done", "the answer")
+    [warning] = bodies(events, Warned)
+    assert (warning.code, warning.text) == (
+        "budget", "the budget of 5000 tokens of the tree was exceeded: 6000 used"
+    )  # fmt: skip
+    result, events = await run_tree(agents, Limits(cost=Decimal("0.01")), prices=PRICES)
+    assert [warning.text for warning in bodies(events, Warned)] == [
+        "the budget of $0.01 of the tree was exceeded: $0.018 used"
+    ]
+    _, events = await run_tree(agents, Limits(tokens=6000))
+    assert bodies(events, Warned) == []

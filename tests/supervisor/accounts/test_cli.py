@@ -116,19 +116,34 @@ def test_a_wrong_budget_is_one_line_and_exit_2(project: Project, option: str, va
 
 @pytest.mark.requirement("P28")
 def test_a_token_budget_ends_the_run(project: Project) -> None:
-    agents = {"main": [{**call("list_agents"), "usage": {"input_tokens": 600}}] * 5}
-    done = project.run("--max-tokens", "1000", agents=agents)
+    agents = {"main": [{**call("list_agents"), "usage": {"input_tokens": 6000}}] * 5}
+    done = project.run("--max-tokens", "10000", agents=agents)
     assert (done.returncode, done.stdout) == (1, "")
     assert (
-        "retinue: limited: Run 'main' stopped: the budget of 1000 tokens of the tree is spent (1200 used)"
+        "retinue: limited: Run 'main' stopped: the budget of 10000 tokens of the tree is spent (12000 used)"
         in done.stderr
     )
-    assert "budget      1,000 tokens" in project.retinue("show").stdout
+    assert "budget      10,000 tokens" in project.retinue("show").stdout
     done = project.run("--max-tokens", "0", agents=agents)
     assert "(0 used)" in done.stderr
-    (project.folder / "retinue.yaml").write_text("max_tokens: 1000\n")
+    (project.folder / "retinue.yaml").write_text("max_tokens: 10000\n")
     assert project.run(agents=agents).returncode == 1
     assert project.run("--max-tokens", "none", agents=agents).returncode == 0
+
+
+@pytest.mark.finding("U4")
+def test_a_budget_that_is_too_small_is_one_line_before_anything_is_spent(project: Project) -> None:
+    agents = {"main": ["never said"], "kid": ["never said"]}
+    said = one_line_error(project.run("--max-tokens", "10", agents=agents))
+    assert said.startswith("the budget of 10 tokens of the tree is too small for the first request: its instructions,")
+    assert said.endswith("tokens; raise the limit 'tokens' (--max-tokens) or leave it out")
+    (project.folder / "retinue.yaml").write_text("max_tokens: 10\n")
+    assert one_line_error(project.run(agents=agents)) == said
+    assert project.rows() == []
+    agents["main"] = [{"text": "the answer", "usage": {"input_tokens": 9000}}]  # type: ignore[list-item]
+    done = project.run("--max-tokens", "8000", agents=agents)
+    assert (done.returncode, done.stdout) == (0, "the answer\n")
+    assert "⚠ the budget of 8000 tokens of the tree was exceeded: 9000 used" in done.stderr
 
 
 def test_a_cost_budget_without_a_price_refuses_at_the_start(project: Project) -> None:

@@ -153,6 +153,21 @@ async def test_finishing_again_and_stopping_what_is_unknown_change_nothing() -> 
         assert [event.kind async for event in run.events()].count("run.ended") == 1
 
 
+@pytest.mark.finding("S13")
+@pytest.mark.requirement("CODEY-14")
+async def test_a_child_that_has_ended_is_not_ended_again_by_whoever_stops_it() -> None:
+    script = {"main": [call("subagent_kid", task="go"), {"hang": True}], "kid": [{"text": "last"}]}
+    async with retinue.open(mode="yes", profiles=[Profile("kid")]) as r:
+        run = await r.spawn(main(script), "go")
+        await until(run, ToolResult, number=0)
+        assert [await r.control.cancel(run.tree, 1) for _ in range(2)] == [False, False]
+        assert [await run.cancel(), await run.cancel()] == [True, False]
+        result = await run.result()
+        events = await r.control.log.read(run.tree)
+    assert [(child.status, child.final_response) for child in result.children] == [("done", "last")]
+    assert [kinds(events, run=number).count("run.ended") for number in (0, 1)] == [1, 1]
+
+
 @pytest.mark.requirement("CODEY-21", "P25")
 async def test_a_child_without_a_word_hands_over_an_empty_string_and_says_so() -> None:
     result, _ = await tree(
@@ -179,8 +194,8 @@ async def test_a_parent_that_is_gone_when_its_child_ends_is_ignored(caplog: pyte
 
 @pytest.mark.finding("S13")
 @pytest.mark.requirement("CODEY-22")
-async def test_a_child_that_ends_after_its_parent_gave_up_waiting_is_done_all_the_same() -> None:
-    go_on, ended = asyncio.Event(), asyncio.Event()
+async def test_a_child_that_ends_after_a_waiter_gave_up_wakes_the_others() -> None:
+    go_on = asyncio.Event()
 
     async def work(task: str, ctx: retinue.Context) -> str:
         await go_on.wait()
@@ -188,25 +203,19 @@ async def test_a_child_that_ends_after_its_parent_gave_up_waiting_is_done_all_th
 
     async def give_up(task: str, ctx: retinue.Context) -> str:
         child = await ctx.spawn(Profile("kid", call=work), "go")
-        waiting = asyncio.ensure_future(child.result())
+        given_up, waiting = (asyncio.ensure_future(child.result()) for _ in range(2))
         await ManualClock.settle()
-        waiting.cancel()
-        await ManualClock.settle()
+        given_up.cancel()
         go_on.set()
-        await ended.wait()
-        return "went on"
+        return (await waiting).final_response
 
     async with retinue.open(mode="yes") as r:
-        run = await r.spawn(Profile("main", call=give_up), "go")
-        async for event in run.events():
-            if isinstance(event.body, RunEnded) and event.run == 1:
-                ended.set()
-        result = await run.result()
-    assert (result.status, result.final_response) == ("done", "went on")
-    assert [(child.status, child.final_response) for child in result.children] == [("done", "kept")]
+        result = await r.run(Profile("main", call=give_up), "go")
+    assert (result.status, result.final_response) == ("done", "kept")
+    assert [child.status for child in result.children] == ["done"]
 
 
-@pytest.mark.requirement("CODEY-19", "CODEY-35")
+@pytest.mark.requirement("CODEY-14", "CODEY-19", "CODEY-35")
 async def test_in_the_background_the_parent_goes_on_and_is_told_later() -> None:
     gate = asyncio.Event()
 

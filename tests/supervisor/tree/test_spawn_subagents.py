@@ -21,7 +21,7 @@ async def reply(*tasks: Any, options: dict[str, Any] | None = None, **opened: An
     return answer
 
 
-@pytest.mark.requirement("MASS-1", "MASS-23", "MASS-53")
+@pytest.mark.requirement("MASS-1", "MASS-23", "MASS-53", "MASS-54")
 async def test_a_blocking_reply_has_every_result_and_a_summary(tmp_path: Path) -> None:
     script = {
         "main": [spawn(*({"task": name, "subagent_id": name} for name in ("good", "bad", "half"))), {"text": "end"}],
@@ -39,8 +39,9 @@ async def test_a_blocking_reply_has_every_result_and_a_summary(tmp_path: Path) -
     assert set(answer) == {"success", "operation", "mode", "results", "summary"}
     assert set(good) == {
         "subagent_id", "status", "success", "answer", "workspace", "execution_time_seconds", "error", "token_usage",
-        "log_path", "warning",
+        "log_path", "warning", "timeout_seconds",
     }  # fmt: skip
+    assert good["timeout_seconds"] == 1800
     assert (good["status"], good["success"], good["answer"], good["error"]) == ("completed", True, "done well", None)
     assert (bad["status"], bad["success"], bad["error"]) == ("error", False, "no luck")
     assert (half["status"], half["answer"]) == ("partial", "and th")
@@ -118,12 +119,12 @@ async def test_a_background_reply_names_what_was_made(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-@pytest.mark.requirement("MASS-21", "MASS-45")
+@pytest.mark.requirement("MASS-21", "MASS-45", "MASS-48", "MASS-53")
 async def test_errors_have_their_exact_words_and_spawn_nothing(tasks: list[Any], error: str, tmp_path: Path) -> None:
     script = {"main": [spawn(*tasks), {"text": "end"}]}
     _, events = await tree(script, profiles=[Profile("explorer")], project=tmp_path)
     given = bodies(events, ToolResult, run=0)[0]
-    assert error in given.text
+    assert json.loads(given.text) == {"success": False, "operation": "spawn_subagents", "error": error}
     assert not given.success
     assert len(bodies(events, RunSpawned)) == 1
 

@@ -189,7 +189,7 @@ def test_nothing_is_overwritten(empty: Project, there: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("mine")
     said = one_line_error(empty.retinue("init", "--yes"))
-    assert said.startswith(f"{path} is there already")
+    assert said.startswith(f"{path} already exists")
     assert files(empty.folder) == {there}
     path.unlink()
     path.symlink_to(empty.folder / "nowhere")

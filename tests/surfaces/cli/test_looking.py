@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -92,6 +93,7 @@ def test_show_says_everything_about_a_run(project: Project) -> None:
     assert (result["final_response"], result["status"], result["total_turns"]) == ("it is bad", "done", 2)
 
 
+@pytest.mark.finding("U7")
 def test_a_run_is_found_by_everything_it_is_called(project: Project) -> None:
     spawn = {
         "name": "spawn_subagents",
@@ -107,10 +109,12 @@ def test_a_run_is_found_by_everything_it_is_called(project: Project) -> None:
     assert "no run is called 'diggr'; near are 'digger'" in one_line_error(project.retinue("show", "diggr"))
     assert "no run is called" in one_line_error(project.retinue("show", f"{tree}/7"))
     project.run("--yes", agents={"main": [{"tools": [spawn]}, "end"]})
-    said = one_line_error(project.retinue("show", "digger"))
-    assert said.startswith("'digger' could be any of ")
-    assert f"{tree}/1 (/main/explorer-1, 'digger')" in said
-    assert said.count("/1 (") == 2
+    done = project.retinue("show", "digger")
+    said, *candidates = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, said) == (2, "", "retinue: 'digger' could be any of:")
+    began = time.strftime("%Y-%m-%d %H:", time.localtime(project.events(tree)[0]["at"]))
+    assert candidates[1].startswith(f"  {tree}/1 (/main/explorer-1, 'digger') of {began}")
+    assert [line.endswith(": dig") for line in candidates] == [True, True]
 
 
 def test_tail_prints_the_blocks_again_and_resumes_after_a_number(project: Project) -> None:
@@ -164,7 +168,8 @@ def test_a_process_that_died_leaves_nothing_running(project: Project, hanging: s
     [row] = project.rows()
     assert (row["state"], row["status"]) == ("interrupted", None)
     assert (
-        said == f"retinue: warning: the process that ran {row['tree']} is gone; go on: retinue resume {row['tree']}\n"
+        said
+        == f"retinue: warning: the process that ran {row['tree']} is gone; to continue: retinue resume {row['tree']}\n"
     )
     assert "the process that ran it is gone" in project.retinue("show").stdout
     model = project.script(HANGING, name="hang.yaml")

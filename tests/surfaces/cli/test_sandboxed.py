@@ -146,7 +146,7 @@ def test_what_a_run_may_use_of_the_machine_is_a_setting(project: Project, runtim
     assert asked[:4] == ["40", "77", str(3 * 1024), "100"] and asked[-1] == str(3 * 1024**2)  # bash counts files in KiB
     assert taken[:2] == [str(50 * MIB), "0"] and "[exit" in taken, taken
     counted = runtime == "isolated" and "cgroup" in result["sandbox"]  # of a container the engine counts
-    assert ("want of memory: this run may use 300 MiB;" in " ".join(taken)) is counted
+    assert ("memory ran out: this run may use 300 MiB;" in " ".join(taken)) is counted
     fills = shell("head -c 3000000 /dev/zero > one; head -c 3000000 /dev/zero > two; sleep 30")
     done = project.run("--yes", "--runtime", runtime, "--config", str(config), agents={"main": [fills, {"text": "x"}]})
     assert done.returncode == 1 and "more than the 5242880 it may have" in done.stderr

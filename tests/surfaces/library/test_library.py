@@ -14,6 +14,7 @@ import retinue
 from retinue import Allow, Approval, ConfigError, Context, Deny, Limits, Profile, RunFailed, Task, tool
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Inbox, Message, RunEnded, Thinking, ToolResult
 from retinue.log.threads import fold_thread
+from retinue.models import OnDelta, Reply, Request
 from retinue.testing import allow_all, deny_all, scripted
 from tests.gates import HeldClock
 from tests.supervisor.tree.kit import bodies, call, main, spawn
@@ -428,6 +429,35 @@ async def test_config_is_read_only_when_given(tmp_path: Path) -> None:
     async with retinue.open(project=tmp_path, config=tmp_path / "retinue.yaml") as r:
         assert (await r.run(Profile("p"), "go")).output() == "hello"
         assert (await r.run("explorer", "go")).output() == "hello"
+
+
+@pytest.mark.finding("U6")
+async def test_built_in_profiles_by_name() -> None:
+    for name in ("critic", "evaluator", "explorer", "novelty", "researcher", "round_evaluator"):
+        profile = retinue.load_profile(name)
+        assert (profile.name, profile.source) == (name, "built in")
+        assert profile.instructions and profile.description
+    with pytest.raises(ConfigError, match=r"unknown built-in profile 'explorr'; available: critic, .*explorer"):
+        retinue.load_profile("explorr")
+    seen: list[str] = []
+
+    class Listening:
+        async def complete(self, request: Request, on_delta: OnDelta) -> Reply:
+            seen.append(request.system)
+            return Reply("found")
+
+    with pytest.raises(ConfigError, match="'explorer' is not a Profile; load_profile"):
+        retinue.open(profiles=["explorer"])  # type: ignore[list-item]
+    own = Profile("critic", "My own critic.")
+    async with retinue.open(model=Listening(), profiles=[own]) as r:
+        assert (await r.run("explorer", "go")).output() == "found"
+        assert (await r.run("critic", "go")).output() == "found"
+        assert (await r.run(retinue.load_profile("researcher"), "go")).output() == "found"
+        with pytest.raises(ConfigError, match="unknown skill 'cooking'"):
+            await r.spawn(Profile("p", skills=["cooking"]), "go")
+    assert seen[0].startswith(retinue.load_profile("explorer").instructions)
+    assert seen[1].startswith("My own critic.")
+    assert "- report-writing: " in seen[2]
 
 
 async def test_a_huge_function_result_is_cut_and_kept(tmp_path: Path) -> None:

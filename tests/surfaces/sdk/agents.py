@@ -10,8 +10,7 @@ import msgspec
 
 import retinue
 from retinue import Limits, Profile, Result, Retinue, tool
-from retinue.core.messages import Reply, Request
-from retinue.core.ports import Model
+from retinue.core.messages import Model, Reply, Request
 from retinue.subagent import SubagentConfig, SubagentFactory
 from retinue.testing import ManualClock, scripted
 

@@ -163,7 +163,7 @@ tools.sky
     assert "async forecast(city: 'str', days: 'int' = 1) -> 'Any'\n    The weather of the next days." in given
     assert "(city: 'str', days: 'int' = 1) -> 'Any' True ['weather', 'ToolError']" in given
     assert "return await _call('mcp__weather__report', {'city': city})" in given
-    assert "AttributeError: module 'tools' has no 'sky'; there is weather\n" in given
+    assert "AttributeError: module 'tools' has no 'sky'; available: weather\n" in given
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_what_is_read() -> None:
         ("a: {command: x, headers: {A: b}}", "3: key 'mcp_servers.a.headers': is for a server with a 'url'"),
         ("a: {url: 'http://h', args: [x]}", "3: key 'mcp_servers.a.args': is for a server with a 'command'"),
         ("a: {url: 'ftp://h'}", "3: key 'mcp_servers.a.url': 'ftp://h' is no http or https address"),
-        ("a: {url: 'http://me:pw@h'}", "3: key 'mcp_servers.a.url': has a user's name in it; give what opens it in"),
+        ("a: {url: 'http://me:pw@h'}", "3: key 'mcp_servers.a.url': contains a user name; put credentials into"),
         ("a: {url: 'http://h', headers: {'a b': c}}", "3: key 'mcp_servers.a.headers.a b': 'a b' is no name of a"),
         ('a: {url: "http://h", headers: {A: "b\\r\\nC: d"}}', "3: key 'mcp_servers.a.headers.A': must be one line"),
         ("a: {command: x, env: {A: 1}}", "3: key 'mcp_servers.a.env.A': expected a text, got a number (quote it"),
@@ -86,8 +86,8 @@ def test_a_profile_names_servers_that_there_are() -> None:
     with pytest.raises(ConfigError) as raised:
         parse_settings(GOOD.replace("mcp__tracker__search", "mcp__traker__search"), FILE)
     assert str(raised.value) == (
-        "retinue.yaml:16: key 'profiles.explorer.tools[2]': there is no MCP server 'traker' in 'mcp_servers'; there is "
-        "files, tracker; did you mean 'tracker'?"
+        "retinue.yaml:16: key 'profiles.explorer.tools[2]': there is no MCP server 'traker' in 'mcp_servers'; "
+        "available: files, tracker; did you mean 'tracker'?"
     )
 
 

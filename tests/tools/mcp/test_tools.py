@@ -112,7 +112,7 @@ async def test_patterns_of_a_profile_and_names_that_mean_nothing() -> None:
         "the MCP server 'calm' has no tool that 'mcp__calm__nothing' means"
     ]
     async with retinue.open(mcp_servers=servers) as r:
-        with pytest.raises(ConfigError, match="unknown MCP server 'clam' in 'mcp__clam__add'; there is calm"):
+        with pytest.raises(ConfigError, match="unknown MCP server 'clam' in 'mcp__clam__add'; available: calm"):
             await r.spawn(main({"main": turns()}, tools=["mcp__clam__add"]), "go")
 
 

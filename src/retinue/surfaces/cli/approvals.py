@@ -31,34 +31,34 @@ HEADS = ("NO", "RUN", "AGENT", "QUESTION", "ID")
 POLL_SECONDS = 0.3
 QUESTION_WIDTH = 60
 SCOPES = {
-    "run": "and to this tool for the rest of that run",
-    "tool": "and to this tool in the whole tree",
-    "project": "and always in this project: writes the rule that `retinue approvals --json` shows into retinue.yaml",
-    "pending": "and to everything else that run asks now",
+    "run": "also approve this tool for the rest of the run",
+    "tool": "also approve this tool in the whole tree",
+    "project": "always approve it in this project: adds the rule that `retinue approvals --json` shows to retinue.yaml",
+    "pending": "also approve everything else that this run asks now",
 }
-ID_HELP = "the question's number or id, as `retinue approvals` lists them, or a unique beginning of its id"
+ID_HELP = "the question's number, its id, or a unique beginning of its id (see `retinue approvals`)"
 NO_TERMINAL = "there is no terminal to ask on: look with `retinue approvals ID`, then give --yes"
-NO_RULE = "no rule says just {what}, because {why}: answer without --project, or with --run or --tool"
+NO_RULE = "no rule would allow only {what}, because {why}: answer without --project, or with --run or --tool"
 KEPT_SECONDS = 5.0
 NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
 
 
 def configure_approvals(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", metavar="ID", nargs="?", help="show all of this question: its number or its id")
-    parser.add_argument("--watch", action="store_true", help="go on with what comes, until Ctrl-C")
-    parser.add_argument("--json", action="store_true", help="one JSON array; with --watch one object a line")
+    parser.add_argument("id", metavar="ID", nargs="?", help="show this question in full; its number or id")
+    parser.add_argument("--watch", action="store_true", help="also show new questions as they come, until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print one JSON array; with --watch, one object per line")
 
 
 def execute_approvals(args: argparse.Namespace) -> int:
-    """List the questions that wait for an answer, whatever process asks them.
+    """List the questions of this project's runs that wait for an answer.
 
-    A question's number is its place among all that its tree has asked. When two trees have one of the same number, give
-    its id. The first answer is taken, wherever it is given.
+    Questions are numbered within their tree. If two trees have a question with the same number, use its id. The first
+    answer counts, whoever gives it.
 
     examples:
-      retinue approvals                 what is waiting now
-      retinue approvals 2               all of question 2: the whole command, the whole diff
-      retinue approvals --watch         and what comes, each as it would be asked at the terminal
+      retinue approvals                 the questions that wait now
+      retinue approvals 2               question 2 in full: the whole command or diff
+      retinue approvals --watch         also new ones, each as the terminal would show it
       retinue approve 2
       retinue deny 3 "not in this folder"
       retinue approvals --json | jq -r '.[].id'
@@ -73,7 +73,9 @@ def execute_approvals(args: argparse.Namespace) -> int:
     if args.json:
         screen.print_json([each.to_json() for each in found])
     elif args.id is not None:
-        Printer(sys.stdout).show_question(found[0].approval, whole=True)
+        printer = Printer(sys.stdout)
+        printer.show_question(found[0].approval, whole=True)
+        printer.check_output()
     elif not found:
         print("Nothing waits for an answer.")
     else:
@@ -109,8 +111,7 @@ async def _watch(project: screen.ProjectLog, *, as_json: bool) -> None:
         for each in [each for name, each in seen.items() if name not in now and not as_json]:
             printer.show_note(f"{each.approval.number}  {await describe_outcome(project.log, each.approval)}")
         seen = now
-        if printer.is_closed:
-            raise BrokenPipeError
+        printer.check_output()
         await asyncio.sleep(POLL_SECONDS)
 
 
@@ -120,7 +121,7 @@ def configure_approve(parser: argparse.ArgumentParser) -> None:
     scope.set_defaults(scope="call")
     for name, words in SCOPES.items():
         scope.add_argument(f"--{name}", dest="scope", action="store_const", const=name, help=words)
-    parser.add_argument("--yes", action="store_true", help="do not show it and ask")
+    parser.add_argument("--yes", action="store_true", help="answer without showing the question")
     parser.add_argument(
         "--set",
         dest="changes",
@@ -128,16 +129,15 @@ def configure_approve(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         type=_parse_change,
-        help="change an argument, or fill in a field; a value that is JSON is taken as such, any other as text",
+        help="change an argument or fill in a field; a value that is not JSON is text",
     )
 
 
 def execute_approve(args: argparse.Namespace) -> int:
-    """Say yes to a question that waits, whatever process asks it.
+    """Approve a tool call that waits for an answer.
 
-    Shows all of it and asks, unless you give --yes. The answer is for this call alone, exactly as it was shown, unless
-    an option says more. The first answer is taken, wherever
-    it is given; exit code 1 when somebody was faster.
+    Shows the whole question and asks, unless you give --yes. The answer covers this call alone, exactly as it was
+    shown, unless an option says more. The first answer counts; if somebody else was faster, the exit code is 1.
 
     examples:
       retinue approvals
@@ -167,15 +167,15 @@ def _parse_change(text: str) -> tuple[str, Any]:
 
 def configure_deny(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID", help=ID_HELP)
-    parser.add_argument("reason", metavar="REASON", nargs="?", default="", help="what the model reads")
-    parser.add_argument("--pending", action="store_true", help="and to everything else that run asks now")
+    parser.add_argument("reason", metavar="REASON", nargs="?", default="", help="the reason, which the model reads")
+    parser.add_argument("--pending", action="store_true", help="also deny everything else that this run asks now")
 
 
 def execute_deny(args: argparse.Namespace) -> int:
-    """Say no to a question that waits, whatever process asks it.
+    """Deny a tool call that waits for an answer.
 
-    The run goes on; its model reads the reason. The first answer is taken, wherever it is given; exit code 1 when
-    somebody was faster.
+    The run continues, and its model reads the reason. The first answer counts; if somebody else was faster, the exit
+    code is 1.
 
     examples:
       retinue deny 2
@@ -213,7 +213,7 @@ async def _list_pending(client: ControlClient) -> list[Approval]:
     except ControlUnreachable:
         return []  # it closed this moment, and its questions with it
     except RetinueError as error:
-        screen.print_warning(f"process {client.address.pid} does not say what it asks: {error}")
+        screen.print_warning(f"process {client.address.pid} does not answer which questions it asks: {error}")
         return []
 
 

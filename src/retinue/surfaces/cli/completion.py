@@ -22,7 +22,7 @@ _retinue_complete_task() {
 
 
 def configure_completion(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="|".join(SHELLS), choices=SHELLS, help="which shell it is for")
+    parser.add_argument("shell", metavar="|".join(SHELLS), choices=SHELLS, help="your shell")
 
 
 def execute_completion(args: argparse.Namespace) -> int:

@@ -37,7 +37,7 @@ async def reach(project: ProjectLog, found: RunRef) -> ControlClient | None:
         return None
     pid = (await project.log.read_status(found.tree)).writer
     if pid is None:
-        raise ConfigError(f"{found.name} is interrupted, its process gone: retinue resume {found.tree}")
+        raise ConfigError(f"{found.name} was interrupted, its process is gone: retinue resume {found.tree}")
     client = find_client(project, pid)
     if client is None:
         raise ConfigError(

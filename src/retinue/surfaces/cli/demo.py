@@ -59,12 +59,12 @@ PROFILES = (EXPLORER, SCOUT, TESTER, CRITIC, FIXER)
 
 
 def configure_demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--fast", action="store_true", help="do not wait as a model would")
+    parser.add_argument("--fast", action="store_true", help="do not pause as a model would")
     add_level_options(parser)
 
 
 def execute_demo(args: argparse.Namespace) -> int:
-    """Watch a scripted agent and its subagents fix a real bug in a sample project: no key, no network.
+    """Watch an agent and its subagents fix a real bug in a sample project. Needs no key and no network.
 
     examples:
       retinue demo

@@ -25,12 +25,12 @@ FAILED = 1
 def configure_diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", nargs="?", help=RUN_HELP)
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--stat", action="store_true", help="only how much changed in which files")
-    how.add_argument("--json", action="store_true", help="the files as a JSON list")
+    how.add_argument("--stat", action="store_true", help="show only how much changed in each file")
+    how.add_argument("--json", action="store_true", help="print the changed files as a JSON list")
 
 
 def execute_diff(args: argparse.Namespace) -> int:
-    """Show what a run changed in its copy or worktree; of one that still runs, what it has so far.
+    """Show what a run changed in its copy or worktree. Works while the run is still at it.
 
     examples:
       retinue diff                      what the latest tree's primary changed
@@ -82,22 +82,23 @@ def _print_diff(one: CopiedWorkspace, how: str, *, live: bool, named: bool) -> N
 
 def configure_apply(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN|TREE", nargs="?", help=RUN_HELP)
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--yes", action="store_true", help="apply without asking")
 
 
 def execute_apply(args: argparse.Namespace) -> int:
-    """Apply to the project what a run, or all runs of a tree, changed in a copy or worktree.
+    """Apply the changes of a run, or of all runs of a tree, to the project.
 
-    The changes are merged into the project as it is now, as git merges: what both changed in different lines is put
-    together; a file that cannot be merged is named, and then nothing at all is changed. Nothing is committed or staged.
-    Given a tree whose primary worked in the project itself, the changes of all its runs are applied in turn.
+    Shows the diff, asks, and merges the changes into the project as it is now, like git: if you and the run changed
+    different lines, both changes stay. If a file cannot be merged, Retinue names it and changes nothing at all. Nothing
+    is committed or staged. For a tree whose primary worked in the project itself, the changes of all its runs are
+    applied, one run after the other.
 
-    exit codes: 0 applied (or there was nothing left to apply), 1 conflicts, or the answer was no, 2 usage
+    exit codes: 0 applied or nothing to apply, 1 conflicts or you said no, 2 usage
 
     examples:
-      retinue diff 7jw4p2xk9mtb/1        first look
-      retinue apply 7jw4p2xk9mtb/1       then this: it shows the diff once more and asks
-      retinue apply --yes                what the latest tree changed
+      retinue diff 7jw4p2xk9mtb/1        look at the changes first
+      retinue apply 7jw4p2xk9mtb/1       show them again, ask, apply
+      retinue apply --yes                apply the changes of the latest tree without asking
     """
     tree, _, copies = asyncio.run(find_copies(args.name))
     runs = _select_unapplied(tree, copies)

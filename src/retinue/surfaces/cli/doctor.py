@@ -29,18 +29,21 @@ from retinue.build.sandboxes import build_image, make_placement, plant_escape_at
 from retinue.build.servers import make_tool_servers
 from retinue.build.supervisor import open_control
 from retinue.concurrency import SystemClock
+from retinue.config.files import exists
 from retinue.config.models import PROVIDERS, Provider, find_default_model, find_install_command
 from retinue.config.project import SETTINGS_FILE, Project, find_project_folder
 from retinue.config.settings import find_unsandboxed, settings_schema
 from retinue.control import address_files
 from retinue.core.errors import ConfigError, LogError, RetinueError
 from retinue.core.limits import Limits
-from retinue.core.ports import Model, Prices
+from retinue.core.messages import Model
+from retinue.core.ports import Prices
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS, Profile, RuntimeName, Task
 from retinue.core.results import Result
 from retinue.core.servers import McpServer, ServerReport
 from retinue.core.usage import Usage
-from retinue.files.state_owner import verify_state_folder
+from retinue.files.state_owner import STATE_FOLDERS, verify_state_folder
+from retinue.files.user_key import check_user_key
 from retinue.log.opening import open_reader
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.main import get_version
@@ -98,7 +101,7 @@ class Look:
 def configure_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON array with an object for each check")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--schema", action="store_true", help="print the JSON schema of retinue.yaml, and check nothing")
+    what.add_argument("--schema", action="store_true", help="only print the JSON schema of retinue.yaml")
     what.add_argument("--escape", action="store_true", help="try to break out of each sandbox that works here")
     what.add_argument(
         "--build-image", action="store_true", help="build the image of runtime container from this machine's own files"
@@ -106,16 +109,16 @@ def configure_doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def execute_doctor(args: argparse.Namespace) -> int:
-    """Check that everything retinue needs here is there, and say what to do about the rest.
+    """Check the installation and the project, and say how to fix what does not work.
 
-    ok: as it should be; warn: works, with a caveat; fail: runs will not work. Exit code 1 when something fails. Keys
-    are looked for and never shown. No model is called; MCP servers of a trusted retinue.yaml are started and ended.
+    ok: works; warn: works, but read the note; fail: runs will not work. The exit code is 1 if something fails. Doctor
+    calls no model and shows no key. It starts the MCP servers of a trusted retinue.yaml and stops them again.
 
     examples:
       retinue doctor
       retinue doctor --json | jq '.[] | select(.state != "ok")'
-      retinue doctor --escape                     tries to break out of the sandboxes; exit code 1 if something does
-      retinue doctor --schema > schema.json       then, on top of retinue.yaml, for help in your editor:
+      retinue doctor --escape                     try to break out of the sandboxes; exit code 1 if anything does
+      retinue doctor --schema > schema.json       for help in your editor; put this on top of retinue.yaml:
                                                   # yaml-language-server: $schema=schema.json
     """
     if args.schema and args.json:
@@ -266,10 +269,12 @@ def _check_loopback() -> Check:
 
 def check_files(look: Look) -> Iterator[Check]:
     """Check the project's folder, retinue.yaml and whether it is trusted, agents and the state folder."""
-    marked = (look.folder / SETTINGS_FILE).exists()
+    marked = exists(look.folder / SETTINGS_FILE)
     note = "" if marked else f" (no {SETTINGS_FILE}: defaults)"
     yield Check("project", "ok", f"{look.folder}{note}", "" if marked else "retinue init")
     yield _check_state(look.state)
+    yield from _check_key()
+    yield from _check_repository(look.folder / ".git")
     if look.project is None:
         yield Check("profiles", "fail", look.error, "correct the file at this place")
         return
@@ -349,9 +354,25 @@ def _check_state(state: Path) -> Check:
     there = next(folder for folder in (state, *state.parents) if os.path.lexists(folder))
     if not there.is_dir():
         return Check("state", "fail", f"{there} is not a folder", f"move {there} away")
-    if not os.access(there, os.W_OK | os.X_OK):
-        return Check("state", "fail", f"{there} cannot be written", f"chmod u+rwx {there}, or work in another folder")
+    for folder in (there, *(state / name for name in STATE_FOLDERS)):
+        if folder.is_dir() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            is_usable = folder == state and (state / "logs").is_dir()  # what there is in it can be used
+            cure = f"chmod u+rwx {folder}, or work in another folder"
+            return Check("state", "warn" if is_usable else "fail", f"{folder} cannot be written", cure)
     return Check("state", "ok", f"{state} " + ("can be written" if there == state else "will be made by the first run"))
+
+
+def _check_key() -> Iterator[Check]:
+    """Report a user's key that cannot be kept: without it there is no state."""
+    try:
+        check_user_key()
+    except ConfigError as error:
+        yield Check("key", "fail", str(error))
+
+
+def _check_repository(git: Path) -> Iterator[Check]:
+    if os.path.lexists(git) and not os.access(git, os.R_OK | (os.X_OK if git.is_dir() else 0)):
+        yield Check("project", "fail", f"{git} cannot be read, and worktrees need it", f"chmod -R u+rX {git}")
 
 
 async def _try_servers(servers: Sequence[McpServer], project: Path) -> Sequence[ServerReport]:

@@ -20,22 +20,26 @@ FAILED = 1
 
 def configure_gc(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--older-than", metavar="AGE", type=parse_age, help="30d, 12h (`retention_days` in retinue.yaml)"
+        "--older-than",
+        metavar="AGE",
+        type=parse_age,
+        help="age of the trees to remove, such as 30d or 12h (default: `retention_days` in retinue.yaml)",
     )
-    parser.add_argument("--interrupted", action="store_true", help="also trees without an ending, which could go on")
-    parser.add_argument("--force", action="store_true", help="also trees with changes that nobody applied")
-    parser.add_argument("--dry-run", action="store_true", help="say what would go, and change nothing")
-    parser.add_argument("--json", action="store_true", help="what was removed as one JSON object")
+    parser.add_argument(
+        "--interrupted", action="store_true", help="also remove interrupted trees, which could be resumed"
+    )
+    parser.add_argument("--force", action="store_true", help="also remove trees with changes that nobody applied")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
+    parser.add_argument("--json", action="store_true", help="print what was removed as one JSON object")
 
 
 def execute_gc(args: argparse.Namespace) -> int:
     """Remove old trees: their events and their folders.
 
-    A tree goes when nothing has been heard of it for so long: its events, and its folder in .retinue/runs with the
-    workspaces of its runs. An interrupted tree is kept, since `retinue resume` can go on with it, and so is one that
-    another continues. A tree also stays while a run of it has changes that nobody applied (`retinue apply`), unless
-    --force is given. What lives is never touched; a log that another process writes just now is left for later.
-    The default is `retention_days` in retinue.yaml, else 30 days.
+    Removes every tree whose last event is older than `retention_days` in retinue.yaml (30 days): its events, and its
+    folder in .retinue/runs with the workspaces of its runs. These trees are kept: trees at work, interrupted trees,
+    which `retinue resume` can continue (unless --interrupted), trees with changes that nobody applied (unless --force),
+    and trees that a kept tree continues. A log that another process is writing is left for the next time.
 
     examples:
       retinue gc --dry-run
@@ -58,7 +62,7 @@ def execute_gc(args: argparse.Namespace) -> int:
     report = asyncio.run(removing)
     for runs in report.kept.values():
         screen.print_warning(
-            f"kept, for its changes were not applied: {', '.join(runs)} "
+            f"kept, because its changes were not applied: {', '.join(runs)} "
             f"(`retinue diff {runs[0]}`, `retinue apply {runs[0]}`, or --force)"
         )
     for file in report.held:

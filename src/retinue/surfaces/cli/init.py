@@ -83,20 +83,23 @@ class Plan:
 
 
 def configure_init(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="where, if not in the project's root")
-    parser.add_argument("--model", metavar="MODEL", help="the model to write down")
+    parser.add_argument(
+        "folder", metavar="FOLDER", nargs="?", type=Path, help="where to write the files (default: the project's root)"
+    )
+    parser.add_argument("--model", metavar="MODEL", help="the model to use")
     parser.add_argument("--profile", metavar="NAME", default=REVIEWER, help=f"the agent's name ({REVIEWER})")
-    parser.add_argument("--yes", action="store_true", help="ask nothing and take what fits")
+    parser.add_argument("--yes", action="store_true", help="ask nothing and take the proposed answers")
 
 
 def execute_init(args: argparse.Namespace) -> int:
     """Write a retinue.yaml and a first agent for this project.
 
-    Looks at the keys in the environment (never at their values), at git, at how the project is tested and where the
-    tools for that are installed, and writes
+    Checks which keys are set (it never reads their values), whether this is a git repository, how the project is
+    tested and where the tools for that are installed. Then it writes
       retinue.yaml                                   the model, what asks you first, and what the agent may use
       .agent/subagent_types/reviewer/SUBAGENT.md     a first agent, to change or to copy
-    in the root of the git repository, else in the current folder. Overwrites nothing. What it wrote is trusted.
+    in the root of the git repository, or else in the current folder. It overwrites nothing. The files that it writes
+    are trusted.
 
     examples:
       retinue init
@@ -108,7 +111,7 @@ def execute_init(args: argparse.Namespace) -> int:
     settings, agent = folder / SETTINGS_FILE, folder / PROJECT_FOLDER / name / FILE_NAME
     for file in (settings, agent):
         if exists(file):
-            raise ConfigError(f"{file} is there already, and nothing is overwritten: change it, or move it away")
+            raise ConfigError(f"{file} already exists, and nothing is overwritten: edit it, or move it away")
     plan = _make_plan(folder, name, args.model, asks=not args.yes and prompts.at_terminal(), yes=args.yes)
     text = render_settings(
         model=plan.model,
@@ -198,7 +201,7 @@ def _choose_model(*, asks: bool) -> tuple[str | None, str]:
         return default or None, why
     answer = prompts.ask(f"Which model? PROVIDER:NAME or scripted:FILE [{safe.escape_line(default) or 'none for now'}]")
     if answer is None:
-        raise ConfigError("nobody answered, so nothing was written; --yes asks nothing")
+        raise ConfigError("nobody answered, so nothing was written; --yes takes the proposed answers")
     return (answer, "as you said") if answer and answer != default else (default or None, why)
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 COMMANDS = {
@@ -42,20 +44,45 @@ COMMANDS = {
 MODULES = {"approve": "approvals", "deny": "approvals", "apply": "diff", "cancel": "send", "continue": "resume"}
 EPILOG = """\
 examples:
-  retinue demo
-  retinue init
-  retinue run "find the riskiest file" --model scripted:script.yaml
-  retinue ps
-  retinue show
-  retinue tail -f
+  retinue demo                                  see it work, without a key
+  retinue init                                  set up a project
+  retinue run "make test fails. Fix it."        run an agent
+  retinue diff                                  see what it changed
+  retinue apply                                 merge that into your files
 
-stdout carries the answer (or JSON with --json); everything live goes to stderr.
+The answer goes to stdout (as JSON with --json), everything live to stderr.
 Exit codes: 0 done, 1 failed, 2 usage, 124 timed out, 130 cancelled.
-`retinue COMMAND --help` says more about a command."""
+`retinue COMMAND --help` describes a command."""
 USAGE = 2
-BUG = 1
+FAILED = 1
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+SHOW_WHERE = "RETINUE_TRACEBACK=1 in the environment shows where"
+NO_FOLDER = "the current folder is gone: change to one that exists"
+
+
+class _Stdout(io.FileIO):
+    """The file under `sys.stdout`. Its errors are known as those of the output."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            from retinue.core.errors import OutputFailed
+
+            raise OutputFailed(error.strerror or str(error)) from None
+
+
+class _Stderr(io.FileIO):
+    """The file under `sys.stderr`. It has no errors: there is nobody left to tell."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -117,7 +144,6 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # whoever read our output has seen enough
-        _drop_output()
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -125,6 +151,8 @@ def main(argv: list[str] | None = None) -> int:
         if os.environ.get("RETINUE_TRACEBACK"):
             raise
         return _report_error(error)
+    finally:
+        _drop_output()
 
 
 def _run_command(argv: list[str]) -> int:
@@ -145,22 +173,43 @@ def _run_command(argv: list[str]) -> int:
     return code
 
 
-def complain(text: str) -> None:
-    """Print one line on stderr, whatever the text holds."""
+def complain(text: str, *more: str) -> None:
+    """Print one line on stderr, whatever the text holds, and more lines below it."""
     from retinue.surfaces.printer import safe
 
-    print(f"retinue: {safe.escape_line(text)}", file=sys.stderr)
+    print("\n  ".join([f"retinue: {safe.escape_line(text)}", *map(safe.escape_line, more)]), file=sys.stderr)
 
 
 def _report_error(error: Exception) -> int:
-    from retinue.core.errors import RetinueError
+    from retinue.core.errors import Ambiguous, OutputFailed, RetinueError
 
+    if isinstance(error, Ambiguous):
+        complain(f"{error.summary}:", *error.candidates)
+        return USAGE
     if isinstance(error, RetinueError):
         complain(str(error))
-        return USAGE
+        return FAILED if isinstance(error, OutputFailed) else USAGE
+    if isinstance(error, OSError) and error.strerror:
+        complain(_explain_refusal(error))
+        return FAILED
     what = f"{type(error).__name__}: {error}"
     complain(f"internal error: {what} (this is a bug; RETINUE_TRACEBACK=1 in the environment shows where)")
-    return BUG
+    return FAILED
+
+
+def _explain_refusal(error: OSError) -> str:
+    """Return a sentence for what the system refused: the machine's state, not a bug."""
+    if error.filename is not None:
+        name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
+        return f"{name}: {error.strerror} ({SHOW_WHERE})"
+    return f"the system refused: {error.strerror} ({SHOW_WHERE})" if _has_folder() else NO_FOLDER
+
+
+def _has_folder() -> bool:
+    try:
+        return bool(Path.cwd())
+    except OSError:
+        return False
 
 
 def _suggest_command(word: str) -> str:
@@ -171,21 +220,29 @@ def _suggest_command(word: str) -> str:
 
 
 def _mend_streams() -> None:
-    """Replace closed streams by /dev/null, and escape characters that the terminal's encoding lacks."""
+    """Replace closed streams by /dev/null, sort out their errors, and escape characters that their encoding lacks."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+    if sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__:  # else somebody captures them
+        sys.stdout, sys.stderr = _reopen_stream(sys.stdout, _Stdout), _reopen_stream(sys.stderr, _Stderr)
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
 
 
+def _reopen_stream(stream: Any, file: type[io.FileIO]) -> io.TextIOWrapper:
+    """Return the same output on another kind of file."""
+    raw = file(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, line_buffering=stream.line_buffering)
+
+
 def _drop_output() -> None:
-    """Drop buffered output that nobody reads; the interpreter would complain about it at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            os.dup2(nowhere, stream.fileno())
+    """Drop buffered output that cannot be written; the interpreter would complain about it at exit."""
+    try:
+        sys.stdout.flush()
+    except Exception:  # noqa: BLE001 - OutputFailed too, whose module is not loaded for every command
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -43,72 +43,75 @@ def configure_mcp(parser: argparse.ArgumentParser) -> None:
 
 
 def execute_mcp(args: argparse.Namespace) -> int:
-    """Give the subagents of this project to MCP clients such as Claude Code, Codex or Gemini CLI.
+    """Offer the subagents of this project to MCP clients such as Claude Code, Codex or Gemini CLI.
 
     examples:
-      retinue mcp install --client claude          how to tell Claude Code of it, or another client
-      retinue mcp serve                            what those clients start: stdin and stdout are the protocol
-      retinue mcp serve --http --port 8931         the same over HTTP on this machine, for many clients
+      retinue mcp install --client claude          print how to add the server to Claude Code
+      retinue mcp serve                            the command that clients start, on stdin and stdout
+      retinue mcp serve --http --port 8931         over HTTP on this machine, for several clients
       retinue mcp serve --profile explorer         one subagent as one tool
     """
     return _execute_install(args) if args.action == "install" else _execute_serve(args)
 
 
 def _configure_serve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--project", metavar="DIR", type=Path, help="the project, where that is not the current folder")
-    parser.add_argument("--profile", metavar="NAME", help="one tool: this subagent (takes prompt, inputs and runId)")
+    parser.add_argument("--project", metavar="DIR", type=Path, help="the project (default: the current folder)")
     parser.add_argument(
-        "--output-schema", metavar="FILE", type=Path, help="with --profile: the JSON schema its answer must fit"
+        "--profile", metavar="NAME", help="offer only this subagent, as one tool that takes prompt, inputs and runId"
     )
-    parser.add_argument("--http", action="store_true", help="over HTTP on this machine, instead of stdin and stdout")
-    parser.add_argument("--port", metavar="N", type=_parse_port, help="with --http: the port (a free one)")
-    parser.add_argument("--no-token", action="store_true", help="with --http: let in every program of this machine")
+    parser.add_argument(
+        "--output-schema", metavar="FILE", type=Path, help="with --profile: the JSON schema of its answer"
+    )
+    parser.add_argument(
+        "--http", action="store_true", help="serve over HTTP on this machine instead of stdin and stdout"
+    )
+    parser.add_argument("--port", metavar="N", type=_parse_port, help="with --http: the port (default: a free one)")
+    parser.add_argument("--no-token", action="store_true", help="with --http: admit every program on this machine")
     parser.add_argument(
         "--session-timeout",
         metavar="SECONDS",
         type=parse_seconds,
-        help=f"with --http: end a session, and its subagents, after so long without its client ({SESSION_TIMEOUT:g})",
+        help=f"with --http: end a session and its subagents after this long without a request ({SESSION_TIMEOUT:g})",
     )
     parser.add_argument(
         "--wait-approvals",
         metavar="SECONDS",
         type=parse_seconds,
         default=WAIT_APPROVALS,
-        help=f"how long a question waits for `retinue approve` where the client cannot be asked ({WAIT_APPROVALS:g}; "
-        "0: not at all)",
+        help=f"how long a question waits for `retinue approve` if the client cannot ask ({WAIT_APPROVALS:g}; 0: not at "
+        "all)",
     )
     parser.add_argument(
         "--reply-within",
         metavar="SECONDS",
         type=parse_seconds,
-        help="answer each call after so long: if need be with a handle to wait with (50 for clients that take no "
-        "progress, no limit for others)",
+        help="answer each call after this long, with a handle if it is not done (50 for clients without progress, no "
+        "limit for others)",
     )
     add_context_option(parser)
     add_options(parser)
 
 
 def _configure_install(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--client", choices=CLIENTS, required=True, help="which one")
-    parser.add_argument("--write", action="store_true", help="write it, keeping the old file as FILE.retinue-backup")
+    parser.add_argument("--client", choices=CLIENTS, required=True, help="the client")
     parser.add_argument(
-        "--project", metavar="DIR", type=Path, help="always this project, wherever the client is started"
+        "--write", action="store_true", help="write the client's file; keeps the old one as FILE.retinue-backup"
     )
+    parser.add_argument("--project", metavar="DIR", type=Path, help="use this project wherever the client is started")
     parser.add_argument("--name", metavar="NAME", default="retinue", help="what the client calls the server (retinue)")
     add_context_option(parser)
 
 
 def _execute_serve(args: argparse.Namespace) -> int:
-    """Be an MCP server: subagents as tools, for the client that starts this command.
+    """Serve this project's subagents as tools to the MCP client that starts this command.
 
-    The client gets eight tools: spawn_subagents, list_subagents, continue_subagent and five for those in the
-    background. Its subagents are a tree of runs like any other: `retinue ps`, `retinue tail -f` and `retinue apply`
-    work on them. What subagents ask is asked in the client if it can ask its user; `retinue approve` answers it in
-    any case. On stdio nothing but the protocol is written to stdout.
+    The client gets tools to spawn, list, continue, message, wait for and cancel subagents. They are runs like any
+    other: `retinue ps`, `retinue tail -f` and `retinue apply` work on them. Their questions appear in the client, if it
+    can ask its user; `retinue approve` always answers them. On stdio, only the protocol is written to stdout.
 
     examples:
       retinue mcp serve --project ~/src/shop
-      retinue mcp serve --model anthropic:claude-sonnet-4-5 --max-cost 5
+      retinue mcp serve --model anthropic:claude-sonnet-5-5 --max-cost 5
       retinue mcp serve --profile explorer --output-schema findings.json
       retinue mcp serve --http --port 8931 --wait-approvals 60
     """
@@ -124,7 +127,7 @@ def _execute_serve(args: argparse.Namespace) -> int:
 
 
 def _execute_install(args: argparse.Namespace) -> int:
-    """Print what tells an MCP client of this server, or write it into the client's own file.
+    """Print how to add this server to an MCP client, or write it into the client's configuration.
 
     examples:
       retinue mcp install --client codex

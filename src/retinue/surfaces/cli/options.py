@@ -21,7 +21,7 @@ NAMED_RUN_HELP = (
     "TREE/N, a tree (its primary), a path such as /main/explorer-1, a label, a subagent_id, or a unique beginning "
     "of one"
 )
-RUN_HELP = f"{NAMED_RUN_HELP}; without it the primary of the latest tree"
+RUN_HELP = f"{NAMED_RUN_HELP} (default: the primary of the latest tree)"
 
 
 def add_level_options(parser: argparse.ArgumentParser) -> None:
@@ -35,12 +35,13 @@ def add_live_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that shows a tree at work."""
     parser.add_argument("--json", action="store_true", help="print the whole result as one JSON object")
     add_level_options(parser)
-    parser.add_argument("--detach", action="store_true", help="print the tree's id and run in the background")
+    parser.add_argument("--detach", action="store_true", help="run in the background; print the id of the tree")
     parser.add_argument(
         "--wait-approvals",
         metavar="SECONDS",
         type=parse_seconds,
-        help=f"without a terminal: how long to wait for answers from another ({DETACHED_WAIT_SECONDS:g} with --detach)",
+        help="without a terminal: how long a question waits for `retinue approve` "
+        f"({DETACHED_WAIT_SECONDS:g} with --detach)",
     )
     add_options(parser)
 
@@ -52,7 +53,7 @@ def add_context_option(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         action="append",
         default=[],
-        help="a file or folder outside the project that the primary may read and pass on to its subagents; may be "
+        help="a file or folder outside the project that the primary may read and pass on to its subagents; can be "
         "given several times",
     )
 
@@ -76,8 +77,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="anthropic:NAME, openai:NAME, another PROVIDER:NAME or scripted:FILE; the default is `model:` in "
         "retinue.yaml, else RETINUE_MODEL, else that of the only provider whose key is set",
     )
-    parser.add_argument("--no-control", action="store_true", help="do not let other terminals send, cancel or answer")
-    parser.add_argument("--config", metavar="FILE", type=Path, help="read this instead of the project's retinue.yaml")
+    parser.add_argument("--no-control", action="store_true", help="do not let other terminals answer, send or cancel")
+    parser.add_argument(
+        "--config", metavar="FILE", type=Path, help="use this file instead of the project's retinue.yaml, and trust it"
+    )
     parser.add_argument(
         "--yes", action="store_true", help="run every tool without asking; ask and deny rules still hold"
     )
@@ -93,7 +96,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="inside a container: the folder shared with `retinue watch` on the host, for --runtime delegated",
     )
-    limits = parser.add_argument_group("limits", "a limit of 0 means 0")
+    limits = parser.add_argument_group("limits", "0 means 0, not unlimited")
     for name, metavar, parse, text in (
         ("--max-depth", "N", parse_whole, "levels of subagents below the primary (3)"),
         ("--max-concurrent", "N", _parse_whole_or_none, "subagents at once (8); none: no limit"),
@@ -103,7 +106,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             "--stall",
             "SECONDS",
             parse_seconds,
-            "time without any event in a run and below it; twice that ends it (no limit)",
+            "warn after this time without any event in a run and below it, and end the run after twice that (no limit)",
         ),
         ("--max-tokens", "N", _parse_whole_or_none, "tokens the whole tree may spend (no limit)"),
         (

@@ -20,17 +20,17 @@ HEADS = ("NAME", "ACTIVE", "SOURCE", "DESCRIPTION")
 
 
 def configure_profiles(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="also those that are not active")
+    parser.add_argument("--all", action="store_true", help="also list profiles that are not active")
     parser.add_argument("--config", metavar="FILE", type=Path, help="read this instead of the project's retinue.yaml")
-    parser.add_argument("--json", action="store_true", help="one JSON array with an object for each profile")
+    parser.add_argument("--json", action="store_true", help="print one JSON array with an object for each profile")
 
 
 def execute_profiles(args: argparse.Namespace) -> int:
     """List the agents that can be spawned by name in this project.
 
-    Active profiles can be spawned by name; the others only with `retinue run --profile NAME`, or when
-    `orchestrator: coordination: subagent_types:` in retinue.yaml names them.
-    Your own: .agent/subagent_types/NAME/SUBAGENT.md, or `profiles:` in retinue.yaml.
+    Models can spawn the active profiles by name. Use any other one with `retinue run --profile NAME`, or activate it
+    in `subagent_types` under `orchestrator: coordination:` in retinue.yaml. To add your own, write
+    .agent/subagent_types/NAME/SUBAGENT.md, or `profiles:` in retinue.yaml.
 
     examples:
       retinue profiles
@@ -46,7 +46,7 @@ def execute_profiles(args: argparse.Namespace) -> int:
         screen.print_json([_to_json(profile, active=profile.name in active) for profile in chosen])
         return 0
     if not chosen:
-        print("No profile is active: `subagent_types: []` says so. `retinue profiles --all` lists those there are.")
+        print("No profile is active, because of `subagent_types: []`. `retinue profiles --all` lists all profiles.")
         return 0
     rows = [
         (

@@ -24,22 +24,27 @@ TASK_WIDTH = 80
 
 
 def configure_ps(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="every tree there is, also those that another process shows")
     parser.add_argument(
-        "--since", metavar="AGE", type=parse_age, help="every tree begun since then, or live: 1d, 12h, 30min"
+        "--all", action="store_true", help="list every tree, also those that were reported to another process"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON array with an object for each run")
+    parser.add_argument(
+        "--since",
+        metavar="AGE",
+        type=parse_age,
+        help="list trees that started in this time, and live ones: 1d, 12h, 30min",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON array with an object for each run")
 
 
 def execute_ps(args: argparse.Namespace) -> int:
-    """List runs and where they stand: each tree with its runs below one another.
+    """List the runs of this project and their states, as trees, newest first.
 
-    Without --all: every tree with a live run, and the latest 10. Newest first.
+    Without --all it lists every tree with a live run, and the latest 10.
 
     states:
-      queued starting running waiting_approval waiting_children stalled   it lives
-      done refused failed limited timed_out cancelled disconnected       it has ended
-      interrupted                                                        its process is gone and it has no ending
+      queued starting running waiting_approval waiting_children stalled   the run is alive
+      done refused failed limited timed_out cancelled disconnected        the run has ended
+      interrupted                                                         its process is gone; resume continues it
 
     examples:
       retinue ps

@@ -31,24 +31,24 @@ EXIT_DIFFERS = 1
 
 
 def configure_replay(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="TREE", nargs="?", help="a tree, or any run of it; without it the latest")
-    parser.add_argument("--json", action="store_true", help="print what the comparison came to as one JSON object")
+    parser.add_argument("name", metavar="TREE", nargs="?", help="a tree, or a run in it (default: the latest)")
+    parser.add_argument("--json", action="store_true", help="print the result of the comparison as one JSON object")
     parser.add_argument(
         "--from-disk",
         action="store_true",
-        help="take instructions, skills and tools from the project's files as they are now, not from the record",
+        help="use the instructions, skills and tools of the project's files as they are now",
     )
-    parser.add_argument("--config", metavar="FILE", type=Path, help="with --from-disk: this retinue.yaml")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="with --from-disk: the retinue.yaml to use")
     add_level_options(parser)
 
 
 def execute_replay(args: argparse.Namespace) -> int:
-    """Run a recorded tree again, without a model and without tools, and show where it differs.
+    """Run a recorded tree again, without models and tools, and show what differs.
 
-    Models, tools and people answer as they did; this version of retinue does the rest again. It compares what each run
-    asks its model (system prompt, messages, tools), what it calls, and how it ends; not when, nor in which order runs
-    did things at the same time. A run that was cancelled, timed out, resumed or never ended is played up to the end of
-    its record, and the output says where that is.
+    Models, tools and people answer as the log says they did; this version of Retinue does the rest again. It compares
+    what each run asks its model (system prompt, messages, tools), which tools it calls, and how it ends. It does not
+    compare times, nor the order in which runs took turns. A run that was cancelled, timed out, was resumed or never
+    ended is played up to the end of its record, and the output says where that is.
 
     stdout is the recorded answer (or the comparison, with --json); everything else goes to stderr.
     exit codes: 0 no difference, 1 it differs, 2 usage
@@ -56,7 +56,7 @@ def execute_replay(args: argparse.Namespace) -> int:
     examples:
       retinue replay                    the latest tree
       retinue replay 7jw4p2xk9mtb --quiet
-      retinue replay --from-disk        what would the profiles and skills as they are now have asked?
+      retinue replay --from-disk        with the profiles and skills as they are on disk now
       retinue replay 7jw4 --json | jq .differences
     """
     project, found = asyncio.run(screen.look_up(args.name))

@@ -40,17 +40,22 @@ ERRAND = (
 
 
 def configure_resume(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="TREE", nargs="?", help="a tree, or the beginning of its name")
+    parser.add_argument(
+        "name",
+        metavar="TREE",
+        nargs="?",
+        help="a tree, or the beginning of its id (default: the latest interrupted one)",
+    )
     add_live_options(parser)
 
 
 def execute_resume(args: argparse.Namespace) -> int:
     """Resume a tree whose process is gone, and print its answer.
 
-    Every run without an ending continues where its events stop: running children come back at any depth, spending is
-    kept, open questions are asked again, and answers that were given take effect. A tool that was running when the
-    process died is not repeated unless that does no harm: its outcome is `unknown_after_crash`, and the model is
-    told. Without TREE the latest interrupted one. The limits and the model are those of the tree, unless given here.
+    Every run without an ending continues where its events stop, at any depth. What was spent stays spent, open
+    questions are asked again, and answers that were given take effect. A tool that was running when the process died is
+    not run again, unless repeating it does no harm; its outcome is `unknown_after_crash`, and the model is told. The
+    limits and the model are those of the tree, unless you give others.
 
     exit codes: as `retinue run`
 
@@ -81,7 +86,7 @@ async def find_interrupted(log: LogReader, name: str | None) -> Listing:
             found = await load_listing(log, stored.tree)
             if _has_work(found):
                 return found
-        raise NotFound("no tree here is interrupted; `retinue ps --all` lists what there is")
+        raise NotFound("no tree here is interrupted; `retinue ps --all` lists all trees")
     found = await load_listing(log, (await find_run(log, name, screen.print_warning)).tree)
     if found.ended:
         primary = found.runs.runs[0]
@@ -103,18 +108,17 @@ def _has_work(found: Listing) -> bool:
 
 def configure_continue(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", help=NAMED_RUN_HELP)
-    parser.add_argument("text", metavar="TEXT", help="what to do now; - reads it from stdin, @FILE from a file")
+    parser.add_argument("text", metavar="TEXT", help="the new message; - reads it from stdin, @FILE from a file")
     add_live_options(parser)
 
 
 def execute_continue(args: argparse.Namespace) -> int:
     """Continue a run that has ended, with a new message, and print the answer.
 
-    The new run knows the whole conversation of the old one. A primary continues in a new tree, whose origin is the
-    old one; a subagent continues in its own tree, beside the old run. A subagent_id then names the newest of them. If
-    the old run worked in a copy, the new one starts with the files it left, and `retinue diff` and `retinue apply`
-    cover the changes of both. To talk to a run at work use `retinue send`; for an interrupted tree use
-    `retinue resume`.
+    The new run knows the whole conversation of the old one. A primary continues as a new tree; a subagent continues in
+    its own tree, next to the old run, and its subagent_id then names the new one. If the old run worked in a copy or
+    worktree, the new one starts with the files it left, and `retinue diff` and `retinue apply` cover the changes of
+    both. Use `retinue send` for a run that is still at work, and `retinue resume` for an interrupted tree.
 
     exit codes: as `retinue run`
 
@@ -194,7 +198,7 @@ def _find_holder(project: screen.ProjectLog, tree: str, pid: int, *, limits: Lim
             f"the log of {tree} is being written by process {pid}, which has no control server: try later"
         )
     if limits != Limits():
-        raise ConfigError(f"process {pid} writes the log of {tree} and runs it: it takes no limits from here")
+        raise ConfigError(f"process {pid} writes the log of {tree} and runs it: its limits cannot be changed from here")
     return client
 
 
@@ -207,7 +211,9 @@ async def _run_elsewhere(
         print(begun.tree)
         return 0
     printer = make_printer(args)
-    printer.show_note(f"{begun.tree} runs in process {pid}, which writes its log; that process decides what asks")
+    printer.show_note(
+        f"{begun.tree} runs in process {pid}, which writes its log; that process decides what needs an approval"
+    )
     runs = Runs(found.tree)
     async with aclosing(follow_lines(project.log, found.tree)) as lines:
         async for stored in lines:

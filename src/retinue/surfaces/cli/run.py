@@ -19,29 +19,29 @@ from retinue.surfaces.cli.startup import DELEGATED, check_sandbox, choose_profil
 
 
 def configure_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("task", metavar="TASK", help="what to do; - reads it from stdin, @FILE from a file")
-    parser.add_argument("--profile", metavar="NAME", help="which agent does it (see `retinue profiles --all`)")
+    parser.add_argument("task", metavar="TASK", help="the task; - reads it from stdin, @FILE from a file")
+    parser.add_argument("--profile", metavar="NAME", help="the agent to run (see `retinue profiles --all`)")
     parser.add_argument(
         "--workspace",
         choices=WORKSPACES,
-        help="where it works: shared (the project itself), copy or worktree (until `retinue apply`), scratch (empty)",
+        help="where it works: a worktree or copy of the project, shared (the project itself) or scratch (empty)",
     )
     add_context_option(parser)
     add_live_options(parser)
 
 
 def execute_run(args: argparse.Namespace) -> int:
-    """Run an agent on a task, with all the subagents it makes, and print its answer.
+    """Run an agent and its subagents on a task, and print the answer.
 
-    stdout is the answer and nothing else; everything that happens goes to stderr, live. Tools that change something ask
-    at the terminal, or from another one (`retinue approvals`); without a terminal they are refused, unless
-    --wait-approvals says how long to wait for that other terminal, or --yes that nothing asks.
-    Ctrl-C cancels the run and everything below it; a second one kills it.
+    The answer goes to stdout, everything else to stderr, live. Tools that change something ask you at this terminal;
+    you can also answer from another one (`retinue approvals`). Without a terminal, a run that has to ask ends, unless
+    --wait-approvals lets it wait for another terminal, or --yes lets every tool run.
+    Ctrl-C cancels the run and everything below it. A second Ctrl-C kills it.
 
     exit codes: 0 done, 1 failed, refused, limited or disconnected, 2 usage, 124 timed out, 130 cancelled
 
     examples:
-      retinue run "find the riskiest file" --model scripted:script.yaml
+      retinue run "find the riskiest file" --model anthropic:claude-sonnet-5-5
       retinue run @task.md --profile explorer --max-turns 20
       git diff | retinue run - --yes --timeout 600
       retinue run "does the client fit the spec?" --context-path ~/specs

@@ -25,7 +25,7 @@ END_SECONDS = 30.0
 
 def configure_send(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", help=NAMED_RUN_HELP)
-    parser.add_argument("text", metavar="TEXT", help="what to say; - reads it from stdin, @FILE from a file")
+    parser.add_argument("text", metavar="TEXT", help="the message; - reads it from stdin, @FILE from a file")
     parser.add_argument(
         "--wait",
         metavar="SECONDS",
@@ -33,17 +33,17 @@ def configure_send(parser: argparse.ArgumentParser) -> None:
         default=READ_SECONDS,
         help=f"how long to wait for it to be read ({READ_SECONDS:g})",
     )
-    parser.add_argument("--json", action="store_true", help="the receipt as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the receipt as one JSON object")
 
 
 def execute_send(args: argparse.Namespace) -> int:
-    """Tell a run something while it works; it reads it at its next turn.
+    """Send a message to a run while it works.
 
     The run reads it at its next turn, as words of the user. The receipt is one of
       delivered at turn N   the run has read it
-      queued                it is written, and is read at the next turn; the run is in the middle of one
-      too late              the run has ended, or ended before it had another turn (exit code 1)
-      only watched here     the run lives in an MCP server, which reports it (exit code 1)
+      queued                the run is in the middle of a turn, and reads it at the next one
+      too late              the run has ended, or ended before another turn (exit code 1)
+      only watched here     the run is in an MCP server, which only reports it (exit code 1)
 
     examples:
       retinue send toje555k2w "leave the tests alone"
@@ -97,10 +97,10 @@ def configure_cancel(parser: argparse.ArgumentParser) -> None:
 
 
 def execute_cancel(args: argparse.Namespace) -> int:
-    """Stop a run and everything below it, whatever process runs it.
+    """Cancel a run and everything below it, in whichever process it runs.
 
-    Siblings of the run go on; cancelling the primary cancels its whole tree. Waits until the run has ended.
-    Exit code 1 when there was nothing to stop.
+    Other runs of the tree continue; cancelling the primary cancels the whole tree. The command returns when the run has
+    ended. The exit code is 1 if there was nothing to cancel.
 
     examples:
       retinue cancel toje555k2w           the whole tree

@@ -30,24 +30,22 @@ INDENT = "  "
 
 def configure_show(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", nargs="?", help=RUN_HELP)
-    parser.add_argument("--all", action="store_true", help="also among trees that another process shows")
+    parser.add_argument("--all", action="store_true", help="also look in trees that were reported to another process")
     parser.add_argument(
-        "--json", action="store_true", help="the result as one JSON object; of a live run, what is known"
+        "--json", action="store_true", help="print the result as one JSON object; of a live run, what is known so far"
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--markdown", action="store_true", help="all that was asked, said and done, as a page of Markdown"
-    )
+    what.add_argument("--markdown", action="store_true", help="print the whole conversation as Markdown")
     what.add_argument(
         "--tools",
         metavar="NAMES",
         type=_parse_names,
-        help="the calls of these tools in it and below it: what ran, what it changed, who approved ('*': all)",
+        help="list the calls of these tools in and below this run: what ran, what changed, who approved ('*': all)",
     )
 
 
 def execute_show(args: argparse.Namespace) -> int:
-    """Show everything about one run: what it was asked, what it did, what came of it.
+    """Show everything about one run: its task, its tool calls and its result.
 
     examples:
       retinue show                      the latest tree's primary

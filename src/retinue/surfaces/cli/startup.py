@@ -108,7 +108,7 @@ def choose_profile(project: Project, name: str | None) -> Profile:
         if profile.name.casefold() == name.casefold():
             return profile
     there = [profile.name for profile in project.all_profiles]
-    raise NotFound(f"unknown profile '{name}'; there is {', '.join(there)}{suggest(name, there)}")
+    raise NotFound(f"unknown profile '{name}'; available: {', '.join(there)}{suggest(name, there)}")
 
 
 def make_printer(args: argparse.Namespace, *, color: bool | None = None) -> Printer:

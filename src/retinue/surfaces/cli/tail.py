@@ -22,25 +22,29 @@ from retinue.surfaces.printer.printer import Printer
 
 def configure_tail(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="TREE", nargs="?", help=f"a tree, or a run in it: {RUN_HELP}")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on with what happens, until the tree has ended")
-    parser.add_argument("--after", metavar="SEQ", type=parse_whole, default=0, help="only events after this number")
-    parser.add_argument("--all", action="store_true", help="also among trees that another process shows")
-    parser.add_argument("--json", action="store_true", help="one event a line, exactly as stored")
-    parser.add_argument("--deltas", action="store_true", help='with -f --json: pieces of text too, as {"delta": ...}')
-    parser.add_argument("--verbose", action="store_true", help="texts and results whole, not cut")
+    parser.add_argument("-f", "--follow", action="store_true", help="follow new events until the tree has ended")
+    parser.add_argument(
+        "--after", metavar="SEQ", type=parse_whole, default=0, help="print only events after this number"
+    )
+    parser.add_argument("--all", action="store_true", help="also look in trees that were reported to another process")
+    parser.add_argument("--json", action="store_true", help="print one event per line, exactly as stored")
+    parser.add_argument(
+        "--deltas", action="store_true", help='with -f --json: also print pieces of text, as {"delta": ...}'
+    )
+    parser.add_argument("--verbose", action="store_true", help="show long texts and results in full")
 
 
 def execute_tail(args: argparse.Namespace) -> int:
-    """Print the events of a tree: as blocks, or as JSON lines.
+    """Print the events of a tree, as blocks or as JSON lines.
 
-    Events of a tree are numbered from 1 without a gap; --after resumes behind a number you have seen. With -f it ends
-    when the tree does, or when the process that ran it is gone; on a terminal the last line shows what is being said
-    this moment.
+    Events of a tree are numbered from 1 without gaps; --after N continues after the last one you have seen. With -f
+    the command ends when the tree has ended or its process is gone. On a terminal, the last line shows what a model is
+    saying at this moment.
 
     examples:
       retinue tail                            the latest tree, as blocks
-      retinue tail -f toje555k2w              and what happens from now on
-      retinue tail --json --after 120         one event a line, exactly as stored
+      retinue tail -f toje555k2w              follow a tree until it ends
+      retinue tail --json --after 120         one event per line, exactly as stored
       retinue tail --json | jq -r .kind | sort | uniq -c
     """
     asyncio.run(_print_tree(args))
@@ -63,11 +67,10 @@ async def _print_tree(args: argparse.Namespace) -> None:
         printer.show_event(item)
         if item.run == 0 and isinstance(item.body, RunEnded):
             _print_ending(printer, item.agent, item.body)
-        if printer.is_closed:
-            raise BrokenPipeError
+        printer.check_output()
     printer.clear_status()
     if args.follow and not (await project.log.read_status(found.tree)).ended:
-        screen.print_warning(f"the process that ran {found.tree} is gone; go on: retinue resume {found.tree}")
+        screen.print_warning(f"the process that ran {found.tree} is gone; to continue: retinue resume {found.tree}")
 
 
 def _print_ending(printer: Printer, agent: str, ended: RunEnded) -> None:

@@ -32,28 +32,28 @@ OWNER_WARNING = """\
 def configure_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--revoke", action="store_true", help="take it back, also an accepted owner")
+    what.add_argument("--revoke", action="store_true", help="withdraw your trust, also in an accepted owner")
     what.add_argument("--state", action="store_true", help="take over a .retinue folder that was not made here")
     what.add_argument("--owner", action="store_true", help="accept that another user owns this project")
 
 
 def execute_trust(args: argparse.Namespace) -> int:
-    """Let this project's retinue.yaml loosen what agents may do.
+    """Trust this project's retinue.yaml, so that it may loosen what agents may do.
 
-    A retinue.yaml that came with a clone was written by somebody else. What it forbids always holds; what it loosens
-    (`mode: yes`, `allow`, limits above the defaults) holds only after you said yes to exactly this text, here or when
-    `retinue run` asks. What `retinue init` or your own "always in this project" wrote is trusted. A file that you
-    name with --config is trusted for that command.
+    A retinue.yaml that came with a clone was written by somebody else. What it forbids always takes effect. What it
+    loosens (`mode: yes`, `allow`, limits above the defaults) takes effect only after you agreed to exactly this text,
+    here or when `retinue run` asks. Files written by `retinue init`, and rules that you add with "always in this
+    project", are trusted. A file that you name with --config is trusted for that command.
 
-    State in .retinue is used only if you made it in this place; --state takes over what you brought here yourself. A
-    project of another user is refused, because its files could run commands as you; --owner accepts it.
+    State in .retinue is used only if you made it in this place; --state takes over state that you brought here
+    yourself. A project of another user is refused, because its files could run commands as you; --owner accepts it.
 
     examples:
-      retinue trust               shows what it would allow, and asks
-      retinue trust --yes         trusts it without asking, such as in CI
-      retinue trust --revoke      from now on it is ignored again
-      retinue trust --state       takes over a .retinue folder that you copied here
-      retinue trust --owner       uses a project that belongs to another user
+      retinue trust               show what the file would allow, and ask
+      retinue trust --yes         trust it without asking, for example in CI
+      retinue trust --revoke      ignore those parts again
+      retinue trust --state       take over a .retinue folder that you copied here
+      retinue trust --owner       use a project that belongs to another user
     """
     folder = find_project_folder(Path.cwd())
     if args.state:
@@ -70,7 +70,7 @@ def execute_trust(args: argparse.Namespace) -> int:
     text = read_text(file)
     loose = [str(each) for each in restrict(parse_settings(text, file))[1]]
     if not loose:
-        print(f"{safe.escape_line(str(file))} loosens nothing, so all of it is in force.")
+        print(f"{safe.escape_line(str(file))} loosens nothing, so all of it takes effect.")
         return 0
     if not _confirm(
         f"{file} would allow {', '.join(loose)}; to trust it", yes=args.yes, ask=partial(_ask, file, loose)

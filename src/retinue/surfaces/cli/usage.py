@@ -18,16 +18,18 @@ HEADS = ("CALLS", "INPUT", "OUTPUT", "CACHED", "TOKENS", "COST")
 
 
 def configure_usage(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--since", metavar="AGE", type=parse_age, help="only what was spent since then: 7d, 12h, 30min")
-    parser.add_argument("--by", metavar="|".join(BY), choices=list(BY), default="day", help="one line for each (day)")
-    parser.add_argument("--json", action="store_true", help="one JSON object with rows and the total")
+    parser.add_argument("--since", metavar="AGE", type=parse_age, help="count only this time: 7d, 12h, 30min")
+    parser.add_argument(
+        "--by", metavar="|".join(BY), choices=list(BY), default="day", help="what each line stands for (day)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object with the rows and the total")
 
 
 def execute_usage(args: argparse.Namespace) -> int:
-    """Tokens and cost, by day, model, profile, tree or run.
+    """Show tokens and cost by day, model, profile, tree or run.
 
-    Costs are US dollars, from the prices that were known when the call was made. What has no known price is said to be
-    unknown, and never counted as nothing.
+    Costs are in US dollars, by the prices that were known when the call was made. A call whose price is not known is
+    shown as unknown, and never counted as zero.
 
     examples:
       retinue usage

@@ -37,23 +37,26 @@ def configure_watch(parser: argparse.ArgumentParser) -> None:
         type=Path,
         action="append",
         required=True,
-        help="a folder whose files may be handed to runs; may be given more than once",
+        help="a folder whose files runs may get copies of; can be given several times",
     )
     add_level_options(parser)
     parser.add_argument(
-        "--wait-approvals", metavar="SECONDS", type=parse_seconds, help="without a terminal, wait so long for answers"
+        "--wait-approvals",
+        metavar="SECONDS",
+        type=parse_seconds,
+        help="without a terminal: how long a question waits for `retinue approve`",
     )
     add_options(parser)
 
 
 def execute_watch(args: argparse.Namespace) -> int:
-    """Run what agents in containers ask for through a shared folder, in a sandbox of this machine.
+    """Run the subagents that agents in containers request, in sandboxes of this machine.
 
-    A retinue inside a container asks for subagents by writing into DIR; this command runs each in a sandbox of this
-    machine (isolated, unless --runtime says otherwise), with the profiles, models, keys, budgets and rules of this
-    project and no others. A run gets copies of the folders it was asked to work on, which must lie below an
-    --allow-root; what it changed is copied back. Questions are asked here, or answered with `retinue approve`. Ctrl-C
-    cancels what runs, answers it, and stops; a second one kills. What was not yet taken waits for the next watcher.
+    Retinue inside a container requests subagents by writing files into DIR. This command runs each of them in a sandbox
+    of this machine (isolated, unless you give --runtime), with the profiles, models, keys, budgets and rules of this
+    project only. A run gets copies of the folders that the request names, which must be below an --allow-root; its
+    changes are copied back. Questions are asked here, or answered with `retinue approve`. Ctrl-C cancels the runs,
+    answers their requests and stops; a second Ctrl-C kills. Requests that were not taken wait for the next watcher.
 
     examples:
       retinue watch --outbox /srv/box/outbox --allow-root /srv/box/work

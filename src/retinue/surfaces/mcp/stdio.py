@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from retinue.concurrency import TaskOwner
+from retinue.core.errors import OutputFailed
 from retinue.surfaces.mcp import messages, revisions
 from retinue.surfaces.mcp.messages import INVALID_REQUEST, MAX_MESSAGE_BYTES, Request, RpcError
 from retinue.surfaces.mcp.server import Server, Session
@@ -24,7 +25,7 @@ GRACE_SECONDS = 2.0
 
 
 async def serve_stdio(server: Server, stop: asyncio.Event) -> None:
-    """Serve until the client closes its end, or `stop` is set."""
+    """Serve until the client closes its end, or `stop` is set. Raises OutputFailed if stdout cannot be written."""
     loop = asyncio.get_running_loop()
     incoming, outgoing = _claim_descriptor(0, os.open(os.devnull, os.O_RDONLY)), _claim_descriptor(1, os.dup(2))
     writer = _Writer(outgoing, lambda: loop.call_soon_threadsafe(stop.set))
@@ -37,6 +38,8 @@ async def serve_stdio(server: Server, stop: asyncio.Event) -> None:
     finally:
         await client.close()
         writer.close()
+    if writer.failure:
+        raise OutputFailed(writer.failure)
 
 
 def _claim_descriptor(fd: int, instead: int) -> int:
@@ -136,6 +139,7 @@ class _Writer:
     """Writes messages in order, from a thread. If the client does not read, notifications are dropped, answers kept."""
 
     is_open = True
+    failure = ""
 
     def __init__(self, fd: int, gone: Callable[[], object]) -> None:
         self._fd, self._gone = fd, gone
@@ -153,7 +157,9 @@ class _Writer:
                 view = memoryview(message + b"\n")
                 while view:
                     view = view[os.write(self._fd, view) :]
-        except OSError:  # nobody reads us any more
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):  # else nobody reads us any more
+                self.failure = error.strerror or str(error)
             self._gone()
 
     def close(self) -> None:

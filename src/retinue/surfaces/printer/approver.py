@@ -239,7 +239,7 @@ class TerminalApprover:
     async def _allow_always(self, question: Approval) -> Allow | None:
         if not question.rule:
             why = explain_missing_rule(question.tool, question.args)
-            self._printer.show_note(f"no rule says just this, because {why}: answer y, r or t")
+            self._printer.show_note(f"no rule would allow only this call, because {why}: answer y, r or t")
             return None
         rules = ", ".join(question.rule.splitlines())
         self._printer.show_note(f"writes to retinue.yaml, to allow it from now on: {rules}")

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from retinue.core.approvals import Approval
+from retinue.core.errors import OutputFailed
 from retinue.core.events import Delta, Event, Inbox
 from retinue.log.blocks import Block, Blocks, format_question_body, make_question_spans
 from retinue.surfaces.printer import colors, safe
@@ -49,10 +50,12 @@ class Printer:
         self._has_status = False  # a status stands on the last line
         self._is_loose = False  # the last thing printed was a line without space after it
 
-    @property
-    def is_closed(self) -> bool:
-        """True if the reader is gone, so that there is no point in printing more."""
-        return self._output.is_closed
+    def check_output(self) -> None:
+        """Raise BrokenPipeError if the reader is gone, and OutputFailed if the output cannot be written."""
+        if self._output.failure is not None:
+            raise OutputFailed(self._output.failure)
+        if self._output.is_closed:
+            raise BrokenPipeError
 
     def show_event(self, event: Event, *, below: str = "") -> bool:
         """Print an event, below a note if one is given. Returns False if there is nothing to see of it."""
@@ -256,13 +259,14 @@ def _join_block(header: str, body: str) -> str:
 
 class _Output:
     """The stream of a printer. Each `write` is one write of the system, as far as the system takes it whole. A reader
-    that is gone is no error: writing stops silently."""
+    that is gone is no error: writing stops silently. It stops too at a stream that fails, and `failure` says why."""
 
     def __init__(self, stream: colors.Stream) -> None:
         self._stream = stream
         self._fd = _find_descriptor(stream)
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self.is_closed = False
+        self.failure: str | None = None
         self._held: list[str] | None = None
 
     @property
@@ -294,8 +298,11 @@ class _Output:
                 self._stream.flush()
             else:
                 self._write_all(text.encode(self._encoding, "backslashreplace"))
-        except (OSError, ValueError):  # the reader is gone, or the stream was closed
+        except (BrokenPipeError, ValueError):  # the reader is gone, or the stream was closed
             self.is_closed = True
+        except OSError as error:
+            self.is_closed = True
+            self.failure = error.strerror or str(error)
 
     def _write_all(self, data: bytes) -> None:
         assert self._fd is not None

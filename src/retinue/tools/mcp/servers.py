@@ -19,7 +19,7 @@ import msgspec
 
 from retinue.concurrency import TaskOwner
 from retinue.core.context import Context
-from retinue.core.errors import NotFound, ToolError
+from retinue.core.errors import NotFound, RetinueError, ToolError
 from retinue.core.messages import ToolSpec
 from retinue.core.ports import Collector, Outcome, ServerTool
 from retinue.core.profiles import Profile
@@ -144,7 +144,7 @@ class McpServers:
                     found[name] = self._make_tool(connection, name, listed)
         if entry is not None and server_of(entry) not in self.connections:
             there = ", ".join(self.connections) or "none"
-            raise NotFound(f"unknown MCP server '{server_of(entry)}' in {entry!r}; there is {there}")
+            raise NotFound(f"unknown MCP server '{server_of(entry)}' in {entry!r}; available: {there}")
         return found
 
     def lacks(self, entries: Sequence[Any] | None) -> Sequence[tuple[str, str]]:
@@ -247,8 +247,8 @@ def _save_file(kind: str, data: bytes, mime: str, spill: Spill, name: str = "") 
     try:
         path = spill(f"{kind}{mimetypes.guess_extension(mime.partition(';')[0].strip()) or '.bin'}")
         write_private_file(path, data)
-    except OSError as error:
-        return f"[{what}: not kept, {error.strerror or error}]"
+    except (OSError, RetinueError) as error:
+        return f"[{what}: not kept, {getattr(error, 'strerror', None) or error}]"
     return f"[{what} in {path}]"
 
 

@@ -1,0 +1,64 @@
+"""Events by name: the body of each kind, for `match event.body`, and the union of them all.
+
+    async for event in run.events():
+        match event.body:
+            case events.ToolCall(name=name, args=args):
+                print("calls", name, args)
+            case events.RunEnded(status=status):
+                print("ended", status)
+
+docs/events.md has the fields of each. `Unknown` is a kind that a newer version has written."""
+
+from __future__ import annotations
+
+from retinue.core.events import (
+    ApprovalAsked,
+    ApprovalDecided,
+    Delta,
+    Event,
+    EventBody,
+    Gap,
+    Inbox,
+    Message,
+    ProgressReported,
+    RunEnded,
+    RunRemote,
+    RunResumed,
+    RunSpawned,
+    RunStarted,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    ToolStarted,
+    TurnEnded,
+    TurnStarted,
+    Unknown,
+    UsageReported,
+    Warned,
+)
+
+__all__ = [
+    "ApprovalAsked",
+    "ApprovalDecided",
+    "Delta",
+    "Event",
+    "EventBody",
+    "Gap",
+    "Inbox",
+    "Message",
+    "ProgressReported",
+    "RunEnded",
+    "RunRemote",
+    "RunResumed",
+    "RunSpawned",
+    "RunStarted",
+    "Thinking",
+    "ToolCall",
+    "ToolResult",
+    "ToolStarted",
+    "TurnEnded",
+    "TurnStarted",
+    "Unknown",
+    "UsageReported",
+    "Warned",
+]
