@@ -53,7 +53,8 @@ class ForkServer:
         umask = os.umask(0)
         os.umask(umask)
         request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "umask": umask}
-        told, their_told = socket.socketpair()
+        # Packets: of a short command on a busy machine both the number and the exit code may be there at once.
+        told, their_told = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         given, words, (out, their_out), (err, their_err) = (
             _open_input(stdin),
             os.memfd_create("x"),
