@@ -253,15 +253,15 @@ async def test_file_bytes_go_to_the_workspace_and_addresses_are_refused(tmp_path
 
 
 async def test_budgets_hold_for_a_task_and_for_the_server(tmp_path: Path) -> None:
-    reply = {"text": "x", "usage": {"input_tokens": 60, "output_tokens": 40}}
+    reply = {"text": "x", "usage": {"input_tokens": 600, "output_tokens": 400}}
     script: dict[str, Any] = {"argocd": [{**reply, "tools": [{"name": "version_service__version"}]}, reply, reply]}
-    parts = {"prices": FixedPrices({"*": ("1", "1")}), "limits": Limits(tokens=100), "total": Limits(tokens=250)}
+    parts = {"prices": FixedPrices({"*": ("1", "1")}), "limits": Limits(tokens=1000), "total": Limits(tokens=2500)}
     async with serve(tmp_path, make_argocd(script), parts=parts) as server, connect(server) as client:
         ends = [(await ask(client, "go"))[-1].status_update.status for _ in range(3)]
-        with pytest.raises(UnsupportedOperationError, match="budget of 250 tokens of this process is spent"):
+        with pytest.raises(UnsupportedOperationError, match="budget of 2500 tokens of this process is spent"):
             await ask(client, "go")
     assert [end.state for end in ends] == [TaskState.TASK_STATE_FAILED] * 3
-    assert "budget of 100 tokens" in ends[0].message.parts[0].text
+    assert "budget of 1000 tokens" in ends[0].message.parts[0].text
 
 
 @pytest.mark.requirement("CAIPE-28")
