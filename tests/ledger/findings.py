@@ -64,5 +64,4 @@ FINDINGS = (
 
 OPEN = frozenset({
     "R11",
-    "M8",
 })
