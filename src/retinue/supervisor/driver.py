@@ -132,7 +132,7 @@ class Driver:
         adapter = runtime.adapter
         remote = await self._begin_remote(tree, run, adapter)
         who = f"the peer of '{adapter.name}'"
-        peer = Peer(runtime=runtime.name, who=who, where=f"at {who}")
+        peer = Peer(runtime=adapter.name, who=who, where=f"at {who}")
         adoption = Adoption(
             tree,
             peer,

@@ -193,7 +193,7 @@ async def test_host_origin_and_type_are_checked_without_tokens_too(tmp_path: Pat
         for headers, status in REFUSED_HEADERS:
             response = await post(server, body_of("message/send", message_of("x")), **headers)
             assert (response.status_code, server.tasks.list_tasks("anyone")) == (status, []), headers
-            assert response.json()["error"]
+            assert response.json()["error"]["message"]
 
 
 BAD_BODIES = [
@@ -206,6 +206,8 @@ BAD_BODIES = [
         (b'{"id":1,"method":5}', -32600),
         (b'{"id":1,"method":"nosuch/method"}', -32601),
         (b'{"id":1,"method":"tasks/get","params":{}}', -32602),
+        (b'{"method":"message/send","params":{"":"not_a_dict"}}', -32602),
+        (b'{"id":{"bad":"type"},"method":"message/send","params":{}}', -32600),
         (b'{"id":1,"method":"message/send","params":{"message":{"role":"user","parts":[]}}}', -32602),
         (b'{"id":1,"method":"tasks/get","params":{"id":"nosuch"}}', -32001),
         (b'{"id":1,"method":"tasks/cancel","params":{"id":"nosuch"}}', -32001),
@@ -289,6 +291,14 @@ async def test_a_client_that_goes_away_is_logged_and_its_task_does_as_told(
                 assert (await server.tasks.read_view(found)).ending is None
     assert any("client disconnection" in record.getMessage() for record in caplog.records)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_a_typed_answer_is_data(tmp_path: Path) -> None:
+    script: dict[str, Any] = {"argocd": [{"tools": [{"name": "final_answer", "args": {"version": "v2"}}]}]}
+    schema = {"type": "object", "properties": {"version": {"type": "string"}}, "required": ["version"]}
+    async with serve(tmp_path, make_argocd(script, output=schema)) as server:
+        done = (await post(server, body_of("message/send", message_of("go")))).json()["result"]
+    assert [part["data"] for part in done["artifacts"][0]["parts"]] == [{"version": "v2"}]
 
 
 async def test_a_blocking_call_waits_and_one_that_does_not_wait_returns_at_once(tmp_path: Path) -> None:

@@ -80,10 +80,10 @@ def read_reference(text: str) -> Reference:
 class A2aAdapter:
     """Starts runs at one agent, over one connection."""
 
+    name = "a2a"
     grace = CANCEL_ASK_SECONDS + TERM_SECONDS + MARGIN_SECONDS
 
     def __init__(self, agent: A2aAgent) -> None:
-        self.name = agent.url
         self._agent = agent
         self._connection = PeerConnection(agent)
 

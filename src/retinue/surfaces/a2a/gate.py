@@ -11,6 +11,8 @@ import hmac
 from collections.abc import Mapping
 from typing import Any
 
+from a2a.utils.error_handlers import build_rest_error_payload
+from a2a.utils.errors import ContentTypeNotSupportedError, InvalidRequestError
 from starlette.authentication import SimpleUser
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -25,16 +27,16 @@ MAX_BODY_BYTES = 12 * 1024 * 1024
 BODY_SECONDS = 30.0
 GONE = "retinue.gone"
 ANONYMOUS = "anyone"
-PARSE_ERROR, INVALID_REQUEST = -32700, -32600
+PARSE_ERROR, INVALID_REQUEST, UNSUPPORTED_TYPE = -32700, -32600, -32005
 JSON_TYPES = ("application/json", "application/a2a+json")
 
 
 class Refused(Exception):
-    """A request that is not let in, with the HTTP status of the answer."""
+    """A request that is not let in, with the HTTP status and the JSON-RPC code of the answer."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, *, code: int = INVALID_REQUEST) -> None:
         super().__init__(text)
-        self.status = status
+        self.status, self.code = status, code
 
 
 class Gate:
@@ -52,11 +54,10 @@ class Gate:
             scope["user"] = SimpleUser(self._admit(scope, headers))
             body = await _read_body(headers, receive)
         except Refused as refused:
-            extra = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else None
-            await JSONResponse({"error": str(refused)}, refused.status, headers=extra)(scope, receive, send)
+            await _make_refusal(refused, is_rpc=is_rpc)(scope, receive, send)
             return
         except InvalidBody as error:
-            await _answer_invalid(str(error), is_rpc=is_rpc)(scope, receive, send)
+            await _make_refusal(Refused(400, str(error), code=PARSE_ERROR), is_rpc=is_rpc)(scope, receive, send)
             return
         inbox = _Inbox(body, receive)
         scope[GONE] = inbox.gone
@@ -89,7 +90,7 @@ class Gate:
 async def _read_body(headers: Headers, receive: Receive) -> bytes:
     """Return the body, as JSON that has each key once. Raises Refused and InvalidBody."""
     if headers.get("content-encoding", "identity") != "identity":
-        raise Refused(415, "compressed bodies are not taken")
+        raise Refused(415, "compressed bodies are not taken", code=UNSUPPORTED_TYPE)
     length = headers.get("content-length", "0")
     if not length.isdigit() or int(length) > MAX_BODY_BYTES:
         raise Refused(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
@@ -111,7 +112,7 @@ async def _read_body(headers: Headers, receive: Receive) -> bytes:
         return b""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in JSON_TYPES:
-        raise Refused(415, "the body must be JSON: send `Content-Type: application/json`")
+        raise Refused(415, "the body must be JSON: send `Content-Type: application/json`", code=UNSUPPORTED_TYPE)
     value: Any = decode_body(bytes(data), Any)
     if isinstance(value, dict) and "method" in value:
         value.setdefault("jsonrpc", "2.0")  # the clients of seed 003 leave it out
@@ -119,10 +120,18 @@ async def _read_body(headers: Headers, receive: Receive) -> bytes:
     return bytes(data)
 
 
-def _answer_invalid(text: str, *, is_rpc: bool) -> JSONResponse:
+def _make_refusal(refused: Refused, *, is_rpc: bool) -> JSONResponse:
+    """Return the answer to a request that is not let in, in the words of its binding. What is wrong with the JSON of a
+    JSON-RPC request is an error of JSON-RPC, and none of HTTP."""
+    headers = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else None
     if is_rpc:
-        return JSONResponse({"jsonrpc": "2.0", "id": None, "error": {"code": PARSE_ERROR, "message": text}})
-    return JSONResponse({"error": {"code": 400, "status": "INVALID_ARGUMENT", "message": text}}, 400)
+        status = 200 if refused.code == PARSE_ERROR else refused.status
+        said: dict[str, Any] = {"code": refused.code, "message": str(refused)}
+        return JSONResponse({"jsonrpc": "2.0", "id": None, "error": said}, status, headers=headers)
+    error = ContentTypeNotSupportedError if refused.code == UNSUPPORTED_TYPE else InvalidRequestError
+    payload: dict[str, Any] = build_rest_error_payload(error(str(refused)))
+    payload["error"]["code"] = refused.status
+    return JSONResponse(payload, refused.status, headers=headers)
 
 
 class _Inbox:

@@ -235,8 +235,8 @@ def _find_wrong_params(body: object) -> JSONResponse | None:
     try:
         JSONRPC03Adapter.METHOD_TO_MODEL[method].model_validate(body)  # type: ignore[attr-defined]
     except ValidationError as error:
-        wrong = error.errors()
-        if all(each["loc"][:1] == ("params",) for each in wrong):
+        wrong = [each for each in error.errors() if (each["loc"], each["type"]) != (("id",), "missing")]
+        if wrong and all(each["loc"][:1] == ("params",) for each in wrong):
             assert isinstance(body, dict)
             place = ".".join(map(str, wrong[0]["loc"]))
             said = {"code": INVALID_PARAMS, "message": f"{place}: {wrong[0]['msg']}"}

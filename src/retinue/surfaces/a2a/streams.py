@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+import msgspec
 from a2a.types import (
     Artifact,
     Message,
@@ -152,6 +153,13 @@ def make_failure(place: Place, ended: RunEnded) -> Message | None:
     return place.make_message([Part(text=ended.error_details or ended.final_response)], "ending")
 
 
+def make_result_part(ended: RunEnded) -> Part:
+    """Return the result of a run: as data where the profile has an output type, else its text."""
+    if ended.structured is None:
+        return Part(text=remove_plans(ended.final_response))
+    return Part(data=ParseDict(msgspec.to_builtins(ended.structured, enc_hook=str), Value()))
+
+
 def make_approval(event: Event, asked: ApprovalAsked) -> Approval:
     return Approval(
         id=asked.approval_id,
@@ -237,7 +245,7 @@ class TaskView:
         ended = self.ending
         if ended is not None and ended.status == "done":
             name, about = (ANSWER, ANSWER_ABOUT) if pattern == "supervisor" else (RESULT, RESULT_ABOUT)
-            parts = [Part(text=remove_plans(ended.final_response))]
+            parts = [make_result_part(ended)]
             task.artifacts.append(
                 Artifact(artifact_id=place.make_id("result"), name=name, description=about, parts=parts)
             )
