@@ -60,8 +60,8 @@ soak: system env-dev ## Run the long sweeps, one after the other, and print thei
 conformance: env ## Run the official MCP conformance suite (needs npm)
 	@scripts/conformance
 
-clients: env ## Start the server from real MCP clients, as `retinue mcp install` tells them (needs npm)
-	@scripts/clients
+clients: env ## Drive real MCP clients against scripted models (needs npm, bubblewrap and tmux)
+	@scripts/clients $(ARGS)
 
 picture: env-dev ## Draw the demo's output for the README
 	@$(BIN)/python scripts/picture.py docs/demo.svg

@@ -14,7 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.table import Row
-from retinue.core.events import Body, Event, Message, RunEnded, RunSpawned, RunStarted, TurnEnded, TurnStarted
+from retinue.core.events import (
+    Body,
+    Event,
+    Message,
+    RunEnded,
+    RunSpawned,
+    RunStarted,
+    TurnEnded,
+    TurnStarted,
+    UsageReported,
+)
+from retinue.core.usage import Usage
 from retinue.files.state_owner import claim_state_folder
 from retinue.log.sqlite import SqliteLog
 from retinue.supervisor.tree import new_tree_id
@@ -24,9 +35,11 @@ EVENTS = 50, 500_000
 ROUNDS = 3
 LIMIT = 3
 GIVE_UP_SECONDS = 60
+SPENT = UsageReported("scripted", Usage(10, 5))
 TOGETHER = 20  # trees that are written in one batch
 COMMANDS = {"ps": ["ps"], "ps --all": ["ps", "--all"], "show LABEL": ["show", "{label}"],
-            "tail PREFIX": ["tail", "{prefix}"], "resume LABEL": ["resume", "{label}"]}  # fmt: skip
+            "tail PREFIX": ["tail", "{prefix}"], "resume LABEL": ["resume", "{label}"],
+            "usage": ["usage"], "usage --since": ["usage", "--since", "0s"]}  # fmt: skip
 
 
 def rows() -> Iterator[Row]:
@@ -52,7 +65,7 @@ def _rows_of_trees(folder: Path) -> Iterator[Row]:
 def _rows_of_events(folder: Path) -> Iterator[Row]:
     places = [folder / f"events-{count}" for count in EVENTS]
     for count, place in zip(EVENTS, places, strict=True):
-        _fill_log(place, trees=1, turns=count // 3)
+        _fill_log(place, trees=1, turns=count // 4)
     for what, words in (("ps", ["ps"]), ("tail | head", ["tail"])):
         (first, small), (second, large) = (_run_command(place, words, lines=10) for place in places)
         name = f"{what}, one tree of {EVENTS[1]:,} events, of one of {EVENTS[0]}"
@@ -80,7 +93,7 @@ async def write_trees(project: str, trees: int, turns: int) -> None:
         spawned = RunSpawned(None, f"label-{number}", 0, "count the files", f"main-{number}", "/x", model="scripted")
         bodies: list[Body] = [spawned, RunStarted("inherited")]
         for turn in range(1, turns + 1):
-            bodies += [TurnStarted(turn), Message("there are many of them"), TurnEnded(turn)]
+            bodies += [TurnStarted(turn), Message("there are many of them"), SPENT, TurnEnded(turn)]
         bodies.append(RunEnded("done", "many", 1))
         for seq, body in enumerate(bodies, 1):
             wait = seq % 1000 == 0 or (isinstance(body, RunEnded) and number % TOGETHER == 0)

@@ -36,7 +36,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.core.results import ToolLog as ToolCallLog
 from retinue.core.usage import Usage
-from retinue.log.runs import Runs, RunView, describe_progress
+from retinue.log.runs import Runs, RunView
 from retinue.log.summaries import describe_call
 from retinue.log.threads import Thread
 from retinue.surfaces import library
@@ -249,7 +249,7 @@ class Progress:
     def _make_progress(
         self, run: RunView, tool: str, about: str, *, completed: bool, success: bool
     ) -> SubagentProgress:
-        told = describe_progress(run, self.runs.tree, tool, about, completed=completed, success=success)
+        told = run.describe_progress(self.runs.tree, tool, about, completed=completed, success=success)
         return SubagentProgress(**msgspec.structs.asdict(told))
 
 

@@ -22,14 +22,14 @@ from fcntl import ioctl
 from pathlib import Path
 
 SECONDS = 120.0  # only ends what hangs
-COLUMNS = 160
+COLUMNS = 200
 _BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _TREE = re.compile(r"\b(?=[a-z0-9]*\d)[a-z0-9]{12}\b")
 _NAMED = re.compile(r"^retinue (?:continue|send|cancel|tail -f) ([a-z0-9]{4,12})\b")
 _CHANGING = (
     (_TREE, "TREE"),
     (re.compile(r"\bjust now\b|\b\d+ \w+ ago\b"), "AGE"),
-    (re.compile(r"\b\d+(\.\d+)? ?(ms|s)\b"), "N s"),
+    (re.compile(r"\b\d+(\.\d+)? ?(ms|s|min|m|h)\b( ?\d+ ?(s|min|m)\b)?"), "N s"),
     (re.compile(r"\b[0-9a-f]{7,40}\.\.[0-9a-f]{7,40}\b"), "BLOBS"),
     (re.compile(r"\bpts/\d+\b"), "TERMINAL"),
     (re.compile(r"[ \t]+"), " "),

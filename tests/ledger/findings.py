@@ -63,8 +63,5 @@ FINDINGS = (
 )
 
 OPEN = frozenset({
-    "S13",
     "R11",
-    "M8",
-    "U9",
 })

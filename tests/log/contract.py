@@ -169,6 +169,17 @@ class LogContract:
             spawned = [event async for event in log.read_kind(RunSpawned.kind)]
             assert [event.run for event in spawned if event.tree == "t1"] == [0, 1]
 
+    @pytest.mark.finding("R1")
+    async def test_events_of_one_kind_since_a_time(self, backend: Backend) -> None:
+        async with opened(backend) as log:
+            for tree, times in (("old", (1.0, 2.0)), ("new", (8.0, 9.0)), ("long", (1.0, 9.0))):
+                await write(log, make_spawned(tree=tree, at=times[0]))
+                for seq, at in enumerate(times, 2):
+                    await write(log, make_event(seq, SPENT, tree=tree, at=at))
+            for since, wanted in ((0.0, 6), (2.0, 4), (8.5, 2), (10.0, 0)):
+                spent = [event async for event in log.read_kind(UsageReported.kind, since=since)]
+                assert len(spent) == wanted and all(event.at >= since for event in spent)
+
     # Trees
 
     async def test_trees_are_listed_newest_first_whatever_their_ids(self, backend: Backend) -> None:

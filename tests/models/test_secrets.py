@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,10 @@ from retinue import Approval, Context, Deny, Profile
 from retinue.core import secrets
 from retinue.core.events import Delta, encode_event
 from retinue.core.results import ChangedFile
+from retinue.log.runs import Runs
+from retinue.supervisor.tree import redact
 from retinue.testing import scripted
+from tests.log.kit import make_spawned
 from tests.models import wire
 from tests.models.kit import CLAUDE
 from tests.models.server import Answer, Server, refusal
@@ -189,3 +193,11 @@ def test_what_is_no_text_is_cleaned_inside() -> None:
         assert secrets.clean_value(kept) is kept
     finally:
         secrets.forget_secret("planted-name-1")
+
+
+def test_progress_in_the_parent_s_thread_names_no_secret_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANTED_API_KEY", KEY)
+    secrets.learn_secrets(os.environ)
+    runs = Runs.of("t1", [make_spawned()])
+    told = runs.runs[0].describe_progress("t1", "read", f"/{KEY}", completed=False, success=False)
+    assert redact(told).tool_context == f"/{secrets.HIDDEN}"

@@ -114,6 +114,8 @@ async def test_a_command_sees_an_allowlist_of_the_environment(place: Place) -> N
         "_",
         "RETINUE_RUN",
         "TERM",
+        "PYTHONPYCACHEPREFIX",
+        "XDG_CACHE_HOME",
     }
     assert seen["HOME"] == seen["PWD"] and seen["TMPDIR"] == "/tmp"
 
@@ -131,6 +133,7 @@ async def test_nothing_outlives_a_host_that_is_killed(tmp_path: Path, runtime: s
     if runtime == "container":
         make_image()
     tmp_path.chmod(0o755)
+    (tmp_path / "retinue.yaml").touch()  # nothing above decides
     mark = f"9{secrets.randbelow(10**6):06}"
     left = f"{'' if runtime == 'inherited' else 'setsid '}sleep {mark} & trap : TERM; sleep {mark}; sleep {mark}"
     (tmp_path / "s.yaml").write_text(f"agents: {{main: [{{tools: [{{name: shell, args: {{command: '{left}'}}}}]}}]}}\n")

@@ -32,7 +32,7 @@ from tests.soak.witness import Asked, Witness
 
 FAULTS = {"refuse": "refused", "error": "failed", "crash": "failed", "cut": "disconnected", "hang": None}
 
-THREAD_SECONDS = 5.0
+THREAD_SECONDS = 100.0
 
 
 def by_run(events: Sequence[Event]) -> dict[int, list[Event]]:

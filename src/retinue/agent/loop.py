@@ -87,7 +87,10 @@ def _ask_model(turn: int, thread: list[Turn], job: Job, link: Link) -> Awaitable
 
 def _resolve_names(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
     """Return the reply with the names that the tools for subagents have, where it calls one in another spelling."""
-    if tools.keys() >= {call.name for call in reply.calls}:
+    for call in reply.calls:
+        if call.name not in tools:
+            break
+    else:
         return reply
     return msgspec.structs.replace(reply, calls=tuple(_resolve_name(call, tools) for call in reply.calls))
 
@@ -113,10 +116,18 @@ def _end_or_remind(thread: list[Turn], job: Job, link: Link) -> Ending | None:
     return None
 
 
-async def _run_calls(calls: Sequence[Call], known: Mapping[str, Outcome], job: Job, link: Link) -> Sequence[Outcome]:
-    """Run the calls of one reply at once, but for those with a known outcome; all outcomes, in the calls' order."""
-    if len(calls) == 1 and not known:
-        return ((await _run_call(calls[0], job, link)).shown,)
+def _run_calls(
+    calls: Sequence[Call], known: Mapping[str, Outcome], job: Job, link: Link
+) -> Awaitable[Sequence[Outcome]]:
+    """Run the calls of one reply, but for those with a known outcome; all outcomes, in the calls' order."""
+    return _run_together(calls, known, job, link) if known or len(calls) > 1 else _run_alone(calls[0], job, link)
+
+
+async def _run_alone(call: Call, job: Job, link: Link) -> Sequence[Outcome]:
+    return ((await _run_call(call, job, link)).shown,)
+
+
+async def _run_together(calls: Sequence[Call], known: Mapping[str, Outcome], job: Job, link: Link) -> Sequence[Outcome]:
     owner = TaskOwner()
     tasks = [owner.start(_recall_or_run(call, known.get(call.id), job, link)) for call in calls]
     try:

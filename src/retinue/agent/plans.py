@@ -100,7 +100,7 @@ class ProfilePlanner:
     ) -> Plan:
         if isinstance(profile, str):
             profile, given = self._find_profile(profile, parent), False
-        given = given or parent is None or any(entry is profile for entry in parent.profile.tools or ())
+        given = given or parent is None or profile in (parent.profile.tools or ())
         key = (profile, parent, task.model, given, can_spawn, 0 if self._servers is None else self._servers.version)
         plan = self._plans.get(key)
         if plan is None:

@@ -472,8 +472,11 @@ class LogReader(Protocol):
     async def read_lines(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[StoredLine]:
         """Return the same as they are stored."""
 
-    def read_kind(self, kind: str, on_problem: OnProblem = ignore_problem) -> AsyncIterator[Event]:
-        """Yield the events of one kind of all trees; those of a tree in their order."""
+    def read_kind(
+        self, kind: str, on_problem: OnProblem = ignore_problem, *, since: float = 0.0
+    ) -> AsyncIterator[Event]:
+        """Yield the events of one kind of all trees; those of a tree in their order. With `since`, only those that
+        happened then or later: trees that were over by then are not read."""
 
     async def remove_trees(
         self, trees: Mapping[str, int], *, discard: Callable[[str], bool], dry_run: bool = False

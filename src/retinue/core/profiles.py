@@ -191,7 +191,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     def __post_init__(self) -> None:
         for name in ("text", "context", "subagent_id", "label"):
             text = getattr(self, name)
-            if isinstance(text, str) and (repaired := repair_text(text)) is not text:
-                msgspec.structs.force_setattr(self, name, repaired)
+            if text and isinstance(text, str) and not text.isascii():
+                msgspec.structs.force_setattr(self, name, repair_text(text))
         if self.timeout_seconds is not None and self.timeout_seconds != self.timeout_seconds:
             raise ConfigError("timeout_seconds must be a number, got nan")

@@ -8,16 +8,18 @@ model reads why, because a repaired argument would no longer be what the model a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import structs
 
-from retinue.core.messages import Call, Reply
+from retinue.core.messages import Call, Native, Reply
 
 INVALID = "INVALID_JSON"
 DEEPEST = 100
 _KEPT_CHARACTERS = 2000
 _INTEGERS = range(-(2**63), 2**64)
+_SEQUENCES = (list, tuple)  # a union would be made anew for each value
 _REFUSED = "The arguments of {name} cannot be used: {why}. Nothing was run; make the call again without that."
 
 
@@ -32,22 +34,22 @@ def repair_text(text: str) -> str:
     return text
 
 
-def find_problem(value: Any) -> str:
-    """Return why a JSON value cannot be stored or sent; empty if it can be."""
-    level = [value]
-    for _ in range(DEEPEST + 1):
-        inner: list[Any] = []
-        for each in level:
-            if isinstance(each, dict):
-                inner += (*each, *each.values())
-            elif isinstance(each, list | tuple):
-                inner += each
-            elif why := _find_scalar_problem(each):
-                return why
-        if not inner:
-            return ""
-        level = inner
-    return f"they are nested more than {DEEPEST} levels deep"
+def find_problem(value: Any, levels: int = DEEPEST) -> str:
+    """Return why a JSON value cannot be stored or sent; empty if it can be. It may be nested so many levels deep."""
+    if isinstance(value, dict):
+        inner: Sequence[Any] = (*value, *value.values())
+    elif isinstance(value, _SEQUENCES):
+        inner = value
+    else:
+        return _find_scalar_problem(value)
+    if inner and not levels:
+        return f"they are nested more than {DEEPEST} levels deep"
+    for each in inner:
+        if isinstance(each, str) and each.isascii():
+            continue
+        if why := find_problem(each, levels - 1):
+            return why
+    return ""
 
 
 def _find_scalar_problem(value: Any) -> str:
@@ -64,25 +66,30 @@ def _find_scalar_problem(value: Any) -> str:
 
 def repair_reply(reply: Reply) -> Reply:
     """Return the reply of a model with texts that can be stored, and a problem in each call that cannot be."""
-    text = repair_text(reply.text)
-    calls = tuple([_check_call(call) for call in reply.calls])
-    thoughts = tuple([structs.replace(each, text=repair_text(each.text)) for each in reply.thoughts])
-    natives = tuple(
-        [
-            structs.replace(each, args={}, result=repair_text(each.result), content=None)
-            if find_problem((each.args, each.content))
-            else structs.replace(each, result=repair_text(each.result))
-            for each in reply.natives
-        ]
-    )
-    return structs.replace(reply, text=text, calls=calls, thoughts=thoughts, natives=natives)
+    if (text := repair_text(reply.text)) is not reply.text:
+        reply = structs.replace(reply, text=text)
+    if reply.calls:
+        reply = structs.replace(reply, calls=tuple([_check_call(call) for call in reply.calls]))
+    if reply.thoughts:
+        thoughts = tuple([structs.replace(each, text=repair_text(each.text)) for each in reply.thoughts])
+        reply = structs.replace(reply, thoughts=thoughts)
+    if reply.natives:
+        reply = structs.replace(reply, natives=tuple([_repair_native(each) for each in reply.natives]))
+    return reply
+
+
+def _repair_native(native: Native) -> Native:
+    result = repair_text(native.result)
+    if find_problem((native.args, native.content)):
+        return structs.replace(native, args={}, result=result, content=None)
+    return structs.replace(native, result=result)
 
 
 def _check_call(call: Call) -> Call:
     name, call_id = repair_text(call.name), repair_text(call.id)
     why = find_problem(call.args)
     if not why:
-        return call if (name, call_id) == (call.name, call.id) else structs.replace(call, name=name, id=call_id)
+        return call if name is call.name and call_id is call.id else structs.replace(call, name=name, id=call_id)
     kept = call.args.get(INVALID)
     text = repair_text(kept[:_KEPT_CHARACTERS]) if isinstance(kept, str) else why
     problem = repair_text(call.problem) or _REFUSED.format(name=name, why=why)

@@ -39,6 +39,9 @@ class TraceOrigin(NamedTuple):
     baggage: str = ""
 
 
+NO_ORIGIN = TraceOrigin()
+
+
 FindOrigin = Callable[[], TraceOrigin]
 
 

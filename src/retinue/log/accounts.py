@@ -58,12 +58,12 @@ BY: dict[str, Callable[[Event, UsageReported], str]] = {
 }
 
 
-def fold_bills(events: Iterable[Event], *, by: str, since: float = 0.0) -> dict[str, Bill]:
+def fold_bills(events: Iterable[Event], *, by: str) -> dict[str, Bill]:
     """Sum the usage events by key: days in order, other keys by cost, the highest first."""
     key, found = BY[by], dict[str, Bill]()
     for event in events:
         body = event.body
-        if isinstance(body, UsageReported) and event.at >= since:
+        if isinstance(body, UsageReported):
             name = key(event, body)
             found[name] = found.get(name, NO_BILL) + make_bill(body)
     if by == "day":

@@ -103,10 +103,12 @@ class MemoryLog:
     async def read_lines(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[StoredLine]:
         return [StoredLine(event.seq, encode_event(event)) for event in await self.read(tree, after=after, limit=limit)]
 
-    async def read_kind(self, kind: str, on_problem: OnProblem = ignore_problem) -> AsyncIterator[Event]:
+    async def read_kind(
+        self, kind: str, on_problem: OnProblem = ignore_problem, *, since: float = 0.0
+    ) -> AsyncIterator[Event]:
         for events in list(self._trees.values()):
             for event in list(events):
-                if event.kind == kind:
+                if event.kind == kind and event.at >= since:
                     yield event
 
     async def remove_trees(

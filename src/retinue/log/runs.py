@@ -43,7 +43,7 @@ U32_MAX = 2**32 - 1
 U64_MAX = 2**64 - 1
 
 
-class RunView(Struct, eq=False):
+class RunView(Struct, eq=False, gc=False):
     """One run as its events tell it. `unpriced` are the tokens of calls whose price is not known, `away` the seconds in
     which no process had the run. A run of a list, made without its calls and questions, has a `stored_state`."""
 
@@ -60,7 +60,7 @@ class RunView(Struct, eq=False):
     turns: int = 0
     completed_turns: int = 0
     tool_count: int = 0
-    tool_logs: tuple[ToolLog, ...] = ()
+    tool_logs: list[ToolLog] = []
     usage: Usage = NO_USAGE
     cost: Decimal = NOTHING
     unpriced: int = 0
@@ -79,6 +79,7 @@ class RunView(Struct, eq=False):
     away: float = 0.0
     stored_state: str = ""
     _result: Result[Any] | None = None
+    _progress: ProgressReported | None = None  # without what changes from call to call
 
     @property
     def label(self) -> str:
@@ -111,7 +112,8 @@ class RunView(Struct, eq=False):
 
     def apply(self, event: Event) -> None:
         self.last_seq = event.seq
-        self.stored_state = ""
+        if self.stored_state:
+            self.stored_state = ""
         body = event.body
         apply_body = _APPLY_BODY.get(type(body))
         if apply_body is not None and self.ended is None:
@@ -178,7 +180,7 @@ class RunView(Struct, eq=False):
                 return
             about, shown = describe_call(call.name, call.args), call.display_name or shown
         line = summarize_result(result.name, result.text, result.success)
-        self.tool_logs += (ToolLog(result.name, shown, about, line, result.success, result.duration_ms),)
+        self.tool_logs.append(ToolLog(result.name, shown, about, line, result.success, result.duration_ms))
 
     def _take_call(self, call_id: str) -> ToolCall | None:
         """Return the open call with this id, which is now no longer open."""
@@ -212,6 +214,46 @@ class RunView(Struct, eq=False):
         self.ended, self.ended_at = ended, event.at
         self.calls, self.approvals = (), ()
 
+    def describe_progress(
+        self, tree: str, tool: str, about: str, *, completed: bool, success: bool
+    ) -> ProgressReported:
+        """Return the state of a subagent at the start or the end of one of its tool calls. Counters stop at the largest
+        number of their type."""
+        if self._progress is None:
+            self._progress = self._begin_progress(tree)
+        return structs.replace(
+            self._progress,
+            current_turn=min(self.completed_turns, U32_MAX),
+            tool_name=tool,
+            tool_context=about,
+            completed=completed,
+            success=success,
+            tool_count=min(self.tool_count, U32_MAX),
+            total_tokens=min(self.usage.total_tokens, U64_MAX),
+        )
+
+    def _begin_progress(self, tree: str) -> ProgressReported:
+        """Return what all progress of the run has in common."""
+        profile, spawned = decode_raw(self.spawned.profile), self.spawned
+        nickname, turns = profile.get("nickname"), (profile.get("limits") or {}).get("turns")
+        return ProgressReported(
+            subagent_id=spawned.subagent_id,
+            subagent_name=self.agent,
+            nickname=nickname if isinstance(nickname, str) else None,
+            child_thread_id=f"{tree}/{self.number}",
+            child_root_task_id=f"{tree}/0",
+            subagent_task_id=None,
+            max_turns=min(turns, U32_MAX) if isinstance(turns, int) else None,
+            current_turn=0,
+            model=spawned.model or None,
+            tool_name="",
+            tool_context="",
+            completed=False,
+            success=False,
+            tool_count=0,
+            total_tokens=0,
+        )
+
     def make_tally(self) -> RunTally:
         """Return what lists show of the run beside its first event."""
         ended = self.ended
@@ -238,7 +280,7 @@ class RunView(Struct, eq=False):
 
     def drop_texts(self) -> None:
         """Forget what no tally needs: the log's writer keeps runs of any length."""
-        self.tool_logs, self.warnings, self.replies, self.last_message = (), (), (), ""
+        self.tool_logs, self.warnings, self.replies, self.last_message = [], (), (), ""
 
     def measure_seconds(self, now: float) -> float:
         """Return how long the run took, or has taken until now; a queued run has taken nothing."""
@@ -271,7 +313,7 @@ class RunView(Struct, eq=False):
             ended.final_response,
             self.turns,
             self.tool_count,
-            self.tool_logs,
+            tuple(self.tool_logs),
             self.usage,
             None if self.unpriced else self.cost,
             ended.status == "done",
@@ -438,32 +480,6 @@ class Runs(Struct, eq=False):
             if run.spawned.parent not in self.runs:
                 draw(run, "", "")
         return lines
-
-
-def describe_progress(
-    view: RunView, tree: str, tool: str, about: str, *, completed: bool, success: bool
-) -> ProgressReported:
-    """Return the state of a subagent at the start or the end of one of its tool calls. Counters stop at the largest
-    number of their type."""
-    profile = decode_raw(view.spawned.profile)
-    nickname, turns = profile.get("nickname"), (profile.get("limits") or {}).get("turns")
-    return ProgressReported(
-        subagent_id=view.spawned.subagent_id,
-        subagent_name=view.agent,
-        nickname=nickname if isinstance(nickname, str) else None,
-        child_thread_id=f"{tree}/{view.number}",
-        child_root_task_id=f"{tree}/0",
-        subagent_task_id=None,
-        max_turns=min(turns, U32_MAX) if isinstance(turns, int) else None,
-        current_turn=min(view.completed_turns, U32_MAX),
-        model=view.spawned.model or None,
-        tool_name=tool,
-        tool_context=about,
-        completed=completed,
-        success=success,
-        tool_count=min(view.tool_count, U32_MAX),
-        total_tokens=min(view.usage.total_tokens, U64_MAX),
-    )
 
 
 def describe_view(view: RunView, tree: str) -> Row:

@@ -37,10 +37,11 @@ from retinue.core.errors import LogDamaged, LogError, LogVersionError
 from retinue.core.events import Event, Gap, decode_event, encode_event, make_line
 from retinue.core.ports import RunTally, StoredRun, Unfinished
 from retinue.files.locks import open_own_file
-from retinue.files.user_key import find_user_folder, load_user_key
+from retinue.files.user_key import load_user_key
 from retinue.log.tree_index import Changes, TreeIndex, TreeRow, list_names
 
 SEAL_BYTES = 16
+_KEY_VARIABLES = ("XDG_STATE_HOME", "HOME")  # by which the key is found
 _TALLY = msgspec.json.Decoder(RunTally)
 APPLICATION_ID = 0x7265746E  # "retn"
 VERSION = 4
@@ -197,9 +198,9 @@ def check_version(db: apsw.Connection, path: Path) -> None:
 
 def seal_lines(lines: bytes) -> bytes:
     """Return the checksum of a batch under the user's key."""
-    return blake2b(
-        lines, digest_size=SEAL_BYTES, key=_load_key(str(find_user_folder())), person=b"retinue log"
-    ).digest()
+    seal = _begin_seal(*map(os.environ.get, _KEY_VARIABLES)).copy()
+    seal.update(lines)
+    return seal.digest()
 
 
 def seal_text(text: bytes) -> str:
@@ -247,9 +248,10 @@ def index_batch(db: apsw.Connection, index: TreeIndex, row: int, lines: bytes) -
 
 
 @lru_cache(4)
-def _load_key(folder: str) -> bytes:
-    """Return the user's key, read once for each folder it may be in: every batch needs it."""
-    return load_user_key()
+def _begin_seal(*variables: str | None) -> blake2b:
+    """Return the seal of nothing under the user's key, which is read once for each place it may be in: every row needs
+    it."""
+    return blake2b(digest_size=SEAL_BYTES, key=load_user_key(), person=b"retinue log")
 
 
 # Writing
@@ -451,6 +453,12 @@ def find_last_batch(db: apsw.Connection) -> int:
         with suppress(apsw.CorruptError):
             found.append(db.execute(query).get or 0)
     return max(found)
+
+
+def list_batches(db: apsw.Connection, since: float) -> list[int]:
+    """Return the ids of the batches with events of the trees whose newest event is of that time or later."""
+    query = "SELECT DISTINCT batch FROM places JOIN trees USING (tree) WHERE last_at >= ? ORDER BY batch"
+    return [row for (row,) in db.execute(query, (since,))]
 
 
 def has_batch(db: apsw.Connection, row: int) -> bool:

@@ -63,20 +63,21 @@ class SqliteReader:
     def location(self) -> str:
         return str(self.folder)
 
-    async def read_kind(self, kind: str, on_problem: OnProblem = ignore_problem) -> AsyncIterator[Event]:
+    async def read_kind(
+        self, kind: str, on_problem: OnProblem = ignore_problem, *, since: float = 0.0
+    ) -> AsyncIterator[Event]:
         wanted = b'"kind":"%b"' % kind.encode()  # may also be in the arguments of a call
         for file in await asyncio.to_thread(self.list_files):
-            batch: int | None = 0
             problems: dict[str, LogError] = {}
-            while batch is not None:
-                try:
-                    events, batch = await asyncio.to_thread(_read_matching, file, wanted, batch, problems)
-                except LogError as error:
-                    problems.setdefault(str(error), error)
-                    break
-                for event in events:
-                    if event.kind == kind:
-                        yield event
+            try:
+                batches = await asyncio.to_thread(_list_batches, file, since)
+                for start in range(0, len(batches), BATCHES_AT_ONCE):
+                    some = batches[start : start + BATCHES_AT_ONCE]
+                    for event in await asyncio.to_thread(_read_matching, file, wanted, some, problems):
+                        if event.kind == kind and event.at >= since:
+                            yield event
+            except LogError as error:
+                problems.setdefault(str(error), error)
             for problem in problems.values():
                 on_problem(problem)
 
@@ -341,14 +342,21 @@ def _load_status(file: Path, tree: str) -> StoredTree | None:
     return row.describe(holder.pid if holder is not None and batch >= holder.first_batch else None)
 
 
-def _read_matching(
-    file: Path, wanted: bytes, after: int, problems: dict[str, LogError]
-) -> tuple[list[Event], int | None]:
-    """Read the events with those bytes in some batches after that one; and the batch to go on after, if any."""
+def _list_batches(file: Path, since: float) -> Sequence[int]:
+    """List the batches of a file; with `since`, those of trees that were not over by then."""
+    with open_file(file) as db:
+        last = schema.find_last_batch(db)
+        if since:
+            with suppress(apsw.CorruptError):
+                return schema.list_batches(db, since)
+    return range(1, last + 1)
+
+
+def _read_matching(file: Path, wanted: bytes, batches: Sequence[int], problems: dict[str, LogError]) -> list[Event]:
+    """Read the events with those bytes in these batches, as far as these are still there."""
     events: list[Event] = []
     with open_file(file) as db:
-        last, end = schema.find_last_batch(db), after + BATCHES_AT_ONCE
-        for row in range(after + 1, min(end, last) + 1):
+        for row in batches:
             try:
                 lines = schema.load_batch(db, row) if schema.has_batch(db, row) else b""
             except LogDamaged as error:
@@ -357,7 +365,7 @@ def _read_matching(
             if wanted in lines:
                 found = (make_line(line) for line in lines.split(b"\n") if wanted in line)
                 events += [decode_line(line, file) for line in found]
-    return events, end if end < last else None
+    return events
 
 
 def _delete_trees(file: Path, lock: int, trees: list[str]) -> int:

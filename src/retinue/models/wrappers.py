@@ -120,8 +120,15 @@ class RedactingModel:
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
         streams: dict[str, secrets.Stream] = {}
 
+        def flush() -> None:
+            for kind, stream in streams.items():
+                rest = stream.rest()
+                if rest:
+                    on_delta(kind, rest)
+
         def show(kind: str, text: str) -> None:
             if kind == "retry":
+                flush()  # what was held back of the failed attempt is no beginning of the next one
                 shown = secrets.clean_text(text)
             else:
                 shown = streams.setdefault(kind, secrets.Stream()).feed(text)
@@ -131,10 +138,7 @@ class RedactingModel:
         system, thread = secrets.clean_text(request.system), secrets.clean_value(request.thread)
         redacted = msgspec.structs.replace(request, system=system, thread=thread)
         reply = repair_reply(await self._model.complete(redacted, show))  # before its values are walked
-        for kind, stream in streams.items():
-            rest = stream.rest()
-            if rest:
-                on_delta(kind, rest)
+        flush()
         return msgspec.structs.replace(
             reply,
             text=secrets.clean_text(reply.text),

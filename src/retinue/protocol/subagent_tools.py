@@ -329,7 +329,9 @@ class SubagentTools:
 
     async def describe_wait(self, results: list[Reply]) -> Reply:
         """Make the reply to a wait: the results that came, and what still runs."""
-        return {"success": True, "results": results, "running": await self._list_running(), "timed_out": False}
+        running = [known for known in await self._scope.list_direct() if not known.has_ended]
+        entries, left_out = await self._describe_newest(running)
+        return {"success": True, "results": results, "running": entries, "timed_out": False, **left_out}
 
     async def cancel(self, call: Call) -> Reply:
         known = await self._find(call.args)
@@ -337,14 +339,15 @@ class SubagentTools:
         return {"success": True, **about, "cancelled": await self._scope.cancel(known)}
 
     async def list_background(self, call: Call) -> Reply:
-        if call.args.get("include_all") is not True:
-            return {"success": True, "subagents": await self._list_running()}
-        entries = [await self._describe_status(known) for known in await self._scope.list_direct()]
-        return {"success": True, "subagents": entries}
-
-    async def _list_running(self) -> list[Reply]:
         direct = await self._scope.list_direct()
-        return [await self._describe_status(known) for known in direct if not known.has_ended]
+        wanted = direct if call.args.get("include_all") is True else [each for each in direct if not each.has_ended]
+        entries, left_out = await self._describe_newest(wanted)
+        return {"success": True, "subagents": entries, **left_out}
+
+    async def _describe_newest(self, runs: Sequence[KnownRun]) -> tuple[list[Reply], Reply]:
+        """Describe the newest runs, as many as a list has; also return the field that counts the others."""
+        page, left_out = take_page(runs, (), 0)
+        return [await self._describe_status(known) for known in page], {"left_out": left_out} if left_out else {}
 
     async def _find(self, args: Mapping[str, Any]) -> KnownRun:
         given = next((args[key] for key in ID_FIELDS if args.get(key) is not None), None)

@@ -92,7 +92,7 @@ class Driver:
         started = plan.runtime.started
         if started is not None and (history is None or run.view.place != started):
             tree.write(run, started)
-        if self._files.keeps(tree.id, run.ref.run):
+        if run.queues and self._files.keeps(tree.id, run.ref.run):  # the replies about it name its workspace
             make_private_folder(run.folders.path)
         if plan.host or plan.profile.call is not None:
             CURRENT.set(self._make_context(run, services))

@@ -40,7 +40,7 @@ from retinue.core.rules import ALLOW, Verdict
 from retinue.core.sendable import repair_reply
 from retinue.core.usage import NO_USAGE, Usage, estimate_missing
 from retinue.log.reading import wait_until_read
-from retinue.log.runs import describe_progress, describe_view
+from retinue.log.runs import describe_view
 from retinue.log.summaries import describe_call
 from retinue.supervisor import apply_changes
 from retinue.supervisor.approvals import GIVEN_UP, Approvals, current_spec, judge_call
@@ -164,11 +164,10 @@ class RunServices(msgspec.Struct, eq=False):
         run, parent = self.run, self.run.parent
         if parent is None or run.queues:
             return
-        about, success = describe_call(call.name, call.args), outcome is not None and outcome.success
-        progress = describe_progress(
-            run.view, self.tree.id, call.name, about, completed=outcome is not None, success=success
-        )
-        self.tree.write(parent, progress)
+        tree, about = self.tree, describe_call(call.name, call.args)
+        completed, success = outcome is not None, outcome is not None and outcome.success
+        progress = run.view.describe_progress(tree.id, call.name, about, completed=completed, success=success)
+        tree.write(parent, progress)
 
     def lend(self, call: Call) -> Awaitable[Outcome]:
         self._check_wanted()

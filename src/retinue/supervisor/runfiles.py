@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -36,35 +38,63 @@ from retinue.log.transcripts import format_transcript
 from retinue.workspaces.run_folders import StateFolder
 
 WAIT_SECONDS = 5.0
+TREES_AT_ONCE = 32
 _LOG = logging.getLogger(__name__)
 _STATUS_KINDS = (RunStarted, TurnEnded, ApprovalAsked, ApprovalDecided, RunEnded)
 
 
-class _Kept(NamedTuple):
+class _RunFile(msgspec.Struct, eq=False):
+    """The files of one run: the events that are in them, and who waits for them."""
+
     begun: asyncio.Event
     ended: asyncio.Event
+    events: list[Event] = []
+
+    def release_waiters(self) -> None:
+        self.begun.set()
+        self.ended.set()
+
+
+class _TreeFiles(msgspec.Struct, eq=False):
+    """The files of a tree: those of its runs, and the events that are not yet in them. A tree that is `over` gets no
+    more of them; one that `failed` could not be written."""
+
+    runs: Runs
+    kept: dict[int, _RunFile] = {}
+    pending: list[Event] = []
+    is_written: bool = False  # at this moment, in a thread
+    over: bool = False
+    failed: bool = False
+
+    def take_pending(self) -> list[Event]:
+        taken, self.pending = self.pending, []
+        return taken
 
 
 class RunFiles:
-    """The files of the runs that are kept, written by one watching task per tree."""
+    """The files of the runs that are kept. A task follows each tree; one writes what has come in, in a thread, some
+    trees at a time. So a tree has the more events in one go, the more there is to do."""
 
     def __init__(self, log: Log, state: StateFolder) -> None:
         self._log = log
         self._state = state
-        self._kept: dict[str, dict[int, _Kept]] = {}
+        self._trees: dict[str, _TreeFiles] = {}
+        self._changed: dict[str, _TreeFiles] = {}  # trees with pending events, in the order they got them
         self._owner = TaskOwner()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._is_writing = False
 
     def keep(self, runs: Runs, run: int, *, after: int) -> None:
         """Keep the files of a run whose events come after that number. `runs` is the view of its tree, which somebody
         else keeps current."""
-        kept = self._kept.setdefault(runs.tree, {})
-        kept[run] = _Kept(asyncio.Event(), asyncio.Event())
-        if runs.tree not in self._tasks:
-            self._tasks[runs.tree] = self._owner.start(self._follow(runs, kept, after))
+        tree = self._trees.get(runs.tree)
+        if tree is None:
+            tree = self._trees[runs.tree] = _TreeFiles(runs)
+            self._owner.start(self._follow(tree, after))
+        tree.kept[run] = _RunFile(asyncio.Event(), asyncio.Event())
 
     def keeps(self, tree: str, run: int) -> bool:
-        return run in self._kept.get(tree, ())
+        found = self._trees.get(tree)
+        return found is not None and run in found.kept
 
     def has_files(self, tree: str, run: int) -> bool:
         """Tell whether an earlier process has kept files of the run."""
@@ -72,11 +102,15 @@ class RunFiles:
 
     async def begun(self, tree: str, runs: Sequence[int]) -> None:
         """Wait until the files of these new runs are there, but not for ever: they are a convenience."""
-        await self._wait([kept.begun for run, kept in self._kept.get(tree, {}).items() if run in runs])
+        await self._wait([file.begun for file in self._find_files(tree, runs)])
 
     async def written(self, tree: str, runs: Sequence[int]) -> None:
         """Wait until the files of these ended runs are complete."""
-        await self._wait([kept.ended for run, kept in self._kept.get(tree, {}).items() if run in runs])
+        await self._wait([file.ended for file in self._find_files(tree, runs)])
+
+    def _find_files(self, tree: str, runs: Sequence[int]) -> list[_RunFile]:
+        found = self._trees.get(tree)
+        return [] if found is None else [file for run, file in found.kept.items() if run in runs]
 
     async def _wait(self, events: list[asyncio.Event]) -> None:
         with suppress(TimeoutError):
@@ -85,74 +119,106 @@ class RunFiles:
                     await event.wait()
 
     async def close(self) -> None:
-        await self._owner.wait(5)
+        """Write what is left. Gives up when nothing was written for some seconds."""
+        left = -1
+        while len(self._trees) != left:
+            left = len(self._trees)
+            if await self._owner.wait(WAIT_SECONDS):
+                return
         self._owner.cancel()
+        for tree in list(self._trees.values()):
+            self._release(tree)
 
-    async def _follow(self, runs: Runs, kept: dict[int, _Kept], after: int) -> None:
-        tree = runs.tree
-        events: dict[int, list[Event]] = {}
-        queue: asyncio.Queue[Event | None] = asyncio.Queue()
-        self._owner.start(self._read_events(tree, after, queue))
+    async def _follow(self, tree: _TreeFiles, after: int) -> None:
+        name = tree.runs.tree
         try:
-            while batch := await _take_batch(queue):
-                if any(event.run in kept and event.run not in events for event in batch):
-                    self._write_batch(runs, batch, kept, events)  # at once: a reply waits for a new run's files
-                else:
-                    await asyncio.to_thread(self._write_batch, runs, batch, kept, events)
-                for event in batch:
-                    if event.run in kept:
-                        kept[event.run].begun.set()
-                        if isinstance(event.body, RunEnded):
-                            del events[event.run]
-                            kept[event.run].ended.set()
-        except (OSError, RetinueError) as error:
-            _LOG.warning("the files of tree %s cannot be written any more: %s", tree, error)
-        finally:
-            for run in kept.values():
-                run.begun.set()
-                run.ended.set()
-            self._kept.pop(tree, None)
-            self._tasks.pop(tree, None)
-
-    async def _read_events(self, tree: str, after: int, queue: asyncio.Queue[Event | None]) -> None:
-        try:
-            async for event in self._log.watch(tree, after=after):
-                if not isinstance(event, Delta):
-                    queue.put_nowait(event)
+            async for event in self._log.watch(name, after=after):
+                if isinstance(event, Delta) or tree.failed:
+                    continue
+                if event.run in tree.kept or isinstance(event.body, RunEnded):
+                    tree.pending.append(event)
+                    self._changed[name] = tree
+                    if not self._is_writing:
+                        self._is_writing = True
+                        self._owner.start(self._write_changes())
         except RetinueError as error:
-            _LOG.warning("the files of tree %s are not complete: %s", tree, error)
+            _LOG.warning("the files of tree %s are not complete: %s", name, error)
         finally:
-            queue.put_nowait(None)
+            tree.over = True
+            if not tree.pending and not tree.is_written:
+                self._release(tree)
 
-    def _write_batch(
-        self, runs: Runs, batch: list[Event], kept: dict[int, _Kept], events: dict[int, list[Event]]
-    ) -> None:
+    def _release(self, tree: _TreeFiles) -> None:
+        for file in tree.kept.values():
+            file.release_waiters()
+        if self._trees.get(tree.runs.tree) is tree:
+            del self._trees[tree.runs.tree]
+
+    async def _write_changes(self) -> None:
+        """Write what is pending, until nothing is."""
+        try:
+            while self._changed:
+                names = list(islice(self._changed, TREES_AT_ONCE))
+                trees = [self._changed.pop(name) for name in names]
+                batches = [tree.take_pending() for tree in trees]
+                for tree in trees:
+                    tree.is_written = True
+                await asyncio.to_thread(self._write_batches, trees, batches)
+                for tree, batch in zip(trees, batches, strict=True):
+                    self._settle(tree, batch)
+        finally:
+            self._is_writing = False
+
+    def _settle(self, tree: _TreeFiles, batch: list[Event]) -> None:
+        """Wake those who wait for what was written."""
+        tree.is_written = False
+        for event in batch:
+            file = tree.kept.get(event.run)
+            if file is not None:
+                file.begun.set()
+                if isinstance(event.body, RunEnded):
+                    file.events = []
+                    file.ended.set()
+        if tree.failed or (tree.over and not tree.pending):
+            self._release(tree)
+
+    # The methods from here on run in a thread.
+
+    def _write_batches(self, trees: list[_TreeFiles], batches: list[list[Event]]) -> None:
+        for tree, batch in zip(trees, batches, strict=True):
+            try:
+                self._write_batch(tree, batch)
+            except (OSError, RetinueError) as error:
+                _LOG.warning("the files of tree %s cannot be written any more: %s", tree.runs.tree, error)
+                tree.failed = True
+
+    def _write_batch(self, tree: _TreeFiles, batch: list[Event]) -> None:
         """Write what happened since the last batch: once for each run, however many events it has."""
         by_run: dict[int, list[Event]] = {}
         for event in batch:
-            if event.run in kept:
+            if event.run in tree.kept:
                 by_run.setdefault(event.run, []).append(event)
         for run, new in by_run.items():
-            self._write(runs.tree, runs.runs[run], new, events.setdefault(run, []))
+            self._write(tree.runs.tree, tree.runs.runs[run], new, tree.kept[run].events)
         if any(isinstance(event.body, RunEnded) for event in batch):
-            self._summarise(runs)
+            self._summarise(tree.runs)
 
     def _write(self, tree: str, run: RunView, new: list[Event], events: list[Event]) -> None:
         """Write the new events of a run whose earlier `events` are written, and add them to those."""
-        folder = Path(self._state.run_folder(tree, run.number))
+        own = self._state.run_folder(tree, run.number)
+        live, full = f"{own}/live_logs", f"{own}/full_logs"
+        if not events:
+            for folder in (self._state.tree_folder(tree), own, live, full):  # so that none is tried in vain
+                make_private_folder(folder)
         lines = b"".join(encode_event(event) + b"\n" for event in new)
-        live = make_private_folder(folder / "live_logs") / "events.ndjson"
-        write_private_file(live, lines, append=bool(events))  # a run that resumes after a crash starts its file anew
-        full = folder / "full_logs"
+        # A run that resumes after a crash starts its file anew.
+        write_private_file(f"{live}/events.ndjson", lines, append=bool(events))
         if not events or any(isinstance(event.body, _STATUS_KINDS) for event in new):
-            replace_file(
-                make_private_folder(full) / "status.json",
-                msgspec.json.format(msgspec.json.encode(status_of(tree, run))),
-            )
+            replace_file(f"{full}/status.json", msgspec.json.format(msgspec.json.encode(status_of(tree, run))))
         events += new
         if isinstance(new[-1].body, RunEnded):
-            replace_file(full / "events.ndjson", b"".join(encode_event(e) + b"\n" for e in events))
-            replace_file(full / "transcript.md", format_transcript(events).encode())
+            _copy_file(f"{live}/events.ndjson", f"{full}/events.ndjson")
+            replace_file(f"{full}/transcript.md", format_transcript(events).encode())
 
     def _summarise(self, runs: Runs) -> None:
         views = list(runs.runs.values())
@@ -166,18 +232,16 @@ class RunFiles:
             "usage": msgspec.to_builtins(usage),
             "cost": None if any(view.unpriced for view in views) else str(sum(view.cost for view in views)),
         }
-        path = make_private_folder(self._state.tree_folder(runs.tree)) / "metrics_summary.json"
+        path = f"{self._state.tree_folder(runs.tree)}/metrics_summary.json"
         replace_file(path, msgspec.json.format(msgspec.json.encode(summary)))
 
 
-async def _take_batch(queue: asyncio.Queue[Event | None]) -> list[Event]:
-    """Return what is in the queue, at least one event; nothing at its end."""
-    batch = [await queue.get()]
-    while batch[-1] is not None and not queue.empty():
-        batch.append(queue.get_nowait())
-    if batch[-1] is None and len(batch) > 1:
-        queue.put_nowait(None)  # the end, for the next time
-    return [event for event in batch if event is not None]
+def _copy_file(source: str, target: str) -> None:
+    """Give a file that is not written any more a second name, or where that cannot be, a copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        replace_file(target, Path(source).read_bytes())
 
 
 def status_of(tree: str, run: RunView) -> dict[str, Any]:

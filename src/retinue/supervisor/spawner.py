@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -179,15 +178,12 @@ class Spawner:
             raise SpawnRefused(str(error)) from None
 
     def _plan_child(self, parent: Run, order: Order) -> Plan:
-        make_plan = partial(
-            self._ports.planner.plan,
-            order.profile,
-            task=order.task,
-            parent=parent.plan,
-            given=not order.asked_by_model,
-        )
-        plan, depth = make_plan(), parent.depth + 1
-        return make_plan(can_spawn=False) if depth >= _limit_depth(parent, plan.profile.limits) else plan
+        profile, task, given = order.profile, order.task, not order.asked_by_model
+        make_plan = self._ports.planner.plan
+        plan = make_plan(profile, task=task, parent=parent.plan, given=given)
+        if parent.depth + 1 < _limit_depth(parent, plan.profile.limits):
+            return plan
+        return make_plan(profile, task=task, parent=parent.plan, given=given, can_spawn=False)
 
     def check_plan(self, parent: Run, order: Order, plan: Plan, *, base: str, name: str) -> CheckedOrder:
         """Return what a child of this plan is made of. Raises ConfigError for a wrong path, or without budget."""

@@ -20,7 +20,7 @@ from retinue.core.events import Body, Event, Inbox, RunSpawned
 from retinue.core.messages import UserTurn
 from retinue.core.ports import Clock, Log, Receipt
 from retinue.core.sendable import repair_text
-from retinue.core.traces import FindOrigin, TraceOrigin
+from retinue.core.traces import NO_ORIGIN, FindOrigin, TraceOrigin
 from retinue.log.runs import Runs
 from retinue.supervisor.run import Run
 from retinue.supervisor.slots import Slots
@@ -61,7 +61,7 @@ class Tree:
     ) -> None:
         """Make a new tree, or one that an earlier process has begun: the view `restored`, up to the event `seq`."""
         self.id = new_tree_id() if restored is None else restored.tree
-        self.trace_origin = TraceOrigin() if trace is None else trace()
+        self.trace_origin = NO_ORIGIN if trace is None else trace()
         self.trace_id = self.trace_origin.traceparent[3:35] or random.getrandbits(128).to_bytes(16, "big").hex()
         self.runs: list[Run] = []
         self.view = Runs(self.id) if restored is None else restored
@@ -105,8 +105,9 @@ class Tree:
         self.seq = seq = self.seq + 1
         if run.stall_timer is not None:
             run.stall_timer.record_activity()
-        ref, now = run.ref, self._now
-        event = Event(seq, self.id, ref.run, ref.path, ref.agent, now(), body)  # type: ignore[arg-type] # one of KINDS
+        ref = run.ref
+        now = self._now()
+        event = Event(seq, self.id, ref.run, ref.path, ref.agent, now, body)  # type: ignore[arg-type] # one of KINDS
         view.apply(event)
         return self.log.append(event, wait)
 
@@ -174,6 +175,7 @@ _TEXT_FIELDS: dict[type[Body], tuple[str, ...]] = {
     events.ApprovalAsked: ("args", "preview", "label", "rule", "tool", "call_id"),
     events.ApprovalDecided: ("reason", "by", "rule", "args", "tool", "call_id"),
     events.Inbox: ("text",),
+    events.ProgressReported: ("tool_name", "tool_context"),
     events.Warned: ("text",),
     events.RunEnded: ("final_response", "error_details", "partial", "structured", "changed_files"),
 }

@@ -5,6 +5,7 @@ of its own, with its own folder, environment, umask, streams and exit code. Run 
 reads requests from the socket that is its stdin, and ends with it.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -16,7 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from io import TextIOWrapper
@@ -28,7 +29,7 @@ import retinue
 PACKAGE = Path(retinue.__file__).parent
 PYTHON_SETTINGS = {"PYTHONPATH": str(PACKAGE.parent), "PYTHONUTF8": "1"}  # read when an interpreter starts
 # Loaded by few commands, and with a large library behind each.
-RARE = ("retinue.models.provider", "retinue.telemetry", "retinue.tools.mcp", "retinue.surfaces.mcp", "retinue.pytest")
+RARE = ("retinue.models.provider", "retinue.telemetry", "retinue.pytest")
 
 
 def can_fork(env: Mapping[str, str]) -> bool:
@@ -52,7 +53,8 @@ class ForkServer:
         umask = os.umask(0)
         os.umask(umask)
         request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "umask": umask}
-        told, their_told = socket.socketpair()
+        # Packets: of a short command on a busy machine both the number and the exit code may be there at once.
+        told, their_told = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         given, words, (out, their_out), (err, their_err) = (
             _open_input(stdin),
             os.memfd_create("x"),
@@ -133,6 +135,26 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
+def _leave_as_a_program(main: Callable[[], int]) -> NoReturn:
+    """Do all that an interpreter does at its end, but for taking its modules apart: that takes longer than most
+    commands."""
+    try:
+        code = main()
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+        if isinstance(ending.code, str):
+            print(ending.code, file=sys.stderr)
+    except BaseException:
+        code = 1
+        sys.excepthook(*sys.exc_info())
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
 def _end_command(running: selectors.BaseSelector, pidfd: int, pid: int, told: int) -> None:
     _, status = os.waitpid(pid, 0)
     running.unregister(pidfd)
@@ -174,4 +196,4 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     serve()
-    sys.exit(importlib.import_module("retinue.surfaces.cli.main").main())
+    _leave_as_a_program(importlib.import_module("retinue.surfaces.cli.main").main)

@@ -53,6 +53,22 @@ def test_once_cancels_the_tree(project: Project, number: signal.Signals) -> None
     assert (child["state"], child["usage"]["input_tokens"], child["tool_count"]) == ("cancelled", 7, 1)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("command", ["run", "serve"])
+def test_once_is_enough_when_the_terminal_is_gone(project: Project, command: str, number: signal.Signals) -> None:
+    """Nothing can be said on a stderr that nobody reads any more, and the work is cancelled all the same."""
+    model = project.script({"main": [{"tools": [GLOB]}, {"hang": True}]})
+    words = ("run", "x", "--yes") if command == "run" else ("mcp", "serve", "--http")
+    with project.running(*words, "--model", model) as process:
+        assert process.stderr is not None
+        read_until(process.stderr, 'Tool "glob" result' if command == "run" else "the header to send")
+        process.stderr.close()
+        process.send_signal(number)
+        process.wait(QUICK_SECONDS)
+    if command == "run":
+        assert [row["state"] for row in project.rows()] == ["cancelled"]
+
+
 def test_twice_kills_what_does_not_want_to_end(project: Project) -> None:
     with project.running("run", "x", "--yes", "--model", project.script(STUBBORN)) as process:
         assert process.stderr is not None

@@ -87,6 +87,19 @@ def test_hostile_text_is_escaped_wherever_it_comes_from(project: Project) -> Non
         assert "[bold]markup[/bold]" in screen or command == ["ps"]
 
 
+@pytest.mark.finding("U9")
+def test_ps_shortens_labels_before_it_drops_a_column(project: Project) -> None:
+    task = {"task": "find out where the discount is computed", "subagent_type": "explorer"}
+    spawn = {"name": "spawn_subagents", "args": {"tasks": [task]}}
+    assert project.run("--yes", agents={"main": [{"tools": [spawn]}, "done"], "explorer": ["here"]}).returncode == 0
+    terminal = Terminal(project, "ps", COLUMNS="84")
+    lines = terminal.read_until(None).splitlines()
+    assert terminal.end() == 0
+    assert lines[0].split()[:8] == ["RUN", "LABEL", "AGENT", "STATE", "TURNS", "TOOLS", "TOKENS", "TIME"]
+    assert "find out …" in lines[2] and "explorer  done" in lines[2]
+    assert all(len(line) <= 84 for line in lines[:3])
+
+
 @pytest.mark.parametrize(("answer", "content"), [("y", "new\n"), ("n not now", "old\n")])
 def test_a_question_is_answered_at_the_terminal(project: Project, answer: str, content: str) -> None:
     file: Path = project.folder / "file.txt"

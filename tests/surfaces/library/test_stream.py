@@ -1,6 +1,7 @@
 """Text as it comes: `stream_text` and `events(deltas=True)`."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,9 +9,10 @@ import pytest
 import retinue
 from retinue import Context, Profile, tool
 from retinue.core.events import Body, Delta, Event, Message, RunEnded, TurnStarted
+from retinue.core.secrets import forget_secret, hide_secret
 from retinue.core.spoken_text import SpokenText
-from retinue.models import Call, OnDelta, Reply, Request
-from retinue.testing import allow_all, scripted
+from retinue.models import Call, Model, OnDelta, Reply, Request
+from retinue.testing import ManualClock, allow_all, scripted
 from tests.supervisor.tree.kit import call
 
 pytestmark = pytest.mark.finding("U6")
@@ -31,13 +33,30 @@ class Halting:
         return Reply("".join(self.words))
 
 
+class Gated:
+    """A model that waits until somebody watches."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.is_watched = asyncio.Event()
+
+    async def complete(self, request: Request, on_delta: OnDelta) -> Reply:
+        await self.is_watched.wait()
+        return await self.model.complete(request, on_delta)
+
+
 async def test_pieces_come_while_the_model_speaks() -> None:
     model = Halting("Roses ", "are ", "red.")
     async with retinue.open() as r:
         run = await r.spawn(Profile("poet", model=model), "go")
         heard: list[str] = []
+        stream = run.stream_text()
+        first = asyncio.ensure_future(anext(stream))
+        await ManualClock.settle()  # the reader has begun to watch
         model.next.release()
-        async for piece in run.stream_text():
+        heard.append(await first)
+        model.next.release()
+        async for piece in stream:
             assert await run.state() == "running"
             heard.append(piece)
             model.next.release()
@@ -49,9 +68,11 @@ async def test_who_comes_late_gets_everything_once() -> None:
     model = Halting("one ", "two ", "three")
     async with retinue.open() as r:
         run = await r.spawn(Profile("counter", model=model), "go")
-        model.next.release()
         early = run.stream_text()
-        assert await anext(early) == "one "
+        first = asyncio.ensure_future(anext(early))
+        await ManualClock.settle()  # the reader has begun to watch
+        model.next.release()
+        assert await first == "one "
         late = run.stream_text()
         first = asyncio.ensure_future(anext(late))
         for _ in range(3):
@@ -87,18 +108,22 @@ async def test_replies_are_separate_and_only_those_of_the_run_itself() -> None:
 
 async def test_the_deltas_of_the_whole_tree_are_between_its_events() -> None:
     script: dict[str, Any] = {
-        "main": [{"thinking": "hm", **call("subagent_kid", task="k")}, {"text": "Done.", "delay": 0.02}],
-        "kid": [{"text": "kid says", "chunks": 2, "delay": 0.02}],
+        "main": [{"thinking": "hm", **call("subagent_kid", task="k")}, {"text": "Done."}],
+        "kid": [{"text": "kid says", "chunks": 2}],
     }
+    model, items = Gated(scripted(script)), []
     async with retinue.open(approver=allow_all, profiles=[Profile("kid")]) as r:
-        run = await r.spawn(Profile("main", model=scripted(script), tools=["subagent_kid"]), "go")
-        items = [item async for item in run.events(deltas=True)]
-    deltas = [(item.path, item.kind, item.text, item.turn, item.offset) for item in items if isinstance(item, Delta)]
-    assert [delta for delta in deltas if delta[1] == "text"] == [
-        ("/main/kid-1", "text", "kid ", 1, 0),
-        ("/main/kid-1", "text", "says", 1, 4),
-        ("/main", "text", "Done.", 2, 0),
-    ]
+        run = await r.spawn(Profile("main", model=model, tools=["subagent_kid"]), "go")
+        async for item in run.events(deltas=True):
+            model.is_watched.set()
+            items.append(item)
+    deltas = [item for item in items if isinstance(item, Delta) and item.kind == "text"]
+    said: dict[tuple[str, int], str] = {}
+    for delta in deltas:
+        assert delta.offset == len(said.get((delta.path, delta.turn), ""))
+        said[delta.path, delta.turn] = said.get((delta.path, delta.turn), "") + delta.text
+    assert said == {("/main/kid-1", 1): "kid says", ("/main", 2): "Done."}
+    assert len(deltas) >= 3
     ended = [n for n, item in enumerate(items) if isinstance(item, Event) and isinstance(item.body, RunEnded)]
     assert ended[-1] == len(items) - 1 and len(ended) == 2
 
@@ -113,22 +138,36 @@ async def test_a_run_without_a_model_gives_its_answer() -> None:
         assert [piece async for piece in run.stream_text()] == ["did it"]
 
 
+@pytest.fixture(params=["", "secret-value-of-nobody"])
+def secret(request: pytest.FixtureRequest) -> Iterator[str]:
+    """No secret, or one whose beginning is held back at the end of a piece."""
+    hide_secret(request.param)
+    yield request.param
+    forget_secret(request.param)
+
+
+@pytest.mark.usefixtures("secret")
 async def test_what_is_told_before_a_retry_stays_and_the_reply_is_whole() -> None:
+    is_watched = asyncio.Event()
+
     class Retrying:
         async def complete(self, request: Request, on_delta: OnDelta) -> Reply:
+            if request.turn == 1:
+                return Reply("Start.", (Call("a", "list_agents", {}),))
+            await is_watched.wait()
             on_delta("text", "I was")
             on_delta("retry", "the stream was cut; asking again")
             on_delta("text", "I am ")
             on_delta("text", "back.")
-            return Reply("I am back.", (Call("a", "list_agents", {}),)) if request.turn == 1 else Reply("I am back.")
+            return Reply("I am back.")
 
+    said = ""
     async with retinue.open() as r:
         run = await r.spawn(Profile("main", model=Retrying(), tools=["list_agents"]), "go")
-        said = "".join([piece async for piece in run.stream_text()])
-    assert said in (
-        "I was\n\nI am back.\n\nI was\n\nI am back.",
-        "I am back.\n\nI was\n\nI am back.",  # a reader that came after the first turn
-    )
+        async for piece in run.stream_text():
+            said += piece
+            is_watched.set()
+    assert said == "Start.\n\nI was\n\nI am back."
 
 
 def make_event(seq: int, body: Body, run: int = 0) -> Event:

@@ -278,6 +278,23 @@ def test_the_page_names_only_what_there_is() -> None:
         assert kind.file in page
 
 
+@pytest.mark.finding("M8")
+@pytest.mark.parametrize("title", ["Claude Code", "Codex", "Gemini CLI", "opencode", "Cursor, VS Code"])
+def test_the_page_has_the_header_that_each_client_sends_over_http(title: str) -> None:
+    """`make clients` drives the clients with these entries; here only that they can be read."""
+    from scripts.drive_clients import read_documented_entry
+
+    *before, entry = read_documented_entry(title)
+    if title == "Codex":
+        table, url = before
+        found = tomllib.loads(f"{table}\n{url}\n{entry}")["mcp_servers"]["retinue"]
+        assert found["bearer_token_env_var"] == "RETINUE_MCP_TOKEN"
+    else:
+        found = json.loads(f"{{{entry}}}")["retinue"]
+        assert re.fullmatch(r"Bearer [${:a-z]*RETINUE_MCP_TOKEN}?", found["headers"]["Authorization"])
+    assert "http://127.0.0.1:8931/mcp" in (found.get("url"), found.get("httpUrl"))
+
+
 def test_what_a_client_is_told_runs_no_code_of_the_project(project: Project) -> None:
     """Where there is no `retinue` on the PATH, Python starts us; in the project's folder, which it must not import."""
     printed = install(project, "claude", PATH="/nowhere").stdout

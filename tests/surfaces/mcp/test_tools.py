@@ -337,8 +337,10 @@ async def test_a_long_list_comes_in_pages(project: Project) -> None:
         first = await reply(client, "list_subagents")
         second = await reply(client, "list_subagents", offset=first["next_offset"])
         wrong = await reply(client, "list_subagents", offset=-1)
+        started = await reply(client, "list_background_tools", include_all=True)
     assert [each["subagent_id"] for each in first["subagents"]] == names[10:]  # the newest
     assert (first["left_out"], first["next_offset"]) == (10, 100)
     assert [each["subagent_id"] for each in second["subagents"]] == names[:10]
     assert second["left_out"] == 0 and "next_offset" not in second
     assert "'offset' must be" in wrong["error"]
+    assert [each["subagent_id"] for each in started["subagents"]] == names[10:] and started["left_out"] == 10

@@ -291,7 +291,7 @@ def _confirm_questions(found: Sequence[Waiting]) -> None:
     printer = Printer(sys.stderr)
     for each in found:
         printer.show_question(each.approval, whole=True)
-    if not prompts.ask_yes_no(f"yes to {'this' if len(found) == 1 else f'these {len(found)}'}?", default=False):
+    if not prompts.ask_yes_no(f"approve {'this' if len(found) == 1 else f'these {len(found)}'}?", default=False):
         raise ConfigError("nothing was answered")
 
 

@@ -21,6 +21,7 @@ from retinue.log.opening import open_reader
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.safe import measure_width
 
+LEAST_WIDTH = 12  # of a column that is shortened on a narrow terminal
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -100,15 +101,22 @@ def format_age(seconds: float) -> str:
 
 
 def format_table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str] = frozenset()
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str] = frozenset(), flexible: str = ""
 ) -> list[str]:
-    """Format rows as lines with aligned columns, on a terminal no wider than it."""
+    """Format rows as lines with aligned columns, on a terminal no wider than it.
+
+    On a narrow terminal the `flexible` column is shortened first, so that all columns but the last fit."""
     widths = [max(measure_width(row[n]) for row in (heads, *rows)) for n in range(len(heads))]
     screen = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else None
+    if screen is not None and flexible:
+        place = heads.index(flexible)
+        others = sum(widths[:-1]) - widths[place] + 2 * len(widths)
+        widths[place] = min(widths[place], max(LEAST_WIDTH, screen - others))
     lines = []
     for row in (heads, *rows):
         cells = []
-        for head, text, width in zip(heads, row, widths, strict=True):
+        for head, cell, width in zip(heads, row, widths, strict=True):
+            text = shorten_to_width(cell, width)
             space = " " * (width - measure_width(text))
             cells.append(space + text if head in right else text + space)
         line = "  ".join(cells).rstrip()

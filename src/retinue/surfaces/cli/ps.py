@@ -69,7 +69,7 @@ def execute_ps(args: argparse.Namespace) -> int:
     table = [HEADS, *(row for each in found for row in _make_rows(each, now))]
     if not any(view.cost for each in found for view in each.list_runs()):  # nothing but "unknown" says nothing
         table = [row[:COST] + row[COST + 1 :] for row in table]
-    print("\n".join(screen.format_table(table[0], table[1:], right=NUMBERS)))
+    print("\n".join(screen.format_table(table[0], table[1:], right=NUMBERS, flexible="LABEL")))
     for each in found:
         if each.pid is not None and any(view.ended is None for view in each.list_runs()):
             print(f"\n{_describe_process(project.state, each)}")

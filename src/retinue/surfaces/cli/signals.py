@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -50,7 +51,8 @@ class Signals:
         if self._count > 2:
             os._exit(KILLED)
         word, act = (CANCELLING, self._cancel) if self._count == 1 else (KILLING, self._kill)
-        self._say(word)
+        with suppress(OSError):  # the terminal may be gone, which is why a signal comes
+            self._say(word)
         work = act()
         if work is not None:
             self._tasks.start(work)

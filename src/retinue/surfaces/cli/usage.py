@@ -39,8 +39,8 @@ def execute_usage(args: argparse.Namespace) -> int:
     log = screen.open_project_log().log
     since = 0.0 if args.since is None else time.time() - args.since
     problems: dict[str, None] = {}
-    events = asyncio.run(_read_usage(log, lambda problem: problems.setdefault(str(problem))))
-    found = fold_bills(events, by=args.by, since=since)
+    events = asyncio.run(_read_usage(log, lambda problem: problems.setdefault(str(problem)), since))
+    found = fold_bills(events, by=args.by)
     for problem in problems:
         screen.print_warning(problem)
     whole = sum(found.values(), NO_BILL)
@@ -56,10 +56,11 @@ def execute_usage(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _read_usage(log: LogReader, on_problem: OnProblem) -> list[Event]:
+async def _read_usage(log: LogReader, on_problem: OnProblem, since: float) -> list[Event]:
     """Read the `usage` events of all trees, but those that another process has in its own trees too."""
     reported = {stored.tree for stored in await log.list_trees(on_problem) if stored.is_reported}
-    return [event async for event in log.read_kind(UsageReported.kind, on_problem) if event.tree not in reported]
+    events = log.read_kind(UsageReported.kind, on_problem, since=since)
+    return [event async for event in events if event.tree not in reported]
 
 
 def _make_rows(found: Iterable[tuple[str, Bill]]) -> Iterable[tuple[str, ...]]:

@@ -92,9 +92,11 @@ _GIVEN: dict[str, Schema] = {
     ),
     STATUS: _make_reply_schema(subagent=_ENTRY),
     RESULT: _make_reply_schema(result=_ENTRY, status=_TEXT, subagent_id=_TEXT),
-    WAIT: _make_reply_schema(results=_ENTRIES, running=_ENTRIES, timed_out={"type": "boolean"}),
+    WAIT: _make_reply_schema(
+        results=_ENTRIES, running=_ENTRIES, left_out={"type": "integer"}, timed_out={"type": "boolean"}
+    ),
     CANCEL: _make_reply_schema(cancelled={"type": "boolean"}, status=_TEXT, subagent_id=_TEXT),
-    BACKGROUND: _make_reply_schema(subagents=_ENTRIES),
+    BACKGROUND: _make_reply_schema(subagents=_ENTRIES, left_out={"type": "integer"}),
 }  # the structured replies
 _MORE = {  # for clients only, where it differs from what a model inside a tree is told
     LIST: "List the subagents of this session and of earlier ones in this project: id, status, task, workspace, and "

@@ -37,7 +37,9 @@ def _render_lines(reply: dict[str, Any]) -> Iterator[str]:
         if key in reply and not reply[key] and key == "subagents":
             yield "No subagents."
     if reply.get("left_out"):
-        yield f"and {reply['left_out']} more: call it again with offset={reply['next_offset']}"
+        offset = reply.get("next_offset")
+        more = f"call it again with offset={offset}" if offset else "list_subagents lists all of them"
+        yield f"and {reply['left_out']} more: {more}"
     if "cancelled" in reply:
         yield f"{reply['subagent_id']}: {'being cancelled' if reply['cancelled'] else reply['status']}"
     if "note" in reply:
