@@ -199,11 +199,13 @@ class FileWriter:
         row, batch = found
         feed = Feed(first=row.last_seq + 1)
         feed.root, feed.ended = row.root, row.ended
+        if batch >= self._first_batch and not feed.ended:
+            return feed
         pending = [coming for coming in list(self._pending) if coming.tree == tree]
         if feed.ended:
             for coming in pending:  # a run that continues a finished tree, and is not yet on disk
                 feed.follow_root(coming)
-        elif batch < self._first_batch and not pending:
+        elif not pending:
             found = schema.load_tree(self._reader, tree)  # again: what no longer waits is in the file now
             feed.ended = found is None or found[1] < self._first_batch
         return feed

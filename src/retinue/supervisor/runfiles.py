@@ -208,7 +208,7 @@ class RunFiles:
         own = self._state.run_folder(tree, run.number)
         live, full = f"{own}/live_logs", f"{own}/full_logs"
         if not events:
-            for folder in (own, live, full):
+            for folder in (self._state.tree_folder(tree), own, live, full):  # so that none is tried in vain
                 make_private_folder(folder)
         lines = b"".join(encode_event(event) + b"\n" for event in new)
         # A run that resumes after a crash starts its file anew.
@@ -232,7 +232,7 @@ class RunFiles:
             "usage": msgspec.to_builtins(usage),
             "cost": None if any(view.unpriced for view in views) else str(sum(view.cost for view in views)),
         }
-        path = make_private_folder(self._state.tree_folder(runs.tree)) / "metrics_summary.json"
+        path = f"{self._state.tree_folder(runs.tree)}/metrics_summary.json"
         replace_file(path, msgspec.json.format(msgspec.json.encode(summary)))
 
 
