@@ -27,7 +27,7 @@ LONG = "Übersetze die Überschriften in diesem Ordner"
 @pytest.mark.requirement("CODEY-7", "CODEY-10", "CODEY-11", "CODEY-13", "P1", "P2")
 async def test_numbers_grow_from_the_primary_and_parents_are_kept() -> None:
     script = {
-        "main": [spawn({"task": "one", "subagent_id": "one"}, {"task": "two"}), {"text": "end"}],
+        "main": [spawn({"task": "one", "subagent_id": "one"}, {"task": "two"}), spawn({"task": "four"}), "end"],
         "one": [spawn({"task": "three"}), {"text": "one is done"}],
         "*": [{"text": "leaf"}],
     }
@@ -36,19 +36,21 @@ async def test_numbers_grow_from_the_primary_and_parents_are_kept() -> None:
     runs = Runs.of(result.tree, events)
     begun = Runs.of(result.tree, [event for event in events if isinstance(event.body, RunSpawned)])
     assert [(run.label, run.status) for run in begun.runs.values()] == [
-        ("main", None), ("one", None), ("two", None), ("three", None),
+        ("main", None), ("one", None), ("two", None), ("three", None), ("four", None),
     ]  # fmt: skip
-    assert [run.status for run in runs.runs.values()] == ["done"] * 4
+    assert [run.status for run in runs.runs.values()] == ["done"] * 5
     made = [run.spawned_at for run in runs.runs.values()]
     assert made == sorted(made) and before <= made[0] and made[-1] <= time.time()
-    assert [(run.number, run.spawned.parent) for run in runs.runs.values()] == [(0, None), (1, 0), (2, 0), (3, 1)]
+    assert [(run.number, run.spawned.parent) for run in runs.runs.values()] == [
+        (0, None), (1, 0), (2, 0), (3, 1), (4, 0),  # a number is not used again when its run has ended
+    ]  # fmt: skip
     assert runs.primary is runs.runs[0]
-    assert [runs.runs[n].spawned.depth for n in range(4)] == [0, 1, 1, 2]
+    assert [runs.runs[n].spawned.depth for n in range(5)] == [0, 1, 1, 2, 1]
     for number in runs.runs:
         assert kinds(events, run=number)[0] == "run.spawned"
         assert kinds(events, run=number)[-1] == "run.ended"
     spawned = [event.run for event in events if isinstance(event.body, RunSpawned)]
-    assert spawned == [0, 1, 2, 3]
+    assert spawned == [0, 1, 2, 3, 4]
     assert runs.runs[3].path == "/main/subagent-1/subagent-3"
 
 
