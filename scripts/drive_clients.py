@@ -539,9 +539,10 @@ class Screen:
 
     def ask(self, prompt: str, *texts: str) -> str:
         """Type a prompt and send it; return the text that appears."""
-        before = [self.text.count(text) for text in texts]
+        before, asked = [self.text.count(text) for text in texts], self.text.count(prompt[-20:])
         self._run("send-keys", "-l", prompt)
-        self.wait_for(prompt[-20:])
+        self.wait_for(prompt[-20:], more_than=[asked])
+        time.sleep(1)  # noqa: TID251 - Codex takes an Enter right after fast typing for a part of pasted text
         self.press("Enter")
         return self.wait_for(*texts, more_than=before)
 

@@ -116,9 +116,10 @@ def execute_continue(args: argparse.Namespace) -> int:
     """Continue a run that has ended, with a new message, and print the answer.
 
     The new run knows the whole conversation of the old one. A primary continues as a new tree; a subagent continues in
-    its own tree, next to the old run, and its subagent_id then names the new one. If the old run worked in a copy or
-    worktree, the new one starts with the files it left, and `retinue diff` and `retinue apply` cover the changes of
-    both. Use `retinue send` for a run that is still at work, and `retinue resume` for an interrupted tree.
+    its own tree, next to the old run, and its subagent_id then names the new one. If the old run worked in a copy,
+    worktree or scratch folder, the new one starts with the files it left, and `retinue diff` and `retinue apply` cover
+    the changes of both. Use `retinue send` for a run that is still at work, and `retinue resume` for an interrupted
+    tree.
 
     exit codes: as `retinue run`
 
