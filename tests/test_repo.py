@@ -28,6 +28,22 @@ def test_no_source_file_uses_what_is_banned(banned: str) -> None:
     assert not users, f"{banned} in {users}: {BANNED[banned]}"
 
 
+@pytest.mark.finding("R11")
+def test_a_shared_temporary_folder_gets_only_names_of_this_user() -> None:
+    """A fixed name belongs to whoever ran the suite first, and every later user fails. The whole suite as an ordinary
+    user is run by hand (CONTRIBUTING.md)."""
+    named = "|".join(
+        ("gettemp" + r"dir\(\)", r"""["']/(?:tmp|var/tmp|dev/shm)/[^"']*["'][^\n]*(?:open|write|mkdir|touch)""")
+    )
+    shared = {
+        f"{path.relative_to(REPO)}:{number}": line
+        for path in python_files("tests", "bench")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(named, line) and " != " not in line
+    }
+    assert shared and all("geteuid()" in line for line in shared.values()), shared
+
+
 # Mechanisms that are written once: what shows a second one, and where else it may stand, how often. These lists only
 # get shorter: a new use goes through the module named first.
 MECHANISMS = {

@@ -39,6 +39,7 @@ from retinue.workspaces.run_folders import StateFolder
 
 WAIT_SECONDS = 5.0
 TREES_AT_ONCE = 32
+THREADS = 4  # making a file is mostly waiting for the disk
 _LOG = logging.getLogger(__name__)
 _STATUS_KINDS = (RunStarted, TurnEnded, ApprovalAsked, ApprovalDecided, RunEnded)
 
@@ -72,7 +73,7 @@ class _TreeFiles(msgspec.Struct, eq=False):
 
 
 class RunFiles:
-    """The files of the runs that are kept. A task follows each tree; one writes what has come in, in a thread, some
+    """The files of the runs that are kept. A task follows each tree; one writes what has come in, in threads, some
     trees at a time. So a tree has the more events in one go, the more there is to do."""
 
     def __init__(self, log: Log, state: StateFolder) -> None:
@@ -163,7 +164,9 @@ class RunFiles:
                 batches = [tree.take_pending() for tree in trees]
                 for tree in trees:
                     tree.is_written = True
-                await asyncio.to_thread(self._write_batches, trees, batches)
+                count = min(THREADS, len(trees))
+                shares = [(trees[first::count], batches[first::count]) for first in range(count)]
+                await asyncio.gather(*(asyncio.to_thread(self._write_batches, *share) for share in shares))
                 for tree, batch in zip(trees, batches, strict=True):
                     self._settle(tree, batch)
         finally:
