@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from bench import counts, latency, logs, peers, reports, sandboxes, speed, start
+from bench import a2a, counts, latency, logs, peers, reports, sandboxes, speed, start
 
 MEASUREMENTS = {
     "speed": speed.rows,
@@ -18,6 +18,7 @@ MEASUREMENTS = {
     "reports": reports.rows,
     "start": start.rows,
     "sandboxes": sandboxes.rows,
+    "a2a": a2a.rows,
     "peers": peers.rows,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from retinue.config.remote_agents import AgentSettings
 from retinue.config.schema import Setting, format_default, list_settings
 from retinue.config.servers import ServerSettings
 from retinue.config.settings import ProfileSettings, Settings
@@ -14,6 +15,7 @@ def render_reference() -> str:
     tables = {
         "retinue.yaml": _render_rows(list_settings(Settings), ""),
         "Each of `profiles`": _render_rows(list_settings(ProfileSettings), ""),
+        "Each of `a2a_agents`": _render_rows(list_settings(AgentSettings), ""),
         "Each of `mcp_servers`": _render_rows(list_settings(ServerSettings), ""),
     }
     return "\n".join(

@@ -26,6 +26,7 @@ PAGES = [README, ROOT / "CONTRIBUTING.md", *GUIDES, *DECISIONS]
 # Pages whose snippets need a setting of their own, and the tests that run them.
 RUN_BY = {
     "README.md": "tests/docs/test_pages.py",
+    "docs/a2a.md": "tests/surfaces/a2a/test_process.py",
     "docs/approvals.md": "tests/supervisor/approvals/test_decisions.py",
     "docs/code-mode.md": "tests/tools/code_mode/test_docs.py",
     "docs/collector.md": "tests/control/collector/test_page.py",
@@ -139,7 +140,7 @@ def test_every_command_and_option_in_the_docs_exists(page: Path) -> None:
     for words in find_commands(page):
         if words[0] == "COMMAND":
             continue
-        command = tuple(words[:2] if words[0] == "mcp" and len(words) > 1 else words[:1])
+        command = tuple(words[:2] if words[0] in ("mcp", "a2a") and len(words) > 1 else words[:1])
         options = find_options(*command)
         assert options is not None, words
         given = {word.rstrip(",;)").partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}

@@ -14,15 +14,17 @@ import msgspec
 
 from retinue.build import supervisor as supervisors
 from retinue.build.parts import Parts
-from retinue.core.approvals import Decision
-from retinue.core.events import Body, RunEnded, Thinking, ToolCall, ToolResult, UsageReported
+from retinue.core.approvals import Allow, Decision, Deny
+from retinue.core.events import Body, Inbox, RunEnded, Thinking, ToolCall, ToolResult, UsageReported
 from retinue.core.messages import ASKER
 from retinue.core.profiles import Profile, Task
+from retinue.core.remote_agents import A2aAgent
 from retinue.remote.outbox import OutboxRun
 from retinue.remote.port import STARTED, Capabilities, RemoteAdapter, RemoteSpawned
 from retinue.supervisor.supervisor import Supervisor
 from retinue.testing import scripted
 from tests.control.collector.kit import Server, hall
+from tests.remote.a2a_kit import Hand, serve_hand
 from tests.remote.contract import Bench
 from tests.remote.outbox.kit import put, until
 from tests.remote.scripted_peer import PeerRun, ScriptedPeer, ScriptedRun
@@ -210,8 +212,67 @@ async def collector_bench(folder: Path) -> AsyncIterator[Bench]:
         yield CollectorBench(server, run_id, given_up)
 
 
+class A2aBench:
+    """The A2A adapter, whose peer is the hand of another retinue."""
+
+    capabilities = Capabilities(send=True, cancel=True, answer=True, replay=True)
+
+    def __init__(self, supervisor: Supervisor, tree: str, hand: Hand, server: Any) -> None:
+        self.supervisor, self.tree, self.run = supervisor, tree, 0
+        self._hand, self._server = hand, server
+        self._runs = {STARTED: 0, "stranger": 99}
+
+    async def say(self, body: Body | RemoteSpawned, run: str = STARTED) -> None:
+        number = self._runs.setdefault(run, len(self._runs))
+        if isinstance(body, RemoteSpawned):
+            fields = {"kind": "run.spawned", "parent": self._runs[body.parent], "label": run, "depth": 1,
+                      "task": body.task, "subagent_id": run, "workspace": ""}  # fmt: skip
+            self._send(number, body.agent, fields)
+        else:
+            self._send(number, "x", msgspec.to_builtins(body))
+
+    def _send(self, run: int, agent: str, fields: dict[str, Any]) -> None:
+        head = {"seq": 1, "tree": "theirs", "run": run, "path": "/theirs", "agent": agent, "at": 1.0}
+        self._hand.send({**head, **fields})
+
+    async def end(self, status: str, text: str) -> None:
+        await self.say(RunEnded(status, text, 0))
+
+    async def lose(self) -> None:
+        self._server.should_exit = True
+        self._hand.updates.put_nowait(None)
+
+    async def take_words(self) -> str:
+        text = await self._hand.words.get()
+        await self.say(Inbox(text, source=ASKER))
+        return text
+
+    async def wait_for_cancel(self) -> None:
+        await self._hand.cancelled.wait()
+
+    async def take_answer(self) -> Decision:
+        said = await self._hand.answers.get()
+        return Allow() if said["decision"] == "allow" else Deny(said["reason"])
+
+
+@asynccontextmanager
+async def a2a_bench(folder: Path) -> AsyncIterator[Bench]:
+    async with serve_hand() as (url, hand, server):
+        supervisor = make_supervisor(folder)
+        profile = Profile("explorer", tools=(), a2a=A2aAgent(url=url, reconnect=0.5))
+        node = supervisor.spawner.spawn_primary(profile, Task("go"))
+        await hand.asked.wait()
+        try:
+            yield A2aBench(supervisor, node.ref.tree, hand, server)
+        finally:
+            hand.updates.put_nowait(None)
+            server.should_exit = True
+            await supervisor.close()
+
+
 BENCHES: dict[str, tuple[Capabilities, Callable[[Path], AbstractAsyncContextManager[Bench]]]] = {
     "scripted": (ScriptedBench.capabilities, scripted_bench),
     "outbox": (OutboxBench.capabilities, outbox_bench),
     "collector": (CollectorBench.capabilities, collector_bench),
+    "a2a": (A2aBench.capabilities, a2a_bench),
 }

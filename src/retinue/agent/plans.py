@@ -123,13 +123,13 @@ class ProfilePlanner:
         children = self._list_children(tools)
         _bind_subagent_tools(tools, children, can_spawn=can_spawn)
         output = None if profile.output is None else answer.make_output(profile.output)
-        if output is not None and profile.call is None:
+        if output is not None and profile.has_model:
             tools[answer.NAME] = answer.FinalAnswer(output)
         network = self._network or () if parent is None else parent.network
         if profile.network is not None:
             network = intersect_hosts(network, parse_hosts(profile.network))
         runtime, floor, fallback = self._runtimes(profile, parent, network)
-        model, model_name = (None, "") if profile.call is not None else self._choose_model(profile, task, parent)
+        model, model_name = self._choose_model(profile, task, parent) if profile.has_model else (None, "")
         notes = self._bind_web_tools(profile, tools, host, network, model)
         offer_tools_to_programs(tools, host, named=CODE_MODE in (profile.tools or ()))
         lacks = self._find_missing_tools(profile, parent)

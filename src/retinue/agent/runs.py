@@ -4,8 +4,10 @@ closed.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -14,10 +16,13 @@ from retinue.agent.local_tools import SandboxedTool
 from retinue.agent.loop import run_loop
 from retinue.agent.tool_calls import run_tool_call
 from retinue.core.errors import RetinueError
+from retinue.core.limits import EVENT_BYTES
 from retinue.core.messages import USERS_OWN, Call, ToolSpec
 from retinue.core.plans import SETUP, Job, Sandbox
 from retinue.core.ports import Link, RunSession, Setup
 from retinue.core.results import Ending
+from retinue.files.atomic import replace_file
+from retinue.files.content import read_small_file
 from retinue.tools.answer import make_output, to_plain
 from retinue.tools.functions import as_text
 from retinue.tools.shell import Shell
@@ -32,7 +37,14 @@ def run_job(job: Job, link: Link) -> Awaitable[Ending]:
         return job.plan.run_job(job, link)
     sandbox = cast("Sandbox", job.plan.runtime)  # remote runs are driven through their adapters
     session = sandbox.open(job, link)
-    return run_agent(job, link) if session is None else _run_in_session(session, job, link)
+    if session is None:
+        return run_agent(job, link) if not job.task.files else _run_with_files(job, link)
+    return _run_in_session(session, job, link)
+
+
+async def _run_with_files(job: Job, link: Link) -> Ending:
+    await asyncio.to_thread(_copy_files, job)
+    return await run_agent(job, link)
 
 
 async def _run_in_session(session: RunSession, job: Job, link: Link) -> Ending:
@@ -41,11 +53,26 @@ async def _run_in_session(session: RunSession, job: Job, link: Link) -> Ending:
         link.use_folders(session.folders)
         if session.setup is not None:
             await _run_setup(session.setup, session, job, link)
-        if job.plan.profile.call is not None:
+        if job.plan.profile.call is not None or job.task.files:
             await session.make_workspace()
+        if job.task.files:
+            await asyncio.to_thread(_copy_files, job)
         return await run_agent(job, link)
     finally:
         await session.close()
+
+
+def _copy_files(job: Job) -> None:
+    """Copy the files of the task into the workspace, unless an earlier process has. A link of that name is replaced,
+    not followed."""
+    for file in map(Path, job.task.files):
+        target = job.folders.workspace / file.name
+        if job.past is not None and target.exists():
+            continue
+        try:
+            replace_file(target, read_small_file(file, EVENT_BYTES))
+        except OSError as error:
+            raise RetinueError(f"the file {file.name} of the task could not be copied: {error}") from None
 
 
 def run_agent(job: Job, link: Link) -> Awaitable[Ending]:

@@ -56,6 +56,7 @@ class Parts:
     mcp_servers         the MCP servers that runs may have tools from
     serves_requests     primaries are delegated by other processes: `retinue watch`
     best_effort         in an MCP server: runs continue although their events do not reach the collector
+    total               what all trees of the process together may spend
     is_mcp_server       this process serves as an MCP server: it opens no collector of its own
     """
 
@@ -95,6 +96,7 @@ class Parts:
     mcp_servers: Sequence[McpServer] = ()
     serves_requests: bool = False
     best_effort: bool = False
+    total: Limits = Limits()  # noqa: RUF009 - frozen
     is_mcp_server: bool = False
 
     @property

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retinue.build.parts import Parts
+from retinue.build.remote_agents import RemoteAgents
 from retinue.core.errors import ConfigError
 from retinue.core.plans import Runtime, Sandbox
 from retinue.core.profiles import RuntimeName
@@ -33,9 +34,9 @@ NO_OUTBOX = (
 )
 
 
-def make_placement(parts: Parts, workspaces: Workspaces | None = None) -> Placement:
+def make_placement(parts: Parts, workspaces: Workspaces | None = None, agents: RemoteAgents | None = None) -> Placement:
     """Return the runtimes that runs can be placed in. A sandbox is probed when the first run wants it, before any model
-    is called."""
+    is called. `agents` are those elsewhere."""
     workspaces = workspaces or Workspaces()
     add_workspaces = partial(WorkspaceSandbox, setup=parts.setup, workspaces=workspaces)
 
@@ -55,7 +56,12 @@ def make_placement(parts: Parts, workspaces: Workspaces | None = None) -> Placem
         "container": lambda reach: add_workspaces(_make_container(parts, reach)),
         "delegated": make_delegated,
     }
-    return Placement(makers, mode=parts.runtime, fallback=parts.fallback)
+    return Placement(
+        makers,
+        mode=parts.runtime,
+        fallback=parts.fallback,
+        find_remote=None if agents is None else agents.find_runtime,
+    )
 
 
 def _make_bubblewrap(parts: Parts, reach: Reach) -> Sandbox:

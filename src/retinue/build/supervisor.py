@@ -10,6 +10,7 @@ from retinue.agent.plans import ProfilePlanner
 from retinue.build.logs import open_observed_log
 from retinue.build.models import ModelSource, make_prices, wrap_with_cassette
 from retinue.build.parts import Parts
+from retinue.build.remote_agents import RemoteAgents
 from retinue.build.sandboxes import make_placement
 from retinue.build.servers import make_reporting, make_tool_servers
 from retinue.concurrency import SystemClock
@@ -49,11 +50,12 @@ def make_supervisor(parts: Parts) -> Supervisor:
         limits=parts.limits,
         clock=clock,
     )
+    agents = RemoteAgents()
     workspaces = Workspaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
     servers = make_tool_servers(parts.mcp_servers, parts.project, parts.state, reporting.collector)
 
     async def close() -> None:
-        for each in (servers, reporting, workspaces, models):
+        for each in (servers, agents, reporting, workspaces, models):
             if each is not None:
                 await each.close()
 
@@ -62,7 +64,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
         planner=ProfilePlanner(
             parts.profiles,
             models=models,
-            runtimes=make_placement(parts, workspaces),
+            runtimes=make_placement(parts, workspaces, agents),
             default_model=parts.model,
             skills=parts.skills,
             network=None if parts.network is None else parse_hosts(parts.network),
@@ -78,6 +80,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
         context_paths=parts.context_paths,
         serves_requests=parts.serves_requests,
         limits=parts.limits,
+        total=parts.total,
         timeouts=parts.timeouts,
         prices=parts.prices or make_prices(),
         caller=read_process_limits(os.environ),

@@ -29,6 +29,7 @@ from retinue.files.atomic import replace_file
 
 NEW = "# retinue.yaml\n"
 ALLOW = ("approvals", "allow")
+AGENTS = ("a2a_agents",)
 RUNTIME_MODE = ("orchestrator", "coordination", "subagent_runtime_mode")
 WIDTH = 1_000_000  # never wrap a line that a person wrote
 
@@ -45,6 +46,12 @@ def set_runtime(path: Path, runtime: str) -> tuple[str | None, str]:
     """Set the runtime mode of the project; otherwise like `add_allowed`."""
     by_hand = f"cannot be changed here; write {'.'.join(RUNTIME_MODE)}: {runtime} by hand"
     return _change_file(path, RUNTIME_MODE, lambda _: runtime, by_hand)
+
+
+def add_agent(path: Path, name: str, values: dict[str, Any]) -> tuple[str | None, str]:
+    """Add an agent to `a2a_agents`, or change it; otherwise like `add_allowed`."""
+    by_hand = f"cannot be changed here; write {'.'.join(AGENTS)}.{name} by hand: {values}"
+    return _change_file(path, (*AGENTS, name), lambda _: values, by_hand)
 
 
 def _change_file(

@@ -96,6 +96,10 @@ def _list_some(ignored: tuple[str, ...]) -> str:
 def merge_profiles(found: Iterable[Definition], settings: Settings) -> list[Definition]:
     """Merge profiles of files and retinue.yaml, by name: a file says who an agent is, retinue.yaml what it may do."""
     by_name = {definition.profile.name.casefold(): definition for definition in found}
+    for agent in settings.a2a_agents:
+        if agent.profile.name.casefold() in by_name:
+            raise agent.place.error(f"'{agent.profile.name}' is the name of an agent of this project: choose another")
+        by_name[agent.profile.name.casefold()] = Definition(agent.profile, agent.place, agent.place)
     for key, given in settings.profiles.items():
         known = by_name.get(key)
         by_name[key] = _define_profile(given, settings) if known is None else _extend_profile(known, given)

@@ -20,6 +20,8 @@ context_paths: [../api-specs]    # files and folders outside the project that ev
 expose_paths: [/usr/share]       # what sandboxed runs may read beside their own folders
 container_image: localhost/retinue:py3.11-x86_64    # of runtime container; it is never pulled
 container_flags: [--cpus=2]      # for podman or docker run; those of the sandbox come after them
+a2a_agents:                      # agents elsewhere: config/remote_agents.py
+  argocd: {url: "https://agents.example.com/argocd", auth: {bearer_env: ARGOCD_TOKEN}}
 mcp_servers:                     # where tools come from beside our own: config/servers.py
   files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}
 approvals:
@@ -69,6 +71,7 @@ from retinue.config.limits import make_limits
 from retinue.config.located import Node, Section
 from retinue.config.location import Place
 from retinue.config.models import PROVIDERS
+from retinue.config.remote_agents import AGENTS, NEW_AGENTS, RemoteAgent
 from retinue.config.sandbox import CONTEXT_PATHS, NETWORK, OPEN_NETWORK, PATHS, CapsSettings
 from retinue.config.schema import (
     ABOVE_DEFAULT,
@@ -380,6 +383,13 @@ class Settings:
         default=(),
         example=_SERVER_EXAMPLE,
         trust=NEW_SERVERS,
+    )
+    a2a_agents: tuple[RemoteAgent, ...] = setting(
+        AGENTS,
+        "agents elsewhere that speak A2A, by name; a parent delegates to them as to its own",
+        default=(),
+        example="{argocd: {url: 'https://agents.example.com/argocd', auth: {bearer_env: ARGOCD_TOKEN}}}",
+        trust=NEW_AGENTS,
     )
     workspace_setup: str | None = setting(
         WORD, "a command run in each new copy or worktree before its run begins", example="npm ci", trust=ANY_VALUE

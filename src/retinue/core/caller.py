@@ -63,6 +63,16 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 NOBODY = Caller()
 
 
+class ClientRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A request of a client that a primary run answers, as the log keeps it: the `surface` it came through, the
+    `client`, the conversation (`context`) and the `message`, both under the ids of the client."""
+
+    surface: str
+    client: str
+    context: str
+    message: str
+
+
 def _pick_smaller(own: Any, given: Any) -> Any:
     """Return the smaller of two limits, where unset and None are no limit."""
     if given is None:

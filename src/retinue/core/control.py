@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, Protocol, overload
 import msgspec
 
 from retinue.core.approvals import Answered, Approval, Decision
-from retinue.core.caller import NOBODY, Caller
+from retinue.core.caller import NOBODY, Caller, ClientRequest
 from retinue.core.errors import ConfigError
 from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.limits import Limits
@@ -50,7 +50,7 @@ class ResumeOverrides(msgspec.Struct, frozen=True, kw_only=True):
     keep, `limits` over those it has, the `model` instead of the primary's, the `runtime` of its runs from now on.
     `seconds` is the timeout of a continued run; `files` keeps its log and status as files; `call_id` is the tool call
     of its parent that waits for it, without which it runs in the background. `unattended` accepts another process that
-    asks nobody."""
+    asks nobody. `request` and `new_files` are those of the client who continues a primary."""
 
     profiles: Sequence[Profile] = ()
     limits: Limits = Limits()
@@ -60,6 +60,8 @@ class ResumeOverrides(msgspec.Struct, frozen=True, kw_only=True):
     files: bool = False
     call_id: str = ""
     unattended: bool = False
+    request: ClientRequest | None = None
+    new_files: Sequence[str] = ()
 
 
 NO_OVERRIDES = ResumeOverrides()

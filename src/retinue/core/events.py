@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from retinue.core.caller import ClientRequest
 from retinue.core.limits import Limits
 from retinue.core.results import ChangedFile, Ending
 from retinue.core.usage import Usage
@@ -30,7 +31,8 @@ class RunSpawned(Body, frozen=True, tag="run.spawned"):
     that is another one. `traceparent` names the span of another program that the tree belongs to, `baggage` comes with
     it. A remote run that we did not start
     has the id that its peer gave it (`remote_id`), and the MCP `server` if one reports it; a tree of our
-    own that is reported to another process has the run id under which it is `reported` there."""
+    own that is reported to another process has the run id under which it is `reported` there. A primary that answers
+    a client of a surface has the `request`; `files` are copied into the workspace before the run begins."""
 
     parent: int | None
     label: str
@@ -63,6 +65,8 @@ class RunSpawned(Body, frozen=True, tag="run.spawned"):
     server: str = ""
     reported: str = ""
     remote_id: str = ""
+    request: ClientRequest | None = None
+    files: tuple[str, ...] = ()
 
 
 class RunStarted(Body, frozen=True, tag="run.started"):

@@ -51,7 +51,8 @@ class Past(msgspec.Struct, frozen=True, gc=False):
     turn what is known.
 
     Without a `reply` the turn is begun again. With one, the calls that have no outcome are run, and the turn `ended`
-    or ends then. `seconds` is how long the run has been at work; `set_up` says that its workspace was made ready."""
+    or ends then. `seconds` is how long the run has been at work; `set_up` says that its workspace was made ready;
+    `reference` is that of a run at a peer which this one continues."""
 
     thread: tuple[Turn, ...]
     turn: int = 1
@@ -60,6 +61,7 @@ class Past(msgspec.Struct, frozen=True, gc=False):
     ended: bool = False
     seconds: float = 0.0
     set_up: bool = False
+    reference: str = ""
 
 
 SETUP = "workspace_setup"

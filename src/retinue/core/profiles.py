@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, ov
 
 import msgspec
 
+from retinue.core.caller import ClientRequest
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
 from retinue.core.messages import Model, ToolSpec
 from retinue.core.network import parse_hosts
+from retinue.core.remote_agents import A2aAgent
 from retinue.core.results import OutputT_co
 from retinue.core.rules import CODE_MODE, Rules
 from retinue.core.sendable import repair_text
@@ -98,6 +100,7 @@ class ProfileFields(TypedDict, total=False):
     network: Sequence[str] | None
     wants: Sequence[str]
     hooks: ToolHooks | None
+    a2a: A2aAgent | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +115,8 @@ class Profile(Generic[OutputT_co]):
     least as strict as where their parents do; None takes the mode that was chosen for all. `network` is what its runs
     may reach of what their parent may: hosts, "none" or "full"; None means all of it. `wants` are tools it is poorer
     without: a run that gets none of them says so. `hooks` are called before and after each of its tool calls, not
-    those of its subagents; the log does not keep them.
+    those of its subagents; the log does not keep them. `a2a` makes it an agent elsewhere: its runs are tasks of that
+    agent, whose model and tools are its own.
     """
 
     name: str
@@ -135,6 +139,12 @@ class Profile(Generic[OutputT_co]):
     network: Sequence[str] | None = None
     wants: Sequence[str] = ()
     hooks: ToolHooks | None = None
+    a2a: A2aAgent | None = None
+
+    @property
+    def has_model(self) -> bool:
+        """True if its runs ask a model of ours."""
+        return self.call is None and self.a2a is None
 
     if TYPE_CHECKING:  # a type checker reads the output's type here; the constructor is the dataclass's own
 
@@ -176,7 +186,8 @@ class Profile(Generic[OutputT_co]):
 
 
 class Task(msgspec.Struct, frozen=True, gc=False):
-    """A task for an agent. `context` goes into the system prompt; `context_paths` are readable, never writable."""
+    """A task for an agent. `context` goes into the system prompt; `context_paths` are readable, never writable;
+    `files` are copied into the workspace before the run begins. `request` is that of the client who asks for it."""
 
     text: str
     context: str = ""
@@ -187,6 +198,8 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     label: str | None = None
     model: str | None = None
     timeout_seconds: float | None = None
+    files: Sequence[str] = ()
+    request: ClientRequest | None = None
 
     def __post_init__(self) -> None:
         for name in ("text", "context", "subagent_id", "label"):

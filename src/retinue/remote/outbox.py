@@ -18,12 +18,12 @@ import msgspec
 
 from retinue.core.approvals import Decision
 from retinue.core.errors import Disconnected, RetinueError
-from retinue.core.events import Body, Gap, RunEnded, RunSpawned, Warned, decode_event
+from retinue.core.events import Gap, RunEnded, Warned, decode_event
 from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS
 from retinue.files.failpoints import reach_failpoint
 from retinue.files.mailbox import Mailbox, UnreadableMessage
 from retinue.protocol import outbox as wire
-from retinue.remote.port import STARTED, Capabilities, RemoteRequest, RemoteSpawned, Report, Undelivered
+from retinue.remote.port import STARTED, Capabilities, RemoteRequest, Report, Undelivered, make_report
 
 SIDE = "asks"
 NAME = "delegated"
@@ -101,7 +101,7 @@ class OutboxRun:
             wire.Request(
                 id=name,
                 subagent_id=request.ref.subagent_id[: wire.SUBAGENT_ID_CHARACTERS],
-                task=request.text,
+                task="\n\n".join(filter(None, (request.before, request.text))),
                 profile=request.profile,
                 workspace=request.workspace,
                 context_paths=request.readable,
@@ -189,7 +189,7 @@ class OutboxRun:
             raise wire.RequestError("the file of events has a line that is too long")
         for line in lines:
             self._offset += len(line) + 1
-            report = _report_of(line)
+            report = _read_line(line)
             if report is not None:
                 yield msgspec.structs.replace(report, cursor=str(self._offset), size=len(line))
 
@@ -239,33 +239,11 @@ class OutboxRun:
                 box.remove_entry(file(name))
 
 
-def _report_of(line: bytes) -> Report | None:
+def _read_line(line: bytes) -> Report | None:
     """Return the report of one line; None for what the response says, and for what is no event of a run."""
     try:
-        event = decode_event(line)
+        report = make_report(decode_event(line))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Report(STARTED, Gap(1, "a line from the host is not an event"))
-    run, body = _key_of(event.run), event.body
-    if isinstance(body, RunSpawned):
-        if body.parent is None:
-            return None
-        return Report(run, _spawned_of(event.agent, body))
-    if not isinstance(body, Body) or (run == STARTED and isinstance(body, RunEnded)):
-        return None
-    return Report(run, body)
-
-
-def _spawned_of(agent: str, body: RunSpawned) -> RemoteSpawned:
-    return RemoteSpawned(
-        parent=_key_of(body.parent or 0),
-        agent=agent,
-        task=body.task,
-        label=body.label,
-        subagent_id=body.subagent_id,
-        model=body.model,
-        call_id=body.call_id,
-    )
-
-
-def _key_of(number: int) -> str:
-    return STARTED if number == 0 else str(number)
+    is_ending = report is not None and report.run == STARTED and isinstance(report.body, RunEnded)
+    return None if is_ending else report

@@ -15,11 +15,12 @@ import msgspec
 
 from retinue.core.approvals import Decision
 from retinue.core.caller import Caller
-from retinue.core.events import Body, UsageReported
+from retinue.core.events import Body, Event, RunSpawned, UsageReported
 from retinue.core.messages import RunRef
 from retinue.core.plans import Job
 from retinue.core.ports import Link
 
+INPUT_REQUIRED = "input_required"  # the tool of a question that only a person can answer: an agent's own words
 STARTED = ""  # the id of the run that was asked for, among the runs of its peer
 
 
@@ -35,11 +36,14 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 class RemoteRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A run that a peer is asked for: its place in our tree, a profile name, the words, the folders it works on, and
-    the limits that are left to it."""
+    the limits that are left to it. A run that continues another one has the `reference` of that one, where the peer
+    had it too, and its conversation so far for a peer that does not keep it."""
 
     ref: RunRef
     profile: str
     text: str
+    before: str = ""
+    continues: str = ""
     workspace: str
     readable: Sequence[str] = ()
     limits: Caller
@@ -72,6 +76,30 @@ class Report(msgspec.Struct, frozen=True, gc=False):
     spent: UsageReported | None = None
 
 
+def make_report(event: Event) -> Report | None:
+    """Return the report that an event of another retinue's tree is, whose primary is the run that was asked for; None
+    for the first event of that run, and for what no peer may say."""
+    run, body = _name_run(event.run), event.body
+    if isinstance(body, RunSpawned):
+        if body.parent is None:
+            return None
+        spawned = RemoteSpawned(
+            parent=_name_run(body.parent),
+            agent=event.agent,
+            task=body.task,
+            label=body.label,
+            subagent_id=body.subagent_id,
+            model=body.model,
+            call_id=body.call_id,
+        )
+        return Report(run, spawned)
+    return Report(run, body) if isinstance(body, Body) else None
+
+
+def _name_run(number: int) -> str:
+    return STARTED if number == 0 else str(number)
+
+
 class Undelivered(Exception):
     """Words, an answer or a cancel did not reach the peer; the text says why."""
 
@@ -97,7 +125,8 @@ class RemoteRun(Protocol):
 
 
 class StartedRun(RemoteRun, Protocol):
-    """A run that was started or attached to from here. `reference` finds it again in another process."""
+    """A run that was started or attached to from here. `reference` finds it again in another process. It may change
+    while the run reports, once the peer has given it an id."""
 
     @property
     def reference(self) -> str: ...

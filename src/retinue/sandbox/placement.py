@@ -14,6 +14,7 @@ from retinue.core.events import Warned
 from retinue.core.network import Hosts, is_full
 from retinue.core.plans import Plan, Runtime
 from retinue.core.profiles import RUNTIMES, Profile, RuntimeName
+from retinue.core.remote_agents import A2aAgent
 
 Reach = Literal["none", "hosts", "full"]
 SANDBOXED: tuple[RuntimeName, ...] = ("isolated", "container")
@@ -22,7 +23,7 @@ FELL_BACK = "'{wanted}' is not possible here, and subagent_runtime_fallback_mode
 
 class Placement:
     """Chooses and makes runtimes. `makers` make them by name, for runs that may reach so much of the network; one that
-    cannot be made raises ConfigError with what to do about it."""
+    cannot be made raises ConfigError with what to do about it. `find_remote` finds that of an agent elsewhere."""
 
     def __init__(
         self,
@@ -30,8 +31,10 @@ class Placement:
         *,
         mode: RuntimeName,
         fallback: RuntimeName | None = None,
+        find_remote: Callable[[A2aAgent], Runtime] | None = None,
     ) -> None:
         self._makers = makers
+        self._find_remote = find_remote
         self._mode = mode
         self._fallback = fallback
         self._made: dict[tuple[RuntimeName, Reach], tuple[Runtime, tuple[Warned, ...]]] = {}
@@ -48,6 +51,10 @@ class Placement:
             wanted = parent.floor
         if wanted == "delegated" and parent is not None and parent.floor == "isolated":
             wanted = "isolated"  # its tools have a sandbox here: there is nothing to ask the host for
+        if profile.a2a is not None:
+            if self._find_remote is None:
+                raise ConfigError(f"the agent '{profile.name}' is elsewhere, and is not called from here")
+            return self._find_remote(profile.a2a), wanted, ()
         reach: Reach = "full" if is_full(network) else "hosts" if network else "none"
         runtime, notes = self._find_runtime(wanted if profile.call is None else "inherited", reach)
         return runtime, wanted, notes

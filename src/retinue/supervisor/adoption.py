@@ -38,10 +38,10 @@ from retinue.core.plans import Plan
 from retinue.core.ports import Clock, Receipt
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status, ending_texts
-from retinue.remote.port import RemoteRun, RemoteSpawned, Report, Undelivered
+from retinue.remote.port import INPUT_REQUIRED, RemoteRun, RemoteSpawned, Report, Undelivered
 from retinue.remote.validator import Bounds, Rejected, ReportValidator
 from retinue.sandbox.in_process import IN_PROCESS
-from retinue.supervisor.approvals import Approvals, judge_call
+from retinue.supervisor.approvals import ASKS_PERSON, Approvals, judge_call
 from retinue.supervisor.budgets import NO_COST, Account, Amount
 from retinue.supervisor.run import Run
 from retinue.supervisor.slots import SlotHolder
@@ -304,7 +304,7 @@ class Adoption:
         """Ask here what the peer asks, and send it the answer. Without anybody to ask, the answer is no."""
         call = Call(body.call_id or body.approval_id, body.tool, body.args)
         spec = ToolSpec(body.tool, "", {})
-        verdict = judge_call(node, spec, call)
+        verdict = ASKS_PERSON if body.tool == INPUT_REQUIRED else judge_call(node, spec, call)
         decision: Decision = Allow()
         if verdict.what != "allow" or verdict.rule:
             try:

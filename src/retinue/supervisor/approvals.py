@@ -34,6 +34,7 @@ MAX_REMEMBERED = 10_000
 CLOSE_SECONDS = 2.0
 GIVEN_UP = "The program that made this call ended before it; nobody waited for its result."
 CHANGED = "the call changed while it was being asked about"
+ASKS_PERSON = Verdict("ask", rule="only a person can answer", firm=True)
 ANOTHER = "It was allowed before, but its server describes it differently now."
 
 

@@ -224,6 +224,13 @@ def _ratio(spent: int | Decimal, reserved: int | Decimal) -> Decimal:
     return Decimal(spent) / Decimal(reserved) if reserved else Decimal(1)
 
 
+def open_total(limits: Limits) -> Account | None:
+    """Return the account that all trees of a process spend from together; None without a limit."""
+    tokens = limits.tokens if isinstance(limits.tokens, int) else None
+    cost = limits.cost if isinstance(limits.cost, Decimal) else None
+    return None if tokens is None and cost is None else Account("this process", tokens=tokens, cost=cost)
+
+
 def open_account(
     name: str, limits: Iterable[Limits], parent: Account | None, plan: Plan, prices: Prices, words: Any
 ) -> Account | None:
@@ -244,7 +251,7 @@ def open_account(
         try:
             parent.check()
         except Limited as spent:
-            raise ConfigError(f"Cannot spawn subagent '{name}': {spent}") from None
+            raise ConfigError(f"Cannot spawn subagent '{name}': {spent}" if name else str(spent)) from None
     account = parent
     if tokens is not None or cost is not None:
         account = Account(f"'{name}'" if name else "the tree", tokens=tokens, cost=cost, parent=parent)

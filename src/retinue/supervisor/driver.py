@@ -323,12 +323,14 @@ def make_ended_event(run: Run, ending: Ending, *, duration_ms: int) -> RunEnded:
 
 def _request_of(tree: Tree, run: Run, clock: Clock) -> RemoteRequest:
     task, folders = run.task, run.folders
-    words = [text for text in (task.context, _before(run), task.text) if text]
+    words = [text for text in (task.context, task.text) if text]
     words += [said.text for said in run.take_messages()]  # sent before the run could begin
     return RemoteRequest(
         ref=run.ref,
         profile=run.plan.profile.name,
         text="\n\n".join(words),
+        before=_before(run),
+        continues="" if run.history is None else run.history.reference,
         workspace=os.path.realpath(folders.workspace),
         readable=[os.path.realpath(path) for path in folders.readable if Path(path).exists()],
         limits=left_to(tree, run, clock),
@@ -355,6 +357,7 @@ def _runs_of_peer(run: Run) -> list[Run]:
 async def _read(tree: Tree, run: Run, adapter: RemoteAdapter, remote: StartedRun, adoption: Adoption) -> RunEnded:
     """Adopt what the peer reports, until it reports the ending of the run itself. Raises Disconnected without one."""
     reports: AsyncGenerator[Report]
+    known = remote.reference
     async with aclosing(remote.reports()) as reports:
         async for report in reports:
             try:
@@ -365,6 +368,8 @@ async def _read(tree: Tree, run: Run, adapter: RemoteAdapter, remote: StartedRun
                 for below in _runs_of_peer(run):
                     below.stop("disconnected")
                 return ended
-            if report.cursor and isinstance(report.body, TurnEnded | RunEnded) and not adoption.is_asking:
-                tree.write(run, RunRemote(adapter=adapter.name, reference=remote.reference, cursor=report.cursor))
+            is_place = report.cursor and isinstance(report.body, TurnEnded | RunEnded) and not adoption.is_asking
+            if is_place or remote.reference != known:
+                known = remote.reference
+                tree.write(run, RunRemote(adapter=adapter.name, reference=known, cursor=report.cursor))
     raise Disconnected(UNKNOWN_ENDING)

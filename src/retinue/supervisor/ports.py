@@ -18,6 +18,7 @@ from retinue.workspaces.run_folders import StateFolder
 class SupervisorPorts:
     """Everything outside that the parts of a supervisor use. `caller` is the run elsewhere that the whole process
     serves, and what is left to it; `hook` takes every event beside its commit; `trace` gives a new tree its trace;
+    `total` is what all trees of the process together may spend;
     `context_paths` are what every primary may read; `serves_requests` says that primaries are delegated by others;
     `on_close` closes what was built for the supervisor."""
 
@@ -30,6 +31,7 @@ class SupervisorPorts:
     limits: Limits
     timeouts: Timeouts
     prices: Prices
+    total: Limits = Limits()  # noqa: RUF009 - frozen
     terms: ApprovalTerms = ApprovalTerms()  # noqa: RUF009 - frozen
     book: RuleBook | None = None
     caller: Caller = NOBODY

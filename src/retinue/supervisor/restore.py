@@ -116,14 +116,15 @@ class Restorer:
         assert old is not None
         caller_limits.check_depth(f"{tree}/{number}")
         conversation = fold_thread(events, number, before=fold_earlier_turns(histories, tree, old.spawned))
+        reference = "" if old.remote is None else old.remote.reference
         plans = PlanRestorer(self.ports.planner, tree, view.runs[0].spawned, overrides)
         chain = [(tree, number), *list_continued(histories, tree, old.spawned)]
         if old.spawned.parent is None:
-            return self._continue_primary(old, text, overrides, plans, Continued(tree, number, conversation, chain))
+            continued = Continued(tree, number, conversation, chain, reference)
+            return self._continue_primary(old, text, overrides, plans, continued)
         home = live or TreeRestorer(self, tree, histories, overrides).make_tree(planned=old.spawned.parent)
-        return self._continue_child(
-            home, home.runs[number], text, overrides, plans, Continued("", number, conversation, chain)
-        )
+        continued = Continued("", number, conversation, chain, reference)
+        return self._continue_child(home, home.runs[number], text, overrides, plans, continued)
 
     def _check_continuable(self, tree: str, number: int, view: Runs, old: RunView | None, *, is_live: bool) -> None:
         if old is None:
@@ -145,6 +146,8 @@ class Restorer:
             context_paths=spawned.context_paths,
             model=plan.model_name if ":" in plan.model_name else None,
             timeout_seconds=overrides.seconds,
+            files=overrides.new_files,
+            request=overrides.request,
         )
         limits = overrides.limits.override(spawned.limits) if spawned.limits is not None else overrides.limits
         return self.spawner.spawn_primary(plan.profile, task, limits=limits, continued=continued)
@@ -345,11 +348,12 @@ class TreeRestorer:
         if parent is None:
             tokens = tokens if given.tokens is UNSET else given.tokens
             cost = cost if given.cost is UNSET else given.cost
-        above = None if parent is None or spawned.server else parent.account
+        above = self._parts.spawner.total if parent is None else None if spawned.server else parent.account
         if tokens is None and cost is None:
             return above
         owner = "the tree" if parent is None else f"'{view.agent}'"
-        return Account(owner, tokens=tokens, cost=cost, parent=None if parent is None else parent.account)
+        around = self._parts.spawner.total if parent is None else parent.account
+        return Account(owner, tokens=tokens, cost=cost, parent=around)
 
     def _make_adopted(self, tree: Tree, view: RunView, parent: Run, ref: RunRef, task: Task) -> Run:
         """Make a run of a peer again."""
@@ -468,6 +472,7 @@ def restore_task(spawned: RunSpawned) -> Task:
         include_parent_workspace=spawned.include_parent_workspace,
         include_temp_workspace=spawned.include_temp_workspace,
         subagent_id=spawned.subagent_id,
+        files=spawned.files,
     )
 
 

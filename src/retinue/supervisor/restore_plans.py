@@ -141,8 +141,8 @@ class PlanRestorer:
         raise ConfigError(f"'{profile.name}' has no tool {tools} here; if it is a Python function, {AGAIN}")
 
     def _with_model(self, profile: Profile, spawned: RunSpawned, parent: Plan | None, *, given: bool) -> Plan:
-        if bool(spawned.model) == (profile.call is not None):
-            was, now = ("a Python function", "none") if profile.call is None else ("none", "one")
+        if bool(spawned.model) != profile.has_model and (spawned.model or profile.a2a is None):
+            was, now = ("none", "one") if spawned.model else ("a Python function", "none")
             raise ConfigError(f"'{profile.name}' was {was} and is {now}; {AGAIN}")
         wanted = self._wanted(spawned)
         plan = self._plan(profile, spawned, parent, named=parent is None, given=given)

@@ -43,7 +43,7 @@ from retinue.log.reading import wait_until_read
 from retinue.log.runs import describe_view
 from retinue.log.summaries import describe_call
 from retinue.supervisor import apply_changes
-from retinue.supervisor.approvals import GIVEN_UP, Approvals, current_spec, judge_call
+from retinue.supervisor.approvals import ASKS_PERSON, GIVEN_UP, Approvals, current_spec, judge_call
 from retinue.supervisor.budgets import CallReservation
 from retinue.supervisor.run import Run
 from retinue.supervisor.runfiles import RunFiles
@@ -51,7 +51,6 @@ from retinue.supervisor.tree import Tree, check_message
 
 _ALLOW = Allow()
 _PLAIN = (str, int, float, bool, NoneType)
-ASKS_PERSON = Verdict("ask", rule="only a person can answer", firm=True)
 NOBODY_ASKED = "Nobody could be asked."
 NOTHING_TO_RUN = Deny("there is nothing to run")
 NO_SPEC = ToolSpec("", "", {})

@@ -27,7 +27,7 @@ from retinue.core.ports import Order, Ticket
 from retinue.core.profiles import Profile, Task, WorkspaceName
 from retinue.supervisor import caller_limits
 from retinue.supervisor.approvals import Approvals
-from retinue.supervisor.budgets import Account, open_account
+from retinue.supervisor.budgets import Account, open_account, open_total
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import find_hidden_paths, narrowed
 from retinue.supervisor.ports import SupervisorPorts
@@ -48,12 +48,13 @@ T = TypeVar("T")
 class Continued(NamedTuple):
     """The run that a new one continues: its tree where that is another one, its number, its conversation. `chain` names
     it and the runs that it continues itself, newest first: the new run starts with the files of the first that has a
-    workspace."""
+    workspace. `reference` is that of a run at a peer."""
 
     tree: str
     run: int
     thread: Sequence[Turn]
     chain: Sequence[tuple[str, int]]
+    reference: str = ""
 
 
 class CheckedOrder(msgspec.Struct, frozen=True, gc=False):
@@ -90,6 +91,7 @@ class Spawner:
         )
         self._is_closed = False
         self.limits = ports.limits.override(DEFAULTS)
+        self.total = open_total(ports.total)
 
     def close(self) -> None:
         self._is_closed = True
@@ -120,7 +122,7 @@ class Spawner:
         if primary.depth == 0:
             plan = self._ports.planner.plan(profile, task=task, parent=None, can_spawn=False)
         words = (task.context, task.text, () if continued is None else continued.thread)
-        account = open_account("", (whole, plan.profile.limits), None, plan, self._ports.prices, words)
+        account = open_account("", (whole, plan.profile.limits), self.total, plan, self._ports.prices, words)
         readable = self._resolve_paths(task, base=self._state.project)
         trace = (caller.trace or self._ports.trace) if caller is not NOBODY else self._ports.trace
         tree = choose_tree_class()(self._trees.log, self._clock, concurrent=_set(primary.concurrent), trace=trace)
@@ -256,7 +258,7 @@ class Spawner:
             seconds=seconds,
             background=order.background,
             queues=parent is not None and order.queue,
-            history=None if continued is None else Past((*continued.thread, UserTurn(task.text))),
+            history=None if continued is None else _make_past(continued, task),
         )
         tree.add_run(run)
         run.set_stall_timer(stall, self._clock, tree.write)
@@ -316,6 +318,8 @@ class Spawner:
             traceparent="" if parent is not None else tree.trace_origin.traceparent,
             baggage="" if parent is not None else tree.trace_origin.baggage,
             reported=call.reported_as(tree.id) if is_reported and call is not None else "",
+            request=task.request,
+            files=tuple(task.files),
         )
 
     def make_services(self, tree: Tree, run: Run) -> RunServices:
@@ -363,6 +367,10 @@ def _choose_timeout(order: Order, limits: Limits, timeouts: Timeouts) -> float |
         return asked
     asked = clamp_asked(asked, (timeouts.minimum, timeouts.maximum))
     return asked if own is None or limits.seconds is UNSET else min(asked, own)
+
+
+def _make_past(continued: Continued, task: Task) -> Past:
+    return Past((*continued.thread, UserTurn(task.text)), reference=continued.reference)
 
 
 def _make_ref(tree: Tree, parent: Run | None, plan: Plan, task: Task) -> RunRef:

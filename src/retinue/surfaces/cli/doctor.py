@@ -25,6 +25,7 @@ from retinue import build
 from retinue.build.models import ModelSource, make_prices
 from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
+from retinue.build.remote_agents import inspect_agent
 from retinue.build.sandboxes import build_image, make_placement, plant_escape_attempts, run_as_ordinary_user
 from retinue.build.servers import make_tool_servers
 from retinue.build.supervisor import open_control
@@ -112,7 +113,8 @@ def execute_doctor(args: argparse.Namespace) -> int:
     """Check the installation and the project, and say how to fix what does not work.
 
     ok: works; warn: works, but read the note; fail: runs will not work. The exit code is 1 if something fails. Doctor
-    calls no model and shows no key. It starts the MCP servers of a trusted retinue.yaml and stops them again.
+    calls no model and shows no key. It starts the MCP servers of a trusted retinue.yaml and stops them again, and reads
+    the cards of its A2A agents.
 
     examples:
       retinue doctor
@@ -315,6 +317,24 @@ def check_servers(look: Look) -> Iterator[Check]:
         yield Check("mcp", "ok", f"{report.name}: {tools}, MCP {report.revision} ({report.words})")
         for note in report.notes:
             yield Check("mcp", "warn", f"{report.name}: {note}")
+
+
+def check_agents(look: Look) -> Iterator[Check]:
+    """Fetch the card of each agent elsewhere that the project names."""
+    agents = () if look.project is None else look.project.settings.a2a_agents
+    for agent in agents:
+        name, remote = agent.profile.name, agent.profile.a2a
+        assert remote is not None
+        try:
+            report = asyncio.run(inspect_agent(remote))
+        except RetinueError as error:
+            cure = f"start it, or correct a2a_agents.{name}; try it by hand: retinue a2a call {remote.url} TEXT"
+            yield Check("a2a", "fail", f"{name}: {error}", cure)
+            continue
+        kind = "another retinue" if report.is_retinue else "an A2A agent"
+        yield Check("a2a", "ok", f"{name}: {kind}, {', '.join(report.protocols)} ({remote.url})")
+        for note in report.notes:
+            yield Check("a2a", "warn", f"{name}: {note}", f"correct a2a_agents.{name} in {SETTINGS_FILE}")
 
 
 def check_authority(look: Look) -> Iterator[Check]:
@@ -550,6 +570,7 @@ SECTIONS: dict[str, Callable[[Look], Iterator[Check]]] = {
     "tools": check_tools,
     "models": check_models,
     "servers": check_servers,
+    "agents": check_agents,
     "telemetry": check_telemetry,
     "control": check_control,
     "logs": check_logs,

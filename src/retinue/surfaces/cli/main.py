@@ -33,6 +33,7 @@ COMMANDS = {
     "diff": "show the changes of a run in its copy of the project",
     "apply": "apply the changes of a run to the project",
     "mcp": "offer subagents to MCP clients such as Claude Code",
+    "a2a": "serve an agent to other programs over A2A, or call one",
     "watch": "run subagents that containers ask for in a shared folder",
     "usage": "show tokens and cost",
     "gc": "remove old trees and their folders",

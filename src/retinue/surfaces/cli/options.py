@@ -99,8 +99,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits", "0 means 0, not unlimited")
     for name, metavar, parse, text in (
         ("--max-depth", "N", parse_whole, "levels of subagents below the primary (3)"),
-        ("--max-concurrent", "N", _parse_whole_or_none, "subagents at once (8); none: no limit"),
-        ("--max-turns", "N", _parse_whole_or_none, "turns of each run (100); none: no limit"),
+        ("--max-concurrent", "N", parse_limit_count, "subagents at once (8); none: no limit"),
+        ("--max-turns", "N", parse_limit_count, "turns of each run (100); none: no limit"),
         ("--timeout", "SECONDS", parse_seconds, "time for the whole run (no limit)"),
         (
             "--stall",
@@ -108,11 +108,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             parse_seconds,
             "warn after this time without any event in a run and below it, and end the run after twice that (no limit)",
         ),
-        ("--max-tokens", "N", _parse_whole_or_none, "tokens the whole tree may spend (no limit)"),
+        ("--max-tokens", "N", parse_limit_count, "tokens the whole tree may spend (no limit)"),
         (
             "--max-cost",
             "AMOUNT",
-            _parse_amount_or_none,
+            parse_limit_amount,
             "US dollars the whole tree may spend (no limit); needs known prices",
         ),
     ):
@@ -139,11 +139,13 @@ def parse_whole(text: str) -> int:
     return int(text)
 
 
-def _parse_whole_or_none(text: str) -> int | None:
+def parse_limit_count(text: str) -> int | None:
+    """Return a whole number of 0 or more; None for `none`, which is no limit."""
     return None if text.lower() == "none" else parse_whole(text)
 
 
-def _parse_amount_or_none(text: str) -> Decimal | None:
+def parse_limit_amount(text: str) -> Decimal | None:
+    """Return an amount of US dollars; None for `none`, which is no limit."""
     if text.lower() == "none":
         return None
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?|\.[0-9]+", text, re.ASCII):

@@ -96,7 +96,7 @@ def prepare(
 
 def require_model(start: StartUp, profiles: Sequence[Profile]) -> None:
     """Raise ConfigError if neither the project nor one of the profiles names a model."""
-    if start.parts.model is None and all(profile.model is None for profile in profiles):
+    if start.parts.model is None and all(profile.model is None and profile.has_model for profile in profiles):
         raise ConfigError(explain_missing_model(start.settings_file))
 
 

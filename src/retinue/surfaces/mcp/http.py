@@ -9,20 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import os
-import re
 import secrets
 import shlex
 from collections.abc import Callable
-from pathlib import Path
 
 from retinue.concurrency import TaskOwner
-from retinue.core.errors import RetinueError
 from retinue.core.secrets import forget_secret, hide_secret
-from retinue.files.atomic import replace_file
-from retinue.files.content import read_small_file
-from retinue.files.private import make_private_folder
-from retinue.files.user_key import has_signature, sign_data
+from retinue.files.token_file import load_token
 from retinue.http.listener import HOST, Listener
 from retinue.http.server import HttpError, Request, ServerConnection
 from retinue.surfaces.mcp import messages, revisions
@@ -49,9 +42,7 @@ PING_SECONDS = 5.0
 SWEEP_SECONDS = 15.0
 STUCK_SECONDS = 30.0
 BUFFERED_BYTES = 256 * 1024
-MAX_TOKEN = 100
-_TOKEN = re.compile(rf"[A-Za-z0-9_-]{{32,{MAX_TOKEN}}}")
-TOKEN_PURPOSE, NONCE_LETTERS = "mcp token", 32
+TOKEN_PURPOSE = "mcp token"
 SESSION = "mcp-session-id"
 BAD = (PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS, HEADER_MISMATCH, UNSUPPORTED_VERSION)
 STATUSES = {**dict.fromkeys(BAD, 400), METHOD_NOT_FOUND: 404}
@@ -74,7 +65,7 @@ async def serve_http(
     """Serve until `stop` is set. Without a token every program of this machine may use the server."""
     host = await server.wait_for_host()  # an error in the project is reported now, to the user who starts us
     file = host.state / "mcp" / "token" if token else None
-    secret = "" if file is None else load_token(file)
+    secret = "" if file is None else load_token(file, TOKEN_PURPOSE)
     async with Endpoint(server, port=port, token=secret, idle_seconds=idle_seconds) as endpoint:
         say(f"serving MCP on {endpoint.url}; Ctrl-C stops")
         if file is None:
@@ -311,29 +302,3 @@ class _ResponseStream:
 
 def _encode_event(message: bytes) -> bytes:
     return b"event: message\r\ndata: " + message + b"\r\n\r\n"
-
-
-def load_token(file: Path) -> str:
-    """Return the token of the project, which clients are told once. Makes one if there is none that is private."""
-    try:
-        found = _read_token(file)
-        if found:
-            return found
-        make_private_folder(file.parent)
-        nonce = secrets.token_hex(16)
-        token = nonce + sign_data(TOKEN_PURPOSE, nonce.encode())
-        replace_file(file, token.encode())
-        return token
-    except OSError as error:
-        raise RetinueError(f"cannot keep a token in {file}: {error.strerror or error}") from None
-
-
-def _read_token(file: Path) -> str:
-    """Read the token, if nobody else can have written or read the file: ours ends with the user's signature."""
-    try:
-        data = read_small_file(file, MAX_TOKEN, owners=(os.geteuid(),), forbidden_mode=0o077)
-    except OSError:
-        return ""
-    text = data.decode("ascii", "replace")
-    nonce, signature = text[:NONCE_LETTERS], text[NONCE_LETTERS:]
-    return text if _TOKEN.fullmatch(text) and has_signature(TOKEN_PURPOSE, nonce.encode(), signature) else ""

@@ -1,0 +1,194 @@
+"""Settings of remote agents, from retinue.yaml. Each becomes a profile that a parent can delegate to.
+
+a2a_agents:
+  argocd:
+    url: https://agents.example.com/argocd
+    description: Knows the deployments.
+    auth: {bearer_env: ARGOCD_TOKEN}
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from retinue.config.located import Node
+from retinue.config.location import Place
+from retinue.config.schema import (
+    POSITIVE,
+    TEXTS,
+    WORD,
+    Kind,
+    Loosening,
+    Setting,
+    TrustRule,
+    list_of,
+    read_section,
+    section,
+    section_schema,
+    setting,
+)
+from retinue.config.servers import HEADER_NAME, VARIABLE_NAME
+from retinue.core.errors import ConfigError
+from retinue.core.profiles import NAME_PATTERN, Profile, check_name
+from retinue.core.remote_agents import (
+    ANSWER_SECONDS,
+    API_KEY_HEADER,
+    RECONNECT_SECONDS,
+    SILENCE_SECONDS,
+    A2aAgent,
+    AgentAuth,
+)
+
+HOST_PATTERN = r"^[A-Za-z0-9.\-\[\]:]+$"
+
+
+def check_agent_url(text: str) -> str:
+    """Return the address of an agent; raises ConfigError for what is none."""
+    try:
+        parts = urlsplit(text)
+        is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_sound = False
+    if not is_sound or not text.isprintable() or any(char.isspace() for char in text):
+        raise ConfigError(f"{text!r} is no http or https address")
+    if "@" in parts.netloc:
+        raise ConfigError("an address has no user's name in it; 'auth' names what opens it")
+    return text.rstrip("/")
+
+
+_URL = Kind(lambda node: node.parse(check_agent_url), {"type": "string", "pattern": r"^https?://[^\s@]+$"})
+
+
+def _word_like(pattern: str, what: str) -> Kind:
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ConfigError(f"{text!r} is no {what}")
+        return text
+
+    return Kind(lambda node: node.parse(check), {"type": "string", "pattern": pattern})
+
+
+def _check_host(text: str) -> str:
+    if not re.fullmatch(HOST_PATTERN, text):
+        raise ConfigError(f"{text!r} is no host, or host and port")
+    return text.lower()
+
+
+_VARIABLE = _word_like(VARIABLE_NAME, "name of a variable")
+_HOSTS = list_of(lambda node: node.parse(_check_host), HOST_PATTERN, what="a list of hosts")
+
+
+@dataclass(frozen=True)
+class AuthSettings:
+    """Credentials of a remote agent; secrets stay in the environment."""
+
+    bearer_env: str = setting(_VARIABLE, "the variable with a bearer token", default="", example="ARGOCD_TOKEN")
+    api_key_env: str = setting(_VARIABLE, "the variable with an API key", default="", example="ARGOCD_KEY")
+    api_key_header: str = setting(
+        _word_like(HEADER_NAME, "name of a header"), "the header that carries the API key", default=API_KEY_HEADER
+    )
+    client_id_env: str = setting(
+        _VARIABLE, "OAuth client credentials: the variable with the client's id", default="", example="ARGOCD_CLIENT"
+    )
+    client_secret_env: str = setting(
+        _VARIABLE, "the variable with the client's secret", default="", example="ARGOCD_SECRET"
+    )
+    token_url: str = setting(
+        _URL,
+        "where tokens are had; without it the address in the card, if its host is allowed",
+        default="",
+        example="https://login.example.com/token",
+    )
+    scopes: tuple[str, ...] = setting(TEXTS, "the scopes to ask for", default=(), example="[agents.call]")
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """One remote agent that speaks A2A."""
+
+    url: str = setting(_URL, "its address, below which its card is", default="", example="https://agents.example.com")
+    description: str = setting(
+        WORD, "what it is for: a parent chooses it by that", default="", example="Knows the deployments."
+    )
+    auth: AuthSettings = section(AuthSettings, "what opens it", example="{bearer_env: ARGOCD_TOKEN}")
+    timeout: float = setting(POSITIVE, "seconds until it answers a request", default=ANSWER_SECONDS)
+    silence: float = setting(
+        POSITIVE, "seconds without a word before we ask whether it is still there", default=SILENCE_SECONDS
+    )
+    reconnect: float = setting(POSITIVE, "seconds to look for it when it is gone", default=RECONNECT_SECONDS)
+    allowed_hosts: tuple[str, ...] = setting(
+        _HOSTS,
+        "hosts, with ports, beside that of the url that its card may name",
+        default=(),
+        example="[agents.example.com:8443]",
+    )
+
+
+@dataclass(frozen=True)
+class RemoteAgent:
+    """A remote agent as a profile, and its place in the file."""
+
+    profile: Profile
+    place: Place = field(compare=False)
+
+
+def _read_agents(node: Node) -> tuple[RemoteAgent, ...]:
+    found: dict[str, RemoteAgent] = {}
+    for name, entry in node.section().entries.items():
+        Node(entry.place, name).parse(check_name)
+        if name.casefold() in found:
+            raise entry.error(f"is the same name as '{found[name.casefold()].profile.name}'")
+        found[name.casefold()] = _read_agent(name, entry)
+    return tuple(found.values())
+
+
+def _read_agent(name: str, node: Node) -> RemoteAgent:
+    values = read_section(AgentSettings, node.section())
+    if not values.url:
+        raise node.error("give it a 'url'")
+    auth = values.auth
+    if bool(auth.client_id_env) != bool(auth.client_secret_env):
+        raise node.error("'client_id_env' and 'client_secret_env' go together")
+    ways = [bool(auth.bearer_env), bool(auth.api_key_env), bool(auth.client_id_env)]
+    if sum(ways) > 1:
+        raise node.error("'auth' has more than one way in: a bearer token, an API key, or OAuth client credentials")
+    agent = A2aAgent(
+        url=values.url,
+        auth=AgentAuth(**vars(auth)),
+        timeout=values.timeout,
+        silence=values.silence,
+        reconnect=values.reconnect,
+        allowed_hosts=values.allowed_hosts,
+    )
+    about = values.description or f"The agent at {values.url}"
+    return RemoteAgent(make_remote_profile(name, agent, about, source=node.place.file), node.place)
+
+
+def make_remote_profile(name: str, agent: A2aAgent, description: str, *, source: str = "python") -> Profile:
+    """Return the profile of a remote agent: its tools and model are its own."""
+    return Profile(check_name(name), description=description, tools=(), leaf=True, a2a=agent, source=source)
+
+
+def _drop_agents(agents: tuple[RemoteAgent, ...], _: Setting) -> tuple[Any, list[Loosening]]:
+    """Drop all agents: a project sends tasks and secrets to none by itself."""
+    return (), [Loosening(agent.profile.name, _describe(agent.profile.a2a)) for agent in agents]
+
+
+def _describe(agent: A2aAgent | None) -> str:
+    assert agent is not None
+    gets = f" (gets {', '.join(agent.auth.variables)})" if agent.auth.variables else ""
+    return f"{agent.url}{gets}"
+
+
+NEW_AGENTS = TrustRule("any agent", _drop_agents)
+AGENTS = Kind(
+    _read_agents,
+    {
+        "type": "object",
+        "propertyNames": {"pattern": NAME_PATTERN},
+        "additionalProperties": section_schema(AgentSettings),
+    },
+)

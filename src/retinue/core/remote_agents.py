@@ -1,0 +1,57 @@
+"""A remote agent as somebody configured it: where it is, what opens it, and how patient we are with it."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+ANSWER_SECONDS = 30.0
+SILENCE_SECONDS = 60.0
+RECONNECT_SECONDS = 60.0
+API_KEY_HEADER = "X-API-Key"
+
+
+class AgentAuth(msgspec.Struct, frozen=True, kw_only=True):
+    """Credentials of an agent. Secrets are named by the variables of the environment that hold them: a bearer token, an
+    API key with its header, or the client of an OAuth client-credentials flow. Without `token_url` that of the agent's
+    card is used, if it is on a host that is allowed."""
+
+    bearer_env: str = ""
+    api_key_env: str = ""
+    api_key_header: str = API_KEY_HEADER
+    client_id_env: str = ""
+    client_secret_env: str = ""
+    token_url: str = ""
+    scopes: tuple[str, ...] = ()
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The variables whose values it sends."""
+        named = (self.bearer_env, self.api_key_env, self.client_id_env, self.client_secret_env)
+        return tuple(name for name in named if name)
+
+
+class A2aAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent that is called over A2A. `timeout` is how long it may take to answer a request, `silence` how long its
+    stream may be silent before we ask whether it is still there, `reconnect` how long we look for it when it is gone.
+    `allowed_hosts` are addresses beside that of the `url` that its card may send us to."""
+
+    url: str
+    auth: AgentAuth = AgentAuth()
+    timeout: float = ANSWER_SECONDS
+    silence: float = SILENCE_SECONDS
+    reconnect: float = RECONNECT_SECONDS
+    allowed_hosts: tuple[str, ...] = ()
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """The addresses that requests may go to."""
+        named = [read_host(self.url), *(host.lower() for host in self.allowed_hosts)]
+        return frozenset([*named, read_host(self.auth.token_url)] if self.auth.token_url else named)
+
+
+def read_host(url: str) -> str:
+    """Return the host and port of an address, in lower case."""
+    rest = url.partition("://")[2]
+    return re.split(r"[/?#]", rest, maxsplit=1)[0].lower()

@@ -1,0 +1,151 @@
+"""The fold of a tree's events and deltas into what the user of a served agent sees: notices of calls, the plan and the
+answer of the primary, each once and in the order of the log.
+
+Deltas may come before the events of earlier turns are written: they are held until their turn has begun, and what was
+missed of a reply is told when its event comes. The text of a child is the result of a call and no words to the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from retinue.core.events import Delta, Event, Message, RunEnded, RunSpawned, ToolCall, ToolResult, TurnStarted
+from retinue.log.blocks import FINAL_ANSWER
+from retinue.protocol.notices import PLAN_CLOSES, Notice, split_plans
+from retinue.protocol.subagent_tools import CONTINUE, SPAWN
+from retinue.protocol.subagents import SPAWN_ONE
+
+SUBAGENT_PREFIX = "subagent_"
+_SPAWNING = frozenset({SPAWN, SPAWN_ONE, CONTINUE, FINAL_ANSWER})
+
+
+class Words(msgspec.Struct, frozen=True, gc=False):
+    """A piece of what the primary says: of its plan or its answer number `part`. `is_new` begins that part (once more,
+    if the model began it anew), `is_last` ends it, without text."""
+
+    part: int
+    text: str = ""
+    is_plan: bool = False
+    is_new: bool = False
+    is_last: bool = False
+
+
+class NoticeFold:
+    """The fold of one tree. The primary is called `primary` in notices; without it, by its own name."""
+
+    def __init__(self, primary: str = "") -> None:
+        self._names: dict[int, str] = {0: primary} if primary else {}
+        self._parents: dict[int, int] = {}
+        self._calls: dict[tuple[int, str], str] = {}
+        self._speech = _Speech()
+        self._has_answered = False
+
+    def apply(self, item: Event | Delta) -> list[Notice | Words]:
+        """Return what the user sees of an event or a delta."""
+        if isinstance(item, Delta):
+            is_spoken = item.run == 0 and item.kind == "text"
+            return [*self._speech.hear(item)] if is_spoken else []
+        return [*self._apply_event(item)]
+
+    def _apply_event(self, event: Event) -> Iterator[Notice | Words]:
+        run, body = event.run, event.body
+        match body:
+            case RunSpawned(parent=parent):
+                self._names.setdefault(run, event.agent)
+                if parent is not None:
+                    self._parents[run] = parent
+                    yield Notice(self._names.get(parent, ""), event.agent, is_agent=True)
+            case ToolCall(name=name) if _is_shown(body):
+                self._calls[run, body.call_id] = name
+                yield Notice(self._names.get(run, event.agent), name)
+            case ToolResult(call_id=call_id, success=success):
+                name = self._calls.pop((run, call_id), "")
+                if name:
+                    yield Notice(self._names.get(run, event.agent), name, is_start=False, success=success)
+            case TurnStarted(turn=turn) if run == 0:
+                yield from self._speech.begin_turn(turn)
+            case Message(text=text, final=final) if run == 0:
+                self._has_answered = self._has_answered or final
+                yield from self._speech.finish_reply(text)
+            case RunEnded():
+                yield from self._end_run(event, body)
+
+    def _end_run(self, event: Event, body: RunEnded) -> Iterator[Notice | Words]:
+        run = event.run
+        for key in [key for key in self._calls if key[0] == run]:
+            yield Notice(self._names.get(run, event.agent), self._calls.pop(key), is_start=False, success=False)
+        if run in self._parents:
+            parent = self._names.get(self._parents[run], "")
+            yield Notice(parent, event.agent, is_agent=True, is_start=False, success=body.status == "done")
+        elif run == 0:
+            is_unsaid = body.status == "done" and not self._has_answered and bool(body.final_response)
+            yield from self._speech.finish_reply(body.final_response if is_unsaid else None)
+
+
+def _is_shown(call: ToolCall) -> bool:
+    """Return whether a call gets notices of its own: those of calls that make runs name the runs."""
+    is_spawning = call.name in _SPAWNING or call.name.startswith(SUBAGENT_PREFIX)
+    return not is_spawning and (not call.host or bool(call.within))
+
+
+class _Speech:
+    """The replies of the primary, each in parts: a plan, an answer. `_said` is what was told of the reply of `_turn`;
+    `_held` are deltas of later turns."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+        self._said = ""
+        self._is_broken = False  # deltas are missing, or the model began anew: the event tells the rest
+        self._held: list[Delta] = []
+        self._part, self._first_part = 0, 0
+        self._is_open = self._is_plan = False
+
+    def hear(self, delta: Delta) -> Iterator[Words]:
+        if delta.turn > self._turn:
+            self._held.append(delta)
+        elif delta.turn == self._turn and not self._is_broken:
+            self._is_broken = delta.offset != len(self._said)
+            if not self._is_broken:
+                yield from self._say(delta.text)
+
+    def begin_turn(self, turn: int) -> Iterator[Words]:
+        yield from self._close()
+        self._turn, self._said, self._is_broken, self._is_plan = turn, "", False, False
+        self._first_part = self._part
+        held, self._held = self._held, []
+        for delta in held:
+            yield from self.hear(delta)
+
+    def finish_reply(self, text: str | None) -> Iterator[Words]:
+        """Say what is missing of a reply, whole now, and end it. None ends a reply that never became whole."""
+        if text is not None:
+            if not text.startswith(self._said):  # the model began anew: this takes the place of what was told
+                self._said, self._part, self._is_open, self._is_plan = "", self._first_part, False, False
+            yield from self._say(text[len(self._said) :])
+        yield from self._close()
+        self._is_broken = True  # until the next turn
+
+    def _say(self, text: str) -> Iterator[Words]:
+        self._said += text
+        for is_plan, piece in split_plans(text, is_plan=self._is_plan):
+            shown = piece
+            if is_plan != self._is_plan:
+                yield from self._close()
+                self._is_plan = is_plan
+            if not self._is_open:
+                shown = piece.lstrip()
+                if not shown:
+                    continue
+                self._part += 1
+            yield Words(self._part, shown, is_plan=is_plan, is_new=not self._is_open)
+            self._is_open = True
+            if is_plan and piece.endswith(PLAN_CLOSES):
+                yield from self._close()
+                self._is_plan = False
+
+    def _close(self) -> Iterator[Words]:
+        if self._is_open:
+            self._is_open = False
+            yield Words(self._part, is_plan=self._is_plan, is_last=True)

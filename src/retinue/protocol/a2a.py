@@ -1,0 +1,127 @@
+"""The extension of A2A between two retinue processes, and its shapes beside the standard fields.
+
+An agent that offers `EXTENSION` in its card takes, in the metadata of a message, what is left to the run that asks, and
+gives every event of its tree as JSON text in the metadata of a status update, with its place as a cursor. A client that
+was cut off subscribes again after a cursor (`AFTER_HEADER`). Pure: no A2A library, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from retinue.core.approvals import Allow, Approval, Decision, Deny
+from retinue.core.caller import Caller
+from retinue.core.events import (
+    Event,
+    Message,
+    RunEnded,
+    RunRemote,
+    RunSpawned,
+    Thinking,
+    ToolResult,
+    Unknown,
+    decode_event,
+    encode_event,
+)
+from retinue.protocol import inherited_limits
+
+EXTENSION = "urn:retinue:a2a:runs:1"
+AFTER_HEADER = "Retinue-After"
+ASKED, ANSWERED = "approval.asked", "approval.answer"
+PATH_KEY = "retinue/path"
+MOST_PREVIEW = 64 * 1024
+_TEXTS = (Message, Thinking, ToolResult, RunEnded)
+
+
+def make_request_metadata(caller: Caller, path: str) -> dict[str, Any]:
+    """Return the metadata of a message that asks for a run: its path here, and what is left to it. Numbers are texts:
+    A2A turns every number into a float."""
+    return {**{key: str(value) for key, value in inherited_limits.to_meta(caller).items()}, PATH_KEY: path}
+
+
+def read_request_metadata(metadata: Mapping[str, Any]) -> Caller:
+    """Return what is left to the run that asks; nonsense counts as nothing left."""
+    return inherited_limits.from_meta(metadata)
+
+
+def make_event_metadata(event: Event) -> dict[str, Any] | None:
+    """Return the metadata that carries an event to another process; None for one that stays here. Instructions, tools
+    and paths of this machine are left out."""
+    body = event.body
+    if isinstance(body, Unknown | RunRemote):
+        return None
+    if isinstance(body, RunSpawned):
+        body = RunSpawned(
+            parent=body.parent,
+            label=body.label,
+            depth=body.depth,
+            task=body.task,
+            subagent_id=body.subagent_id,
+            workspace="",
+            model=body.model,
+            call_id=body.call_id,
+            trace_id=body.trace_id,
+            span_id=body.span_id,
+        )
+    elif isinstance(body, _TEXTS) and body.file:
+        body = msgspec.structs.replace(body, file="")
+    line = encode_event(msgspec.structs.replace(event, body=body))
+    return {"event": line.decode("utf-8", "replace"), "cursor": str(event.seq)}
+
+
+def read_event_metadata(metadata: object) -> tuple[Event, str] | None:
+    """Return the event and the cursor that the metadata of an update carries; None if it carries none. Raises
+    `msgspec.MsgspecError` for what is no event."""
+    if not isinstance(metadata, Mapping) or not isinstance(metadata.get("event"), str):
+        return None
+    cursor = metadata.get("cursor")
+    return decode_event(metadata["event"].encode()), cursor if isinstance(cursor, str) and cursor.isdigit() else ""
+
+
+# Approvals that a client answers
+
+
+class ApprovalAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag=ANSWERED):
+    """The data part that answers a question. It counts only for the action that has the digest."""
+
+    approval_id: str
+    digest: str
+    decision: Literal["allow", "deny"]
+    reason: str = ""
+
+    @property
+    def verdict(self) -> Decision:
+        return Allow() if self.decision == "allow" else Deny(self.reason[:1000] or "the client said no")
+
+
+def make_question(asked: Approval) -> dict[str, Any]:
+    """Return the data part that asks a client about a call."""
+    return {
+        "type": ASKED,
+        "approval_id": asked.id,
+        "digest": asked.digest,
+        "path": asked.path,
+        "agent": asked.agent,
+        "tool": asked.tool,
+        "args": msgspec.to_builtins(asked.args, enc_hook=str),
+        "preview": asked.preview[:MOST_PREVIEW],
+    }
+
+
+def make_answer(approval_id: str, digest: str, decision: Decision) -> dict[str, Any]:
+    """Return the data part that answers a question."""
+    is_allowed = isinstance(decision, Allow)
+    reason = "" if isinstance(decision, Allow) else decision.reason
+    answer = {"type": ANSWERED, "approval_id": approval_id, "digest": digest, "reason": reason}
+    return {**answer, "decision": "allow" if is_allowed else "deny"}
+
+
+def read_answer(data: object) -> ApprovalAnswer | None:
+    """Return the answer that a data part is; None if it is about something else. Raises `msgspec.ValidationError` for
+    an answer that is not well formed."""
+    if not isinstance(data, Mapping) or data.get("type") != ANSWERED:
+        return None
+    return msgspec.convert(data, ApprovalAnswer)

@@ -1,0 +1,447 @@
+"""The adapter of A2A agents: a run of ours is a task there.
+
+Between two retinues every event comes as typed metadata, after a cut from where it stopped, and questions are answered
+from here. A foreign agent is read by its standard fields. A task is asked for once: a message is sent again only if it
+cannot have arrived, or to a retinue, which knows it by its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from typing import Any
+
+import httpx
+import msgspec
+from a2a.client.errors import A2AClientError
+from a2a.types import (
+    CancelTaskRequest,
+    GetTaskRequest,
+    Message,
+    Part,
+    Role,
+    SendMessageConfiguration,
+    SendMessageRequest,
+    StreamResponse,
+    SubscribeToTaskRequest,
+    Task,
+)
+from a2a.utils.errors import A2AError, MethodNotFoundError, TaskNotFoundError, UnsupportedOperationError
+from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.struct_pb2 import Value
+
+from retinue.concurrency import TaskOwner
+from retinue.core.approvals import Allow, Decision
+from retinue.core.errors import Disconnected, RetinueError
+from retinue.core.events import ApprovalAsked, ApprovalDecided, Gap, Inbox, RunEnded, RunResumed
+from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS
+from retinue.core.messages import ASKER
+from retinue.core.remote_agents import A2aAgent
+from retinue.protocol.a2a import AFTER_HEADER, EXTENSION, make_answer, make_request_metadata, read_event_metadata
+from retinue.protocol.notices import remove_plans
+from retinue.remote.a2a.connection import PeerConnection, Unreachable
+from retinue.remote.a2a.updates import UpdateFold
+from retinue.remote.port import STARTED, Capabilities, RemoteRequest, Report, Undelivered, make_report
+
+NAME_CHARACTERS = 300
+FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0
+FIRST_TRIES = 3
+MARGIN_SECONDS = 10.0
+FORGOTTEN = "the agent does not know the task any more: it may have been started anew; it is not called again"
+UNKNOWN_START = "the connection was lost before the agent confirmed the task; it may run there, and is not called again"
+ASKED_ANEW = "the run was resumed at the agent, which asks anew"
+GONE = "the agent was not reached again for {seconds:g} s: {why}"
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
+
+
+class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Reference that finds a task again: the id of the message that asked for it, and the ids that the agent gave it.
+    `typed` is True for a task of another retinue."""
+
+    message: str
+    task: str = ""
+    context: str = ""
+    typed: bool = False
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+def read_reference(text: str) -> Reference:
+    try:
+        return msgspec.json.decode(text, type=Reference)
+    except msgspec.MsgspecError:
+        return Reference("")
+
+
+class A2aAdapter:
+    """Starts runs at one agent, over one connection."""
+
+    name = "a2a"
+    grace = CANCEL_ASK_SECONDS + TERM_SECONDS + MARGIN_SECONDS
+
+    def __init__(self, agent: A2aAgent) -> None:
+        self._agent = agent
+        self._connection = PeerConnection(agent)
+
+    def start(self, request: RemoteRequest) -> A2aRun:
+        context = read_reference(request.continues).context if request.continues else ""
+        reference = Reference(str(uuid.uuid4()), context=context)
+        return A2aRun(self._connection, self._agent, request, reference=reference, cursor="", is_new=True)
+
+    def attach(self, request: RemoteRequest, *, reference: str, cursor: str) -> A2aRun:
+        known = read_reference(reference)
+        return A2aRun(self._connection, self._agent, request, reference=known, cursor=cursor, is_new=False)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+class A2aRun:
+    """One task, from the message that asks for it to its end. The cursor is the place in the other retinue's log."""
+
+    def __init__(
+        self,
+        connection: PeerConnection,
+        agent: A2aAgent,
+        request: RemoteRequest,
+        *,
+        reference: Reference,
+        cursor: str,
+        is_new: bool,
+    ) -> None:
+        self._connection, self._agent, self._request = connection, agent, request
+        self._known, self._cursor, self._is_new = reference, cursor, is_new
+        self._is_asked = not is_new  # the message may have reached the agent
+        self._can_answer = False
+        self._fold = UpdateFold()
+        self._fold.task_id, self._fold.context_id = reference.task, reference.context
+        self._asked: dict[str, tuple[str, ApprovalAsked]] = {}  # open questions of the other retinue, with their runs
+        self._inbox: asyncio.Queue[Report] = asyncio.Queue()
+        self._input: asyncio.Future[str] | None = None
+        self._is_cancelled = False
+        self._confirmed = asyncio.Event()
+        if reference.task:
+            self._confirmed.set()
+        self._commands = TaskOwner(on_error=lambda _: None)  # what a command fails of is told by the stream
+        self._seen_at = time.monotonic()
+
+    @property
+    def reference(self) -> str:
+        return self._known.encode()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        answer = self._can_answer or not self._known.typed
+        return Capabilities(send=True, cancel=True, answer=answer, replay=self._known.typed or not self._known.task)
+
+    # Reports
+
+    async def reports(self) -> AsyncGenerator[Report]:
+        self._seen_at, wait, tries = time.monotonic(), FIRST_WAIT, 0
+        try:
+            while True:
+                before = self._seen_at
+                try:
+                    async with aclosing(self._read_once()) as reports:
+                        async for report in reports:
+                            yield report
+                            if report.run == STARTED and isinstance(report.body, RunEnded):
+                                return
+                    why = "its stream ended before the task did"
+                except (Unreachable, A2AClientError, httpx.HTTPError) as error:
+                    why = _explain(error)
+                    tries = self._check_lost(error, tries)
+                if self._fold.needs_input:
+                    continue
+                wait = FIRST_WAIT if self._seen_at > before else min(wait * 2, LONGEST_WAIT)
+                if time.monotonic() - self._seen_at + wait > self._agent.reconnect:
+                    raise Disconnected(GONE.format(seconds=self._agent.reconnect, why=why))
+                self._connection.forget_card()
+                await asyncio.sleep(wait)
+        except TaskNotFoundError:
+            raise Disconnected(FORGOTTEN) from None
+        except A2AError as error:
+            yield Report(STARTED, _fail(f"the agent refuses: {error.message}"))
+        except RetinueError as error:
+            if isinstance(error, Disconnected):
+                raise
+            yield Report(STARTED, _fail(str(error)))
+        finally:
+            if not self._is_cancelled:
+                self._commands.cancel()
+
+    def _check_lost(self, error: Exception, tries: int) -> int:
+        """Raise Disconnected if the agent cannot be asked again; return how often it was tried at first."""
+        if self._known.task or self._known.typed:
+            return tries
+        if self._is_asked and not _is_unsent(error):
+            raise Disconnected(f"{UNKNOWN_START}: {_explain(error)}")
+        if tries + 1 >= FIRST_TRIES:
+            raise Disconnected(_explain(error))
+        return tries + 1
+
+    async def _read_once(self) -> AsyncGenerator[Report]:
+        """Read one stream of the task, whichever can be had, to its end."""
+        await self._connection.open()
+        extension = self._connection.find_extension()
+        is_typed = extension is not None
+        self._can_answer = is_typed and (extension or {}).get("approve_by") == "client"
+        if is_typed != self._known.typed and not self._known.task:
+            self._known = msgspec.structs.replace(self._known, typed=is_typed)
+        updates = self._open_stream()
+        async with aclosing(_merge(updates, self._inbox)) as merged:
+            async for update in merged:
+                if isinstance(update, Report):
+                    yield update
+                    continue
+                self._seen_at = time.monotonic()
+                self._learn_ids(update)
+                for report in self._read_typed(update) if self._known.typed else self._fold.apply(update):
+                    yield report
+
+    async def _open_stream(self) -> AsyncGenerator[StreamResponse]:
+        """Ask for the task, or for more of it."""
+        streaming = self._connection.card.capabilities.streaming
+        client = await self._connection.get_client(streaming=streaming)
+        if self._fold.needs_input:
+            request = self._make_message([Part(text=await self._wait_for_input())], task=True)
+            stream = client.send_message(request, context=await self._make_context())
+        elif not self._known.task:
+            if not self._is_new and not self._known.typed:
+                raise Disconnected(UNKNOWN_START)
+            stream = client.send_message(self._make_first(streaming=streaming), context=await self._make_context())
+            self._is_asked = True
+        elif self._known.typed:
+            request = SubscribeToTaskRequest(id=self._known.task)
+            stream = client.subscribe(request, context=await self._make_context(cursor=True))
+        else:
+            stream = self._follow_foreign(client, streaming=streaming)
+        async with aclosing(stream):  # type: ignore[type-var]
+            async for update in stream:
+                yield update
+        if not streaming and not self._fold.has_ended and not self._fold.needs_input:
+            async for update in self._poll(client):
+                yield update
+
+    async def _follow_foreign(self, client: Any, *, streaming: bool) -> AsyncIterator[StreamResponse]:
+        """Look how a foreign task stands, and follow it from there."""
+        task = await client.get_task(GetTaskRequest(id=self._known.task), context=await self._make_context())
+        yield StreamResponse(task=task)
+        if self._fold.has_ended or self._fold.needs_input or not streaming:
+            return
+        try:
+            async for update in client.subscribe(
+                SubscribeToTaskRequest(id=self._known.task), context=await self._make_context()
+            ):
+                yield update
+        except (UnsupportedOperationError, MethodNotFoundError):
+            async for update in self._poll(client):
+                yield update
+
+    async def _poll(self, client: Any) -> AsyncIterator[StreamResponse]:
+        """Ask again and again how a task stands whose agent does not stream."""
+        wait = FIRST_WAIT
+        while not self._fold.has_ended and not self._fold.needs_input:
+            await asyncio.sleep(wait)
+            wait = min(wait * 1.5, LONGEST_WAIT)
+            task: Task = await client.get_task(GetTaskRequest(id=self._known.task), context=await self._make_context())
+            yield StreamResponse(task=task)
+
+    def _read_typed(self, update: StreamResponse) -> list[Report]:
+        """Return the report that an update of another retinue carries."""
+        if not update.HasField("status_update"):
+            return []
+        metadata = MessageToDict(update.status_update.metadata).get(EXTENSION)
+        try:
+            found = read_event_metadata(metadata)
+        except msgspec.MsgspecError:
+            return [Report(STARTED, Gap(1, "an event of the other retinue cannot be read"))]
+        if found is None:
+            return []
+        event, cursor = found
+        self._cursor = cursor or self._cursor
+        report = make_report(event)
+        if report is None:
+            return []
+        body, size = report.body, len(metadata["event"])  # type: ignore[index]
+        if isinstance(body, RunResumed):
+            return self._withdraw_questions(report.run)
+        if isinstance(body, ApprovalAsked):
+            self._asked[body.approval_id] = report.run, body
+        elif isinstance(body, RunEnded) and report.run == STARTED:
+            self._fold.has_ended = True
+            body = msgspec.structs.replace(body, final_response=remove_plans(body.final_response))
+        return [msgspec.structs.replace(report, body=body, cursor=cursor, size=size)]
+
+    def _withdraw_questions(self, run: str) -> list[Report]:
+        """Return that the questions of a run are void: it was resumed there, and asks what it still has to ask anew."""
+        void = [asked for of, asked in self._asked.values() if of == run]
+        for asked in void:
+            del self._asked[asked.approval_id]
+        return [
+            Report(run, ApprovalDecided(asked.approval_id, asked.call_id, allowed=False, reason=ASKED_ANEW))
+            for asked in void
+        ]
+
+    def _learn_ids(self, update: StreamResponse) -> None:
+        """Keep the ids of the task, once the agent has said them."""
+        kind = update.WhichOneof("payload")
+        found: Any = getattr(update, kind) if kind else None
+        if found is None or self._known.task:
+            return
+        task, context = (found.id if kind == "task" else found.task_id), found.context_id
+        if len(task) > NAME_CHARACTERS or len(context) > NAME_CHARACTERS:
+            raise RetinueError("the agent gives its task an id that is too long")
+        self._known = msgspec.structs.replace(self._known, task=task, context=context or self._known.context)
+        if task:
+            self._confirmed.set()
+        if self._is_cancelled and task:
+            self._commands.start(self._send_cancel())
+
+    # Messages
+
+    def _make_first(self, *, streaming: bool) -> SendMessageRequest:
+        request = self._request
+        text = request.text if self._known.context else "\n\n".join(filter(None, (request.before, request.text)))
+        message = Message(
+            message_id=self._known.message, role=Role.ROLE_USER, parts=[Part(text=text)], context_id=self._known.context
+        )
+        if self._known.typed:
+            message.extensions.append(EXTENSION)
+            message.metadata.update({EXTENSION: make_request_metadata(request.limits, request.ref.path)})
+        return SendMessageRequest(
+            message=message, configuration=SendMessageConfiguration(return_immediately=not streaming)
+        )
+
+    def _make_message(self, parts: list[Part], *, task: bool) -> SendMessageRequest:
+        message = Message(message_id=str(uuid.uuid4()), role=Role.ROLE_USER, parts=parts)
+        if task:
+            message.task_id, message.context_id = self._known.task, self._known.context
+        return SendMessageRequest(message=message)
+
+    async def _make_context(self, *, cursor: bool = False) -> Any:
+        headers = {AFTER_HEADER: self._cursor or "0"} if cursor else {}
+        if self._request.limits.traceparent:
+            headers["traceparent"] = self._request.limits.traceparent
+        return await self._connection.make_context(**headers)
+
+    async def _wait_for_input(self) -> str:
+        """Wait for the answer to what the agent asks. People may take their time."""
+        if self._input is None:
+            self._input = asyncio.get_running_loop().create_future()
+        text = await self._input
+        self._input, self._fold.needs_input = None, False
+        self._seen_at = time.monotonic()
+        return text
+
+    # Commands
+
+    async def send(self, run: str, text: str) -> None:
+        if run != STARTED:
+            raise Undelivered("words reach only the task itself, not the runs below it")
+        if self._fold.needs_input:
+            self._give_input(text)
+        else:
+            await self._tell([Part(text=text)])
+        if not self._known.typed:
+            self._inbox.put_nowait(Report(STARTED, Inbox(text, source=ASKER)))
+
+    async def answer(self, run: str, approval_id: str, decision: Decision) -> None:
+        if not self._known.typed:
+            self._give_input(_phrase(decision))
+            return
+        if approval_id not in self._asked:
+            raise Undelivered("the question is not open any more")
+        _, asked = self._asked.pop(approval_id)
+        await self._tell([Part(data=ParseDict(make_answer(approval_id, asked.digest, decision), Value()))])
+
+    def _give_input(self, text: str) -> None:
+        if self._input is None:
+            self._input = asyncio.get_running_loop().create_future()
+        if self._input.done():
+            raise Undelivered("the agent has an answer already")
+        self._input.set_result(text)
+
+    async def _tell(self, parts: list[Part]) -> None:
+        """Send a message to the task beside its stream."""
+        try:
+            async with asyncio.timeout(self._agent.timeout):
+                await self._confirmed.wait()
+        except TimeoutError:
+            raise Undelivered("the agent has not confirmed the task yet") from None
+        request = self._make_message(parts, task=True)
+        request.configuration.return_immediately = True
+        try:
+            client = await self._connection.get_client(streaming=False)
+            async for _ in client.send_message(request, context=await self._make_context()):
+                return
+        except (A2AError, A2AClientError, RetinueError, httpx.HTTPError, ValueError) as error:
+            raise Undelivered(_explain(error)) from None
+
+    def cancel(self, run: str) -> None:
+        if run != STARTED:
+            raise Undelivered("only the whole task can be cancelled at the agent")
+        self._is_cancelled = True
+        if self._known.task:
+            self._commands.start(self._send_cancel())
+
+    async def _send_cancel(self) -> None:
+        client = await self._connection.get_client(streaming=False)
+        with suppress(A2AError, A2AClientError):  # it has ended meanwhile, or cannot be cancelled
+            await client.cancel_task(CancelTaskRequest(id=self._known.task), context=await self._make_context())
+
+
+async def _merge(
+    updates: AsyncGenerator[StreamResponse], inbox: asyncio.Queue[Report]
+) -> AsyncGenerator[StreamResponse | Report]:
+    """Yield the updates of a stream, and what is put into the inbox meanwhile."""
+    async with TaskOwner() as owner:
+        reading: asyncio.Task[Any] = owner.start(_next(updates))
+        hearing: asyncio.Task[Any] = owner.start(inbox.get())
+        try:
+            while True:
+                done, _ = await asyncio.wait({reading, hearing}, return_when=asyncio.FIRST_COMPLETED)
+                if hearing in done:
+                    yield hearing.result()
+                    hearing = owner.start(inbox.get())
+                if reading in done:
+                    update = reading.result()
+                    if update is None:
+                        return
+                    yield update
+                    reading = owner.start(_next(updates))
+        finally:
+            reading.cancel()
+            hearing.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await reading
+            await updates.aclose()
+
+
+async def _next(updates: AsyncGenerator[StreamResponse]) -> StreamResponse | None:
+    return await anext(updates, None)
+
+
+def _is_unsent(error: Exception) -> bool:
+    return isinstance(error, Unreachable) or isinstance(error.__cause__ or error, _NOT_SENT)
+
+
+def _explain(error: Exception) -> str:
+    cause = error.__cause__ if isinstance(error.__cause__, httpx.HTTPError) else error
+    return " ".join(f"{cause}".split())[:NAME_CHARACTERS] or type(cause).__name__
+
+
+def _fail(text: str) -> RunEnded:
+    return RunEnded("failed", text, 0, error_details=text)
+
+
+def _phrase(decision: Decision) -> str:
+    """Return the answer to an agent that asks in words: those of a person who edited the question, or yes or no."""
+    if isinstance(decision, Allow):
+        answer = (decision.args or {}).get("answer")
+        return answer if isinstance(answer, str) and answer else "yes"
+    return decision.reason or "no"

@@ -1,0 +1,298 @@
+"""The connection to one A2A agent: its card, checked, what opens it, and an HTTP client that goes nowhere else.
+
+Whatever the agent says is data: requests go to the configured hosts only, redirects are not followed, answers are
+bounded and not unpacked. Knows the SDK and HTTP; no runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+from a2a.client import Client, ClientConfig, ClientFactory
+from a2a.client.card_resolver import parse_agent_card
+from a2a.client.client import ClientCallContext
+from a2a.types import AgentCard
+from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH, TransportProtocol
+from google.protobuf.json_format import MessageToDict, ParseError
+
+from retinue.core.errors import RetinueError
+from retinue.core.limits import EVENT_BYTES
+from retinue.core.remote_agents import A2aAgent
+from retinue.protocol.a2a import EXTENSION
+from retinue.protocol.strict_json import InvalidBody, decode_body
+
+CARD_BYTES = 256 * 1024
+ANSWER_BYTES = 16 * 1024 * 1024
+LINE_BYTES = 4 * EVENT_BYTES
+TOKEN_BYTES = 64 * 1024
+TOKEN_MARGIN_SECONDS = 30.0
+CARD_SECONDS = 300.0
+MOST_SHOWN = 200
+BINDINGS: list[str] = [TransportProtocol.JSONRPC, TransportProtocol.HTTP_JSON]
+OTHER_HOST = "the card of {url} sends us to {host}, which is not allowed: add it to 'allowed_hosts', if you trust it"
+
+
+class Unreachable(RetinueError):
+    """The agent cannot be reached now. Nothing of the request was sent."""
+
+
+class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about an agent that its card tells."""
+
+    name: str
+    description: str
+    version: str
+    protocols: tuple[str, ...]
+    is_streaming: bool
+    is_retinue: bool
+    notes: tuple[str, ...] = ()
+
+
+class PeerConnection:
+    """The connection to an agent. Opened by its first use; `close` ends it."""
+
+    def __init__(self, agent: A2aAgent) -> None:
+        self._agent = agent
+        self._http: httpx.AsyncClient | None = None
+        self._card: AgentCard | None = None
+        self._fetched_at = 0.0
+        self._token, self._expires_at = "", 0.0
+        self._clients: dict[bool, Client] = {}
+        self._lock = asyncio.Lock()
+
+    # The card
+
+    async def open(self) -> AgentCard:
+        """Return the card of the agent, from its well-known place. Raises Unreachable and RetinueError."""
+        async with self._lock:
+            if self._card is None or time.monotonic() > self._fetched_at + CARD_SECONDS:
+                card = await self._fetch_card()
+                self._check_card(card)
+                self._card, self._fetched_at = card, time.monotonic()
+                self._clients.clear()
+            return self._card
+
+    def forget_card(self) -> None:
+        """Fetch the card anew at the next use: the agent may have been started again."""
+        self._fetched_at = -CARD_SECONDS
+
+    async def _fetch_card(self) -> AgentCard:
+        url = self._agent.url + AGENT_CARD_WELL_KNOWN_PATH
+        try:
+            data = await self._read_bounded("GET", url, CARD_BYTES, headers=self._make_static_headers())
+            return parse_agent_card(decode_body(data, dict))
+        except InvalidBody as error:
+            raise RetinueError(f"the card of {self._agent.url} cannot be read: {error}") from None
+        except (ParseError, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise RetinueError(f"the card of {self._agent.url} is no agent card: {_shorten(error)}") from None
+
+    def _check_card(self, card: AgentCard) -> None:
+        usable = [each for each in card.supported_interfaces if each.protocol_binding in BINDINGS]
+        if not usable:
+            raise RetinueError(f"the agent at {self._agent.url} offers neither JSON-RPC nor REST")
+        for each in usable:
+            parts = urlsplit(each.url)
+            if parts.scheme not in ("http", "https") or parts.netloc.lower() not in self._agent.origins:
+                raise RetinueError(OTHER_HOST.format(url=self._agent.url, host=_shorten(parts.netloc or each.url)))
+            if parts.scheme == "http" and self._agent.url.startswith("https:"):
+                raise RetinueError(f"the card of {self._agent.url} sends us to an address without TLS: {each.url}")
+
+    @property
+    def card(self) -> AgentCard:
+        assert self._card is not None
+        return self._card
+
+    def find_extension(self) -> dict[str, Any] | None:
+        """Return the parameters of our extension, if the agent is a retinue."""
+        for each in self.card.capabilities.extensions:
+            if each.uri == EXTENSION:
+                return dict(MessageToDict(each.params))
+        return None
+
+    async def inspect(self) -> AgentReport:
+        """Fetch and check the card, and get a token where one is needed; return what is known of the agent."""
+        card = await self.open()
+        await self._make_headers()
+        extension = self.find_extension()
+        return AgentReport(
+            name=_shorten(card.name),
+            description=_shorten(card.description),
+            version=_shorten(card.version),
+            protocols=tuple(
+                f"{_shorten(each.protocol_binding)} {_shorten(each.protocol_version)}"
+                for each in card.supported_interfaces[:8]
+            ),
+            is_streaming=card.capabilities.streaming,
+            is_retinue=extension is not None,
+            notes=self._list_notes(card),
+        )
+
+    def _list_notes(self, card: AgentCard) -> tuple[str, ...]:
+        auth, notes = self._agent.auth, []
+        if card.security_requirements and not auth.variables:
+            notes.append("the card asks for credentials, and none are configured: give it 'auth'")
+        if self._agent.url.startswith("http:") and auth.variables:
+            host = urlsplit(self._agent.url).hostname or ""
+            if host not in ("localhost", "127.0.0.1", "::1"):
+                notes.append("credentials are sent without TLS")
+        return tuple(notes)
+
+    # Calls
+
+    async def get_client(self, *, streaming: bool = True) -> Client:
+        """Return the SDK's client of the agent. One that does not stream is for commands beside a stream."""
+        card = await self.open()
+        if streaming not in self._clients:
+            config = ClientConfig(
+                httpx_client=self._get_http(), streaming=streaming, supported_protocol_bindings=BINDINGS
+            )
+            try:
+                self._clients[streaming] = ClientFactory(config).create(card)
+            except ValueError as error:
+                raise RetinueError(f"the agent at {self._agent.url} cannot be called: {_shorten(error)}") from None
+        return self._clients[streaming]
+
+    async def make_context(self, **more: str) -> ClientCallContext:
+        """Return the headers of one call: what opens the agent, the extension if it has it, and `more`."""
+        headers = await self._make_headers()
+        if self.find_extension() is not None:
+            headers["A2A-Extensions"] = EXTENSION
+        return ClientCallContext(service_parameters={**headers, **more})
+
+    def _make_static_headers(self) -> dict[str, str]:
+        auth, headers = self._agent.auth, {}
+        if auth.bearer_env:
+            headers["Authorization"] = f"Bearer {_read_variable(auth.bearer_env)}"
+        elif auth.api_key_env:
+            headers[auth.api_key_header] = _read_variable(auth.api_key_env)
+        return headers
+
+    async def _make_headers(self) -> dict[str, str]:
+        if not self._agent.auth.client_id_env:
+            return self._make_static_headers()
+        if time.monotonic() > self._expires_at:
+            await self._fetch_token()
+        return {"Authorization": f"Bearer {self._token}"}
+
+    async def _fetch_token(self) -> None:
+        """Get a token by the client-credentials flow. The card alone never decides where the secret goes."""
+        auth = self._agent.auth
+        url = auth.token_url or self._find_token_url()
+        form = {"grant_type": "client_credentials", **({"scope": " ".join(auth.scopes)} if auth.scopes else {})}
+        client = (_read_variable(auth.client_id_env), _read_variable(auth.client_secret_env))
+        data = await self._read_bounded("POST", url, TOKEN_BYTES, data=form, auth=client)
+        try:
+            found = decode_body(data, dict[str, Any])
+            token, seconds = found["access_token"], float(found.get("expires_in", 300))
+            if not isinstance(token, str) or not token or not token.isprintable():
+                raise ValueError("it has no access_token")
+        except (InvalidBody, KeyError, ValueError, TypeError) as error:
+            raise RetinueError(f"the token of {url} cannot be used: {_shorten(error)}") from None
+        self._token = token
+        self._expires_at = time.monotonic() + max(0.0, min(seconds, 86400.0) - TOKEN_MARGIN_SECONDS)
+
+    def _find_token_url(self) -> str:
+        for scheme in self.card.security_schemes.values():
+            url = scheme.oauth2_security_scheme.flows.client_credentials.token_url
+            if url:
+                if urlsplit(url).netloc.lower() not in self._agent.origins:
+                    raise RetinueError(OTHER_HOST.format(url=self._agent.url, host=_shorten(urlsplit(url).netloc)))
+                return str(url)
+        raise RetinueError(f"nobody says where tokens for {self._agent.url} are had: give 'auth' a 'token_url'")
+
+    # HTTP
+
+    def _get_http(self) -> httpx.AsyncClient:
+        if self._http is None:
+            agent = self._agent
+            self._http = httpx.AsyncClient(
+                transport=_BoundedTransport(agent.origins),
+                timeout=httpx.Timeout(agent.timeout, read=agent.silence, pool=None),
+                headers={"Accept-Encoding": "identity", "User-Agent": "retinue"},
+                follow_redirects=False,
+                trust_env=False,
+            )
+        return self._http
+
+    async def _read_bounded(self, method: str, url: str, limit: int, **options: Any) -> bytes:
+        try:
+            async with self._get_http().stream(method, url, timeout=self._agent.timeout, **options) as response:
+                if response.status_code != 200:
+                    raise RetinueError(f"{url} answers with the HTTP status {response.status_code}")
+                data = bytearray()
+                async for piece in response.aiter_raw():
+                    data += piece
+                    if len(data) > limit:
+                        raise RetinueError(f"what {url} answers is larger than {limit} bytes")
+                return bytes(data)
+        except httpx.HTTPError as error:
+            raise Unreachable(f"{url} cannot be reached: {_shorten(error) or type(error).__name__}") from None
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.aclose()
+
+
+def _read_variable(name: str) -> str:
+    value = os.environ.get(name, "").strip()
+    if not value:
+        raise RetinueError(f"the variable {name} is not set, which opens this agent")
+    return value
+
+
+def _shorten(text: object) -> str:
+    return " ".join(str(text).split())[:MOST_SHOWN]
+
+
+class _BoundedTransport(httpx.AsyncBaseTransport):
+    """Sends requests to these addresses and no others, and bounds what comes back."""
+
+    def __init__(self, origins: frozenset[str]) -> None:
+        self._inner = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None), trust_env=False)
+        self._origins = origins
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.netloc.decode().lower() not in self._origins:
+            raise httpx.UnsupportedProtocol(f"requests to {request.url.host} are not allowed", request=request)
+        response = await self._inner.handle_async_request(request)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            await response.aclose()
+            raise httpx.RemoteProtocolError("the answer is compressed, which was not asked for", request=request)
+        is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        return httpx.Response(
+            response.status_code,
+            headers=response.headers,
+            stream=_BoundedStream(response.stream, is_stream=is_stream),
+            extensions=response.extensions,
+            request=request,
+        )
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _BoundedStream(httpx.AsyncByteStream):
+    """A body of at most so many bytes, or a stream of events with lines of at most so many."""
+
+    def __init__(self, inner: httpx.AsyncByteStream, *, is_stream: bool) -> None:
+        self._inner, self._is_stream = inner, is_stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size, limit = 0, LINE_BYTES if self._is_stream else ANSWER_BYTES
+        async for piece in self._inner:
+            end = piece.rfind(b"\n") if self._is_stream else -1
+            size = size + len(piece) if end < 0 else len(piece) - end
+            if size > limit:
+                raise httpx.RemoteProtocolError(f"the agent sends more than {limit} bytes at once")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()

@@ -1,0 +1,216 @@
+"""The updates of a foreign A2A agent as reports of a run: standard fields, and notices for those that send no more.
+
+An answer is what its artifacts say; if they say nothing, what its status messages say, without notices. Updates that
+miss a status, a message, parts or text are skipped. A pure fold: nothing is sent from here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from a2a.types import Artifact, Part, StreamResponse, Task, TaskState, TaskStatus
+
+from retinue.core.events import (
+    ApprovalAsked,
+    Body,
+    Gap,
+    RunEnded,
+    RunStarted,
+    ToolCall,
+    ToolResult,
+)
+from retinue.core.events import Message as Said
+from retinue.core.limits import EVENT_BYTES
+from retinue.protocol.notices import Notice, parse_notice, remove_plans
+from retinue.remote.port import INPUT_REQUIRED, STARTED, RemoteSpawned, Report
+
+NOTICE_ARTIFACTS = ("tool_notification_start", "tool_notification_end")
+MOST_ARTIFACTS = 1000
+MOST_OPEN = 1000
+ENDINGS: dict[Any, str] = {
+    TaskState.TASK_STATE_COMPLETED: "done",
+    TaskState.TASK_STATE_CANCELED: "cancelled",
+    TaskState.TASK_STATE_REJECTED: "refused",
+    TaskState.TASK_STATE_FAILED: "failed",
+}
+NEEDS_LOGIN = "the agent asks its user to log in, which is not possible from here"
+UNASKED = "the agent asks for input without saying what"
+_LOG = logging.getLogger(__name__)
+
+
+class UpdateFold:
+    """The fold of one task's updates. `needs_input` is set while the agent waits for an answer."""
+
+    def __init__(self) -> None:
+        self.task_id = ""
+        self.context_id = ""
+        self.needs_input = False
+        self.has_ended = False
+        self._has_started = False
+        self._questions = 0
+        self._artifacts: dict[str, str] = {}
+        self._said: list[str] = []
+        self._held = ""  # words that may be the answer, or only a step on the way
+        self._size = 0
+        self._calls: list[tuple[str, str, str]] = []  # run, call id and name of open calls
+        self._agents: list[tuple[str, str]] = []  # run and name of open runs below
+        self._count = 0
+
+    def apply(self, update: StreamResponse) -> list[Report]:
+        """Return what an update says about the run."""
+        if self.has_ended:
+            return []
+        return [Report(run, body) for run, body in self._apply(update)]
+
+    def _apply(self, update: StreamResponse) -> Iterator[tuple[str, Body | RemoteSpawned]]:
+        kind = update.WhichOneof("payload")
+        found: Any = getattr(update, kind) if kind else None
+        if found is None or not self._is_ours(found, kind):
+            if kind:
+                yield STARTED, Gap(1, "the agent speaks of another task")
+            return
+        if not self._has_started:
+            self._has_started = True
+            yield STARTED, RunStarted()
+        if kind == "message":
+            yield from self._end("done", _join_texts(found.parts))
+        elif kind == "task":
+            yield from self.apply_task(found)
+        elif kind == "status_update":
+            yield from self._apply_status(found.status)
+        else:
+            yield from self._apply_artifact(found.artifact, append=found.append)
+
+    def _is_ours(self, found: Any, kind: str) -> bool:
+        """Take the ids of the task from its first update; tell whether a later one is about the same task."""
+        task_id = found.id if kind == "task" else found.task_id
+        self.task_id = self.task_id or task_id
+        self.context_id = self.context_id or found.context_id
+        return kind == "message" or not task_id or task_id == self.task_id
+
+    def apply_task(self, task: Task) -> Iterator[tuple[str, Body | RemoteSpawned]]:
+        """Take a task as it stands: the first event of a stream, or the answer to the question how it goes."""
+        for artifact in task.artifacts:
+            yield from self._apply_artifact(artifact, append=False)
+        yield from self._apply_status(task.status)
+
+    def _apply_status(self, status: TaskStatus) -> Iterator[tuple[str, Body | RemoteSpawned]]:
+        state = status.state
+        texts = [part.text for part in status.message.parts if part.WhichOneof("content") == "text" and part.text]
+        self.needs_input = state == TaskState.TASK_STATE_INPUT_REQUIRED
+        if self.needs_input:
+            self._questions += 1
+            text = "\n".join(texts) or UNASKED
+            name = f"input-{self._questions}"
+            yield STARTED, ApprovalAsked(name, name, INPUT_REQUIRED, {"question": text}, preview=text)
+        elif state == TaskState.TASK_STATE_AUTH_REQUIRED:
+            yield from self._end("failed", NEEDS_LOGIN)
+        elif state in ENDINGS and state != TaskState.TASK_STATE_COMPLETED:
+            yield from self._end(ENDINGS[state], "\n".join(texts))
+        else:
+            for text in texts:
+                yield from self._take_text(text)
+            if state == TaskState.TASK_STATE_COMPLETED:
+                yield from self._end("done", "")
+
+    def _take_text(self, text: str) -> Iterator[tuple[str, Body | RemoteSpawned]]:
+        notice = self._parse_notice(text)
+        _LOG.info("Streamed + accumulated text from status-update: %d chars", len(text))
+        if notice is not None:
+            yield from self._show_notice(notice)
+        elif self._add_size(text):
+            yield from self._flush()
+            self._said.append(text)
+            self._held = text
+
+    def _flush(self) -> Iterator[tuple[str, Body]]:
+        """Show words that were a step on the way: something follows them."""
+        if self._held:
+            held, self._held = self._held, ""
+            yield STARTED, Said(held)
+
+    def _apply_artifact(self, artifact: Artifact, *, append: bool) -> Iterator[tuple[str, Body | RemoteSpawned]]:
+        text = _join_texts(artifact.parts)
+        if artifact.name in NOTICE_ARTIFACTS:
+            notice = self._parse_notice(text)
+            if notice is not None:
+                yield from self._show_notice(notice)
+            return
+        name = artifact.artifact_id
+        if name not in self._artifacts and len(self._artifacts) >= MOST_ARTIFACTS:
+            return
+        before = self._artifacts.get(name, "") if append else ""
+        if not text or self._add_size(text):
+            self._artifacts[name] = before + text
+
+    def _add_size(self, text: str) -> bool:
+        """Tell whether there is room for more text."""
+        self._size += len(text)
+        return self._size <= EVENT_BYTES
+
+    # Notices
+
+    def _parse_notice(self, text: str) -> Notice | None:
+        """Return the notice that a text is. The end of a call that nobody has begun is no notice: it is an answer."""
+        notice = parse_notice(text)
+        if notice is None or notice.is_start:
+            return notice
+        name = notice.target.casefold()
+        if notice.is_agent:
+            return notice if any(agent == name for _, agent in self._agents) else None
+        return notice if any(call == name for _, _, call in self._calls) else None
+
+    def _show_notice(self, notice: Notice) -> Iterator[tuple[str, Body | RemoteSpawned]]:
+        yield from self._flush()
+        name = notice.target.casefold()
+        run = next((run for run, agent in self._agents if agent == notice.agent.casefold()), STARTED)
+        if notice.is_start:
+            if len(self._calls) + len(self._agents) >= MOST_OPEN:
+                return
+            self._count += 1
+            own = f"notice-{self._count}"
+            if notice.is_agent:
+                self._agents.append((own, name))
+                yield own, RemoteSpawned(parent=run, agent=notice.target, is_at_work=True)
+            else:
+                self._calls.append((run, own, name))
+                yield run, ToolCall(own, notice.target, {}, tier="observe")
+        elif notice.is_agent:
+            key = next(each for each in self._agents if each[1] == name)
+            self._agents.remove(key)
+            yield key[0], RunEnded("done" if notice.success else "failed", "", 0)
+        else:
+            call = next((each for each in self._calls if each[2] == name and each[0] == run), None)
+            call = call or next(each for each in self._calls if each[2] == name)
+            self._calls.remove(call)
+            yield call[0], ToolResult(call[1], notice.target, "", success=notice.success)
+
+    # The ending
+
+    def _end(self, status: str, text: str) -> Iterator[tuple[str, Body]]:
+        self.has_ended = True
+        written = "\n\n".join(part for part in map(remove_plans, self._artifacts.values()) if part)
+        if status == "done":
+            if written:
+                yield from self._flush()
+            answer = text or written or remove_plans("\n".join(self._said))
+            yield STARTED, RunEnded("done", answer, 0)
+            return
+        partial = written or "\n".join(self._said)
+        yield STARTED, RunEnded(status, text, 0, error_details=text or None, partial=partial)
+
+
+def _join_texts(parts: Iterable[Part]) -> str:
+    """Return the texts and data of all parts. Files are named, not fetched."""
+    found = []
+    for part in parts:
+        match part.WhichOneof("content"):
+            case "text":
+                found.append(part.text)
+            case "data":
+                found.append(str(part.data).strip())
+            case "raw" | "url":
+                found.append(f"[a file: {part.filename or part.media_type or 'unnamed'}]")
+    return "\n".join(found) if len(found) > 1 else "".join(found)

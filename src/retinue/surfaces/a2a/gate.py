@@ -1,0 +1,156 @@
+"""The gate before the A2A application: checks each request before its body is read, and reads the body strictly.
+
+Checks Host and Origin, so that no web page can send a request, then the token. A body is bounded in size and time and
+parsed as strict JSON; what is wrong with it is answered in the words of the protocol. Knows tokens, no tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Mapping
+from typing import Any
+
+from a2a.utils.error_handlers import build_rest_error_payload
+from a2a.utils.errors import ContentTypeNotSupportedError, InvalidRequestError
+from starlette.authentication import SimpleUser
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from retinue.concurrency import TaskOwner
+from retinue.protocol.strict_json import InvalidBody, decode_body, encode_body
+
+CARD_PATH = "/.well-known/agent-card.json"
+RPC_PATH = "/"
+MAX_BODY_BYTES = 12 * 1024 * 1024
+BODY_SECONDS = 30.0
+GONE = "retinue.gone"
+ANONYMOUS = "anyone"
+PARSE_ERROR, INVALID_REQUEST, UNSUPPORTED_TYPE = -32700, -32600, -32005
+JSON_TYPES = ("application/json", "application/a2a+json")
+
+
+class Refused(Exception):
+    """A request that is not let in, with the HTTP status and the JSON-RPC code of the answer."""
+
+    def __init__(self, status: int, text: str, *, code: int = INVALID_REQUEST) -> None:
+        super().__init__(text)
+        self.status, self.code = status, code
+
+
+class Gate:
+    """ASGI middleware. `tokens` are the secrets of clients by name; without any, everybody is let in. `hosts` are the
+    values that a Host header may have, `origins` those of an Origin header."""
+
+    def __init__(self, app: ASGIApp, *, tokens: Mapping[str, str], hosts: frozenset[str], origins: frozenset[str]):
+        self._app, self._tokens, self._hosts, self._origins = app, tokens, hosts, origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers, is_rpc = Headers(scope=scope), scope["path"] == RPC_PATH
+        try:
+            scope["user"] = SimpleUser(self._admit(scope, headers))
+            body = await _read_body(headers, receive)
+        except Refused as refused:
+            await _make_refusal(refused, is_rpc=is_rpc)(scope, receive, send)
+            return
+        except InvalidBody as error:
+            await _make_refusal(Refused(400, str(error), code=PARSE_ERROR), is_rpc=is_rpc)(scope, receive, send)
+            return
+        inbox = _Inbox(body, receive)
+        scope[GONE] = inbox.gone
+        async with TaskOwner() as owner:
+            listening = owner.start(inbox.listen())
+            try:
+                await self._app(scope, inbox.receive, send)
+            finally:
+                listening.cancel()
+
+    def _admit(self, scope: Scope, headers: Headers) -> str:
+        """Return the name of the client. Raises Refused."""
+        host, origins = headers.get("host", "").lower(), headers.getlist("origin")
+        if host not in self._hosts or len(headers.getlist("host")) != 1:
+            raise Refused(421, "the Host header does not name this server; --public-url gives it another name")
+        if any(origin.lower() not in self._origins for origin in origins):
+            raise Refused(403, "requests of web pages are not taken: the Origin header names another one")
+        if not self._tokens or (scope["method"] in ("GET", "HEAD") and scope["path"] == CARD_PATH):
+            return ANONYMOUS
+        scheme, _, secret = headers.get("authorization", "").partition(" ")
+        name = ""
+        for known, expected in self._tokens.items():  # all are compared, whichever fits
+            if hmac.compare_digest(secret.strip().encode(), expected.encode()) and scheme.lower() == "bearer":
+                name = known
+        if not name:
+            raise Refused(401, "a token is needed: send the header `Authorization: Bearer TOKEN`")
+        return name
+
+
+async def _read_body(headers: Headers, receive: Receive) -> bytes:
+    """Return the body, as JSON that has each key once. Raises Refused and InvalidBody."""
+    if headers.get("content-encoding", "identity") != "identity":
+        raise Refused(415, "compressed bodies are not taken", code=UNSUPPORTED_TYPE)
+    length = headers.get("content-length", "0")
+    if not length.isdigit() or int(length) > MAX_BODY_BYTES:
+        raise Refused(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Refused(400, "the request ended before its body")
+                data += message.get("body", b"")
+                if len(data) > MAX_BODY_BYTES:
+                    raise Refused(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+                if not message.get("more_body", False):
+                    break
+    except TimeoutError:
+        raise Refused(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+    if not data:
+        return b""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in JSON_TYPES:
+        raise Refused(415, "the body must be JSON: send `Content-Type: application/json`", code=UNSUPPORTED_TYPE)
+    value: Any = decode_body(bytes(data), Any)
+    if isinstance(value, dict) and "method" in value:
+        value.setdefault("jsonrpc", "2.0")  # the clients of seed 003 leave it out
+        return encode_body(value)
+    return bytes(data)
+
+
+def _make_refusal(refused: Refused, *, is_rpc: bool) -> JSONResponse:
+    """Return the answer to a request that is not let in, in the words of its binding. What is wrong with the JSON of a
+    JSON-RPC request is an error of JSON-RPC, and none of HTTP."""
+    headers = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else None
+    if is_rpc:
+        status = 200 if refused.code == PARSE_ERROR else refused.status
+        said: dict[str, Any] = {"code": refused.code, "message": str(refused)}
+        return JSONResponse({"jsonrpc": "2.0", "id": None, "error": said}, status, headers=headers)
+    error = ContentTypeNotSupportedError if refused.code == UNSUPPORTED_TYPE else InvalidRequestError
+    payload: dict[str, Any] = build_rest_error_payload(error(str(refused)))
+    payload["error"]["code"] = refused.status
+    return JSONResponse(payload, refused.status, headers=headers)
+
+
+class _Inbox:
+    """The messages of one request as the application gets them: the body in one piece, then what comes. `gone` is set
+    when the client has left."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._receive = receive
+        self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._messages.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        self.gone = asyncio.Event()
+
+    async def listen(self) -> None:
+        while True:
+            message = await self._receive()
+            self._messages.put_nowait(message)
+            if message["type"] == "http.disconnect":
+                self.gone.set()
+                return
+
+    async def receive(self) -> Message:
+        return await self._messages.get()

@@ -1,0 +1,402 @@
+"""The A2A operations as commands on Control: a message spawns, continues or steers a run, everything else looks at it.
+
+Implements the SDK's `RequestHandler`; JSON-RPC, REST and both versions of the protocol come here with the same
+requests. State is in the log and in `ServedTasks`, none is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import msgspec
+from a2a.server.context import ServerCallContext
+from a2a.server.request_handlers.request_handler import RequestHandler
+from a2a.types import (
+    AgentCard,
+    CancelTaskRequest,
+    GetExtendedAgentCardRequest,
+    GetTaskRequest,
+    ListTasksRequest,
+    ListTasksResponse,
+    SendMessageRequest,
+    SubscribeToTaskRequest,
+    Task,
+    TaskState,
+    TaskStatus,
+)
+from a2a.utils.constants import DEFAULT_LIST_TASKS_PAGE_SIZE
+from a2a.utils.errors import (
+    ExtendedAgentCardNotConfiguredError,
+    InvalidParamsError,
+    PushNotificationNotSupportedError,
+    TaskNotCancelableError,
+    TaskNotFoundError,
+    UnsupportedOperationError,
+)
+from a2a.utils.task import (
+    ListTasksCursor,
+    apply_history_length,
+    decode_list_tasks_cursor,
+    encode_list_tasks_cursor,
+    validate_history_length,
+    validate_page_size,
+)
+
+from retinue.concurrency import run_until_first
+from retinue.core.approvals import Approval
+from retinue.core.caller import ClientRequest
+from retinue.core.control import Control, ResumeOverrides, RunHandle
+from retinue.core.errors import RetinueError
+from retinue.core.events import Delta, Event, RunEnded, RunSpawned
+from retinue.core.messages import ASKER
+from retinue.core.profiles import Profile
+from retinue.core.profiles import Task as RunTask
+from retinue.files.atomic import replace_file
+from retinue.files.private import make_private_folder
+from retinue.protocol.a2a import AFTER_HEADER, EXTENSION, ApprovalAnswer
+from retinue.surfaces.a2a.gate import ANONYMOUS, GONE
+from retinue.surfaces.a2a.requests import ClientMessage, read_message
+from retinue.surfaces.a2a.streams import (
+    STATES,
+    Pattern,
+    StreamFold,
+    TaskView,
+    Update,
+    asks_input,
+    find_state,
+    make_failure,
+    make_input_required,
+    make_typed_update,
+    make_user_message,
+)
+from retinue.surfaces.a2a.tasks import SURFACE, ServedTask, ServedTasks
+
+CANCEL_SECONDS = 40.0
+FILES_NOTE = "Files of this message are in your workspace: {names}"
+ENDED = "the task {task} has ended; a message with its contextId and without a taskId goes on from there"
+NOT_ASKED = "questions of this server are answered by its host: it runs without --approve-by client"
+OnDisconnect = Literal["continue", "cancel"]
+_LOG = logging.getLogger(__name__)
+
+
+class HandlerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of what a server does with its tasks. `overrides` has the profiles that continued runs may have had;
+    `files` is the folder in which the bytes of a message wait for its workspace."""
+
+    profile: Profile
+    pattern: Pattern
+    asks_client: bool
+    on_disconnect: OnDisconnect
+    overrides: ResumeOverrides
+    files: Path
+    say: Callable[[str], object]
+    begun: Callable[[RunHandle, str, str], object]
+
+
+class TaskHandler(RequestHandler):
+    """Serves one profile. A client is a token; it sees its own tasks and no others."""
+
+    def __init__(self, control: Control, tasks: ServedTasks, options: HandlerOptions) -> None:
+        self._control, self._tasks, self._options = control, tasks, options
+        self._accepting = asyncio.Lock()
+
+    # Messages
+
+    async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Task:
+        validate_history_length(params.configuration)
+        task, _ = await self._accept(params, context)
+        if params.configuration.return_immediately:
+            await self._tasks.wait_until(task, lambda view: view.beginning is not None)  # the log has it then
+        else:
+            await self._wait_for_pause(task, context)
+        return apply_history_length(await self._make_task(task), params.configuration)
+
+    async def on_message_send_stream(
+        self, params: SendMessageRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Update]:
+        task, after = await self._accept(params, context)
+        async with aclosing(self._stream(task, context, after=after)) as updates:
+            async for update in updates:
+                yield update
+
+    async def _accept(self, params: SendMessageRequest, context: ServerCallContext) -> tuple[ServedTask, int]:
+        """Do what a message asks for, once; return its task, and the event after which the client has not seen it."""
+        message, client = read_message(params, context.state.get("headers", {})), _name_client(context)
+        if params.configuration.HasField("task_push_notification_config"):
+            raise PushNotificationNotSupportedError
+        async with self._accepting:  # the same message may come twice at once
+            known = self._tasks.find_message(client, message.message_id)
+            if known is not None:
+                return known, 0
+            if message.task_id:
+                return await self._address(self._find(message.task_id, context), message)
+            if message.answers:
+                raise InvalidParamsError("an answer needs the taskId of the task that asks")
+            return await self._begin(message, client), 0
+
+    async def _begin(self, message: ClientMessage, client: str) -> ServedTask:
+        """Start a run for a message: a new conversation, or one that continues."""
+        context = message.context_id or str(uuid.uuid4())
+        request = ClientRequest(surface=SURFACE, client=client, context=context, message=message.message_id)
+        before = [task for task in self._tasks.list_context(client, context) if not self._tasks.is_live(task)]
+        files = await asyncio.to_thread(self._keep_files, message)
+        names = ", ".join(name for name, _ in message.files)
+        text = "\n\n".join(filter(None, (message.text, FILES_NOTE.format(names=names) if names else "")))
+        options = self._options
+        try:
+            with self._control.serve_caller(message.caller):
+                if before:
+                    overrides = msgspec.structs.replace(options.overrides, request=request, new_files=files)
+                    run = await self._control.continue_run(before[-1].tree, 0, text, overrides)
+                else:
+                    run = await self._control.spawn(options.profile, RunTask(text, files=files, request=request))
+        except RetinueError as error:
+            raise UnsupportedOperationError(f"the task was not begun: {error}") from None
+        task = ServedTask(run.tree, request)
+        self._tasks.add(task)
+        self._tasks.follow(task)
+        options.begun(run, client, text)
+        return task  # without a pause: a stream has the first words of the model only if it watches from here on
+
+    def _keep_files(self, message: ClientMessage) -> tuple[str, ...]:
+        if not message.files:
+            return ()
+        folder = make_private_folder(self._options.files / uuid.uuid4().hex)
+        for name, data in message.files:
+            replace_file(folder / name, data)
+        return tuple(str(folder / name) for name, _ in message.files)
+
+    async def _address(self, task: ServedTask, message: ClientMessage) -> tuple[ServedTask, int]:
+        """Give a message to a task at work: answers to its questions, and words."""
+        if message.context_id and message.context_id != task.request.context:
+            raise InvalidParamsError(f"the task {task.tree} is in another context than {message.context_id}")
+        view = await self._tasks.read_view(task)
+        if view.ending is not None or not self._tasks.is_live(task):
+            raise UnsupportedOperationError(ENDED.format(task=task.tree))
+        if message.files:
+            raise InvalidParamsError("files can only come with the first message of a task")
+        after = view.last_seq
+        for answer in message.answers:
+            await self._answer(task, answer)
+        if message.text:
+            receipt = await self._control.send(task.tree, 0, message.text, source=ASKER)
+            if receipt.state not in ("queued", "delivered"):
+                raise UnsupportedOperationError(f"the words did not reach the task: {receipt.why}")
+        self._tasks.note_message(task, message.message_id)
+        return task, after
+
+    async def _answer(self, task: ServedTask, answer: ApprovalAnswer) -> None:
+        """Answer a question of a task for its client. Only what was shown to the client can be said yes to."""
+        if not self._options.asks_client:
+            raise UnsupportedOperationError(NOT_ASKED)
+        asked = {question.id: question for question in await self._control.pending(task.tree)}.get(answer.approval_id)
+        if asked is None or not asked.digest or asked.digest != answer.digest:
+            raise InvalidParamsError("the answer is not to a question that is open: its approval_id and digest differ")
+        by = f"a2a client {task.request.client}"
+        if await self._control.answer(asked.id, answer.verdict, by=by, digest=answer.digest) != "taken":
+            raise InvalidParamsError("the question was answered meanwhile")
+
+    # Streams
+
+    async def on_subscribe_to_task(
+        self, params: SubscribeToTaskRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Update]:
+        task = self._find(params.id, context)
+        view = await self._tasks.read_view(task)
+        cursor = context.state.get("headers", {}).get(AFTER_HEADER.lower(), "")
+        is_typed = EXTENSION in context.requested_extensions and cursor.isdigit()
+        if view.ending is not None and not is_typed:
+            raise UnsupportedOperationError(f"the task {task.tree} has ended: there is nothing more to stream")
+        after = int(cursor) if is_typed else view.last_seq
+        async with aclosing(self._stream(task, context, after=after)) as updates:
+            async for update in updates:
+                yield update
+
+    async def _stream(self, task: ServedTask, context: ServerCallContext, *, after: int) -> AsyncGenerator[Update]:
+        """Yield the task, then what happens in it after that event, to its end. Closed early, its client has left."""
+        is_whole = False
+        is_typed = EXTENSION in context.requested_extensions
+        updates = self._stream_typed(task, after) if is_typed else self._stream_shown(task, after)
+        try:
+            async with aclosing(updates):
+                async for update in updates:
+                    yield update
+            is_whole = True
+        finally:
+            if not is_whole:
+                await asyncio.shield(self._note_disconnect(task))
+
+    async def _make_first(self, task: ServedTask, first: Event | Delta | None, after: int) -> Task:
+        """Return the task as the first event of a stream: submitted where the stream tells all, else as it stands."""
+        if after or not isinstance(first, Event) or not isinstance(first.body, RunSpawned):
+            return await self._make_task(task)
+        place = task.place
+        history = [make_user_message(place, task.request.message, first.body.task)]
+        status = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)
+        return Task(id=place.task_id, context_id=place.context_id, history=history, status=status)
+
+    async def _stream_shown(self, task: ServedTask, after: int) -> AsyncGenerator[Update]:
+        """Yield what a client of the pattern sees. A question that the client is asked ends the stream."""
+        options = self._options
+        fold = StreamFold(task.place, options.pattern, asks_client=options.asks_client)
+        async with aclosing(self._control.watch(task.tree, deltas=True)) as items:
+            first = await anext(items, None)  # the log has the task now: its id can be told
+            yield await self._make_first(task, first, after)
+            open_questions = await self._list_open_questions(task) if after else []
+            if open_questions:
+                yield make_input_required(task.place, open_questions)
+                return
+            seq = 0
+            async for item in _put_back(first, items):
+                if not isinstance(item, Delta):
+                    seq = item.seq
+                for update in fold.apply(item):
+                    if seq > after:
+                        yield update
+                        if asks_input(update):
+                            return
+
+    async def _list_open_questions(self, task: ServedTask) -> list[Approval]:
+        if not self._options.asks_client:
+            return []
+        pending = {question.id for question in await self._control.pending(task.tree)}
+        view = await self._tasks.read_view(task)
+        return [question for question in view.questions if question.id in pending]
+
+    async def _stream_typed(self, task: ServedTask, after: int) -> AsyncGenerator[Update]:
+        """Yield the events of the tree themselves, for another retinue."""
+        place = task.place
+        ended: RunEnded | None = None
+        async with aclosing(self._control.watch(task.tree, after=after)) as items:
+            first = await anext(items, None)
+            yield await self._make_first(task, first, after)
+            async for item in _put_back(first, items):
+                if isinstance(item, Delta):
+                    continue
+                update = make_typed_update(place, item)
+                if update is not None:
+                    yield update
+                if item.run == 0 and isinstance(item.body, RunEnded):
+                    ended = item.body
+        ended = ended or (await self._tasks.read_view(task)).ending
+        if ended is not None:
+            yield place.make_status(find_state(ended), make_failure(place, ended))
+
+    async def _note_disconnect(self, task: ServedTask) -> None:
+        """Log that a client has gone away, and stop its work if the server is told to."""
+        if not self._tasks.is_live(task):
+            return
+        is_stopped = self._options.on_disconnect == "cancel" and await self._control.cancel(task.tree)
+        how = "its task is cancelled (--on-disconnect cancel)" if is_stopped else "its task goes on"
+        _LOG.info("Stream of task %s ended by client disconnection", task.tree)
+        self._options.say(f"client '{task.request.client}' went away from {task.tree}: {how}")
+
+    async def _wait_for_pause(self, task: ServedTask, context: ServerCallContext) -> None:
+        """Wait until a task has ended or asks its client, or the client has gone away."""
+        asks = self._options.asks_client
+        gone: asyncio.Event | None = context.state.get(GONE)
+
+        def is_over(view: TaskView) -> bool:
+            return view.ending is not None or (asks and bool(view.questions))
+
+        leaving = (gone or asyncio.Event()).wait()
+        if await run_until_first([self._tasks.wait_until(task, is_over), leaving]) == 1:
+            await self._note_disconnect(task)
+
+    # Tasks
+
+    async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task:
+        validate_history_length(params)
+        return apply_history_length(await self._make_task(self._find(params.id, context)), params)
+
+    async def on_list_tasks(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
+        validate_history_length(params)
+        if params.HasField("page_size"):
+            validate_page_size(params.page_size)
+        size = params.page_size or DEFAULT_LIST_TASKS_PAGE_SIZE
+        found = await self._select(params, _name_client(context))
+        total = len(found)
+        if params.page_token:
+            cursor = decode_list_tasks_cursor(params.page_token)
+            if cursor is None:
+                raise InvalidParamsError("pageToken is not one that this server has given")
+            found = [(key, task) for key, task in found if key < (cursor.timestamp_ns or 0, cursor.task_id)]
+        page = found[:size]
+        tasks = [apply_history_length(await self._make_task(task), params) for _, task in page]
+        for task in tasks:
+            if not params.include_artifacts:
+                task.ClearField("artifacts")
+        token = ""
+        if len(found) > size:
+            token = encode_list_tasks_cursor(ListTasksCursor(*page[-1][0]))
+        return ListTasksResponse(tasks=tasks, next_page_token=token, page_size=size, total_size=total)
+
+    async def _select(self, params: ListTasksRequest, client: str) -> list[tuple[tuple[int, str], ServedTask]]:
+        """Return the tasks of a client that fit, those that changed last first, each with its place in that order."""
+        tasks = self._tasks.list_tasks(client)
+        if params.context_id:
+            tasks = [task for task in tasks if task.request.context == params.context_id]
+        summaries = await self._tasks.read_summaries(tasks)
+        found = []
+        for task in tasks:
+            at, status = summaries.get(task.tree, (0.0, None))
+            if self._tasks.is_live(task):
+                view = await self._tasks.read_view(task)
+                at, state = view.last_at, view.find_task_state(is_live=True, asks_client=self._options.asks_client)
+            else:
+                state = STATES.get(status or "", TaskState.TASK_STATE_FAILED)
+            since = params.status_timestamp_after.ToNanoseconds() if params.HasField("status_timestamp_after") else 0
+            if (not params.status or state == params.status) and round(at * 1000) * 10**6 >= since:
+                found.append(((round(at * 1000) * 10**6, task.tree), task))
+        return sorted(found, key=lambda each: each[0], reverse=True)
+
+    async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
+        task = self._find(params.id, context)
+        view = await self._tasks.read_view(task)
+        if view.ending is not None or not await self._control.cancel(task.tree):
+            raise TaskNotCancelableError(f"the task {task.tree} has ended already, or is ending")
+        async with asyncio.timeout(CANCEL_SECONDS):
+            await self._tasks.wait_until(task, lambda view: view.ending is not None)
+        return await self._make_task(task)
+
+    def _find(self, task_id: str, context: ServerCallContext) -> ServedTask:
+        found = self._tasks.find(task_id, _name_client(context))
+        if found is None:
+            raise TaskNotFoundError(f"there is no task '{task_id[:100]}' here")
+        return found
+
+    async def _make_task(self, task: ServedTask) -> Task:
+        view = await self._tasks.read_view(task)
+        is_live, options = self._tasks.is_live(task), self._options
+        return view.make_task(task.place, options.pattern, is_live=is_live, asks_client=options.asks_client)
+
+    # What is not offered
+
+    async def on_create_task_push_notification_config(self, params: Any, context: ServerCallContext) -> NoReturn:
+        raise PushNotificationNotSupportedError
+
+    on_get_task_push_notification_config = on_create_task_push_notification_config
+    on_list_task_push_notification_configs = on_create_task_push_notification_config
+    on_delete_task_push_notification_config = on_create_task_push_notification_config
+
+    async def on_get_extended_agent_card(
+        self, params: GetExtendedAgentCardRequest, context: ServerCallContext
+    ) -> AgentCard:
+        raise ExtendedAgentCardNotConfiguredError
+
+
+def _name_client(context: ServerCallContext) -> str:
+    return context.user.user_name if context.user.is_authenticated else ANONYMOUS
+
+
+async def _put_back(first: Event | Delta | None, items: AsyncGenerator[Event | Delta]) -> AsyncGenerator[Event | Delta]:
+    if first is not None:
+        yield first
+    async for item in items:
+        yield item

@@ -1,0 +1,245 @@
+"""The A2A server: the application of the SDK's routes behind the gate, on uvicorn, from its first request to its last.
+
+Made by `retinue a2a serve`. Owns the Control that runs the tasks; closing it cancels what still runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+import uvicorn
+from a2a.server.context import ServerCallContext
+from a2a.server.routes import create_agent_card_routes, create_rest_routes
+from a2a.server.routes.common import DefaultServerCallContextBuilder
+from a2a.server.routes.jsonrpc_dispatcher import JSONRPC03Adapter, JsonRpcDispatcher  # type: ignore[attr-defined]
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from retinue.build.parts import Parts
+from retinue.build.servers import serve_control
+from retinue.build.supervisor import open_control
+from retinue.concurrency import TaskOwner
+from retinue.core.control import Control, ResumeOverrides, RunHandle
+from retinue.core.errors import RetinueError
+from retinue.core.events import Event
+from retinue.core.profiles import Profile
+from retinue.core.secrets import forget_secret, hide_secret
+from retinue.log.opening import open_reader
+from retinue.surfaces.a2a.card import CACHE_CONTROL, make_card
+from retinue.surfaces.a2a.gate import GONE, RPC_PATH, Gate
+from retinue.surfaces.a2a.handler import HandlerOptions, OnDisconnect, TaskHandler
+from retinue.surfaces.a2a.streams import Pattern
+from retinue.surfaces.a2a.tasks import ServedTasks
+
+INVALID_PARAMS = -32602
+MAX_CONNECTIONS = 1024
+GRACE_SECONDS = 5
+SDK_LOGGERS = ("a2a", "uvicorn", "uvicorn.error", "uvicorn.access", "sse_starlette")
+
+
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a server of one profile. `public_url` is the address that clients are told, where that is another
+    one; `tokens` are secrets by the name of their client, none lets everybody in."""
+
+    profile: Profile
+    profiles: Sequence[Profile]
+    host: str
+    port: int
+    public_url: str
+    tokens: Mapping[str, str]
+    pattern: Pattern
+    asks_client: bool
+    on_disconnect: OnDisconnect
+    certificate: Path | None
+    key: Path | None
+    version: str
+
+
+class Screen(msgspec.Struct, frozen=True):
+    """The screen of whoever started the server: notes, runs that begin, and every event."""
+
+    say: Callable[[str], object]
+    begin: Callable[[RunHandle, str, str], object]
+    show: Callable[[Event], object]
+
+
+class A2aServer:
+    """`async with A2aServer(...) as server`: listens inside at `server.url`."""
+
+    def __init__(self, parts: Parts, options: ServerOptions, screen: Screen, *, serves_control: bool) -> None:
+        self._parts, self._options, self._screen = parts, options, screen
+        self._serves_control = serves_control
+        self._stack = AsyncExitStack()
+        self._owner = TaskOwner()
+
+    async def __aenter__(self) -> A2aServer:
+        options, parts = self._options, self._parts
+        assert parts.state is not None
+        bound = listen(options.host, options.port)
+        self._stack.callback(bound.close)
+        scheme = "http" if options.certificate is None else "https"
+        self.address = format_address(options.host, bound.getsockname()[1])
+        self.url = options.public_url or f"{scheme}://{self.address}"
+        control = self.control = open_control(parts)
+        self._stack.push_async_callback(control.close)
+        reader = open_reader(parts.state)
+        self.tasks = ServedTasks(
+            control, reader, options.profile.name, attends=options.asks_client, show=self._screen.show
+        )
+        self._stack.push_async_callback(self.tasks.close)
+        await self.tasks.load()
+        if self._serves_control:
+            await serve_control(self._stack, control, parts, self._screen.say)
+        overrides = ResumeOverrides(profiles=(options.profile, *options.profiles))
+        await self.tasks.resume(overrides, self._screen.say)
+        await self._listen(control, bound, overrides, parts.state / "a2a" / "files")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _listen(self, control: Control, bound: socket.socket, overrides: ResumeOverrides, files: Path) -> None:
+        options = self._options
+        handler = TaskHandler(
+            control,
+            self.tasks,
+            HandlerOptions(
+                profile=options.profile,
+                pattern=options.pattern,
+                asks_client=options.asks_client,
+                on_disconnect=options.on_disconnect,
+                overrides=overrides,
+                files=files,
+                say=self._screen.say,
+                begun=self._screen.begin,
+            ),
+        )
+        for secret in options.tokens.values():
+            hide_secret(secret)
+            self._stack.callback(forget_secret, secret)
+        for name in SDK_LOGGERS:  # their tracebacks are of no use to the person at this terminal
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        config = uvicorn.Config(
+            Gate(
+                make_application(handler, self._make_card()),
+                tokens=options.tokens,
+                hosts=self._list_hosts(),
+                origins=self._list_origins(),
+            ),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            server_header=False,
+            ssl_certfile=options.certificate,
+            ssl_keyfile=options.key,
+        )
+        try:
+            config.load()
+        except (OSError, ValueError) as error:
+            raise RetinueError(f"the TLS certificate and key cannot be used: {error}") from None
+        server = _Server(config)
+        serving = self._owner.start(server.serve(sockets=[bound]))
+
+        async def stop() -> None:
+            server.should_exit = True
+            await serving
+
+        self._stack.push_async_callback(stop)
+
+    def _make_card(self) -> object:
+        options = self._options
+        return make_card(
+            options.profile,
+            self.url,
+            version=options.version,
+            has_tokens=bool(options.tokens),
+            is_approved_by_client=options.asks_client,
+        )
+
+    def _list_hosts(self) -> frozenset[str]:
+        """Return the Host headers of requests that are for this server."""
+        port = self.address.rpartition(":")[2]
+        names = {self.address, f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"}
+        return frozenset(names | {self.url.partition("://")[2].partition("/")[0].lower()})
+
+    def _list_origins(self) -> frozenset[str]:
+        scheme, _, rest = self.url.partition("://")
+        own = {f"{scheme}://{host}" for host in self._list_hosts()}
+        return frozenset(own | {f"{scheme}://{rest.partition('/')[0].lower()}"})
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the command line has its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind an address. Raises RetinueError."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
+    except OSError as error:
+        raise RetinueError(f"cannot listen on {format_address(host, port)}: {error.strerror or error}") from None
+
+
+def format_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class _ContextBuilder(DefaultServerCallContextBuilder):
+    """Adds the event that is set when the client has gone."""
+
+    def build(self, request: Request) -> ServerCallContext:
+        context = super().build(request)
+        context.state[GONE] = request.scope.get(GONE)
+        return context
+
+
+def make_application(handler: TaskHandler, card: object) -> Starlette:
+    """Return the application: card, JSON-RPC and REST, each for both versions of the protocol."""
+    builder = _ContextBuilder()
+    dispatcher = JsonRpcDispatcher(handler, context_builder=builder, enable_v0_3_compat=True)
+
+    async def answer_rpc(request: Request) -> Response:
+        problem = _find_wrong_params(await request.json())
+        return problem or await dispatcher.handle_requests(request)
+
+    return Starlette(
+        routes=[
+            *create_agent_card_routes(card, cache_control=CACHE_CONTROL),  # type: ignore[arg-type]
+            Route(RPC_PATH, answer_rpc, methods=["POST"]),
+            *create_rest_routes(handler, context_builder=builder, enable_v0_3_compat=True),
+        ]
+    )
+
+
+def _find_wrong_params(body: object) -> JSONResponse | None:
+    """Return the answer to a request of 0.3 with wrong params: the SDK says -32600 where the protocol says -32602."""
+    method = body.get("method") if isinstance(body, dict) else None
+    if not isinstance(method, str) or method not in JSONRPC03Adapter.METHOD_TO_MODEL:
+        return None
+    try:
+        JSONRPC03Adapter.METHOD_TO_MODEL[method].model_validate(body)  # type: ignore[attr-defined]
+    except ValidationError as error:
+        wrong = [each for each in error.errors() if (each["loc"], each["type"]) != (("id",), "missing")]
+        if wrong and all(each["loc"][:1] == ("params",) for each in wrong):
+            assert isinstance(body, dict)
+            place = ".".join(map(str, wrong[0]["loc"]))
+            said = {"code": INVALID_PARAMS, "message": f"{place}: {wrong[0]['msg']}"}
+            name = body.get("id")
+            return JSONResponse({"jsonrpc": "2.0", "id": name if isinstance(name, str | int) else None, "error": said})
+    return None

@@ -1,0 +1,283 @@
+"""The events of a tree as A2A stream events, in the two patterns of seed 003, and tasks as clients see them.
+
+`supervisor`: notices and words are artifacts (`tool_notification_start`, `tool_notification_end`, `streaming_result`).
+`subagent`: notices and the answer are status updates, and an empty `current_result` closes. Pure folds.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+from a2a.types import (
+    Artifact,
+    Message,
+    Part,
+    Role,
+    Task,
+    TaskArtifactUpdateEvent,
+    TaskState,
+    TaskStatus,
+    TaskStatusUpdateEvent,
+)
+from google.protobuf.json_format import ParseDict
+from google.protobuf.struct_pb2 import Value
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from retinue.core.approvals import Approval
+from retinue.core.events import ApprovalAsked, Delta, Event, Inbox, RunEnded, RunSpawned
+from retinue.core.messages import USER_WORDS
+from retinue.log.notices import NoticeFold, Words
+from retinue.log.runs import Runs
+from retinue.protocol.a2a import EXTENSION, make_event_metadata, make_question
+from retinue.protocol.notices import Notice, remove_plans
+
+Pattern = Literal["supervisor", "subagent"]
+PATTERNS: tuple[Pattern, ...] = ("supervisor", "subagent")
+SUPERVISOR = "Supervisor"
+START, END, ANSWER, RESULT = (
+    "tool_notification_start",
+    "tool_notification_end",
+    "streaming_result",
+    "current_result",
+)
+RESULT_ABOUT, ANSWER_ABOUT, PLAN_ABOUT = "Result of the request", "Answer, as it is written", "Execution plan"
+INTERRUPTED = "the server was stopped while it worked on this task, and could not go on with it"
+STATES: dict[str, Any] = {
+    "done": TaskState.TASK_STATE_COMPLETED,
+    "cancelled": TaskState.TASK_STATE_CANCELED,
+    "refused": TaskState.TASK_STATE_REJECTED,
+}
+Update = Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent
+_IDS = uuid.UUID("6f0c1c52-6a8f-4d7c-9d0e-3b1d8e1f2a77")
+
+
+class Place:
+    """The ids of a task, which all of its events carry, and ids for what it says: the same each time it is told."""
+
+    def __init__(self, task_id: str, context_id: str) -> None:
+        self.task_id, self.context_id = task_id, context_id
+
+    def make_id(self, what: str) -> str:
+        return str(uuid.uuid5(_IDS, f"{self.task_id}/{what}"))
+
+    def make_message(self, parts: Sequence[Part], what: str) -> Message:
+        return Message(
+            message_id=self.make_id(what),
+            task_id=self.task_id,
+            context_id=self.context_id,
+            role=Role.ROLE_AGENT,
+            parts=parts,
+        )
+
+    def make_status(self, state: Any, message: Message | None = None) -> TaskStatusUpdateEvent:
+        status = TaskStatus(state=state, message=message)
+        return TaskStatusUpdateEvent(task_id=self.task_id, context_id=self.context_id, status=status)
+
+    def make_chunk(
+        self, name: str, what: str, text: str, *, about: str, append: bool = False, last: bool = False
+    ) -> TaskArtifactUpdateEvent:
+        artifact = Artifact(artifact_id=self.make_id(what), name=name, description=about, parts=[Part(text=text)])
+        return TaskArtifactUpdateEvent(
+            task_id=self.task_id, context_id=self.context_id, artifact=artifact, append=append, last_chunk=last
+        )
+
+
+class StreamFold:
+    """The updates that a client of a pattern gets of one tree. `asks_client` makes questions input that the client is
+    asked for."""
+
+    def __init__(self, place: Place, pattern: Pattern, *, asks_client: bool) -> None:
+        self._place, self._pattern, self._asks_client = place, pattern, asks_client
+        self._fold = NoticeFold(SUPERVISOR if pattern == "supervisor" else "")
+        self._count = 0
+
+    def apply(self, item: Event | Delta) -> list[Update]:
+        return [*self._apply(item)]
+
+    def _apply(self, item: Event | Delta) -> Iterator[Update]:
+        for said in self._fold.apply(item):
+            if isinstance(said, Notice):
+                self._count += 1
+                yield self._show_notice(said)
+            elif self._pattern == "supervisor":
+                yield self._show_words(said)
+        if isinstance(item, Delta):
+            return
+        if isinstance(item.body, ApprovalAsked) and self._asks_client:
+            yield make_input_required(self._place, [make_approval(item, item.body)])
+        elif isinstance(item.body, RunEnded) and item.run == 0:
+            yield from self._end(item.body)
+
+    def _show_notice(self, notice: Notice) -> Update:
+        what = f"notice-{self._count}"
+        if self._pattern == "subagent":
+            message = self._place.make_message([Part(text=f"{notice.text}\n")], what)
+            return self._place.make_status(TaskState.TASK_STATE_WORKING, message)
+        name, how = (START, "started") if notice.is_start else (END, "completed" if notice.success else "failed")
+        about = f"Tool call {how}: {notice.target}"
+        return self._place.make_chunk(name, what, f"\n{notice.text}\n", about=about)
+
+    def _show_words(self, words: Words) -> Update:
+        about = PLAN_ABOUT if words.is_plan else ANSWER_ABOUT
+        return self._place.make_chunk(
+            ANSWER, f"words-{words.part}", words.text, about=about, append=not words.is_new, last=words.is_last
+        )
+
+    def _end(self, ended: RunEnded) -> Iterator[Update]:
+        place = self._place
+        if self._pattern == "subagent":
+            if ended.status == "done":
+                message = place.make_message([Part(text=remove_plans(ended.final_response))], "answer")
+                yield place.make_status(TaskState.TASK_STATE_WORKING, message)
+            yield place.make_chunk(RESULT, "result", "", about=RESULT_ABOUT, last=True)
+        yield place.make_status(find_state(ended), make_failure(place, ended))
+
+
+def asks_input(update: Update) -> bool:
+    """Return whether an update asks the client something: the stream pauses then."""
+    state = update.status.state if isinstance(update, TaskStatusUpdateEvent) else None
+    return bool(state == TaskState.TASK_STATE_INPUT_REQUIRED)
+
+
+def find_state(ended: RunEnded) -> Any:
+    return STATES.get(ended.status, TaskState.TASK_STATE_FAILED)
+
+
+def make_failure(place: Place, ended: RunEnded) -> Message | None:
+    """Return the words about an ending that is not the usual one; a completed task has none."""
+    if ended.status == "done":
+        return None
+    return place.make_message([Part(text=ended.error_details or ended.final_response)], "ending")
+
+
+def make_result_part(ended: RunEnded) -> Part:
+    """Return the result of a run: as data where the profile has an output type, else its text."""
+    if ended.structured is None:
+        return Part(text=remove_plans(ended.final_response))
+    return Part(data=ParseDict(msgspec.to_builtins(ended.structured, enc_hook=str), Value()))
+
+
+def make_approval(event: Event, asked: ApprovalAsked) -> Approval:
+    return Approval(
+        id=asked.approval_id,
+        tree=event.tree,
+        run=event.run,
+        path=event.path,
+        agent=event.agent,
+        tool=asked.tool,
+        args=asked.args,
+        call_id=asked.call_id,
+        preview=asked.preview,
+        digest=asked.digest,
+    )
+
+
+def make_input_required(place: Place, questions: Sequence[Approval]) -> TaskStatusUpdateEvent:
+    """Return the update that asks a client: in words, and as data that the answer is bound to."""
+    parts = []
+    for asked in questions:
+        parts.append(Part(text=f"{asked.agent} asks: may it call {asked.tool}?\n{asked.preview}".rstrip()))
+        parts.append(Part(data=ParseDict(make_question(asked), Value())))
+    names = "-".join(asked.id for asked in questions)
+    return place.make_status(TaskState.TASK_STATE_INPUT_REQUIRED, place.make_message(parts, f"asks-{names}"))
+
+
+def make_typed_update(place: Place, event: Event) -> TaskStatusUpdateEvent | None:
+    """Return the update that carries an event to another retinue; None for one that stays here."""
+    metadata = make_event_metadata(event)
+    if metadata is None:
+        return None
+    update = place.make_status(TaskState.TASK_STATE_WORKING)
+    update.metadata.update({EXTENSION: metadata})
+    return update
+
+
+class TaskView:
+    """A task as its events tell it, for those who ask how it stands."""
+
+    def __init__(self, tree: str) -> None:
+        self._runs = Runs(tree)
+        self._steers: list[tuple[int, str]] = []
+        self._asked: dict[str, Approval] = {}
+        self.last_at = 0.0
+        self.last_seq = 0
+
+    def apply(self, event: Event) -> None:
+        self._runs.apply(event)
+        self.last_at, self.last_seq = event.at, event.seq
+        if isinstance(event.body, Inbox) and event.run == 0 and event.body.source in USER_WORDS:
+            self._steers.append((event.seq, event.body.text))
+        elif isinstance(event.body, ApprovalAsked):
+            self._asked[event.body.approval_id] = make_approval(event, event.body)
+
+    @property
+    def ending(self) -> RunEnded | None:
+        return self._runs.runs[0].ended if 0 in self._runs.runs else None
+
+    @property
+    def beginning(self) -> RunSpawned | None:
+        return self._runs.runs[0].spawned if 0 in self._runs.runs else None
+
+    @property
+    def questions(self) -> list[Approval]:
+        """The questions without an answer."""
+        views = self._runs.runs.values()
+        return [self._asked[asked.approval_id] for view in views for asked in view.approvals]
+
+    def find_task_state(self, *, is_live: bool, asks_client: bool) -> Any:
+        if self.ending is not None:
+            return find_state(self.ending)
+        if not is_live:
+            return TaskState.TASK_STATE_FAILED
+        if asks_client and self.questions:
+            return TaskState.TASK_STATE_INPUT_REQUIRED
+        is_started = 0 in self._runs.runs and self._runs.runs[0].started_at is not None
+        return TaskState.TASK_STATE_WORKING if is_started else TaskState.TASK_STATE_SUBMITTED
+
+    def make_task(self, place: Place, pattern: Pattern, *, is_live: bool, asks_client: bool) -> Task:
+        """Return the task as it stands now: its state, the words to and fro, and its one result."""
+        state = self.find_task_state(is_live=is_live, asks_client=asks_client)
+        task = Task(id=place.task_id, context_id=place.context_id, history=self.make_history(place))
+        task.status.CopyFrom(TaskStatus(state=state, timestamp=_make_timestamp(self.last_at)))
+        ended = self.ending
+        if ended is not None and ended.status == "done":
+            name, about = (ANSWER, ANSWER_ABOUT) if pattern == "supervisor" else (RESULT, RESULT_ABOUT)
+            parts = [make_result_part(ended)]
+            task.artifacts.append(
+                Artifact(artifact_id=place.make_id("result"), name=name, description=about, parts=parts)
+            )
+        elif ended is not None:
+            task.status.message.CopyFrom(make_failure(place, ended) or Message())
+        elif state == TaskState.TASK_STATE_INPUT_REQUIRED:
+            task.status.CopyFrom(make_input_required(place, self.questions).status)
+        elif state == TaskState.TASK_STATE_FAILED:
+            task.status.message.CopyFrom(place.make_message([Part(text=INTERRUPTED)], "interrupted"))
+        return task
+
+    def make_history(self, place: Place) -> list[Message]:
+        """Return the messages of the client, the first of them under the id that the client gave it."""
+        spawned = self.beginning
+        if spawned is None or spawned.request is None:
+            return []
+        words = [(spawned.request.message, spawned.task)]
+        words += [(place.make_id(f"steer-{seq}"), text) for seq, text in self._steers]
+        return [make_user_message(place, name, text) for name, text in words]
+
+
+def make_user_message(place: Place, message_id: str, text: str) -> Message:
+    return Message(
+        message_id=message_id,
+        task_id=place.task_id,
+        context_id=place.context_id,
+        role=Role.ROLE_USER,
+        parts=[Part(text=text)],
+    )
+
+
+def _make_timestamp(at: float) -> Timestamp:
+    found = Timestamp()
+    found.FromMilliseconds(round(at * 1000))
+    return found

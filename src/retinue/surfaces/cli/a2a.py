@@ -1,0 +1,431 @@
+"""`retinue a2a`: serve an agent over A2A, call one, write one into retinue.yaml. Loads the A2A library when used."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import os
+import re
+import shlex
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from retinue.core.errors import ConfigError
+from retinue.core.events import RunEnded
+from retinue.core.profiles import check_name
+from retinue.surfaces.cli.main import describe_command, get_version
+from retinue.surfaces.cli.options import (
+    add_context_option,
+    add_level_options,
+    add_live_options,
+    add_options,
+    parse_limit_amount,
+    parse_limit_count,
+    parse_seconds,
+)
+
+if TYPE_CHECKING:
+    from retinue.build.parts import Parts
+    from retinue.config.project import Project
+    from retinue.core.control import RunHandle
+    from retinue.core.events import Event
+    from retinue.core.limits import Limits
+    from retinue.core.profiles import Profile
+    from retinue.core.remote_agents import A2aAgent
+    from retinue.surfaces.a2a.server import A2aServer, ServerOptions
+    from retinue.surfaces.printer.printer import Printer
+
+WAIT_APPROVALS = 600.0
+DEFAULT_TOKEN = "default"
+TOKEN_PURPOSE = "a2a token"
+TOKEN_VARIABLE = "RETINUE_A2A_TOKEN_"
+LOOPBACK = "127.0.0.1"
+MIN_TOKEN = 16
+PATTERNS = ("supervisor", "subagent")
+CURL = """\
+try it:
+  curl -N {url} \\
+    -H "Content-Type: application/json" -H "Accept: text/event-stream" \\{token}
+    -d '{{"id":"1","method":"message/stream","params":{{"message":{{"role":"user","messageId":"m1",\
+"parts":[{{"kind":"text","text":"hello"}}]}}}}}}'"""
+
+
+def configure_a2a(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=type(parser))
+    serve = actions.add_parser("serve", help="be an A2A agent that other programs can call")
+    _configure_serve(serve)
+    describe_command(serve, _execute_serve)
+    call = actions.add_parser("call", help="give a task to an agent elsewhere and print its answer")
+    _configure_call(call)
+    describe_command(call, _execute_call)
+    add = actions.add_parser("add", help="check an agent elsewhere and write it into retinue.yaml")
+    _configure_add(add)
+    describe_command(add, _execute_add)
+
+
+def execute_a2a(args: argparse.Namespace) -> int:
+    """Talk A2A (Agent2Agent): serve an agent of this project to other programs, or call agents elsewhere.
+
+    examples:
+      retinue a2a serve --profile explorer
+      retinue a2a call http://127.0.0.1:8001 "show version"
+      retinue a2a add http://127.0.0.1:8001 --name argocd
+    """
+    execute = {"serve": _execute_serve, "call": _execute_call, "add": _execute_add}
+    return execute[args.action](args)
+
+
+def _configure_address(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="the address of the agent, below which its card is")
+    parser.add_argument("--bearer-env", metavar="VARIABLE", default="", help="the variable that has its bearer token")
+    parser.add_argument("--api-key-env", metavar="VARIABLE", default="", help="the variable that has its API key")
+    parser.add_argument(
+        "--allow-host",
+        metavar="HOST",
+        action="append",
+        default=[],
+        help="a host, with its port, beside that of URL that the card may name; may be given more than once",
+    )
+
+
+def _configure_call(parser: argparse.ArgumentParser) -> None:
+    _configure_address(parser)
+    parser.add_argument("task", metavar="TEXT", help="what to do; - reads it from stdin, @FILE from a file")
+    add_live_options(parser)
+
+
+def _configure_add(parser: argparse.ArgumentParser) -> None:
+    _configure_address(parser)
+    parser.add_argument("--name", metavar="NAME", help="what its parents call it (the name in its card)")
+
+
+def _read_agent(args: argparse.Namespace) -> A2aAgent:
+    from retinue.config.remote_agents import check_agent_url
+    from retinue.core.remote_agents import A2aAgent, AgentAuth
+
+    if args.bearer_env and args.api_key_env:
+        raise ConfigError("--bearer-env and --api-key-env are two ways in: give one")
+    auth = AgentAuth(bearer_env=args.bearer_env, api_key_env=args.api_key_env)
+    return A2aAgent(url=check_agent_url(args.url), auth=auth, allowed_hosts=tuple(args.allow_host))
+
+
+def _execute_call(args: argparse.Namespace) -> int:
+    """Give a task to an A2A agent and print its answer: a way to try one.
+
+    It is a run like any other: you see live what the agent does, questions of the agent are asked here, Ctrl-C cancels
+    the task at the agent, and `retinue continue` goes on with the same conversation.
+
+    examples:
+      retinue a2a call http://127.0.0.1:8001 "show version"
+      retinue a2a call https://agents.example.com/argocd "sync it" --bearer-env ARGOCD_TOKEN
+    """
+    from retinue.config.remote_agents import make_remote_profile
+    from retinue.core.profiles import Task
+    from retinue.surfaces.cli.foreground import run_tree
+    from retinue.surfaces.cli.run import read_task
+    from retinue.surfaces.cli.startup import prepare
+
+    agent, text = _read_agent(args), read_task(args.task)
+    start = prepare(args, interactive=args.task != "-")
+    profile = make_remote_profile("agent", agent, f"The agent at {agent.url}")
+    limits = start.limits
+    return run_tree(args, start, lambda control: control.spawn(profile, Task(text), limits=limits), profile=profile)
+
+
+def _execute_add(args: argparse.Namespace) -> int:
+    """Check the card of an A2A agent and write the agent into retinue.yaml.
+
+    From then on it is one of the agents that a parent may delegate to. Secrets are not written: --bearer-env and
+    --api-key-env name the variables that have them.
+
+    examples:
+      retinue a2a add http://127.0.0.1:8001
+      retinue a2a add https://agents.example.com/argocd --name argocd --bearer-env ARGOCD_TOKEN
+    """
+    from retinue.build.remote_agents import inspect_agent
+    from retinue.config import trust
+    from retinue.config.edit import add_agent
+    from retinue.config.project import SETTINGS_FILE, find_project
+    from retinue.surfaces.printer import safe
+
+    agent = _read_agent(args)
+    report = asyncio.run(inspect_agent(agent))
+    name = args.name or re.sub(r"[^A-Za-z0-9_-]+", "-", report.name).strip("-_").lower()[:64]
+    check_name(name, what="--name")
+    file = find_project(Path.cwd()) / SETTINGS_FILE
+    values: dict[str, Any] = {"url": agent.url, "description": report.description or report.name}
+    if agent.auth.variables:
+        values["auth"] = {key: getattr(args, key) for key in ("bearer_env", "api_key_env") if getattr(args, key)}
+    if agent.allowed_hosts:
+        values["allowed_hosts"] = list(agent.allowed_hosts)
+    before, after = add_agent(file, name, values)
+    trust.carry_answer(file, before, after)
+    protocols = ", ".join(report.protocols)
+    print(safe.escape_line(f"{report.name} {report.version}: {report.description}"))
+    print(safe.escape_line(f"speaks {protocols}{', streams' if report.is_streaming else ', does not stream'}"))
+    for note in report.notes:
+        print(safe.escape_line(f"warning: {note}"))
+    print(safe.escape_line(f"written to {file} as '{name}'; if that is not trusted yet: retinue trust"))
+    return 0
+
+
+def _configure_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--profile", metavar="NAME", help="the agent to serve (the primary of `retinue run`)")
+    parser.add_argument("--project", metavar="DIR", type=Path, help="the project, where that is not the current folder")
+    parser.add_argument("--host", metavar="ADDRESS", default=LOOPBACK, help=f"the address to listen on ({LOOPBACK})")
+    parser.add_argument("--port", metavar="N", type=_parse_port, default=0, help="the port to listen on (a free one)")
+    parser.add_argument("--public-url", metavar="URL", help="the address that clients use, if a proxy is in between")
+    parser.add_argument(
+        "--token",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help=f"a client, which gets a token of its own and sees its own tasks; may be given more than once "
+        f"({DEFAULT_TOKEN})",
+    )
+    parser.add_argument("--no-token", action="store_true", help="let in every program of this machine")
+    parser.add_argument("--tls-cert", metavar="FILE", type=Path, help="the TLS certificate; with --tls-key")
+    parser.add_argument("--tls-key", metavar="FILE", type=Path, help="the private key of the certificate")
+    parser.add_argument(
+        "--stream-as",
+        choices=PATTERNS,
+        default=PATTERNS[0],
+        help="supervisor: notices and the answer as artifacts, token by token; subagent: as status updates",
+    )
+    parser.add_argument(
+        "--approve-by",
+        choices=("host", "client"),
+        default="host",
+        help="who answers what a run asks: host (you, with `retinue approve`), or the client of the task too",
+    )
+    parser.add_argument(
+        "--on-disconnect",
+        choices=("continue", "cancel"),
+        default="continue",
+        help="what becomes of a task whose client goes away while it is streamed",
+    )
+    parser.add_argument(
+        "--wait-approvals",
+        metavar="SECONDS",
+        type=parse_seconds,
+        default=WAIT_APPROVALS,
+        help=f"how long a question waits for `retinue approve` ({WAIT_APPROVALS:g}; 0: not at all)",
+    )
+    parser.add_argument(
+        "--server-max-tokens", metavar="N", type=parse_limit_count, help="tokens that all tasks together may spend"
+    )
+    parser.add_argument(
+        "--server-max-cost", metavar="AMOUNT", type=parse_limit_amount, help="US dollars for all tasks together"
+    )
+    add_level_options(parser)
+    add_context_option(parser)
+    add_options(parser)
+
+
+def _execute_serve(args: argparse.Namespace) -> int:
+    """Serve an agent of this project over A2A: protocol 1.0 and 0.3, JSON-RPC and REST, on one address.
+
+    Each message is a task, each task a tree of runs like any other: `retinue ps`, `retinue tail -f` and `retinue
+    approve` work on them, and a server that is started again goes on with those that were cut off. Limits such as
+    --max-cost are for each task. Tasks work in copies: nothing of this project is changed until you say `retinue
+    apply`. Beyond this machine it listens only with --host, and always with tokens. The value of a token is made on
+    first use, or taken from RETINUE_A2A_TOKEN_NAME. Ctrl-C cancels what runs and stops; a second one kills.
+
+    examples:
+      retinue a2a serve --profile explorer
+      retinue a2a serve --profile explorer --port 8001 --stream-as subagent --no-token
+      retinue a2a serve --token alice --token bob --max-cost 1 --server-max-cost 20
+      retinue a2a serve --host 0.0.0.0 --public-url https://agents.example.com --tls-cert c.pem --tls-key k.pem
+    """
+    check_address(args)
+    from retinue.build.parts import MAIN
+    from retinue.surfaces.cli.startup import check_sandbox, make_printer, prepare, require_model
+
+    if args.project is not None and not args.project.is_dir():
+        raise ConfigError(f"--project: there is no folder {args.project}")
+    start = prepare(args, folder=args.project, interactive=False)
+    profile = _choose_profile(start.project, args.profile)
+    require_model(start, [profile])
+    parts = check_sandbox(start, profile or MAIN).parts
+    parts = replace(parts, wait_approvals=args.wait_approvals, total=_make_total(args))
+    options = _make_options(args, parts, start.project, profile)
+    asyncio.run(_Host(args, parts, options, make_printer(args)).serve())
+    return 0
+
+
+def check_address(args: argparse.Namespace) -> None:
+    """Raise ConfigError for an address that would let in whom the user does not want."""
+    is_local = is_loopback(args.host)
+    if args.no_token and (args.token or not is_local):
+        raise ConfigError("--no-token lets in every program of this machine: only without --token, and on loopback")
+    if (args.tls_cert is None) != (args.tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key go together")
+    if args.public_url is not None:
+        parts = urlsplit(args.public_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ConfigError(f"--public-url: {args.public_url!r} is no http or https address")
+    elif args.host in ("0.0.0.0", "::", ""):
+        raise ConfigError(f"--host {args.host!r} is every address: say with --public-url which one clients use")
+    for name in args.token:
+        check_name(name, what="--token")
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _choose_profile(project: Project, name: str | None) -> Profile:
+    """Return the profile to serve. Its tasks never work in the project itself: a stranger asks for them."""
+    from retinue.surfaces.cli.startup import choose_profile
+
+    profile = choose_profile(project, name)
+    if profile.workspace not in (None, "shared"):
+        return profile
+    in_repository = any(os.path.lexists(folder / ".git") for folder in (project.folder, *project.folder.parents))
+    return replace(profile, workspace="worktree" if in_repository else "copy")
+
+
+def _make_total(args: argparse.Namespace) -> Limits:
+    from msgspec import UNSET
+
+    from retinue.core.limits import Limits
+
+    return Limits(
+        tokens=UNSET if args.server_max_tokens is None else args.server_max_tokens,
+        cost=UNSET if args.server_max_cost is None else args.server_max_cost,
+    )
+
+
+def _make_options(args: argparse.Namespace, parts: Parts, project: Project, profile: Profile) -> ServerOptions:
+    from retinue.surfaces.a2a.server import ServerOptions
+
+    assert parts.state is not None
+    return ServerOptions(
+        profile=profile,
+        profiles=project.all_profiles,
+        host=args.host,
+        port=args.port,
+        public_url=(args.public_url or "").rstrip("/"),
+        tokens={} if args.no_token else load_tokens(args.token or [DEFAULT_TOKEN], parts.state),
+        pattern=args.stream_as,
+        asks_client=args.approve_by == "client",
+        on_disconnect=args.on_disconnect,
+        certificate=args.tls_cert,
+        key=args.tls_key,
+        version=get_version(),
+    )
+
+
+def load_tokens(names: list[str], state: Path) -> dict[str, str]:
+    """Return the secrets of these clients: from the environment, or from a file that is made on first use."""
+    from retinue.files.state_owner import claim_state_folder
+    from retinue.files.token_file import load_token
+
+    claim_state_folder(state)
+    found = {}
+    for name in names:
+        variable = TOKEN_VARIABLE + re.sub(r"[^A-Z0-9]", "_", name.upper())
+        given = os.environ.get(variable, "").strip()
+        if given and len(given) < MIN_TOKEN:
+            raise ConfigError(f"{variable} is too short for a token: {MIN_TOKEN} characters or more")
+        found[name] = given or load_token(_find_token_file(state, name), f"{TOKEN_PURPOSE} {name}")
+    if len(set(found.values())) != len(found):
+        raise ConfigError("two clients have the same token: whose tasks are whose could not be told")
+    return found
+
+
+def _find_token_file(state: Path, name: str) -> Path:
+    return state / "a2a" / "tokens" / name
+
+
+class _Host:
+    """The server, and its screen: the runs of all tasks, as they happen."""
+
+    def __init__(self, args: argparse.Namespace, parts: Parts, options: ServerOptions, printer: Printer) -> None:
+        from retinue.concurrency import TaskOwner
+        from retinue.surfaces.printer.printer import PrintThread
+
+        self._args, self._parts, self._options, self._printer = args, parts, options, printer
+        self._thread = PrintThread()
+        self._commands = TaskOwner()
+        self._labels: dict[str, str] = {}
+        self._shown = ""
+
+    async def serve(self) -> None:
+        from retinue.surfaces.a2a.server import A2aServer, Screen
+        from retinue.surfaces.cli.signals import Signals
+
+        stop = asyncio.Event()
+        screen = Screen(say=self._say, begin=self._begin, show=self._show)
+        async with AsyncExitStack() as stack:
+            stack.callback(self._thread.close)
+            stack.push_async_callback(self._thread.drain)
+            with Signals() as signals:
+                server = A2aServer(self._parts, self._options, screen, serves_control=not self._args.no_control)
+                signals.aim(stop.set, lambda: self._kill(server), self._say)
+                async with server:
+                    self._greet(server)
+                    await stop.wait()
+
+    async def _kill(self, server: A2aServer) -> None:
+        for tree in await server.control.list_trees(live=True):
+            await server.control.kill(tree.tree)
+
+    def _greet(self, server: A2aServer) -> None:
+        args, options, state = self._args, self._options, self._parts.state
+        assert state is not None
+        about = f"as {options.pattern}, {self._parts.runtime}"
+        self._say(f"serving '{options.profile.name}' over A2A on {server.url} ({about}); Ctrl-C stops")
+        self._say(f"card: {server.url}/.well-known/agent-card.json")
+        header = ""
+        if not options.tokens:
+            self._say("warning: every program of this machine may use it (--no-token)")
+        for name in options.tokens:
+            file = _find_token_file(state, name)
+            source = f"$(cat {shlex.quote(str(file))})"
+            if os.environ.get(TOKEN_VARIABLE + re.sub(r"[^A-Z0-9]", "_", name.upper()), "").strip():
+                source = "$" + TOKEN_VARIABLE + re.sub(r"[^A-Z0-9]", "_", name.upper())
+            self._say(f'token of {name}: send the header "Authorization: Bearer {source}"')
+            header = header or f'\n    -H "Authorization: Bearer {source}" \\'
+        if options.certificate is None and not is_loopback(args.host) and not server.url.startswith("https:"):
+            self._say("warning: tokens and texts travel unencrypted: give --tls-cert and --tls-key, or use a proxy")
+        self._thread.submit(self._printer.show_note, CURL.format(url=server.url, token=header))
+
+    def _say(self, text: str) -> None:
+        from retinue.surfaces.printer import safe
+
+        self._thread.submit(self._printer.show_note, safe.escape_line(text))
+
+    def _begin(self, run: RunHandle, client: str, text: str) -> None:
+        self._labels[run.tree] = f"{client}: {' '.join(text.split())[:60]}"
+        self._say(f"client '{client}' asks ({run.tree}): {text[:200]}")
+        self._shown = run.tree
+
+    def _show(self, event: Event) -> None:
+        self._thread.submit(self._put, event)
+        if event.run == 0 and isinstance(event.body, RunEnded):
+            self._labels.pop(event.tree, None)
+            self._say(f"{event.tree} {event.body.status}; `retinue show {event.tree}` has the answer")
+
+    def _put(self, event: Event) -> None:
+        """Several run at once: where another's turn begins, its label stands above."""
+        from retinue.surfaces.printer import safe
+
+        label = f"-- {safe.escape_line(self._labels.get(event.tree, event.tree))}"
+        if self._printer.show_event(event, below="" if self._shown == event.tree else label):
+            self._shown = event.tree
+
+
+def _parse_port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
+        raise argparse.ArgumentTypeError(f"must be a port, 1 to 65535, got {text!r}")
+    return int(text)

@@ -1,0 +1,364 @@
+"""Runs at A2A agents that are not ours: plain agents of the SDK, and hostile ones."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from a2a.server.agent_execution import RequestContext
+from a2a.server.tasks import TaskUpdater
+from a2a.types import (
+    AgentCapabilities,
+    AgentInterface,
+    ClientCredentialsOAuthFlow,
+    OAuth2SecurityScheme,
+    OAuthFlows,
+    Part,
+    SecurityScheme,
+    StreamResponse,
+    TaskState,
+    TaskStatus,
+    TaskStatusUpdateEvent,
+)
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from retinue import Allow, Deny, Profile, Task
+from retinue.build.parts import Parts
+from retinue.build.remote_agents import inspect_agent
+from retinue.build.supervisor import make_supervisor
+from retinue.core.control import RunHandle
+from retinue.core.errors import RetinueError
+from retinue.core.events import ApprovalAsked, Event, Inbox, Message, RunEnded, RunSpawned, ToolCall, ToolResult
+from retinue.core.remote_agents import A2aAgent, AgentAuth
+from retinue.remote.a2a.updates import UpdateFold
+from retinue.supervisor.supervisor import Supervisor
+from tests.remote.a2a_kit import answer_as_seed, bind, make_card, run_app, say, serve_agent
+
+
+@asynccontextmanager
+async def supervise(folder: Path, **parts: Any) -> AsyncIterator[Supervisor]:
+    supervisor = make_supervisor(Parts(**{"project": folder, "wait_approvals": 30.0, **parts}))
+    try:
+        yield supervisor
+    finally:
+        await supervisor.close()
+
+
+def make_profile(url: str, **agent: Any) -> Profile:
+    return Profile("argocd", tools=(), a2a=A2aAgent(url=url, **{"reconnect": 0.5, **agent}))
+
+
+async def read_run(run: RunHandle) -> list[Event]:
+    return [event async for event in run.events()]
+
+
+def bodies(events: list[Event], kind: type[Any]) -> list[Any]:
+    return [event.body for event in events if isinstance(event.body, kind)]
+
+
+@pytest.mark.requirement("CAIPE-9", "CAIPE-10", "CAIPE-30")
+async def test_notices_of_a_foreign_agent_are_calls_and_its_words_the_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "retinue"):
+        async with serve_agent(answer_as_seed) as (url, agent), supervise(tmp_path) as supervisor:
+            run = await supervisor.spawn(make_profile(url), Task("show version"))
+            events = await read_run(run)
+    [call], [result] = bodies(events, ToolCall), bodies(events, ToolResult)
+    assert (call.name, result.name, result.success) == ("version_service__version",) * 2 + (True,)
+    [ending] = bodies(events, RunEnded)
+    assert (ending.status, ending.final_response) == ("done", "ArgoCD runs v2.9.3.")
+    assert agent.asked == ["show version"] and bodies(events, Message) == []
+    said = [record.getMessage() for record in caplog.records if "accumulated" in record.getMessage()]
+    assert said == [f"Streamed + accumulated text from status-update: {size} chars" for size in (45, 46, 19)]
+
+
+async def test_an_answer_as_status_and_as_artifact_is_counted_once(tmp_path: Path) -> None:
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        await say(updater, "Looking...", "✅ All healthy")
+        await updater.add_artifact([Part(text="✅ All "), Part(text="healthy")], artifact_id="a", name="answer")
+        await updater.complete(updater.new_agent_message([Part(text="✅ All healthy")]))
+
+    async with serve_agent(act) as (url, _), supervise(tmp_path) as supervisor:
+        events = await read_run(await supervisor.spawn(make_profile(url), Task("go")))
+    assert bodies(events, RunEnded)[0].final_response == "✅ All \nhealthy"
+    assert bodies(events, ToolCall) == bodies(events, ToolResult) == []
+    assert [body.text for body in bodies(events, Message)] == ["Looking...", "✅ All healthy", "✅ All healthy"]
+
+
+async def test_a_foreign_supervisor_shows_the_agents_it_calls(tmp_path: Path) -> None:
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        await say(
+            updater, "🔧 Calling argocd...", "🔧 Argocd: Calling tool: Get_App", "✅ Argocd: Tool Get_App completed"
+        )
+        await say(updater, "✅ argocd completed", "✅ Deployment completed")
+        await updater.complete()
+
+    async with serve_agent(act) as (url, _), supervise(tmp_path) as supervisor:
+        events = await read_run(await supervisor.spawn(make_profile(url), Task("go")))
+    [_, child] = [event for event in events if isinstance(event.body, RunSpawned)]
+    assert (child.agent, child.run) == ("argocd", 1)
+    assert [event.run for event in events if isinstance(event.body, ToolCall | ToolResult)] == [1, 1]
+    assert [(event.run, event.body.status) for event in events if isinstance(event.body, RunEnded)] == [
+        (1, "done"),
+        (0, "done"),
+    ]
+    assert bodies(events, RunEnded)[-1].final_response == "✅ Deployment completed"  # nobody had called that
+
+
+@pytest.mark.requirement("CAIPE-26")
+def test_updates_without_status_message_parts_or_text_are_skipped_and_all_parts_are_read() -> None:
+    fold = UpdateFold()
+    empty = [
+        StreamResponse(),
+        StreamResponse(status_update=TaskStatusUpdateEvent(task_id="t")),
+        StreamResponse(status_update=TaskStatusUpdateEvent(task_id="t", status=TaskStatus(state=2))),  # type: ignore[arg-type]
+    ]
+    for update in empty:
+        assert not [report for report in fold.apply(update) if report.body.__class__.__name__ != "RunStarted"]
+    status = TaskStatus(state=TaskState.TASK_STATE_WORKING)
+    status.message.parts.extend([Part(text=""), Part(text="one"), Part(), Part(text="two")])
+    fold.apply(StreamResponse(status_update=TaskStatusUpdateEvent(task_id="t", status=status)))
+    done = TaskStatusUpdateEvent(task_id="t", status=TaskStatus(state=TaskState.TASK_STATE_COMPLETED))
+    assert fold.apply(StreamResponse(status_update=done))[-1].body.final_response == "one\ntwo"  # type: ignore[union-attr]
+    assert fold.apply(StreamResponse(status_update=done)) == []  # it does not come back from its end
+
+
+def test_another_task_is_not_listened_to() -> None:
+    fold = UpdateFold()
+    fold.task_id = "mine"
+    done = TaskStatusUpdateEvent(task_id="theirs", status=TaskStatus(state=TaskState.TASK_STATE_COMPLETED))
+    [report] = fold.apply(StreamResponse(status_update=done))
+    assert report.body.kind == "gap" and not fold.has_ended  # type: ignore[union-attr]
+
+
+async def test_input_required_is_a_question_whose_answer_goes_back(tmp_path: Path) -> None:
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        text = context.get_user_input()
+        if text == "deploy":
+            await updater.requires_input(updater.new_agent_message([Part(text="Which cluster?")]))
+        else:
+            await updater.add_artifact([Part(text=f"deployed to {text}")])
+            await updater.complete()
+
+    async with serve_agent(act) as (url, agent), supervise(tmp_path, mode="yes") as supervisor:
+        answers = [(Allow(args={"answer": "blue"}), "blue"), (Allow(), "yes"), (Deny("none of them"), "none of them")]
+        for decision, words in answers:
+            run = await supervisor.spawn(make_profile(url), Task("deploy"))
+            async for event in run.events():
+                if isinstance(event.body, ApprovalAsked):
+                    assert event.body.args == {"question": "Which cluster?"}
+                    assert await supervisor.answer(event.body.approval_id, decision, by="user") == "taken"
+            assert (await run.result()).final_response == f"deployed to {words}"
+        run = await supervisor.spawn(make_profile(url), Task("deploy"))
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                assert (await run.send("green")).state == "queued"
+        assert (await run.result()).final_response == "deployed to green"
+    assert len(set(agent.contexts)) == 4
+
+
+async def test_cancel_stops_the_task_and_words_reach_it(tmp_path: Path) -> None:
+    began, told = asyncio.Event(), asyncio.Event()
+
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        await updater.start_work()
+        if context.get_user_input() == "left":
+            told.set()
+            return
+        began.set()
+        if context.get_user_input() == "hang":
+            await asyncio.Event().wait()
+
+    async with serve_agent(act) as (url, agent), supervise(tmp_path) as supervisor:
+        run = await supervisor.spawn(make_profile(url), Task("wait"))
+        await began.wait()
+        assert (await run.send("left")).state == "queued"
+        await told.wait()
+        assert await run.cancel()
+        await agent.cancelled.wait()
+        events = await read_run(run)
+    assert [body.text for body in bodies(events, Inbox)] == ["left"]
+    assert bodies(events, RunEnded)[0].status == "cancelled"
+
+
+async def test_a_continued_run_is_in_the_same_context(tmp_path: Path) -> None:
+    async with serve_agent(answer_as_seed) as (url, agent), supervise(tmp_path) as supervisor:
+        first = await supervisor.spawn(make_profile(url), Task("one"))
+        await first.result()
+        from retinue.core.control import ResumeOverrides
+
+        second = await supervisor.continue_run(first.tree, 0, "two", ResumeOverrides(profiles=[make_profile(url)]))
+        await second.result()
+    assert agent.asked == ["one", "two"] and len(set(agent.contexts)) == 1
+
+
+async def test_an_empty_answer_is_an_answer(tmp_path: Path) -> None:
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        await updater.complete()
+
+    async with serve_agent(act) as (url, agent), supervise(tmp_path) as supervisor:
+        result = await (await supervisor.spawn(make_profile(url), Task("go"))).result()
+    assert (result.status, result.final_response, len(agent.asked)) == ("done", "", 1)
+    assert result.warning is not None and "without any text" in result.warning
+
+
+async def test_endings_are_those_of_the_task(tmp_path: Path) -> None:
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        await say(updater, "so far")
+        message = updater.new_agent_message([Part(text="no, because")])
+        await {"fail": updater.failed, "reject": updater.reject}[context.get_user_input()](message)
+
+    async with serve_agent(act) as (url, _), supervise(tmp_path) as supervisor:
+        for text, status in (("fail", "failed"), ("reject", "refused")):
+            result = await (await supervisor.spawn(make_profile(url), Task(text))).result()
+            assert (result.status, result.partial) == (status, "so far")
+            assert "no, because" in (result.error_details or result.final_response)
+
+
+async def test_a_peer_that_forgot_its_task_is_not_called_again(tmp_path: Path) -> None:
+    began = asyncio.Event()
+
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        await updater.start_work()
+        began.set()
+        await asyncio.Event().wait()
+
+    bound, url = bind()
+    bound.close()
+    port = int(url.rpartition(":")[2])
+    async with supervise(tmp_path) as supervisor:
+        async with serve_agent(act, port) as (_, agent):
+            run = await supervisor.spawn(make_profile(url, reconnect=20.0), Task("go"))
+            await began.wait()
+        async with serve_agent(answer_as_seed, port) as (_, other):
+            result = await run.result()
+    assert (result.status, agent.asked, other.asked) == ("disconnected", ["go"], [])
+    assert result.error_details is not None and "not called again" in result.error_details
+
+
+async def test_a_peer_that_is_not_there_ends_disconnected(tmp_path: Path) -> None:
+    bound, url = bind()
+    bound.close()
+    async with supervise(tmp_path) as supervisor:
+        result = await (await supervisor.spawn(make_profile(url), Task("go"))).result()
+    assert result.status == "disconnected" and "cannot be reached" in (result.error_details or "")
+
+
+# Cards and credentials
+
+
+@asynccontextmanager
+async def serve_card(answer: Any) -> AsyncIterator[str]:
+    """A card that a function makes, given the address."""
+    bound, url = bind()
+
+    async def respond(request: Request) -> Response:
+        made: Response = answer(url)
+        return made
+
+    async with run_app([Route("/.well-known/agent-card.json", respond)], bound):
+        yield url
+
+
+def with_interfaces(*urls: str) -> Any:
+    from a2a.server.request_handlers.response_helpers import agent_card_to_dict
+
+    def answer(url: str) -> Response:
+        found = [AgentInterface(url=each, protocol_binding="JSONRPC", protocol_version="1.0") for each in urls]
+        return JSONResponse(agent_card_to_dict(make_card(url, supported_interfaces=found)))
+
+    return answer
+
+
+BAD_CARDS = [
+    (with_interfaces("http://169.254.169.254/latest"), "169.254.169.254, which is not allowed"),
+    (with_interfaces("http://localhost:1/"), "localhost:1, which is not allowed"),
+    (with_interfaces("file:///etc/passwd"), "which is not allowed"),
+    (with_interfaces(), "neither JSON-RPC nor REST"),
+    (lambda url: RedirectResponse("http://127.0.0.1:1/card"), "HTTP status 307"),
+    (lambda url: Response(b'{"name":"' + b"x" * 300_000 + b'"}'), "larger than 262144 bytes"),
+    (lambda url: Response(b"<html>"), "cannot be read: the body is not JSON"),
+    (lambda url: Response(b'{"a":1,"a":2}'), "is given twice"),
+    (lambda url: Response(b"[" * 300), "cannot be read"),
+    (lambda url: JSONResponse({"skills": "none", "supportedInterfaces": 5}), "is no agent card"),
+    (lambda url: Response(b"x", headers={"content-encoding": "gzip"}), "compressed"),
+    (lambda url: Response(status_code=500), "HTTP status 500"),
+]
+
+
+async def test_a_bad_card_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    for answer, words in BAD_CARDS:
+        async with serve_card(answer) as url:
+            with pytest.raises(RetinueError, match=words.replace(".", r"\.")):
+                await inspect_agent(A2aAgent(url=url))
+    answer, words = BAD_CARDS[0]
+    async with serve_card(answer) as url, supervise(tmp_path) as supervisor:
+        result = await (await supervisor.spawn(make_profile(url), Task("go"))).result()
+        assert result.status == "failed" and words in (result.error_details or "")
+
+
+async def test_credentials_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENT_TOKEN", "t" * 20)
+    monkeypatch.setenv("AGENT_KEY", "k" * 20)
+    async with serve_agent(answer_as_seed) as (url, agent), supervise(tmp_path) as supervisor:
+        for auth in (AgentAuth(bearer_env="AGENT_TOKEN"), AgentAuth(api_key_env="AGENT_KEY", api_key_header="x-key")):
+            await (await supervisor.spawn(make_profile(url, auth=auth), Task("go"))).result()
+        missing = await (
+            await supervisor.spawn(make_profile(url, auth=AgentAuth(bearer_env="NO_SUCH_TOKEN")), Task("go"))
+        ).result()
+    assert agent.headers[0]["authorization"] == f"Bearer {'t' * 20}"
+    assert agent.headers[1]["x-key"] == "k" * 20 and len(agent.asked) == 2
+    assert "NO_SUCH_TOKEN is not set" in (missing.error_details or "")
+
+
+async def test_oauth_client_credentials_go_to_configured_hosts_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLIENT_ID", "me")
+    monkeypatch.setenv("CLIENT_SECRET", "s" * 20)
+    asked: list[tuple[str, str]] = []
+
+    async def give_token(request: Request) -> Response:
+        asked.append((request.headers["authorization"], (await request.body()).decode()))
+        return JSONResponse({"access_token": "fresh-token", "expires_in": 3600})
+
+    async def redirect(request: Request) -> Response:
+        return RedirectResponse("/token", 307)
+
+    bound, login = bind()
+    async with run_app(
+        [Route("/token", give_token, methods=["POST"]), Route("/moved", redirect, methods=["POST"])], bound
+    ):
+        flow = OAuthFlows(client_credentials=ClientCredentialsOAuthFlow(token_url=f"{login}/token"))
+        card = {"security_schemes": {"o": SecurityScheme(oauth2_security_scheme=OAuth2SecurityScheme(flows=flow))}}
+        secret = {"client_id_env": "CLIENT_ID", "client_secret_env": "CLIENT_SECRET"}
+        async with serve_agent(answer_as_seed, **card) as (url, agent), supervise(tmp_path) as supervisor:
+            host = login.removeprefix("http://")
+            ways = [
+                A2aAgent(url=url, auth=AgentAuth(**secret, token_url=f"{login}/token", scopes=("a", "b"))),
+                A2aAgent(url=url, auth=AgentAuth(**secret), allowed_hosts=(host,)),
+            ]
+            for way in ways:
+                profile = Profile("argocd", tools=(), a2a=way)
+                for _ in range(2):
+                    assert (await (await supervisor.spawn(profile, Task("go"))).result()).status == "done"
+            assert len(asked) == 2  # a token is used until it expires
+            with pytest.raises(RetinueError, match="not allowed"):
+                await inspect_agent(A2aAgent(url=url, auth=AgentAuth(**secret)))  # the card alone does not decide
+            with pytest.raises(RetinueError, match="HTTP status 307"):
+                await inspect_agent(A2aAgent(url=url, auth=AgentAuth(**secret, token_url=f"{login}/moved")))
+    assert all(header.startswith("Basic ") for header, _ in asked)
+    assert "scope=a+b" in asked[0][1] and agent.headers[0]["authorization"] == "Bearer fresh-token"
+
+
+async def test_an_agent_that_does_not_stream_is_asked_again_and_again(tmp_path: Path) -> None:
+    silent = AgentCapabilities(streaming=False)
+    async with serve_agent(answer_as_seed, capabilities=silent) as (url, agent), supervise(tmp_path) as supervisor:
+        result = await (await supervisor.spawn(make_profile(url), Task("go"))).result()
+    assert (result.status, len(agent.asked)) == ("done", 1)

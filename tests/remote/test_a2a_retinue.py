@@ -1,0 +1,131 @@
+"""Runs at another retinue over A2A: its whole tree is visible, bounded and answerable from here, also after a cut."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue import Allow, Limits, Profile, Task
+from retinue.core.events import ApprovalAsked, Event, Message, RunEnded, RunSpawned, ToolCall, ToolResult
+from retinue.core.remote_agents import A2aAgent
+from retinue.testing import scripted
+from tests.remote.a2a_kit import Proxy
+from tests.remote.test_a2a import bodies, make_profile, read_run, supervise
+from tests.surfaces.a2a.kit import VERSION_TOOL, Notes, make_argocd, serve, show_version
+
+DEEP: dict[str, Any] = {
+    "argocd": [{"tools": [{"name": "subagent_helper", "args": {"task": "help"}}]}, {"text": "ArgoCD runs v2.9.3."}],
+    "helper": [{"tools": [{"name": VERSION_TOOL}]}, {"text": "it is v2.9.3"}],
+}
+DEPLOYS: dict[str, Any] = {
+    "argocd": [{"tools": [{"name": "deploy", "args": {"target": "prod"}}]}, {"text": "{{last_result}}"}]
+}
+
+
+def make_deep() -> Profile:
+    model = scripted(DEEP)
+    helper = Profile("helper", "h", model=model, tools=[show_version])
+    return Profile("argocd", "a", model=model, tools=[helper], workspace="scratch")
+
+
+@pytest.mark.requirement("CAIPE-29")
+async def test_the_whole_subtree_is_visible_and_one_trace_goes_through_it(tmp_path: Path) -> None:
+    notes = Notes()
+    async with serve(tmp_path / "there", make_deep(), notes) as server, supervise(tmp_path / "here") as supervisor:
+        run = await supervisor.spawn(make_profile(server.url), Task("show version"))
+        events = await read_run(run)
+    paths = {event.path for event in events}
+    assert paths == {"/main", "/main/helper-1"}
+    [call] = [event for event in events if isinstance(event.body, ToolCall) and event.body.name == VERSION_TOOL]
+    assert call.run == 1  # the event carries the run it came from
+    endings = [(event.run, event.body.status) for event in events if isinstance(event.body, RunEnded)]
+    assert endings == [(1, "done"), (0, "done")]  # and a child never completes its parent
+    assert bodies(events, RunEnded)[-1].final_response == "ArgoCD runs v2.9.3."
+    there = [event.body for event in notes.shown if isinstance(event.body, RunSpawned)]
+    here = bodies(events, RunSpawned)
+    assert len({body.trace_id for body in (*there, *here)}) == 1
+    assert here[1].workspace == "" and "instructions" not in str(here[1].profile)
+
+
+async def test_depth_time_and_budget_of_the_caller_hold_there(tmp_path: Path) -> None:
+    notes = Notes()
+    async with serve(tmp_path / "there", make_deep(), notes) as server, supervise(tmp_path / "here") as supervisor:
+        limits = Limits(depth=0, seconds=50.0, tokens=1000)
+        events = await read_run(await supervisor.spawn(make_profile(server.url), Task("go"), limits=limits))
+    [spawned] = [event.body for event in notes.shown if isinstance(event.body, RunSpawned)]
+    assert spawned.max_tokens == 1000 and spawned.timeout_seconds is not None and spawned.timeout_seconds <= 50.0
+    [refused] = [body for body in bodies(events, ToolResult) if body.name == "subagent_helper"]
+    assert not refused.success and "depth" in refused.text.lower()
+
+
+async def test_a_question_there_is_answered_at_the_root(tmp_path: Path) -> None:
+    argocd = make_argocd(DEPLOYS)
+    async with serve(tmp_path / "there", argocd, asks_client=True) as server, supervise(tmp_path / "h") as supervisor:
+        run = await supervisor.spawn(make_profile(server.url), Task("deploy"))
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                [asked] = await supervisor.pending()
+                assert (asked.tool, asked.args, event.body.approval_id) == ("deploy", {"target": "prod"}, asked.id)
+                assert await supervisor.answer(asked.id, Allow(), by="user") == "taken"
+        assert (await run.result()).final_response == "deployed to prod"
+
+
+async def test_a_server_that_asks_its_host_is_only_watched(tmp_path: Path) -> None:
+    async with serve(tmp_path / "there", make_argocd(DEPLOYS)) as server, supervise(tmp_path / "h") as supervisor:
+        run = await supervisor.spawn(make_profile(server.url), Task("deploy"))
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                assert await supervisor.pending() == []
+                [asked] = await server.control.pending()
+                await server.control.answer(asked.id, Allow(), by="user")
+        assert (await run.result()).status == "done"
+
+
+async def test_cancel_here_stops_the_work_there(tmp_path: Path) -> None:
+    hangs: dict[str, Any] = {"argocd": [{"tools": [{"name": VERSION_TOOL}]}, {"hang": True}]}
+    async with serve(tmp_path / "there", make_argocd(hangs)) as server, supervise(tmp_path / "here") as supervisor:
+        run = await supervisor.spawn(make_profile(server.url), Task("hang"))
+        async for event in run.events():
+            if isinstance(event.body, ToolResult):
+                assert await run.cancel()
+        [task] = server.tasks.list_tasks("anyone")
+        view = await server.tasks.wait_until(task, lambda view: view.ending is not None)
+    assert view.ending is not None and view.ending.status == "cancelled"
+    assert (await_status := (await run.result()).status) == "cancelled", await_status
+
+
+@pytest.mark.requirement("P5")
+@pytest.mark.parametrize("fault", ["cut", "stall"])
+async def test_after_a_fault_the_stream_goes_on_where_it_stopped(tmp_path: Path, fault: str) -> None:
+    """Nothing is lost and nothing comes twice when the connection is cut, or is only half open."""
+    argocd = make_argocd(DEPLOYS)
+    async with Proxy() as proxy, supervise(tmp_path / "here") as supervisor:
+        options: dict[str, Any] = {"asks_client": True, "public_url": proxy.url}
+        async with serve(tmp_path / "there", argocd, **options) as server:
+            proxy.target = int(server.address.rpartition(":")[2])
+            run = await supervisor.spawn(make_profile(proxy.url, reconnect=30.0, silence=0.5), Task("deploy"))
+            async for event in run.events():
+                if isinstance(event.body, ApprovalAsked):
+                    break
+            getattr(proxy, fault)()
+            [asked] = await supervisor.pending()
+            assert await supervisor.answer(asked.id, Allow(), by="user") == "taken"
+            events = await read_run(run)
+    assert [body.name for body in bodies(events, ToolCall)] == ["deploy"]
+    assert [body.text for body in bodies(events, ToolResult)] == ["deployed to prod"]
+    assert [body.text for body in bodies(events, Message)] == ["deployed to prod"]
+    assert [body.status for body in bodies(events, RunEnded)] == ["done"]
+
+
+async def test_several_hundred_events_arrive_once_and_in_order(tmp_path: Path) -> None:
+    turns: list[dict[str, Any]] = [{"tools": [{"name": VERSION_TOOL}] * 5} for _ in range(20)]
+    script = {"argocd": [*turns, {"text": "over"}]}
+    async with serve(tmp_path / "there", make_argocd(script)) as server, supervise(tmp_path / "here") as supervisor:
+        events: list[Event] = await read_run(await supervisor.spawn(make_profile(server.url), Task("go")))
+    calls = [body.call_id for body in bodies(events, ToolCall)]
+    assert len(calls) == len(set(calls)) == 100 == len(bodies(events, ToolResult))
+
+
+def test_what_an_agent_may_reach() -> None:
+    agent = A2aAgent(url="http://A.example:80/x", allowed_hosts=("b.example",))
+    assert agent.origins == {"a.example:80", "b.example"}

@@ -1,0 +1,178 @@
+"""A real A2A server in this process, and real clients of it: the SDK's, and plain HTTP."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
+from a2a.types import Message, Part, Role, SendMessageRequest, StreamResponse
+
+from retinue import Profile, tool
+from retinue.build.parts import Parts
+from retinue.core.control import RunHandle
+from retinue.core.events import Event
+from retinue.core.messages import Reply, Request, UserTurn
+from retinue.surfaces.a2a.server import A2aServer, Screen, ServerOptions
+from retinue.testing import scripted
+
+TLS = ssl.create_default_context()  # costs more than a request: made once
+VERSION_TOOL = "version_service__version"
+
+
+@tool(name=VERSION_TOOL, tier="observe")
+async def show_version() -> str:
+    """Say which version runs."""
+    return "v2.9.3"
+
+
+@tool(tier="confirm", repeatable=False)
+async def deploy(target: str) -> str:
+    """Deploy something."""
+    return f"deployed to {target}"
+
+
+ARGOCD: dict[str, Any] = {
+    "argocd": [{"tools": [{"name": VERSION_TOOL}]}, {"text": "ArgoCD runs v2.9.3."}],
+}
+SUPERVISED: dict[str, Any] = {
+    "supervisor": [
+        {"text": "⟦🎯 Execution Plan: get the version⟧", "tools": [{"name": "subagent_argocd", "args": {"task": "v"}}]},
+        {"text": "The version is v2.9.3.", "chunks": 4},
+    ],
+    **ARGOCD,
+}
+
+
+def make_argocd(script: dict[str, Any] | None = None, **more: Any) -> Profile:
+    fields = {"tools": [show_version, deploy], "workspace": "scratch", "description": "Knows ArgoCD.", **more}
+    fields.setdefault("model", scripted(script or ARGOCD))
+    return Profile("argocd", "You know ArgoCD.", **fields)
+
+
+def make_supervisor(script: dict[str, Any] | None = None, tools: Sequence[Any] | None = None) -> Profile:
+    script = script or SUPERVISED
+    given = [make_argocd(script)] if tools is None else tools
+    return Profile("platform", "You supervise.", model=scripted(_rename(script)), tools=given, workspace="scratch")
+
+
+def _rename(script: dict[str, Any]) -> dict[str, Any]:
+    return {("platform" if name == "supervisor" else name): said for name, said in script.items()}
+
+
+class Echo:
+    """A model that says what its user has said, from the first message of the conversation on."""
+
+    name = "echo"
+
+    async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
+        return Reply(" / ".join(turn.text for turn in request.thread if isinstance(turn, UserTurn)))
+
+
+class Notes:
+    """The screen of a server: what it said, and the events it showed."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.shown: list[Event] = []
+
+    def begin(self, run: RunHandle, client: str, text: str) -> None:
+        self.said.append(f"{client}: {text}")
+
+    @property
+    def screen(self) -> Screen:
+        return Screen(say=self.said.append, begin=self.begin, show=self.shown.append)
+
+
+@asynccontextmanager
+async def serve(
+    folder: Path, profile: Profile, notes: Notes | None = None, *, parts: dict[str, Any] | None = None, **options: Any
+) -> AsyncIterator[A2aServer]:
+    """Serve a profile; `parts` and `options` replace the usual ones."""
+    made = Parts(**{"project": folder, "state": folder / ".retinue", "wait_approvals": 30.0, **(parts or {})})
+    chosen = {
+        "profiles": (), "host": "127.0.0.1", "port": 0, "public_url": "", "tokens": {}, "pattern": "supervisor",
+        "asks_client": False, "on_disconnect": "continue", "certificate": None, "key": None, "version": "1",
+        **options,
+    }  # fmt: skip
+    screen = (notes or Notes()).screen
+    async with A2aServer(made, ServerOptions(profile=profile, **chosen), screen, serves_control=False) as server:
+        yield server
+
+
+@asynccontextmanager
+async def connect(
+    server: A2aServer, *, version: str = "1.0", binding: str = "JSONRPC", token: str = ""
+) -> AsyncIterator[Client]:
+    """The SDK's client, which speaks one version over one binding."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with httpx.AsyncClient(headers=headers, timeout=60, verify=TLS) as http:
+        card = await A2ACardResolver(http, server.url).get_agent_card()
+        wanted = [
+            each
+            for each in card.supported_interfaces
+            if (each.protocol_binding, each.protocol_version) == (binding, version)
+        ]
+        del card.supported_interfaces[:]
+        card.supported_interfaces.extend(wanted)
+        config = ClientConfig(httpx_client=http, supported_protocol_bindings=[binding])
+        yield ClientFactory(config).create(card)
+
+
+def make_request(text: str, **fields: Any) -> SendMessageRequest:
+    fields = {"message_id": str(uuid.uuid4()), "role": Role.ROLE_USER, "parts": [Part(text=text)], **fields}
+    return SendMessageRequest(message=Message(**fields))
+
+
+async def ask(client: Client, text: str, **fields: Any) -> list[StreamResponse]:
+    """All events of a streamed message."""
+    return [event async for event in client.send_message(make_request(text, **fields))]
+
+
+def body_of(method: str, params: dict[str, Any], request_id: Any = "1") -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
+
+
+def message_of(text: str, **fields: Any) -> dict[str, Any]:
+    parts = [{"kind": "text", "text": text}]
+    return {"message": {"role": "user", "parts": parts, "messageId": str(uuid.uuid4()), **fields}}
+
+
+async def post(server: A2aServer, body: Any, **headers: str) -> httpx.Response:
+    async with httpx.AsyncClient(timeout=60, verify=TLS) as http:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        given = {"Content-Type": "application/json", **headers}
+        return await http.post(server.url, content=data, headers=given)
+
+
+async def stream(server: A2aServer, body: dict[str, Any], **headers: str) -> list[dict[str, Any]]:
+    """The results of a stream, each with the id of its request checked."""
+    response = await post(server, body, Accept="text/event-stream", **headers)
+    assert response.headers["content-type"].startswith("text/event-stream"), response.text
+    lines = [line for line in response.text.splitlines() if line.startswith("data: ")]
+    found = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert all(each["id"] == body["id"] and each["jsonrpc"] == "2.0" for each in found)
+    return [each["result"] for each in found]
+
+
+def texts_of(events: list[dict[str, Any]]) -> list[str]:
+    """What a user reads, in order."""
+    found = []
+    for event in events:
+        message = event.get("artifact") or event.get("status", {}).get("message") or {}
+        found += [part["text"] for part in message.get("parts", []) if part.get("text")]
+    return found
+
+
+def without_ids(value: Any) -> Any:
+    """A JSON value without the ids and times in it."""
+    hidden = {"contextId", "taskId", "id", "messageId", "artifactId", "timestamp"}
+    if isinstance(value, dict):
+        return {key: "*" if key in hidden else without_ids(inner) for key, inner in value.items()}
+    return [without_ids(inner) for inner in value] if isinstance(value, list) else value

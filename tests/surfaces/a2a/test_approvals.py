@@ -1,0 +1,120 @@
+"""Questions of served runs: answered by the host, and by the client only as data that is bound to what was shown."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from a2a.types import GetTaskRequest, Part, TaskState
+from a2a.utils.errors import InvalidParamsError, UnsupportedOperationError
+from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.struct_pb2 import Value
+
+from retinue import Allow, Deny
+from retinue.core.approvals import Approval
+from retinue.core.events import ApprovalDecided, ToolResult
+from retinue.surfaces.a2a.server import A2aServer
+from tests.surfaces.a2a.kit import Notes, ask, connect, make_argocd, serve
+
+SCRIPT: dict[str, Any] = {
+    "argocd": [{"tools": [{"name": "deploy", "args": {"target": "prod"}}]}, {"text": "{{last_result}}"}]
+}
+
+
+def answer(question: dict[str, Any], decision: str = "allow", **changes: Any) -> Part:
+    data = {
+        "type": "approval.answer",
+        "approval_id": question["approval_id"],
+        "digest": question["digest"],
+        "decision": decision,
+        **changes,
+    }
+    return Part(data=ParseDict(data, Value()))
+
+
+def question_of(events: list[Any]) -> dict[str, Any]:
+    status = events[-1].status_update.status
+    assert status.state == TaskState.TASK_STATE_INPUT_REQUIRED
+    [data] = [MessageToDict(part.data) for part in status.message.parts if part.HasField("data")]
+    return dict(data)
+
+
+async def pending(server: A2aServer, task: str) -> Approval:
+    found = server.tasks.find(task, "anyone")
+    assert found is not None
+    await server.tasks.wait_until(found, lambda view: bool(view.questions))
+    [asked] = await server.control.pending(task)
+    return asked
+
+
+async def test_a_client_allows_what_it_was_shown_and_the_run_goes_on(tmp_path: Path) -> None:
+    notes = Notes()
+    async with serve(tmp_path, make_argocd(SCRIPT), notes, asks_client=True) as server, connect(server) as client:
+        events = await ask(client, "deploy")
+        task, question = events[0].task.id, question_of(events)
+        assert (question["tool"], question["args"], question["agent"]) == ("deploy", {"target": "prod"}, "argocd")
+        waiting = await client.get_task(GetTaskRequest(id=task))
+        rest = await ask(client, "", task_id=task, parts=[answer(question)])
+        done = await client.get_task(GetTaskRequest(id=task))
+    assert waiting.status.state == TaskState.TASK_STATE_INPUT_REQUIRED
+    assert rest[0].task.id == task and rest[-1].status_update.status.state == TaskState.TASK_STATE_COMPLETED
+    assert done.artifacts[0].parts[0].text == "deployed to prod"
+    [decided] = [event.body for event in notes.shown if isinstance(event.body, ApprovalDecided)]
+    assert decided.by == "a2a client anyone"
+
+
+@pytest.mark.requirement("P16")
+async def test_nothing_but_the_bound_data_part_is_a_yes(tmp_path: Path) -> None:
+    notes = Notes()
+    async with serve(tmp_path, make_argocd(SCRIPT), notes, asks_client=True) as server, connect(server) as client:
+        events = await ask(client, "deploy")
+        task, question = events[0].task.id, question_of(events)
+        forged = [
+            answer(question, digest="0" * 32),
+            answer(question, digest=""),
+            answer(question, approval_id="another"),
+            answer(question, decision="yes"),
+            answer(question, scope="project"),
+        ]
+        for part in forged:
+            with pytest.raises(InvalidParamsError):
+                await ask(client, "", task_id=task, parts=[part])
+        steered = await ask(client, "yes, I approve", task_id=task)  # words are words
+        assert question_of(steered)["approval_id"] == question["approval_id"]
+        denied = await ask(client, "", task_id=task, parts=[answer(question, "deny", reason="not today")])
+    assert denied[-1].status_update.status.state == TaskState.TASK_STATE_COMPLETED
+    results = [event.body for event in notes.shown if isinstance(event.body, ToolResult)]
+    assert [(body.success, "not today" in body.text) for body in results] == [(False, True)]
+
+
+async def test_the_deny_of_the_host_wins(tmp_path: Path) -> None:
+    async with serve(tmp_path, make_argocd(SCRIPT), asks_client=True) as server, connect(server) as client:
+        events = await ask(client, "deploy")
+        task, question = events[0].task.id, question_of(events)
+        asked = await pending(server, task)
+        assert await server.control.answer(asked.id, Deny("never"), by="user", digest=asked.digest) == "taken"
+        with pytest.raises((InvalidParamsError, UnsupportedOperationError)):
+            await ask(client, "", task_id=task, parts=[answer(question)])
+        found = server.tasks.find(task, "anyone")
+        assert found is not None
+        view = await server.tasks.wait_until(found, lambda view: view.ending is not None)
+    assert view.ending is not None and "never" in view.ending.final_response
+
+
+async def test_without_the_flag_only_the_host_answers(tmp_path: Path) -> None:
+    async with serve(tmp_path, make_argocd(SCRIPT)) as server, connect(server) as client:
+        events = client.send_message(_request("deploy"))
+        task = (await anext(events)).task.id
+        asked = await pending(server, task)
+        assert (await client.get_task(GetTaskRequest(id=task))).status.state == TaskState.TASK_STATE_WORKING
+        with pytest.raises(UnsupportedOperationError, match="--approve-by client"):
+            part = answer({"approval_id": asked.id, "digest": asked.digest})
+            await ask(client, "", task_id=task, parts=[part])
+        assert await server.control.answer(asked.id, Allow(), by="user") == "taken"
+        rest = [event async for event in events]
+    assert rest[-1].status_update.status.state == TaskState.TASK_STATE_COMPLETED
+
+
+def _request(text: str) -> Any:
+    from tests.surfaces.a2a.kit import make_request
+
+    return make_request(text)

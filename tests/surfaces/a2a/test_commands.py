@@ -1,0 +1,112 @@
+"""`retinue a2a add`, `retinue a2a call` and what `doctor` says of agents elsewhere."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue.build.project import load_project_parts
+from retinue.core.errors import ConfigError
+from retinue.surfaces.cli.doctor import Check, Look, check_agents
+from tests.remote.a2a_kit import answer_as_seed, bind, serve_agent
+from tests.surfaces.cli.shell import COMMAND, Project, environment
+
+
+async def run(project: Project, *words: str, **env: str) -> tuple[int, str, str]:
+    """A command in a process of its own: the agent it calls is served in this one."""
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, *words, cwd=project.folder, env=environment(**env), stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+async def test_an_agent_is_called_added_checked_and_delegated_to(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    call = {"name": "subagent_argocd", "args": {"task": "show version"}}
+    project.script({"main": [{"tools": [call]}, {"text": "{{last_result}}"}]})
+    (project.folder / "retinue.yaml").write_text("# mine\nmodel: scripted:script.yaml\n")
+    async with serve_agent(answer_as_seed) as (url, agent):
+        code, out, err = await run(project, "a2a", "call", url, "show version")
+        assert (code, out) == (0, "ArgoCD runs v2.9.3.\n"), err
+        assert "version_service__version" in err
+        code, out, err = await run(project, "a2a", "add", url)
+        assert code == 0 and "speaks JSONRPC 1.0" in out and "as 'argocd'" in out, err
+        yaml = (project.folder / "retinue.yaml").read_text()
+        assert yaml.startswith("# mine\n") and f"url: {url}" in yaml
+        [check] = await examine(project)
+        assert (check.state, "argocd: an A2A agent" in check.text) == ("ok", True)
+        code, out, err = await run(project, "run", "which version?", "--yes", "--runtime", "inherited")
+        assert (code, out) == (0, "ArgoCD runs v2.9.3.\n"), err
+    assert agent.asked == ["show version"] * 2
+    [check] = await examine(project)
+    assert check.state == "fail" and "cannot be reached" in check.text and "retinue a2a call" in check.do
+
+
+async def examine(project: Project) -> list[Check]:
+    """What `doctor` finds of the agents, whose settings are trusted by the command that wrote them."""
+    look = Look(project.folder, *load_project_parts(project.folder, config=project.folder / "retinue.yaml"))
+    return await asyncio.to_thread(lambda: list(check_agents(look)))
+
+
+WRONG: list[tuple[tuple[str, ...], str]] = [
+    (("a2a", "add", "ftp://x"), "'ftp://x' is no http or https address"),
+    (("a2a", "add", "http://me:secret@x/"), "an address has no user's name in it"),
+    (("a2a", "call", "http://x", ""), "the task is empty"),
+    (("a2a", "add", "http://x", "--bearer-env", "A", "--api-key-env", "B"), "two ways in"),
+]
+
+
+def test_wrong_words_are_one_line(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    for words, said in WRONG:
+        done = project.retinue(*words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert said in done.stderr
+
+
+BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
+    ({"argocd": {}}, "give it a 'url'"),
+    ({"argocd": {"url": "nowhere"}}, "is no http or https address"),
+    ({"argocd": {"url": "http://x", "auth": {"bearer_env": "A", "api_key_env": "B"}}}, "more than one way in"),
+    ({"argocd": {"url": "http://x", "auth": {"client_id_env": "A"}}}, "go together"),
+    ({"argocd": {"url": "http://x", "auth": {"bearer_env": "not a name"}}}, "is no name of a variable"),
+    ({"argocd": {"url": "http://x", "allowed_hosts": ["http://y"]}}, "is no host"),
+    ({"argocd": {"url": "http://x", "timeout": 0}}, "timeout"),
+    ({"argocd": {"url": "http://x", "token": "secret"}}, "token"),
+]
+
+
+def test_wrong_settings_name_their_place(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    for agents, said in BAD_SETTINGS:
+        (project.folder / "retinue.yaml").write_text(json.dumps({"a2a_agents": agents}))
+        done = project.retinue("profiles")
+        assert done.returncode == 2 and said in done.stderr and "retinue.yaml:1" in done.stderr, done.stderr
+
+
+def test_an_agent_of_a_cloned_project_needs_trust(tmp_path: Path) -> None:
+    project = Project(tmp_path / "p")
+    agents = {"argocd": {"url": "http://x", "auth": {"bearer_env": "MY_TOKEN"}}}
+    (project.folder / "retinue.yaml").write_text(json.dumps({"a2a_agents": agents}))
+    done = project.retinue("profiles", "--all")
+    assert "argocd" not in done.stdout
+    assert "a2a_agents.argocd: http://x (gets MY_TOKEN)" in done.stderr
+
+
+def test_an_agent_has_a_name_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "retinue.yaml"
+    file.write_text("a2a_agents: {explorer: {url: 'http://x'}}")
+    with pytest.raises(ConfigError, match="'explorer' is the name of an agent of this project"):
+        load_project_parts(tmp_path, config=file)
+
+
+async def test_nobody_there(tmp_path: Path) -> None:
+    bound, url = bind()
+    bound.close()
+    code, out, err = await run(Project(tmp_path / "p"), "a2a", "add", url)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "cannot be reached" in err

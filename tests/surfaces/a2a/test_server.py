@@ -1,0 +1,342 @@
+"""The server with the SDK's client: both versions, both bindings, tasks, contexts, restarts, tokens and files."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from a2a.client import Client
+from a2a.client.errors import A2AClientError
+from a2a.types import (
+    CancelTaskRequest,
+    GetTaskRequest,
+    ListTasksRequest,
+    Part,
+    SendMessageConfiguration,
+    StreamResponse,
+    SubscribeToTaskRequest,
+    TaskState,
+)
+from a2a.utils.errors import (
+    ContentTypeNotSupportedError,
+    TaskNotCancelableError,
+    TaskNotFoundError,
+    UnsupportedOperationError,
+)
+
+from retinue import Limits
+from retinue.core.events import RunSpawned
+from retinue.log.opening import open_reader
+from retinue.testing import FixedPrices
+from tests.surfaces.a2a.kit import (
+    TLS,
+    Echo,
+    Notes,
+    ask,
+    body_of,
+    connect,
+    make_argocd,
+    make_request,
+    make_supervisor,
+    message_of,
+    post,
+    serve,
+    stream,
+)
+
+WIRES = [(version, binding) for version in ("1.0", "0.3") for binding in ("JSONRPC", "HTTP+JSON")]
+HANGS: dict[str, Any] = {"argocd": [{"hang": True}]}
+
+
+async def follow_until_working(client: Client, text: str) -> tuple[str, AsyncIterator[StreamResponse]]:
+    """Begin a task, and return its id with the rest of its stream."""
+    events = client.send_message(make_request(text))
+    first = await anext(events)
+    return first.task.id, events
+
+
+@pytest.mark.parametrize(("version", "binding"), WIRES)
+async def test_every_wire_streams_and_reads_a_task(tmp_path: Path, version: str, binding: str) -> None:
+    async with (
+        serve(tmp_path, make_supervisor()) as server,
+        connect(server, version=version, binding=binding) as client,
+    ):
+        events = await ask(client, "show argocd version")
+        task = await client.get_task(GetTaskRequest(id=events[0].task.id))
+    assert events[0].task.status.state == TaskState.TASK_STATE_SUBMITTED
+    names = [event.artifact_update.artifact.name for event in events if event.HasField("artifact_update")]
+    assert names[2:6] == ["tool_notification_start"] * 2 + ["tool_notification_end"] * 2
+    assert events[-1].status_update.status.state == TaskState.TASK_STATE_COMPLETED
+    assert task.status.state == TaskState.TASK_STATE_COMPLETED
+    assert [part.text for artifact in task.artifacts for part in artifact.parts] == ["The version is v2.9.3."]
+    assert [part.text for message in task.history for part in message.parts] == ["show argocd version"]
+
+
+@pytest.mark.parametrize(("version", "binding"), WIRES)
+async def test_every_wire_cancels_and_subscribes_again(tmp_path: Path, version: str, binding: str) -> None:
+    async with (
+        serve(tmp_path, make_argocd(HANGS)) as server,
+        connect(server, version=version, binding=binding) as client,
+    ):
+        task, events = await follow_until_working(client, "hang")
+        again = client.subscribe(SubscribeToTaskRequest(id=task))
+        first = await anext(again)
+        assert first.task.id == task
+        cancelled = await client.cancel_task(CancelTaskRequest(id=task))
+        assert cancelled.status.state == TaskState.TASK_STATE_CANCELED
+        for stream_events in (events, again):  # the ending reaches everybody, by the same way as all events
+            rest = [event async for event in stream_events]
+            assert rest[-1].status_update.status.state == TaskState.TASK_STATE_CANCELED
+        with pytest.raises((TaskNotCancelableError, A2AClientError)):  # of the SDK's 0.3 REST
+            await client.cancel_task(CancelTaskRequest(id=task))
+
+
+@pytest.mark.requirement("P4")
+async def test_tasks_are_listed_newest_first_in_pages(tmp_path: Path) -> None:
+    async with serve(tmp_path, make_argocd()) as server, connect(server) as client:
+        made = [(await ask(client, f"task {number}"))[0].task.id for number in range(3)]
+        first = await client.list_tasks(ListTasksRequest(page_size=2, include_artifacts=True))
+        rest = await client.list_tasks(ListTasksRequest(page_size=2, page_token=first.next_page_token))
+        done = await client.list_tasks(ListTasksRequest(status=TaskState.TASK_STATE_COMPLETED))
+        none = await client.list_tasks(ListTasksRequest(status=TaskState.TASK_STATE_WORKING))
+    assert [task.id for task in [*first.tasks, *rest.tasks]] == made[::-1]
+    assert (first.total_size, rest.next_page_token, len(done.tasks), len(none.tasks)) == (3, "", 3, 0)
+    assert first.tasks[0].artifacts and not rest.tasks[0].artifacts
+
+
+async def test_a_context_is_a_conversation_that_continues_also_after_a_restart(tmp_path: Path) -> None:
+    profile = make_argocd(model=Echo())
+    async with serve(tmp_path, profile) as server, connect(server) as client:
+        first = (await ask(client, "one"))[0].task
+        second = (await ask(client, "two", context_id=first.context_id))[0].task
+    async with serve(tmp_path, profile) as server, connect(server) as client:
+        third = (await ask(client, "three", context_id=first.context_id))[0].task
+        found = await client.list_tasks(ListTasksRequest(context_id=first.context_id, include_artifacts=True))
+    said = {task.id: task.artifacts[0].parts[0].text for task in found.tasks}
+    assert said == {first.id: "one", second.id: "one / two", third.id: "one / two / three"}
+    assert len({first.context_id, second.context_id, third.context_id}) == 1
+
+
+async def test_a_repeated_message_returns_the_same_task(tmp_path: Path) -> None:
+    async with serve(tmp_path, make_argocd()) as server, connect(server) as client:
+        twice = await asyncio.gather(*(ask(client, "once", message_id="m-1") for _ in range(2)))
+        tasks = {events[0].task.id for events in twice}
+    async with serve(tmp_path, make_argocd()) as server, connect(server) as client:
+        tasks |= {(await ask(client, "once", message_id="m-1"))[0].task.id}
+        listed = await client.list_tasks(ListTasksRequest())
+    assert len(tasks) == 1 and len(listed.tasks) == 1
+
+
+async def test_words_for_a_task_at_work_steer_it_and_an_ended_one_says_how_to_go_on(tmp_path: Path) -> None:
+    async with serve(tmp_path, make_argocd(HANGS)) as server, connect(server) as client:
+        task, events = await follow_until_working(client, "hang")
+        request = make_request("left, not right", task_id=task)  # without its contextId
+        request.configuration.CopyFrom(SendMessageConfiguration(return_immediately=True))
+        [steered] = [event async for event in _without_streaming(client).send_message(request)]
+        await client.cancel_task(CancelTaskRequest(id=task))
+        rest = [event async for event in events]
+        with pytest.raises(UnsupportedOperationError, match="contextId"):
+            await ask(client, "more", task_id=task)
+    assert steered.task.id == task == rest[-1].status_update.task_id
+    assert [part.text for message in steered.task.history for part in message.parts] == ["hang", "left, not right"]
+
+
+def _without_streaming(client: Client) -> Client:
+    client._config.streaming = False  # type: ignore[attr-defined]
+    return client
+
+
+async def test_each_token_sees_its_own_tasks(tmp_path: Path) -> None:
+    tokens = {"alice": "a" * 32, "bob": "b" * 32}
+    async with serve(tmp_path, make_argocd(), tokens=tokens) as server:
+        async with connect(server, token=tokens["alice"]) as alice, connect(server, token=tokens["bob"]) as bob:
+            events = await ask(alice, "secret", context_id="shared")
+            task = events[0].task.id
+            for call in (
+                bob.get_task(GetTaskRequest(id=task)),
+                bob.cancel_task(CancelTaskRequest(id=task)),
+                anext(bob.subscribe(SubscribeToTaskRequest(id=task))),
+                anext(bob.send_message(make_request("mine?", task_id=task))),
+            ):
+                with pytest.raises(TaskNotFoundError):
+                    await call
+            assert not (await bob.list_tasks(ListTasksRequest())).tasks
+            other = (await ask(bob, "mine", context_id="shared"))[0].task  # a context of the same name, not the same
+            assert (await alice.get_task(GetTaskRequest(id=task))).status.state == TaskState.TASK_STATE_COMPLETED
+        refused = await post(server, body_of("message/send", message_of("x")))
+        wrong = await post(server, body_of("message/send", message_of("x")), Authorization="Bearer " + "c" * 32)
+        async with httpx.AsyncClient(verify=TLS) as http:
+            card = await http.get(f"{server.url}/.well-known/agent-card.json")
+    [spawned] = [
+        run.first.body for run in await open_reader(tmp_path / ".retinue").read_runs([other.id]) if run.first.run == 0
+    ]
+    assert isinstance(spawned, RunSpawned) and spawned.continues is None
+    assert (refused.status_code, wrong.status_code, card.status_code) == (401, 401, 200)
+    assert card.json()["securitySchemes"] and card.headers["cache-control"]
+
+
+REFUSED_HEADERS: list[tuple[dict[str, str], int]] = [
+    ({"Host": "evil.example"}, 421),
+    ({"Origin": "https://evil.example"}, 403),
+    ({"Origin": "null"}, 403),
+    ({"Content-Type": "text/plain"}, 415),
+    ({"Content-Encoding": "gzip"}, 415),
+]
+
+
+async def test_host_origin_and_type_are_checked_without_tokens_too(tmp_path: Path) -> None:
+    async with serve(tmp_path, make_argocd()) as server:
+        for headers, status in REFUSED_HEADERS:
+            response = await post(server, body_of("message/send", message_of("x")), **headers)
+            assert (response.status_code, server.tasks.list_tasks("anyone")) == (status, []), headers
+            assert response.json()["error"]["message"]
+
+
+BAD_BODIES = [
+        (b"{", -32700),
+        (b'{"id":1,"id":2,"method":"tasks/get"}', -32700),
+        (b'{"id":1,"method":"tasks/get","params":' + b"[" * 200 + b"]" * 200 + b"}", -32700),
+        (b'{"id":1,"method":"tasks/get","params":{"x":NaN}}', -32700),
+        (b'{"id":1,"method":"tasks/get","params":{"id":"\\ud800"}}', -32700),
+        (b"[]", -32600),
+        (b'{"id":1,"method":5}', -32600),
+        (b'{"id":1,"method":"nosuch/method"}', -32601),
+        (b'{"id":1,"method":"tasks/get","params":{}}', -32602),
+        (b'{"method":"message/send","params":{"":"not_a_dict"}}', -32602),
+        (b'{"id":{"bad":"type"},"method":"message/send","params":{}}', -32600),
+        (b'{"id":1,"method":"message/send","params":{"message":{"role":"user","parts":[]}}}', -32602),
+        (b'{"id":1,"method":"tasks/get","params":{"id":"nosuch"}}', -32001),
+        (b'{"id":1,"method":"tasks/cancel","params":{"id":"nosuch"}}', -32001),
+        (json.dumps(body_of("message/send", {"message": {"role": "user", "parts": [{"kind": "text", "text": " "}],
+                                                         "messageId": "m"}})).encode(), -32602),
+        (json.dumps(body_of("message/send", message_of("x", messageId="m" * 300))).encode(), -32602),
+        (json.dumps(body_of("message/send", message_of("x", taskId="nosuch"))).encode(), -32001),
+        (json.dumps(body_of("tasks/pushNotificationConfig/get", {"id": "x"})).encode(), -32003),
+]  # fmt: skip
+
+
+async def test_bad_input_gets_the_error_of_the_protocol_with_a_sentence(tmp_path: Path) -> None:
+    async with serve(tmp_path, make_argocd()) as server:
+        for body, code in BAD_BODIES:
+            response = await post(server, body)
+            said = response.json()["error"]
+            assert (response.status_code, said["code"]) == (200, code), body
+            assert said["message"] and "Traceback" not in response.text
+        assert (await stream(server, body_of("message/stream", message_of("still there"))))[-1]["final"]
+
+
+async def test_a_body_over_the_limit_is_refused(tmp_path: Path) -> None:
+    async with serve(tmp_path, make_argocd()) as server:
+        response = await post(server, b" " * (13 * 1024 * 1024))
+        assert response.status_code == 413
+
+
+async def test_file_bytes_go_to_the_workspace_and_addresses_are_refused(tmp_path: Path) -> None:
+    script: dict[str, Any] = {
+        "argocd": [{"tools": [{"name": "read", "args": {"path": "notes.txt"}}]}, {"text": "{{last_result}}"}]
+    }
+    profile = make_argocd(script, tools=["read"], workspace="copy")
+    (tmp_path / "own.txt").write_text("the project's own")
+    async with serve(tmp_path, profile) as server, connect(server) as client:
+        parts = [Part(text="read it"), Part(raw=b"hello from afar", filename="../../notes.txt")]
+        task = (await ask(client, "", parts=parts))[0].task.id
+        found = await client.get_task(GetTaskRequest(id=task))
+        with pytest.raises(ContentTypeNotSupportedError, match="send its bytes"):
+            await ask(client, "", parts=[Part(url="file:///etc/passwd")])
+    assert "hello from afar" in found.artifacts[0].parts[0].text
+    workspace = tmp_path / ".retinue" / "runs" / task / "0" / "workspace"
+    assert (workspace / "notes.txt").read_bytes() == b"hello from afar"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".retinue", "own.txt"]  # nothing is applied
+    assert not list((tmp_path / ".retinue" / "a2a" / "files").iterdir())
+
+
+async def test_budgets_hold_for_a_task_and_for_the_server(tmp_path: Path) -> None:
+    reply = {"text": "x", "usage": {"input_tokens": 600, "output_tokens": 400}}
+    script: dict[str, Any] = {"argocd": [{**reply, "tools": [{"name": "version_service__version"}]}, reply, reply]}
+    parts = {"prices": FixedPrices({"*": ("1", "1")}), "limits": Limits(tokens=1000), "total": Limits(tokens=2500)}
+    async with serve(tmp_path, make_argocd(script), parts=parts) as server, connect(server) as client:
+        ends = [(await ask(client, "go"))[-1].status_update.status for _ in range(3)]
+        with pytest.raises(UnsupportedOperationError, match="budget of 2500 tokens of this process is spent"):
+            await ask(client, "go")
+    assert [end.state for end in ends] == [TaskState.TASK_STATE_FAILED] * 3
+    assert "budget of 1000 tokens" in ends[0].message.parts[0].text
+
+
+@pytest.mark.requirement("CAIPE-28")
+@pytest.mark.parametrize("on_disconnect", ["continue", "cancel"])
+async def test_a_client_that_goes_away_is_logged_and_its_task_does_as_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, on_disconnect: str
+) -> None:
+    notes = Notes()
+    with caplog.at_level(logging.INFO, "retinue"):
+        async with serve(tmp_path, make_argocd(HANGS), notes, on_disconnect=on_disconnect) as server:
+            async with httpx.AsyncClient(verify=TLS) as http:
+                body = body_of("message/stream", message_of("hang"))
+                async with http.stream("POST", server.url, json=body) as response:
+                    lines = response.aiter_lines()
+                    task = json.loads((await anext(lines)).removeprefix("data: "))["result"]["id"]
+                    await lines.aclose()  # type: ignore[attr-defined]
+            found = server.tasks.find(task, "anyone")
+            assert found is not None
+            while not any("went away" in text for text in notes.said):
+                await asyncio.sleep(0)
+            if on_disconnect == "cancel":
+                view = await server.tasks.wait_until(found, lambda view: view.ending is not None)
+                assert view.ending is not None and view.ending.status == "cancelled"
+            else:
+                assert (await server.tasks.read_view(found)).ending is None
+    assert any("client disconnection" in record.getMessage() for record in caplog.records)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_a_typed_answer_is_data(tmp_path: Path) -> None:
+    script: dict[str, Any] = {"argocd": [{"tools": [{"name": "final_answer", "args": {"version": "v2"}}]}]}
+    schema = {"type": "object", "properties": {"version": {"type": "string"}}, "required": ["version"]}
+    async with serve(tmp_path, make_argocd(script, output=schema)) as server:
+        done = (await post(server, body_of("message/send", message_of("go")))).json()["result"]
+    assert [part["data"] for part in done["artifacts"][0]["parts"]] == [{"version": "v2"}]
+
+
+async def test_a_blocking_call_waits_and_one_that_does_not_wait_returns_at_once(tmp_path: Path) -> None:
+    async with serve(tmp_path, make_argocd()) as server:
+        done = (await post(server, body_of("message/send", message_of("go")))).json()["result"]
+        params = {**message_of("go"), "configuration": {"blocking": False}}
+        begun = (await post(server, body_of("message/send", params))).json()["result"]
+    assert (done["status"]["state"], done["artifacts"][0]["parts"][0]["text"]) == ("completed", "ArgoCD runs v2.9.3.")
+    assert begun["status"]["state"] in ("submitted", "working")
+
+
+async def test_tokens_and_tls_can_be_had_on_another_address(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    async with serve(tmp_path, make_argocd(), certificate=certificate, key=key) as server:
+        assert server.url.startswith("https://")
+        async with httpx.AsyncClient(verify=False) as http:
+            found = (await http.get(f"{server.url}/.well-known/agent-card.json")).json()
+    assert found["url"] == server.url and found["capabilities"]["pushNotifications"] is False
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    import datetime
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(1).not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )  # fmt: skip
+    pem = serialization.Encoding.PEM
+    (folder / "c.pem").write_bytes(made.public_bytes(pem))
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "k.pem").write_bytes(private)
+    return folder / "c.pem", folder / "k.pem"
