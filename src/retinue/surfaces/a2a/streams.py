@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from a2a.types import (
@@ -50,7 +50,7 @@ STATES: dict[str, Any] = {
     "cancelled": TaskState.TASK_STATE_CANCELED,
     "refused": TaskState.TASK_STATE_REJECTED,
 }
-Update = Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent
+Update: TypeAlias = Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent
 _IDS = uuid.UUID("6f0c1c52-6a8f-4d7c-9d0e-3b1d8e1f2a77")
 
 
