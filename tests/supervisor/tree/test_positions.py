@@ -9,6 +9,7 @@ from typing import Any
 
 import retinue
 from retinue import Limits, Profile, Task
+from retinue.core.caller import ClientRequest
 from retinue.core.events import RunEnded, RunSpawned, RunStarted
 from retinue.core.results import ChangedFile, ToolLog
 from retinue.core.usage import Usage
@@ -47,7 +48,9 @@ async def test_every_field_of_a_first_event(tmp_path: Path) -> None:
     child = Profile("child", "Help.", tools=[])
     handing_over = call("subagent_child", task="help", background=True)
     model = scripted({"main": [handing_over, "done", "done"], "child": ["helped"]})
-    task = Task("task", "task_context", [path], include_parent_workspace=False, subagent_id="me", label="label")
+    request = ClientRequest(surface="a2a", client="me", context="c", message="m")
+    names = {"subagent_id": "me", "label": "label"}
+    task = Task("task", "task_context", [path], include_parent_workspace=False, request=request, **names)
     async with retinue.open(mode="yes", prices=FixedPrices({"*": ("1", "1")})) as r:
         run = await r.spawn(Profile("main", "Work.", model=model, tools=[child]), task, limits=limits)
         await run.result()
@@ -60,7 +63,7 @@ async def test_every_field_of_a_first_event(tmp_path: Path) -> None:
         "timeout_seconds": 12.0, "max_turns": 11, "max_tokens": 13_000, "max_cost": Decimal(14), "stall_seconds": 15.0,
         "limits": limits, "context_paths": (path,), "include_parent_workspace": False, "include_temp_workspace": True,
         "continues": None, "origin": "", "traceparent": "", "baggage": "", "server": "", "reported": "",
-        "remote_id": "",
+        "remote_id": "", "request": request, "files": (),
     }  # fmt: skip
     told = fields(second)
     assert (told["parent"], told["depth"], told["background"], told["queued"]) == (0, 1, True, False)
