@@ -98,7 +98,8 @@ async def serve(
     made = Parts(**{"project": folder, "state": folder / ".retinue", "wait_approvals": 30.0, **(parts or {})})
     chosen = {
         "profiles": (), "host": "127.0.0.1", "port": 0, "public_url": "", "tokens": {}, "pattern": "supervisor",
-        "asks_client": False, "on_disconnect": "continue", "certificate": None, "key": None, "version": "1",
+        "asks_client": False, "on_disconnect": "continue", "most_tasks": 100, "certificate": None,
+        "key": None, "version": "1",
         **options,
     }  # fmt: skip
     screen = (notes or Notes()).screen

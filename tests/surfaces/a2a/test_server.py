@@ -293,6 +293,17 @@ async def test_a_client_that_goes_away_is_logged_and_its_task_does_as_told(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+async def test_a_server_takes_so_many_tasks_at_once(tmp_path: Path) -> None:
+    async with serve(tmp_path, make_argocd(HANGS), most_tasks=1) as server, connect(server) as client:
+        task, events = await follow_until_working(client, "hang")
+        with pytest.raises(UnsupportedOperationError, match="try again later"):
+            await ask(client, "hang too")
+        await client.cancel_task(CancelTaskRequest(id=task))
+        assert [event async for event in events]
+        again, _ = await follow_until_working(client, "hang")
+        assert again != task
+
+
 async def test_a_typed_answer_is_data(tmp_path: Path) -> None:
     script: dict[str, Any] = {"argocd": [{"tools": [{"name": "final_answer", "args": {"version": "v2"}}]}]}
     schema = {"type": "object", "properties": {"version": {"type": "string"}}, "required": ["version"]}

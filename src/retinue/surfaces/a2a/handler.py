@@ -80,19 +80,22 @@ from retinue.surfaces.a2a.tasks import SURFACE, ServedTask, ServedTasks
 CANCEL_SECONDS = 40.0
 FILES_NOTE = "Files of this message are in your workspace: {names}"
 ENDED = "the task {task} has ended; a message with its contextId and without a taskId goes on from there"
+BUSY = "the server works on {count} tasks already, which is as many as it takes at once: try again later"
 NOT_ASKED = "questions of this server are answered by its host: it runs without --approve-by client"
 OnDisconnect = Literal["continue", "cancel"]
 _LOG = logging.getLogger(__name__)
 
 
 class HandlerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of what a server does with its tasks. `overrides` has the profiles that continued runs may have had;
-    `files` is the folder in which the bytes of a message wait for its workspace."""
+    """Options of what a server does with its tasks, of which at most `most_tasks` are at work at once. `overrides` has
+    the profiles that continued runs may have had; `files` is the folder in which the bytes of a message wait for its
+    workspace."""
 
     profile: Profile
     pattern: Pattern
     asks_client: bool
     on_disconnect: OnDisconnect
+    most_tasks: int
     overrides: ResumeOverrides
     files: Path
     say: Callable[[str], object]
@@ -142,6 +145,8 @@ class TaskHandler(RequestHandler):
 
     async def _begin(self, message: ClientMessage, client: str) -> ServedTask:
         """Start a run for a message: a new conversation, or one that continues."""
+        if self._tasks.count_live() >= self._options.most_tasks:
+            raise UnsupportedOperationError(BUSY.format(count=self._options.most_tasks))
         context = message.context_id or str(uuid.uuid4())
         request = ClientRequest(surface=SURFACE, client=client, context=context, message=message.message_id)
         before = [task for task in self._tasks.list_context(client, context) if not self._tasks.is_live(task)]

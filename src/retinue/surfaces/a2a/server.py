@@ -58,6 +58,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     pattern: Pattern
     asks_client: bool
     on_disconnect: OnDisconnect
+    most_tasks: int
     certificate: Path | None
     key: Path | None
     version: str
@@ -116,6 +117,7 @@ class A2aServer:
                 pattern=options.pattern,
                 asks_client=options.asks_client,
                 on_disconnect=options.on_disconnect,
+                most_tasks=options.most_tasks,
                 overrides=overrides,
                 files=files,
                 say=self._screen.say,

@@ -120,6 +120,9 @@ class ServedTasks:
     def is_live(self, task: ServedTask) -> bool:
         return task.tree in self._followers
 
+    def count_live(self) -> int:
+        return len(self._followers)
+
     async def read_view(self, task: ServedTask) -> TaskView:
         """Return how a task stands: as it is followed, or as the log has it."""
         follower = self._followers.get(task.tree)

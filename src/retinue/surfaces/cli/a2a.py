@@ -26,6 +26,7 @@ from retinue.surfaces.cli.options import (
     parse_limit_amount,
     parse_limit_count,
     parse_seconds,
+    parse_whole,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ TOKEN_PURPOSE = "a2a token"
 TOKEN_VARIABLE = "RETINUE_A2A_TOKEN_"
 LOOPBACK = "127.0.0.1"
 MIN_TOKEN = 16
+MAX_TASKS = 100
+MAX_BEHIND = 10_000
 PATTERNS = ("supervisor", "subagent")
 CURL = """\
 try it:
@@ -216,6 +219,13 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
         help=f"how long a question waits for `retinue approve` ({WAIT_APPROVALS:g}; 0: not at all)",
     )
     parser.add_argument(
+        "--max-tasks",
+        metavar="N",
+        type=parse_whole,
+        default=MAX_TASKS,
+        help=f"tasks at work at once ({MAX_TASKS}); more are refused",
+    )
+    parser.add_argument(
         "--server-max-tokens", metavar="N", type=parse_limit_count, help="tokens that all tasks together may spend"
     )
     parser.add_argument(
@@ -319,6 +329,7 @@ def _make_options(args: argparse.Namespace, parts: Parts, project: Project, prof
         pattern=args.stream_as,
         asks_client=args.approve_by == "client",
         on_disconnect=args.on_disconnect,
+        most_tasks=args.max_tasks,
         certificate=args.tls_cert,
         key=args.tls_key,
         version=get_version(),
@@ -359,6 +370,7 @@ class _Host:
         self._commands = TaskOwner()
         self._labels: dict[str, str] = {}
         self._shown = ""
+        self._behind = 0  # events that are handed to the terminal and not printed yet
 
     async def serve(self) -> None:
         from retinue.surfaces.a2a.server import A2aServer, Screen
@@ -411,7 +423,10 @@ class _Host:
         self._shown = run.tree
 
     def _show(self, event: Event) -> None:
-        self._thread.submit(self._put, event)
+        """Show an event, unless the terminal takes no more text: no task waits for a screen."""
+        if self._behind < MAX_BEHIND:
+            self._behind += 1
+            self._thread.submit(self._put, event)
         if event.run == 0 and isinstance(event.body, RunEnded):
             self._labels.pop(event.tree, None)
             self._say(f"{event.tree} {event.body.status}; `retinue show {event.tree}` has the answer")
@@ -420,6 +435,9 @@ class _Host:
         """Several run at once: where another's turn begins, its label stands above."""
         from retinue.surfaces.printer import safe
 
+        self._behind -= 1
+        if self._behind == MAX_BEHIND - 1:
+            self._printer.show_note("more happened than this terminal could show: `retinue tail` has all of it")
         label = f"-- {safe.escape_line(self._labels.get(event.tree, event.tree))}"
         if self._printer.show_event(event, below="" if self._shown == event.tree else label):
             self._shown = event.tree
