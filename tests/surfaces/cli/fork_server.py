@@ -29,7 +29,7 @@ import retinue
 PACKAGE = Path(retinue.__file__).parent
 PYTHON_SETTINGS = {"PYTHONPATH": str(PACKAGE.parent), "PYTHONUTF8": "1"}  # read when an interpreter starts
 # Loaded by few commands, and with a large library behind each.
-RARE = ("retinue.models.provider", "retinue.telemetry", "retinue.pytest")
+RARE = ("retinue.models.provider", "retinue.telemetry", "retinue.pytest", "retinue.remote.a2a", "retinue.surfaces.a2a")
 
 
 def can_fork(env: Mapping[str, str]) -> bool:
