@@ -153,7 +153,6 @@ async def test_a_plan_is_streamed_and_no_part_of_the_result(tmp_path: Path) -> N
         assert event["append"] == (made["artifactId"] in by_id)
         by_id[made["artifactId"]] = by_id.get(made["artifactId"], "") + made["parts"][0]["text"]
     assert list(by_id.values()) == ["⟦ think\nhard ⟧", "It is 42. [[x]]"]
-    assert len(events) > 12  # token by token, from the first word of the first turn on
     assert sum(event["lastChunk"] for event in events[1:-1]) == 2
     assert [part["text"] for each in found["artifacts"] for part in each["parts"]] == ["It is 42. [[x]]"]
 
