@@ -316,4 +316,6 @@ def _describe_profile(profile: Profile, system: str, runtime: str) -> dict[str, 
         described["approvals"] = profile.approvals
     if profile.network is not None:
         described["network"] = profile.network
+    if profile.a2a is not None:
+        described["a2a"] = profile.a2a
     return described if system == profile.instructions else described | {"system": system}

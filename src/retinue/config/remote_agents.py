@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -164,7 +165,7 @@ def _read_agent(name: str, node: Node) -> RemoteAgent:
         allowed_hosts=values.allowed_hosts,
     )
     about = values.description or f"The agent at {values.url}"
-    return RemoteAgent(make_remote_profile(name, agent, about, source=node.place.file), node.place)
+    return RemoteAgent(make_remote_profile(name, agent, about, source=Path(node.place.file).name), node.place)
 
 
 def make_remote_profile(name: str, agent: A2aAgent, description: str, *, source: str = "python") -> Profile:

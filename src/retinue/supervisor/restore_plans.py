@@ -16,6 +16,7 @@ from retinue.core.events import RunSpawned
 from retinue.core.limits import Limits
 from retinue.core.plans import Plan, Planner
 from retinue.core.profiles import RUNTIMES, Profile, Task
+from retinue.core.remote_agents import A2aAgent
 from retinue.core.rules import CODE_MODE, Rules
 from retinue.core.servers import PREFIX
 from retinue.log.runs import RunView
@@ -62,6 +63,7 @@ class _Kept(msgspec.Struct, frozen=True):
     source: str = PYTHON
     approvals: Rules | None = None
     network: tuple[str, ...] | str | None = None
+    a2a: A2aAgent | None = None
 
 
 class _Tool(msgspec.Struct, frozen=True):
@@ -111,7 +113,7 @@ class PlanRestorer:
             if found.network is None and kept.network is not None:  # a container asked for it
                 found = replace(found, network=kept.network)
             return self._place(found, primary=parent is None)
-        if not spawned.model:
+        if not spawned.model and kept.a2a is None:
             raise ConfigError(f"'{kept.name}' is a Python function; {AGAIN}")
         tools = [tool.name for tool in _read(spawned.tools, list[_Tool])]
         fields = {name: getattr(kept, name) for name in kept.__struct_fields__ if name != "runtime"}

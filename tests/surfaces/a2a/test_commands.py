@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from a2a.server.agent_execution import RequestContext
+from a2a.server.tasks import TaskUpdater
+from a2a.types import Part
 
 from retinue.build.project import load_project_parts
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import ConfigError
 from retinue.surfaces.cli.doctor import Check, Look, check_agents
 from tests.remote.a2a_kit import answer_as_seed, bind, serve_agent
@@ -33,6 +37,9 @@ async def test_an_agent_is_called_added_checked_and_delegated_to(tmp_path: Path)
         code, out, err = await run(project, "a2a", "call", url, "show version")
         assert (code, out) == (0, "ArgoCD runs v2.9.3.\n"), err
         assert "version_service__version" in err
+        code, out, err = await run(project, "continue", "--runtime", "inherited", "--", *latest(project), "and now?")
+        assert (code, out) == (0, "ArgoCD runs v2.9.3.\n"), err
+        assert agent.asked == ["show version", "and now?"] and len(set(agent.contexts)) == 1
         code, out, err = await run(project, "a2a", "add", url)
         assert code == 0 and "speaks JSONRPC 1.0" in out and "as 'argocd'" in out, err
         yaml = (project.folder / "retinue.yaml").read_text()
@@ -41,9 +48,34 @@ async def test_an_agent_is_called_added_checked_and_delegated_to(tmp_path: Path)
         assert (check.state, "argocd: an A2A agent" in check.text) == ("ok", True)
         code, out, err = await run(project, "run", "which version?", "--yes", "--runtime", "inherited")
         assert (code, out) == (0, "ArgoCD runs v2.9.3.\n"), err
-    assert agent.asked == ["show version"] * 2
+    assert agent.asked == ["show version", "and now?", "show version"]
     [check] = await examine(project)
     assert check.state == "fail" and "cannot be reached" in check.text and "retinue a2a call" in check.do
+
+
+async def test_a_question_of_an_agent_is_answered_with_words_from_another_terminal(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        if context.get_user_input() == "deploy":
+            await updater.requires_input(updater.new_agent_message([Part(text="Which cluster?")]))
+            asked.set()
+        else:
+            await updater.add_artifact([Part(text=f"deployed to {context.get_user_input()}")])
+            await updater.complete()
+
+    project = Project(tmp_path / "p")
+    async with serve_agent(act) as (url, _), TaskOwner() as owner:
+        calling = owner.start(run(project, "a2a", "call", url, "deploy", "--wait-approvals", "60"))
+        await asked.wait()
+        while (await run(project, "approve", "1", "--yes", "--set", "answer=blue"))[0] != 0:
+            assert not calling.done()  # the question is on its way
+        code, out, err = await calling
+    assert (code, out) == (0, "deployed to blue\n"), err
+
+
+def latest(project: Project) -> list[str]:
+    return [json.loads(project.retinue("ps", "--json").stdout)[0]["tree"]]
 
 
 async def examine(project: Project) -> list[Check]:
