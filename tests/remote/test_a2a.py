@@ -187,6 +187,19 @@ async def test_cancel_stops_the_task_and_words_reach_it(tmp_path: Path) -> None:
     assert bodies(events, RunEnded)[0].status == "cancelled"
 
 
+async def test_cancel_reaches_an_agent_that_waits_for_input(tmp_path: Path) -> None:
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        await updater.requires_input(updater.new_agent_message([Part(text="Which cluster?")]))
+
+    async with serve_agent(act) as (url, agent), supervise(tmp_path) as supervisor:
+        run = await supervisor.spawn(make_profile(url), Task("deploy"))
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                assert await run.cancel()
+        assert (await run.result()).status == "cancelled"
+        assert agent.cancelled.is_set() and await supervisor.pending() == []
+
+
 async def test_a_continued_run_is_in_the_same_context(tmp_path: Path) -> None:
     async with serve_agent(answer_as_seed) as (url, agent), supervise(tmp_path) as supervisor:
         first = await supervisor.spawn(make_profile(url), Task("one"))

@@ -29,6 +29,7 @@ from a2a.utils.errors import (
 )
 
 from retinue import Limits
+from retinue.core.errors import RetinueError
 from retinue.core.events import RunSpawned
 from retinue.log.opening import open_reader
 from retinue.testing import FixedPrices
@@ -328,6 +329,17 @@ async def test_tokens_and_tls_can_be_had_on_another_address(tmp_path: Path) -> N
         async with httpx.AsyncClient(verify=False) as http:
             found = (await http.get(f"{server.url}/.well-known/agent-card.json")).json()
     assert found["url"] == server.url and found["capabilities"]["pushNotifications"] is False
+
+
+async def test_a_server_that_cannot_start_says_why_and_leaves_nothing_open(tmp_path: Path) -> None:
+    (tmp_path / "c.pem").write_text("no certificate")
+    with pytest.raises(RetinueError, match="the TLS certificate and key cannot be used"):
+        async with serve(tmp_path, make_argocd(), certificate=tmp_path / "c.pem", key=tmp_path / "c.pem"):
+            pass
+    async with serve(tmp_path, make_argocd()) as server:  # the log is free again
+        with pytest.raises(RetinueError, match="cannot listen on 127.0.0.1"):
+            async with serve(tmp_path / "other", make_argocd(), port=int(server.address.rpartition(":")[2])):
+                pass
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:

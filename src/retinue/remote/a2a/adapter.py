@@ -391,8 +391,12 @@ class A2aRun:
 
     async def _send_cancel(self) -> None:
         client = await self._connection.get_client(streaming=False)
+        request = CancelTaskRequest(id=self._known.task)
         with suppress(A2AError, A2AClientError):  # it has ended meanwhile, or cannot be cancelled
-            await client.cancel_task(CancelTaskRequest(id=self._known.task), context=await self._make_context())
+            task = await client.cancel_task(request, context=await self._make_context())
+            if not self._known.typed:  # an agent that waits for input has no stream that would tell
+                for report in self._fold.apply(StreamResponse(task=task)):
+                    self._inbox.put_nowait(report)
 
 
 async def _merge(

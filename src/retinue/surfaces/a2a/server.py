@@ -82,6 +82,14 @@ class A2aServer:
         self._owner = TaskOwner()
 
     async def __aenter__(self) -> A2aServer:
+        try:
+            await self._open()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def _open(self) -> None:
         options, parts = self._options, self._parts
         assert parts.state is not None
         bound = listen(options.host, options.port)
@@ -102,7 +110,6 @@ class A2aServer:
         overrides = ResumeOverrides(profiles=(options.profile, *options.profiles))
         await self.tasks.resume(overrides, self._screen.say)
         await self._listen(control, bound, overrides, parts.state / "a2a" / "files")
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()

@@ -408,6 +408,8 @@ class _Host:
                 source = "$" + TOKEN_VARIABLE + re.sub(r"[^A-Z0-9]", "_", name.upper())
             self._say(f'token of {name}: send the header "Authorization: Bearer {source}"')
             header = header or f'\n    -H "Authorization: Bearer {source}" \\'
+        if self._parts.runtime == "inherited":
+            self._say("warning: without a sandbox, what clients ask for runs with your authority (--runtime inherited)")
         if options.certificate is None and not is_loopback(args.host) and not server.url.startswith("https:"):
             self._say("warning: tokens and texts travel unencrypted: give --tls-cert and --tls-key, or use a proxy")
         self._thread.submit(self._printer.show_note, CURL.format(url=server.url, token=header))
