@@ -337,7 +337,7 @@ async def test_a_server_that_cannot_start_says_why_and_leaves_nothing_open(tmp_p
         async with serve(tmp_path, make_argocd(), certificate=tmp_path / "c.pem", key=tmp_path / "c.pem"):
             pass
     async with serve(tmp_path, make_argocd()) as server:  # the log is free again
-        with pytest.raises(RetinueError, match="cannot listen on 127.0.0.1"):
+        with pytest.raises(RetinueError, match="cannot listen on"):
             async with serve(tmp_path / "other", make_argocd(), port=int(server.address.rpartition(":")[2])):
                 pass
 
