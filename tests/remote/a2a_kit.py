@@ -113,9 +113,13 @@ def bind(port: int = 0) -> tuple[socket.socket, str]:
 
 
 @asynccontextmanager
-async def serve_agent(act: Act, port: int = 0, **card: Any) -> AsyncIterator[tuple[str, Agent]]:
-    """A plain agent of the SDK, and its address."""
+async def serve_agent(
+    act: Act, port: int = 0, *, wire: tuple[str, str] | None = None, **card: Any
+) -> AsyncIterator[tuple[str, Agent]]:
+    """A plain agent of the SDK, and its address. With a `wire` it speaks one version over one binding."""
     bound, url = bind(port)
+    if wire is not None:
+        card["supported_interfaces"] = [AgentInterface(url=url, protocol_version=wire[0], protocol_binding=wire[1])]
     agent, made = Agent(act), make_card(url, **card)
     handler = DefaultRequestHandler(agent_executor=agent, task_store=InMemoryTaskStore(), agent_card=made)
     routes = [

@@ -78,6 +78,14 @@ async def test_notices_of_a_foreign_agent_are_calls_and_its_words_the_answer(
     assert said == [f"Streamed + accumulated text from status-update: {size} chars" for size in (45, 46, 19)]
 
 
+@pytest.mark.parametrize("wire", [(version, way) for version in ("1.0", "0.3") for way in ("JSONRPC", "HTTP+JSON")])
+async def test_every_wire_that_an_agent_may_speak(tmp_path: Path, wire: tuple[str, str]) -> None:
+    async with serve_agent(answer_as_seed, wire=wire) as (url, agent), supervise(tmp_path) as supervisor:
+        result = await (await supervisor.spawn(make_profile(url), Task("show version"))).result()
+    assert (result.status, result.final_response, result.tool_count) == ("done", "ArgoCD runs v2.9.3.", 1)
+    assert len(agent.asked) == 1
+
+
 async def test_an_answer_as_status_and_as_artifact_is_counted_once(tmp_path: Path) -> None:
     async def act(updater: TaskUpdater, context: RequestContext) -> None:
         await say(updater, "Looking...", "✅ All healthy")

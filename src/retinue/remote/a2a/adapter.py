@@ -49,6 +49,7 @@ from retinue.remote.port import STARTED, Capabilities, RemoteRequest, Report, Un
 NAME_CHARACTERS = 300
 FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0
 FIRST_TRIES = 3
+MOST_VAIN = 50  # streams one after the other that end without a report
 MARGIN_SECONDS = 10.0
 FORGOTTEN = "the agent does not know the task any more: it may have been started anew; it is not called again"
 UNKNOWN_START = "the connection was lost before the agent confirmed the task; it may run there, and is not called again"
@@ -141,13 +142,15 @@ class A2aRun:
     # Reports
 
     async def reports(self) -> AsyncGenerator[Report]:
-        self._seen_at, wait, tries = time.monotonic(), FIRST_WAIT, 0
+        self._seen_at, wait, tries, vain = time.monotonic(), FIRST_WAIT, 0, 0
         try:
             while True:
                 before = self._seen_at
+                vain += 1
                 try:
                     async with aclosing(self._read_once()) as reports:
                         async for report in reports:
+                            vain = 0
                             yield report
                             if report.run == STARTED and isinstance(report.body, RunEnded):
                                 return
@@ -158,7 +161,7 @@ class A2aRun:
                 if self._fold.needs_input:
                     continue
                 wait = FIRST_WAIT if self._seen_at > before else min(wait * 2, LONGEST_WAIT)
-                if time.monotonic() - self._seen_at + wait > self._agent.reconnect:
+                if time.monotonic() - self._seen_at + wait > self._agent.reconnect or vain > MOST_VAIN:
                     raise Disconnected(GONE.format(seconds=self._agent.reconnect, why=why))
                 self._connection.forget_card()
                 await asyncio.sleep(wait)

@@ -22,6 +22,7 @@ from a2a.types import AgentCard
 from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH, TransportProtocol
 from google.protobuf.json_format import MessageToDict, ParseError
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.remote_agents import A2aAgent
@@ -65,19 +66,24 @@ class PeerConnection:
         self._fetched_at = 0.0
         self._token, self._expires_at = "", 0.0
         self._clients: dict[bool, Client] = {}
-        self._lock = asyncio.Lock()
+        self._loading: asyncio.Task[None] | None = None
+        self._tasks = TaskOwner(on_error=lambda _: None)  # whoever waits for the card gets the exception
 
     # The card
 
     async def open(self) -> AgentCard:
         """Return the card of the agent, from its well-known place. Raises Unreachable and RetinueError."""
-        async with self._lock:
-            if self._card is None or time.monotonic() > self._fetched_at + CARD_SECONDS:
-                card = await self._fetch_card()
-                self._check_card(card)
-                self._card, self._fetched_at = card, time.monotonic()
-                self._clients.clear()
-            return self._card
+        if self._card is None or time.monotonic() > self._fetched_at + CARD_SECONDS:
+            if self._loading is None or self._loading.done():  # all that wait for it get the same answer
+                self._loading = self._tasks.start(self._load_card())
+            await asyncio.shield(self._loading)
+        return self.card
+
+    async def _load_card(self) -> None:
+        card = await self._fetch_card()
+        self._check_card(card)
+        self._card, self._fetched_at = card, time.monotonic()
+        self._clients.clear()
 
     def forget_card(self) -> None:
         """Fetch the card anew at the next use: the agent may have been started again."""
@@ -236,6 +242,7 @@ class PeerConnection:
             raise Unreachable(f"{url} cannot be reached: {_shorten(error) or type(error).__name__}") from None
 
     async def close(self) -> None:
+        await self._tasks.close()
         if self._http is not None:
             await self._http.aclose()
 
