@@ -70,6 +70,25 @@ async def test_a_question_there_is_answered_at_the_root(tmp_path: Path) -> None:
         assert (await run.result()).final_response == "deployed to prod"
 
 
+async def test_a_question_two_servers_away_is_answered_at_the_root(tmp_path: Path) -> None:
+    argocd = make_argocd(DEPLOYS)
+    async with serve(tmp_path / "far", argocd, asks_client=True) as far:
+        call = {"name": "subagent_argocd", "args": {"task": "deploy"}}
+        model = scripted({"middle": [{"tools": [call]}, {"text": "{{last_result}}"}]})
+        middle = Profile("middle", "m", model=model, tools=[make_profile(far.url)], workspace="scratch")
+        async with serve(tmp_path / "near", middle, asks_client=True) as near, supervise(tmp_path / "h") as supervisor:
+            run = await supervisor.spawn(make_profile(near.url), Task("deploy"))
+            events = []
+            async for event in run.events():
+                events.append(event)
+                if isinstance(event.body, ApprovalAsked):
+                    assert (event.path, event.body.tool) == ("/main/argocd-1", "deploy")
+                    assert await supervisor.answer(event.body.approval_id, Allow(), by="user") == "taken"
+            assert (await run.result()).final_response == "deployed to prod"
+    assert [event.run for event in events if isinstance(event.body, RunEnded)] == [1, 0]
+    assert len({body.trace_id for body in bodies(events, RunSpawned)}) == 1
+
+
 async def test_a_server_that_asks_its_host_is_only_watched(tmp_path: Path) -> None:
     async with serve(tmp_path / "there", make_argocd(DEPLOYS)) as server, supervise(tmp_path / "h") as supervisor:
         run = await supervisor.spawn(make_profile(server.url), Task("deploy"))
