@@ -281,7 +281,7 @@ async def test_a_client_that_does_not_come_back_is_waited_for_no_longer_than_its
             await second.call_tool("cancel_background_tool", {"subagent_id": "noter"})
             async with asyncio.timeout(150):
                 result = await second.call_tool("spawn_subagents", TASKS)
-    assert "requires confirmation" in result.structured_content["results"][0]["answer"]
+    assert "requires confirmation" in result.structured_content["results"][0]["answer"], result
 
 
 def test_what_is_shown_harms_no_terminal() -> None:

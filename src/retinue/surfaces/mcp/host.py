@@ -47,7 +47,7 @@ CHOICES: dict[str, tuple[str, Decision]] = {
 
 class RunningCall:
     """One call at work. `content` are its tool and arguments; `make_early_reply` makes the reply for a client that does
-    not wait to the end."""
+    not wait to the end; `open_questions` are those that its client was told to ask and that nobody has answered."""
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class RunningCall:
         owner = TaskOwner(on_error=lambda _: None)  # whoever waits for the call gets the exception
         self.task = owner.start(work)
         self.make_early_reply = make_early_reply
+        self.open_questions: set[str] = set()
         self.rounds = 0
 
 
@@ -97,7 +98,7 @@ class ClientSession:
     def is_attended(self) -> bool:
         """True when the user can be asked now: by a request, by the answer to an open call, or because the client was
         told to ask for a call that is still at work, and has not come back yet."""
-        if any(not call.task.done() for call in self._suspended.values()):
+        if any(call.open_questions and not call.task.done() for call in self._suspended.values()):
             return True
         if self._session.client is not None:
             return self._session.client.can_be_asked
@@ -108,6 +109,8 @@ class ClientSession:
         while True:
             change = self.handlers.changes.next_change()
             pending = {asked.id: asked for asked in await self.handlers.list_pending()}
+            for call in self._suspended.values():
+                call.open_questions &= pending.keys()
             for name in [name for name in self._asking if name not in pending]:
                 self._asking.pop(name).cancel()
             client, channel = self._session.client, self._session.find_channel()
@@ -181,6 +184,7 @@ class ClientSession:
         if pending:
             state = secrets.token_urlsafe(24)
             call.rounds += 1
+            call.open_questions = {asked.id for asked in pending}
             self._suspended[state] = call
             if len(self._suspended) > MAX_SUSPENDED:
                 del self._suspended[next(iter(self._suspended))]
