@@ -11,7 +11,7 @@ from retinue.core.remote_agents import A2aAgent
 from retinue.testing import scripted
 from tests.remote.a2a_kit import Proxy
 from tests.remote.test_a2a import bodies, make_profile, read_run, supervise
-from tests.surfaces.a2a.kit import VERSION_TOOL, Notes, make_argocd, serve, show_version
+from tests.surfaces.a2a.kit import VERSION_TOOL, Notes, make_argocd, make_certificate, serve, show_version
 
 DEEP: dict[str, Any] = {
     "argocd": [{"tools": [{"name": "subagent_helper", "args": {"task": "help"}}]}, {"text": "ArgoCD runs v2.9.3."}],
@@ -143,6 +143,20 @@ async def test_several_hundred_events_arrive_once_and_in_order(tmp_path: Path) -
         events: list[Event] = await read_run(await supervisor.spawn(make_profile(server.url), Task("go")))
     calls = [body.call_id for body in bodies(events, ToolCall)]
     assert len(calls) == len(set(calls)) == 100 == len(bodies(events, ToolResult))
+
+
+async def test_an_agent_behind_tls_is_called_if_its_certificate_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = make_certificate(tmp_path)
+    async with serve(tmp_path / "there", make_argocd(), certificate=certificate, key=key) as server:
+        async with supervise(tmp_path / "stranger") as supervisor:
+            refused = await (await supervisor.spawn(make_profile(server.url), Task("go"))).result()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        async with supervise(tmp_path / "friend") as supervisor:
+            result = await (await supervisor.spawn(make_profile(server.url), Task("go"))).result()
+    assert refused.status == "disconnected" and "certificate" in (refused.error_details or "").lower()
+    assert (result.status, result.final_response) == ("done", "ArgoCD runs v2.9.3.")
 
 
 def test_what_an_agent_may_reach() -> None:

@@ -177,3 +177,31 @@ def without_ids(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: "*" if key in hidden else without_ids(inner) for key, inner in value.items()}
     return [without_ids(inner) for inner in value] if isinstance(value, list) else value
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate of our own for this machine, and its key."""
+    import datetime
+    import ipaddress
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    authority = x509.BasicConstraints(ca=True, path_length=0)
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(1).not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(here, critical=False).add_extension(authority, critical=True)
+        .sign(key, hashes.SHA256())
+    )  # fmt: skip
+    pem = serialization.Encoding.PEM
+    (folder / "c.pem").write_bytes(made.public_bytes(pem))
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "k.pem").write_bytes(private)
+    return folder / "c.pem", folder / "k.pem"

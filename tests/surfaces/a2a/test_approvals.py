@@ -62,6 +62,22 @@ async def test_a_client_allows_what_it_was_shown_and_the_run_goes_on(tmp_path: P
     assert decided.by == "a2a client anyone"
 
 
+async def test_a_blocking_answer_waits_for_what_comes_of_it(tmp_path: Path) -> None:
+    calls = [{"tools": [{"name": "deploy", "args": {"target": name}}]} for name in ("one", "two")]
+    script: dict[str, Any] = {"argocd": [*calls, {"text": "both"}]}
+    async with serve(tmp_path, make_argocd(script), asks_client=True) as server, connect(server) as client:
+        client._config.streaming = False  # type: ignore[attr-defined]
+        [first] = await ask(client, "deploy")
+        task, states = first.task, [first.task.status.state]
+        while task.status.state == TaskState.TASK_STATE_INPUT_REQUIRED:
+            [data] = [MessageToDict(part.data) for part in task.status.message.parts if part.HasField("data")]
+            [said] = await ask(client, "", task_id=task.id, parts=[answer(dict(data))])
+            task = said.task
+            states.append(task.status.state)
+    asked, done = TaskState.TASK_STATE_INPUT_REQUIRED, TaskState.TASK_STATE_COMPLETED
+    assert states == [asked, asked, done]
+
+
 @pytest.mark.requirement("P16")
 async def test_nothing_but_the_bound_data_part_is_a_yes(tmp_path: Path) -> None:
     notes = Notes()

@@ -41,6 +41,7 @@ from tests.surfaces.a2a.kit import (
     body_of,
     connect,
     make_argocd,
+    make_certificate,
     make_request,
     make_supervisor,
     message_of,
@@ -340,26 +341,3 @@ async def test_a_server_that_cannot_start_says_why_and_leaves_nothing_open(tmp_p
         with pytest.raises(RetinueError, match="cannot listen on"):
             async with serve(tmp_path / "other", make_argocd(), port=int(server.address.rpartition(":")[2])):
                 pass
-
-
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    import datetime
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(1).not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )  # fmt: skip
-    pem = serialization.Encoding.PEM
-    (folder / "c.pem").write_bytes(made.public_bytes(pem))
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (folder / "k.pem").write_bytes(private)
-    return folder / "c.pem", folder / "k.pem"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -262,7 +263,9 @@ class _BoundedTransport(httpx.AsyncBaseTransport):
     """Sends requests to these addresses and no others, and bounds what comes back."""
 
     def __init__(self, origins: frozenset[str]) -> None:
-        self._inner = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None), trust_env=False)
+        trusted = ssl.create_default_context()  # the certificates of the system, or those that SSL_CERT_FILE names
+        limits = httpx.Limits(max_connections=None)
+        self._inner = httpx.AsyncHTTPTransport(verify=trusted, limits=limits, trust_env=False)
         self._origins = origins
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

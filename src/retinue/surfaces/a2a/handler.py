@@ -12,7 +12,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import msgspec
 from a2a.server.context import ServerCallContext
@@ -102,6 +102,14 @@ class HandlerOptions(msgspec.Struct, frozen=True, kw_only=True):
     begun: Callable[[RunHandle, str, str], object]
 
 
+class Accepted(NamedTuple):
+    """The task of a message, the event after which its client has not seen it, and the questions it has answered."""
+
+    task: ServedTask
+    after: int = 0
+    answers: frozenset[str] = frozenset()
+
+
 class TaskHandler(RequestHandler):
     """Serves one profile. A client is a token; it sees its own tasks and no others."""
 
@@ -113,35 +121,36 @@ class TaskHandler(RequestHandler):
 
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Task:
         validate_history_length(params.configuration)
-        task, _ = await self._accept(params, context)
+        accepted = await self._accept(params, context)
+        task = accepted.task
         if params.configuration.return_immediately:
             await self._tasks.wait_until(task, lambda view: view.beginning is not None)  # the log has it then
         else:
-            await self._wait_for_pause(task, context)
+            await self._wait_for_pause(accepted, context)
         return apply_history_length(await self._make_task(task), params.configuration)
 
     async def on_message_send_stream(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Update]:
-        task, after = await self._accept(params, context)
-        async with aclosing(self._stream(task, context, after=after)) as updates:
+        accepted = await self._accept(params, context)
+        async with aclosing(self._stream(accepted.task, context, after=accepted.after)) as updates:
             async for update in updates:
                 yield update
 
-    async def _accept(self, params: SendMessageRequest, context: ServerCallContext) -> tuple[ServedTask, int]:
-        """Do what a message asks for, once; return its task, and the event after which the client has not seen it."""
+    async def _accept(self, params: SendMessageRequest, context: ServerCallContext) -> Accepted:
+        """Do what a message asks for, once."""
         message, client = read_message(params, context.state.get("headers", {})), _name_client(context)
         if params.configuration.HasField("task_push_notification_config"):
             raise PushNotificationNotSupportedError
         async with self._accepting:  # the same message may come twice at once
             known = self._tasks.find_message(client, message.message_id)
             if known is not None:
-                return known, 0
+                return Accepted(known)
             if message.task_id:
                 return await self._address(self._find(message.task_id, context), message)
             if message.answers:
                 raise InvalidParamsError("an answer needs the taskId of the task that asks")
-            return await self._begin(message, client), 0
+            return Accepted(await self._begin(message, client))
 
     async def _begin(self, message: ClientMessage, client: str) -> ServedTask:
         """Start a run for a message: a new conversation, or one that continues."""
@@ -177,7 +186,7 @@ class TaskHandler(RequestHandler):
             replace_file(folder / name, data)
         return tuple(str(folder / name) for name, _ in message.files)
 
-    async def _address(self, task: ServedTask, message: ClientMessage) -> tuple[ServedTask, int]:
+    async def _address(self, task: ServedTask, message: ClientMessage) -> Accepted:
         """Give a message to a task at work: answers to its questions, and words."""
         if message.context_id and message.context_id != task.request.context:
             raise InvalidParamsError(f"the task {task.tree} is in another context than {message.context_id}")
@@ -194,7 +203,7 @@ class TaskHandler(RequestHandler):
             if receipt.state not in ("queued", "delivered"):
                 raise UnsupportedOperationError(f"the words did not reach the task: {receipt.why}")
         self._tasks.note_message(task, message.message_id)
-        return task, after
+        return Accepted(task, after, frozenset(answer.approval_id for answer in message.answers))
 
     async def _answer(self, task: ServedTask, answer: ApprovalAnswer) -> None:
         """Answer a question of a task for its client. Only what was shown to the client can be said yes to."""
@@ -302,13 +311,13 @@ class TaskHandler(RequestHandler):
         _LOG.info("Stream of task %s ended by client disconnection", task.tree)
         self._options.say(f"client '{task.request.client}' went away from {task.tree}: {how}")
 
-    async def _wait_for_pause(self, task: ServedTask, context: ServerCallContext) -> None:
-        """Wait until a task has ended or asks its client, or the client has gone away."""
-        asks = self._options.asks_client
+    async def _wait_for_pause(self, accepted: Accepted, context: ServerCallContext) -> None:
+        """Wait until a task has ended or asks its client something new, or the client has gone away."""
+        task, asks = accepted.task, self._options.asks_client
         gone: asyncio.Event | None = context.state.get(GONE)
 
         def is_over(view: TaskView) -> bool:
-            return view.ending is not None or (asks and bool(view.questions))
+            return view.ending is not None or (asks and any(each.id not in accepted.answers for each in view.questions))
 
         leaving = (gone or asyncio.Event()).wait()
         if await run_until_first([self._tasks.wait_until(task, is_over), leaving]) == 1:
