@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from retinue import Allow, Limits, Profile, Task
-from retinue.core.events import ApprovalAsked, Event, Message, RunEnded, RunSpawned, ToolCall, ToolResult
+from retinue.core.events import ApprovalAsked, Event, Inbox, Message, RunEnded, RunSpawned, ToolCall, ToolResult
 from retinue.core.remote_agents import A2aAgent
 from retinue.testing import scripted
 from tests.remote.a2a_kit import Proxy
@@ -111,6 +111,31 @@ async def test_cancel_here_stops_the_work_there(tmp_path: Path) -> None:
         view = await server.tasks.wait_until(task, lambda view: view.ending is not None)
     assert view.ending is not None and view.ending.status == "cancelled"
     assert (await_status := (await run.result()).status) == "cancelled", await_status
+
+
+async def test_words_and_a_cancel_reach_a_run_below_the_task(tmp_path: Path) -> None:
+    call = {"name": "subagent_helper", "args": {"task": "help"}}
+    script: dict[str, Any] = {
+        "argocd": [{"tools": [call]}, {"text": "went on without help"}],
+        "helper": [{"tools": [{"name": VERSION_TOOL}]}, {"hang": True}],
+    }
+    model = scripted(script)
+    helper = Profile("helper", "h", model=model, tools=[show_version])
+    argocd = Profile("argocd", "a", model=model, tools=[helper], workspace="scratch")
+    notes = Notes()
+    async with serve(tmp_path / "there", argocd, notes) as server, supervise(tmp_path / "here") as supervisor:
+        run = await supervisor.spawn(make_profile(server.url), Task("go"))
+        async for event in run.events():
+            if isinstance(event.body, ToolResult) and event.run == 1:
+                assert (await supervisor.send(run.tree, 1, "hurry")).state == "queued"
+                assert await supervisor.cancel(run.tree, 1)
+        assert (await run.result()).final_response == "went on without help"
+    there = [(event.run, event.body) for event in notes.shown if isinstance(event.body, Inbox | RunEnded)]
+    assert [(number, body.text) for number, body in there if isinstance(body, Inbox)] == [(1, "hurry")]
+    assert [(number, body.status) for number, body in there if isinstance(body, RunEnded)] == [
+        (1, "cancelled"),
+        (0, "done"),
+    ]
 
 
 @pytest.mark.requirement("P5")

@@ -31,7 +31,8 @@ from retinue.protocol import inherited_limits
 EXTENSION = "urn:retinue:a2a:runs:1"
 AFTER_HEADER = "Retinue-After"
 ASKED, ANSWERED = "approval.asked", "approval.answer"
-PATH_KEY = "retinue/path"
+PATH_KEY, RUN_KEY = "retinue/path", "retinue/run"
+MOST_DIGITS = 9
 MOST_PREVIEW = 64 * 1024
 _TEXTS = (Message, Thinking, ToolResult, RunEnded)
 
@@ -45,6 +46,18 @@ def make_request_metadata(caller: Caller, path: str) -> dict[str, Any]:
 def read_request_metadata(metadata: Mapping[str, Any]) -> Caller:
     """Return what is left to the run that asks; nonsense counts as nothing left."""
     return inherited_limits.from_meta(metadata)
+
+
+def make_command_metadata(run: str) -> dict[str, Any]:
+    """Return the metadata of words or a cancel that are for one run of the other tree, by its number there."""
+    return {RUN_KEY: run}
+
+
+def read_command_metadata(metadata: object) -> int:
+    """Return the number of the run that words or a cancel are for: 0, the task itself, unless another is named."""
+    found = metadata.get(RUN_KEY) if isinstance(metadata, Mapping) else None
+    is_number = isinstance(found, str) and found.isascii() and found.isdigit() and len(found) <= MOST_DIGITS
+    return int(found) if is_number and isinstance(found, str) else 0
 
 
 def make_event_metadata(event: Event) -> dict[str, Any] | None:

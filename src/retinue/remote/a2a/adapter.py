@@ -40,7 +40,14 @@ from retinue.core.events import ApprovalAsked, ApprovalDecided, Gap, Inbox, RunE
 from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS
 from retinue.core.messages import ASKER
 from retinue.core.remote_agents import A2aAgent
-from retinue.protocol.a2a import AFTER_HEADER, EXTENSION, make_answer, make_request_metadata, read_event_metadata
+from retinue.protocol.a2a import (
+    AFTER_HEADER,
+    EXTENSION,
+    make_answer,
+    make_command_metadata,
+    make_request_metadata,
+    read_event_metadata,
+)
 from retinue.protocol.notices import remove_plans
 from retinue.remote.a2a.connection import PeerConnection, Unreachable
 from retinue.remote.a2a.updates import UpdateFold
@@ -344,12 +351,12 @@ class A2aRun:
     # Commands
 
     async def send(self, run: str, text: str) -> None:
-        if run != STARTED:
+        if run != STARTED and not self._known.typed:
             raise Undelivered("words reach only the task itself, not the runs below it")
         if self._fold.needs_input:
             self._give_input(text)
         else:
-            await self._tell([Part(text=text)])
+            await self._tell([Part(text=text)], run)
         if not self._known.typed:
             self._inbox.put_nowait(Report(STARTED, Inbox(text, source=ASKER)))
 
@@ -369,8 +376,8 @@ class A2aRun:
             raise Undelivered("the agent has an answer already")
         self._input.set_result(text)
 
-    async def _tell(self, parts: list[Part]) -> None:
-        """Send a message to the task beside its stream."""
+    async def _tell(self, parts: list[Part], run: str = STARTED) -> None:
+        """Send a message to the task, or to a run below it, beside its stream."""
         try:
             async with asyncio.timeout(self._agent.timeout):
                 await self._confirmed.wait()
@@ -378,6 +385,8 @@ class A2aRun:
             raise Undelivered("the agent has not confirmed the task yet") from None
         request = self._make_message(parts, task=True)
         request.configuration.return_immediately = True
+        if run != STARTED:
+            request.message.metadata.update({EXTENSION: make_command_metadata(run)})
         try:
             client = await self._connection.get_client(streaming=False)
             async for _ in client.send_message(request, context=await self._make_context()):
@@ -387,14 +396,19 @@ class A2aRun:
 
     def cancel(self, run: str) -> None:
         if run != STARTED:
-            raise Undelivered("only the whole task can be cancelled at the agent")
+            if not self._known.typed:
+                raise Undelivered("only the whole task can be cancelled at the agent")
+            self._commands.start(self._send_cancel(run))
+            return
         self._is_cancelled = True
         if self._known.task:
             self._commands.start(self._send_cancel())
 
-    async def _send_cancel(self) -> None:
+    async def _send_cancel(self, run: str = STARTED) -> None:
         client = await self._connection.get_client(streaming=False)
         request = CancelTaskRequest(id=self._known.task)
+        if run != STARTED:
+            request.metadata.update({EXTENSION: make_command_metadata(run)})
         with suppress(A2AError, A2AClientError):  # it has ended meanwhile, or cannot be cancelled
             task = await client.cancel_task(request, context=await self._make_context())
             if not self._known.typed:  # an agent that waits for input has no stream that would tell

@@ -47,6 +47,7 @@ from a2a.utils.task import (
     validate_history_length,
     validate_page_size,
 )
+from google.protobuf.json_format import MessageToDict
 
 from retinue.concurrency import run_until_first
 from retinue.core.approvals import Approval
@@ -59,7 +60,7 @@ from retinue.core.profiles import Profile
 from retinue.core.profiles import Task as RunTask
 from retinue.files.atomic import replace_file
 from retinue.files.private import make_private_folder
-from retinue.protocol.a2a import AFTER_HEADER, EXTENSION, ApprovalAnswer
+from retinue.protocol.a2a import AFTER_HEADER, EXTENSION, ApprovalAnswer, read_command_metadata
 from retinue.surfaces.a2a.gate import ANONYMOUS, GONE
 from retinue.surfaces.a2a.requests import ClientMessage, read_message
 from retinue.surfaces.a2a.streams import (
@@ -199,7 +200,7 @@ class TaskHandler(RequestHandler):
         for answer in message.answers:
             await self._answer(task, answer)
         if message.text:
-            receipt = await self._control.send(task.tree, 0, message.text, source=ASKER)
+            receipt = await self._control.send(task.tree, message.run, message.text, source=ASKER)
             if receipt.state not in ("queued", "delivered"):
                 raise UnsupportedOperationError(f"the words did not reach the task: {receipt.why}")
         self._tasks.note_message(task, message.message_id)
@@ -373,8 +374,11 @@ class TaskHandler(RequestHandler):
     async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
         task = self._find(params.id, context)
         view = await self._tasks.read_view(task)
-        if view.ending is not None or not await self._control.cancel(task.tree):
+        run = read_command_metadata(MessageToDict(params.metadata).get(EXTENSION))
+        if view.ending is not None or not await self._control.cancel(task.tree, run):
             raise TaskNotCancelableError(f"the task {task.tree} has ended already, or is ending")
+        if run != 0:
+            return await self._make_task(task)
         async with asyncio.timeout(CANCEL_SECONDS):
             await self._tasks.wait_until(task, lambda view: view.ending is not None)
         return await self._make_task(task)

@@ -16,7 +16,7 @@ from google.protobuf.json_format import MessageToDict
 from retinue.core.caller import NOBODY, Caller
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.traces import traceparent_of
-from retinue.protocol.a2a import EXTENSION, ApprovalAnswer, read_answer, read_request_metadata
+from retinue.protocol.a2a import EXTENSION, ApprovalAnswer, read_answer, read_command_metadata, read_request_metadata
 
 ID_CHARACTERS = 200
 MOST_FILES = 16
@@ -27,7 +27,7 @@ NO_URI = "a file by its address is not fetched: send its bytes"
 
 class ClientMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a client. `files` are names and bytes; `caller` is what is left to the run that asks, if it comes
-    from one."""
+    from one; `run` is the run of the task that its words are for."""
 
     message_id: str
     task_id: str
@@ -36,6 +36,7 @@ class ClientMessage(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[tuple[str, bytes], ...]
     answers: tuple[ApprovalAnswer, ...]
     caller: Caller
+    run: int = 0
 
 
 def read_message(params: SendMessageRequest, headers: Mapping[str, str]) -> ClientMessage:
@@ -65,6 +66,7 @@ def read_message(params: SendMessageRequest, headers: Mapping[str, str]) -> Clie
         files=tuple(files),
         answers=tuple(answers),
         caller=_read_caller(params, message, headers),
+        run=read_command_metadata(MessageToDict(message.metadata).get(EXTENSION)),
     )
 
 
