@@ -24,7 +24,7 @@ from pathlib import Path
 SECONDS = 120.0  # only ends what hangs
 COLUMNS = 200
 _BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_TREE = re.compile(r"\b(?=[a-z0-9]*\d)[a-z0-9]{12}\b")
+_TREE = re.compile(r"\b[0-9a-hjkmnp-tv-z]{12}\b")
 _NAMED = re.compile(r"^retinue (?:continue|send|cancel|tail -f) ([a-z0-9]{4,12})\b")
 _CHANGING = (
     (_TREE, "TREE"),
