@@ -162,10 +162,25 @@ async def stream(server: A2aServer, body: dict[str, Any], **headers: str) -> lis
     return [each["result"] for each in found]
 
 
-def texts_of(events: list[dict[str, Any]]) -> list[str]:
-    """What a user reads, in order."""
-    found = []
+def join_chunks(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events with the words of each artifact as one chunk. Where they are cut is nobody's business: a letter with
+    which a random secret of the process begins waits for the next one."""
+    joined: list[dict[str, Any]] = []
     for event in events:
+        made, last = event.get("artifact"), joined[-1].get("artifact") if joined else None
+        if made and last and made["artifactId"] == last["artifactId"] and made["parts"][0]["text"]:
+            assert event["append"] and not joined[-1]["lastChunk"]
+            text = last["parts"][0]["text"] + made["parts"][0]["text"]
+            joined[-1] = {**joined[-1], "artifact": {**last, "parts": [{**last["parts"][0], "text": text}]}}
+        else:
+            joined.append(event)
+    return joined
+
+
+def texts_of(events: list[dict[str, Any]]) -> list[str]:
+    """What a user reads, in order; the words of an artifact are one text."""
+    found = []
+    for event in join_chunks(events):
         message = event.get("artifact") or event.get("status", {}).get("message") or {}
         found += [part["text"] for part in message.get("parts", []) if part.get("text")]
     return found
