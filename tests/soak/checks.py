@@ -31,6 +31,7 @@ from retinue.log.threads import fold_thread
 from tests.soak.witness import Asked, Witness
 
 FAULTS = {"refuse": "refused", "error": "failed", "crash": "failed", "cut": "disconnected", "hang": None}
+APPROVER_BROKE = "the approver failed: RuntimeError: the approver broke"
 
 THREAD_SECONDS = 100.0
 
@@ -140,6 +141,11 @@ def check_endings(events: Sequence[Event], witness: Witness, *, stopped: bool = 
     limit = witness.case.limits.turns
     background = {event.run for event in events if isinstance(event.body, RunSpawned) and event.body.background}
     parents = {event.run: event.body.parent for event in events if isinstance(event.body, RunSpawned)}
+    broken = {
+        event.run
+        for event in events
+        if isinstance(event.body, RunEnded) and event.body.final_response == APPROVER_BROKE
+    }
     said_last: dict[int, str] = {}
     replies: dict[int, list[str]] = defaultdict(list)
     for event in events:
@@ -158,9 +164,13 @@ def check_endings(events: Sequence[Event], witness: Witness, *, stopped: bool = 
             assert "crash" in said, event
         if status in ("cancelled", "timed_out"):
             above = run
-            while above not in background and above != 0 and not stopped:  # only what runs behind its parent's back
+            # Only what runs behind its parent's back, or below a run that its approver failed.
+            while above not in background | broken and above != 0 and not stopped:
                 above = parents[above]  # type: ignore[assignment]
-            assert stopped or above != 0 or witness.case.mode == "nobody", event
+            assert stopped or above != 0 or 0 in broken or witness.case.mode == "nobody", event
+            continue
+        if run in broken:
+            assert status == "failed", event
             continue
         fault = next((FAULTS[key] for key in FAULTS if key in said), None)
         if fault is not None:
