@@ -14,8 +14,10 @@ SCRATCH = re.compile(r"\S*/retinue-demo-\w+")
 
 
 def main(out: str, *command: str) -> None:
-    argv = list(command) or [str(Path(sys.executable).with_name("retinue")), "demo", "--quiet"]
-    environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
+    argv = list(command) or ["retinue", "demo", "--quiet"]
+    # On the PATH, its hints name the command without the folder that it is in.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    environment = {**os.environ, "PATH": path, "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
     done = subprocess.run(
         argv,
         env=environment,
