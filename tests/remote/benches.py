@@ -173,7 +173,7 @@ class CollectorBench:
     async def lose(self) -> None:
         collector = self._server.hall.collector
         collector._servers[self._server.name].open.clear()  # a call that is still open would say why
-        collector.gone(self._server.name)
+        collector.end_server(self._server.name)
 
     async def take_words(self) -> str:
         raise AssertionError("words do not reach a server")

@@ -151,7 +151,7 @@ class Collector(Listener):
             self._tagged[make_caller_tag(anchor)] = anchor
         return travel.to_meta(self._down.find_remaining(ref, parent_id=anchor))
 
-    def returned(self, run_id: str, outcome: Outcome | None) -> None:
+    def end_call(self, run_id: str, outcome: Outcome | None) -> None:
         run = self._runs.get(run_id)
         if run is None or run.is_over:
             return
@@ -167,7 +167,7 @@ class Collector(Listener):
         else:
             node.end(Ending("failed", cut_text(outcome.text), cut_text(outcome.text)))
 
-    def gone(self, server: str) -> None:
+    def end_server(self, server: str) -> None:
         started = self._servers.pop(server, None)
         if started is None:
             return

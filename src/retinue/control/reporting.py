@@ -345,7 +345,7 @@ class Relay:
     def _ids_of(self, ref: RunRef) -> tuple[str, str]:
         return ("", "") if self._publisher is None else self._publisher.ids_of(ref.tree, ref.run)
 
-    def returned(self, run_id: str, outcome: Outcome | None) -> None:
+    def end_call(self, run_id: str, outcome: Outcome | None) -> None:
         """Report the end of a call that failed or was given up, in case the process that ran it is gone. The first
         reported end of a run counts."""
         if self._publisher is None:
@@ -355,8 +355,8 @@ class Relay:
         elif not outcome.success:
             self._publisher.end(run_id, "failed", outcome.text)
 
-    def gone(self, server: str) -> None:
-        """Do nothing: the open calls of the server fail, and `returned` reports those."""
+    def end_server(self, server: str) -> None:
+        """Do nothing: the open calls of the server fail, and `end_call` reports those."""
 
     async def close(self) -> None:
         """Nothing was opened."""

@@ -557,11 +557,11 @@ class Collector(Protocol):
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
         """Return the `_meta` of a call made by that run: depth, deadline and budget that are left, and its trace."""
 
-    def returned(self, run_id: str, outcome: Outcome | None) -> None:
-        """Return the call has come back, with None when it was given up: what is still open below it ends."""
+    def end_call(self, run_id: str, outcome: Outcome | None) -> None:
+        """End what is still open below a call that came back, or that was given up (None)."""
 
-    def gone(self, server: str) -> None:
-        """Return the server has ended: so have the runs it reported, and nobody reports at its address any more."""
+    def end_server(self, server: str) -> None:
+        """End the runs that a server reported, now that it has ended, and close its address."""
 
 
 class ToolServers(Protocol):

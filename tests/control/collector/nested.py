@@ -42,7 +42,7 @@ async def main(run_id: str, meta: str) -> str:
         words = [sys.executable, __file__, called, json.dumps(dict(relay.meta(ref)))]
         process = await asyncio.create_subprocess_exec(*words, env=env, stdout=asyncio.subprocess.PIPE)
         said, _ = await process.communicate()
-        relay.returned(called, Outcome(said.decode()))
+        relay.end_call(called, Outcome(said.decode()))
         return said.decode().strip()
 
     supervisor = make_supervisor(Parts(project=Path.cwd(), mode="yes"))

@@ -133,7 +133,7 @@ async def test_a_server_speaks_of_runs_below_its_own_calls_only(tmp_path: Path) 
         refused = await one.post("x", "subagent_start", parentRunID="nobody knows it")
         assert (refused.status, refused.error) == (403, "run 'x' is not below a call that was made on this server")
         assert (await two.post(theirs, "subagent_start")).status == 200
-        h.collector.returned(theirs, Outcome("done"))
+        h.collector.end_call(theirs, Outcome("done"))
         assert (await two.post("late", "subagent_start")).status == 404  # it has no run at work
         assert set(runs_of(await h.until("run.started", 4))) == {"main", mine, "below", theirs}
 
@@ -180,7 +180,7 @@ async def test_an_unknown_run_id_is_refused_and_makes_no_run(tmp_path: Path, our
         if ours:
             assert (await server.post(run_id, "subagent_start", rootRunID=run_id, seq=1)).status == 200
             await refused()
-        h.collector.returned(run_id, Outcome("done"))
+        h.collector.end_call(run_id, Outcome("done"))
         await refused()
         assert set(runs_of(await h.events())) == {"main", run_id} if ours else {"main"}
 

@@ -201,8 +201,8 @@ async def test_the_return_of_the_call_ends_what_has_not_ended(
         run_id = server.call()
         await server.post(run_id, "subagent_start")
         await server.post("deeper", "subagent_start", parentRunID=run_id)
-        h.collector.returned(run_id, outcome)
-        h.collector.returned(run_id, Outcome("again"))
+        h.collector.end_call(run_id, outcome)
+        h.collector.end_call(run_id, Outcome("again"))
         assert (await server.post(run_id, "subagent_end")).status == 200  # late, and no second ending
         late = await server.post(run_id, "tool_call", toolName="x")
         assert late.status == 409

@@ -20,10 +20,10 @@ async def test_runs_of_a_server_that_is_gone_have_ended_and_its_address_is_close
         await server.post("below", "subagent_start", parentRunID=own)
         await server.post("beside", "subagent_start", parentRunID=anchor)
         await other.post(elsewhere, "subagent_start")
-        h.collector.gone("one")
+        h.collector.end_server("one")
         assert (await server.post("beside", "thought_trace", payload="late")).status == 404
         assert (await other.post(elsewhere, "thought_trace", payload="here")).status == 200
-        h.collector.returned(own, Outcome("it ended with exit code 3", success=False))
+        h.collector.end_call(own, Outcome("it ended with exit code 3", success=False))
         events = await h.until("run.ended", 3)
         runs = runs_of(events)
         ended = {event.run: event.body for event in events if isinstance(event.body, RunEnded)}
@@ -46,10 +46,10 @@ async def test_a_server_behind_a_server_that_dies_has_its_runs_ended_at_the_root
         await server.post("deeper", "subagent_start", parentRunID=crashed)
         await server.post(fine, "subagent_end", status="done", payload="the answer", seq=2)
         why = Outcome("the MCP server 'deep' went away during the call: it ended with exit code 9", success=False)
-        relay.returned(crashed, why)
-        relay.returned(given_up, None)
-        relay.returned(fine, Outcome("an error, says its tool", success=False))
-        relay.returned(silent, why)  # nothing was ever reported of it
+        relay.end_call(crashed, why)
+        relay.end_call(given_up, None)
+        relay.end_call(fine, Outcome("an error, says its tool", success=False))
+        relay.end_call(silent, why)  # nothing was ever reported of it
         events = await h.until("run.ended", 4)
         await publisher.close()
         runs = runs_of(events)

@@ -39,10 +39,10 @@ class Ledger:
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
         return {"retinue/depth": 2}
 
-    def returned(self, run_id: str, outcome: Outcome | None) -> None:
+    def end_call(self, run_id: str, outcome: Outcome | None) -> None:
         self.came.append((run_id, outcome))
 
-    def gone(self, server: str) -> None:
+    def end_server(self, server: str) -> None:
         self.ended.append(server)
 
 

@@ -83,7 +83,7 @@ class ConnectedTool:
             raise
         finally:
             if run_id and collector is not None:
-                collector.returned(run_id, outcome)
+                collector.end_call(run_id, outcome)
         return outcome
 
 
@@ -197,7 +197,7 @@ class McpServers:
         if self.collector is not None:
             for name, connection in self.connections.items():
                 if connection.state in ("down", "given up"):
-                    self.collector.gone(name)
+                    self.collector.end_server(name)
 
 
 def _matches_entry(entry: str, tool: str, server: str) -> bool:
