@@ -358,7 +358,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 class Delta(msgspec.Struct, frozen=True, gc=False):
     """A piece of text while a model speaks or a tool runs. `kind` is `text` or `thinking`, `output` of a tool, or
     `dropped` where a watcher was too slow for `dropped` of them. `turn` is the turn of the reply that a text belongs
-    to, `offset` the number of characters of that text before it."""
+    to, `offset` the number of characters of that text before it. `call_id` is the call whose output it is."""
 
     tree: str
     run: int
@@ -369,6 +369,7 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     dropped: int = 0
     turn: int = 0
     offset: int = 0
+    call_id: str = ""
 
 
 class _Envelope(msgspec.Struct, frozen=True, gc=False):
