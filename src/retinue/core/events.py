@@ -185,9 +185,10 @@ class ApprovalAsked(Body, frozen=True, tag="approval.asked"):
 
 
 class ApprovalDecided(Body, frozen=True, tag="approval.decided"):
-    """The one answer that took effect, asked or by a rule. `by` is user, function, expiry or `rule: ...`; `rule` is the
-    rule or earlier answer that decided; `scope` is how far it goes (call, run, tool, project, or pending for all a run
-    had asked); `args` are edited arguments; `seal` is that of the tool, where it is an MCP server's."""
+    """The one answer that took effect, asked or by a rule. `by` is user, function, expiry or `rule: ...`; `surface` is
+    where a person answered; `rule` is the rule or earlier answer that decided; `scope` is how far it goes (call, run,
+    tool, project, or pending for all a run had asked); `args` are edited arguments; `seal` is that of the tool, where
+    it is an MCP server's."""
 
     approval_id: str
     call_id: str
@@ -199,6 +200,7 @@ class ApprovalDecided(Body, frozen=True, tag="approval.decided"):
     args: dict[str, Any] | None = None
     seal: str = ""
     rule: str = ""
+    surface: str = ""
 
 
 class Inbox(Body, frozen=True, tag="inbox"):
