@@ -14,7 +14,7 @@ from retinue.control.client import ControlClient
 from retinue.core.approvals import Approval
 from retinue.core.errors import RetinueError
 from retinue.protocol.control import Address
-from retinue.surfaces.cli.approvals import Waiting, choose_question
+from retinue.surfaces.cli.questions import Waiting, choose_question
 from tests.surfaces.cli.shell import Project, interrupt, one_line_error, read_until, until
 from tests.surfaces.cli.test_terminal import Terminal
 
