@@ -53,16 +53,20 @@ class QuestionWatch:
         followed: dict[int, asyncio.Task[None]] = {}
         is_first = self._approver is not None
         async with self._tasks:
-            while not self._left.is_set():
-                for client in find_clients(self._project):
-                    pid = client.address.pid
-                    if pid not in followed or followed[pid].done():
-                        followed[pid] = self._tasks.start(self._follow(client))
-                self._printer.check_output()
-                await asyncio.sleep(POLL_SECONDS)
-                if is_first and not self._open:
-                    self._printer.show_note(EMPTY)
-                is_first = False
+            try:
+                while not self._left.is_set():
+                    for client in find_clients(self._project):
+                        pid = client.address.pid
+                        if pid not in followed or followed[pid].done():
+                            followed[pid] = self._tasks.start(self._follow(client))
+                    self._printer.check_output()
+                    await asyncio.sleep(POLL_SECONDS)
+                    if is_first and not self._open:
+                        self._printer.show_note(EMPTY)
+                    is_first = False
+            finally:
+                if self._approver is not None:
+                    self._approver.leave()
 
     async def _follow(self, client: ControlClient) -> None:
         """Follow the questions of one process until it is gone."""

@@ -151,7 +151,12 @@ class TerminalApprover:
         self._waiting: dict[str, _Waiting] = {}
         self._current: _Waiting | None = None
         self._is_open = False
+        self._is_leaving = False
         printer.on_asked = self._mark_shown
+
+    def leave(self) -> None:
+        """Take back no question from now on: the person leaves, and the questions stay open elsewhere."""
+        self._is_leaving = True
 
     async def __call__(self, question: Approval) -> Allow | Deny:
         waiting = self._waiting[question.id] = _Waiting(question)
@@ -207,7 +212,8 @@ class TerminalApprover:
                     return answer
         except asyncio.CancelledError:
             self._printer.end_prompt(answered=False)
-            self._printer.show_note("(no longer needed)")
+            if not self._is_leaving:
+                self._printer.show_note("(no longer needed)")
             raise
         finally:
             self._is_open = False
