@@ -17,7 +17,7 @@ import msgspec
 from retinue.core import events, secrets
 from retinue.core.errors import ConfigError
 from retinue.core.events import Body, Event, Inbox, RunSpawned
-from retinue.core.messages import UserTurn
+from retinue.core.messages import NOTICE, UserTurn
 from retinue.core.ports import Clock, Log, Receipt
 from retinue.core.sendable import repair_text
 from retinue.core.traces import NO_ORIGIN, FindOrigin, TraceOrigin
@@ -30,7 +30,7 @@ _DIGIT_OF_BYTE = _DIGITS * 8
 _random = random.Random()  # not the module's own, which a program may seed
 os.register_at_fork(after_in_child=_random.seed)
 B = TypeVar("B", bound=Body)
-USER, NOTICE = "user", "notice"
+USER = "user"
 MAX_MESSAGE = 256 * 1024
 NOT_AT_WORK = Receipt("too_late", why="no such run is at work here")
 
@@ -177,6 +177,7 @@ _TEXT_FIELDS: dict[type[Body], tuple[str, ...]] = {
     events.Inbox: ("text",),
     events.ProgressReported: ("tool_name", "tool_context"),
     events.Warned: ("text",),
+    events.RunWaiting: ("text",),
     events.RunEnded: ("final_response", "error_details", "partial", "structured", "changed_files"),
 }
 
