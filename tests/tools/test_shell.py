@@ -243,7 +243,6 @@ FLOOD = """
     import asyncio, resource, sys
     from pathlib import Path
     from retinue.tools.shell import Shell
-from retinue.tools.truncate import Ends
     from tests.tools.folders import make_folders, use
 
     folders = make_folders(Path(sys.argv[1]))
