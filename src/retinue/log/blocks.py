@@ -40,7 +40,7 @@ FINAL_ANSWER = "final_answer"
 CODE_MODES = (CODE_MODE, "execute_go_code")  # ours, and that of CPE processes which report to us
 TASK_CHARACTERS = 80
 ERROR_CHARACTERS = 300
-Role = Literal["plain", "mark", "name", "label", "tool", "good", "bad", "faint"]
+Role = Literal["plain", "mark", "name", "label", "tool", "good", "bad", "warn", "faint"]
 Span = tuple[Role, str]
 
 

@@ -15,13 +15,13 @@ from retinue.log.reading import decode_line, follow_lines, iterate_lines
 from retinue.protocol.control import decode_item, is_delta
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.options import RUN_HELP, parse_whole
+from retinue.surfaces.cli.options import TREE_HELP, parse_whole
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.printer import Printer
 
 
 def configure_tail(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="TREE", nargs="?", help=f"a tree, or a run in it: {RUN_HELP}")
+    parser.add_argument("name", metavar="TREE", nargs="?", help=TREE_HELP)
     parser.add_argument("-f", "--follow", action="store_true", help="follow new events until the tree has ended")
     parser.add_argument(
         "--after", metavar="SEQ", type=parse_whole, default=0, help="print only events after this number"
