@@ -26,6 +26,7 @@ from retinue.core.events import (
     ApprovalAsked,
     ApprovalDecided,
     Body,
+    Delta,
     Event,
     Inbox,
     RunEnded,
@@ -38,7 +39,8 @@ from retinue.core.plans import Plan
 from retinue.core.ports import Clock, Receipt
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status, ending_texts
-from retinue.remote.port import INPUT_REQUIRED, RemoteRun, RemoteSpawned, Report, Undelivered
+from retinue.core.secrets import Stream
+from retinue.remote.port import INPUT_REQUIRED, RemoteDelta, RemoteRun, RemoteSpawned, Report, Undelivered
 from retinue.remote.validator import Bounds, Rejected, ReportValidator
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.supervisor.approvals import ASKS_PERSON, Approvals, judge_call
@@ -120,6 +122,24 @@ class AdoptedRun(Run, eq=False):
         self.set_relay(partial(adoption.send, self.key))
 
 
+class _Speech:
+    """The pieces of one kind of text that a run of the peer says, as they can be shown: without secrets, and each with
+    its place in the reply. A piece that does not follow on the one before leaves a gap, which the event closes."""
+
+    __slots__ = ("_clean", "_heard", "_shown", "_turn")
+
+    def __init__(self) -> None:
+        self._clean, self._turn, self._heard, self._shown = Stream(), 0, 0, 0
+
+    def apply(self, piece: RemoteDelta) -> RemoteDelta:
+        if (piece.turn, piece.offset) != (self._turn, self._heard):
+            self._clean, self._turn, self._shown = Stream(), piece.turn, piece.offset
+        self._heard = piece.offset + (len(piece.text) if piece.kind == "text" else 0)
+        shown, offset = self._clean.feed(piece.text), self._shown
+        self._shown += len(shown) if piece.kind == "text" else 0
+        return msgspec.structs.replace(piece, text=shown, offset=offset)
+
+
 class Adoption:
     """The runs of one peer in one tree. `account` pays for what they spend, if they were started from here."""
 
@@ -146,6 +166,7 @@ class Adoption:
         self._tasks = TaskOwner()
         self._questions: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._written: deque[tuple[int, str]] = deque()
+        self._speech: dict[tuple[str, str], _Speech] = {}
 
     @property
     def is_asking(self) -> bool:
@@ -212,6 +233,8 @@ class Adoption:
             return None
         node = self._runs[report.run]
         match body:
+            case RemoteDelta():
+                self._show(report.run, node, body)
             case RunEnded() if isinstance(node, AdoptedRun):
                 node.end(body.ending, partial=body.partial)
             case RunEnded():
@@ -230,6 +253,16 @@ class Adoption:
             case _:
                 self._write(node, body)
         return None
+
+    def _show(self, key: str, node: Run, said: RemoteDelta) -> None:
+        """Show a piece of what a run of the peer says while it says it."""
+        node.record_activity()
+        body, ref = self._speech.setdefault((key, said.kind), _Speech()).apply(said), node.ref
+        if body.text and not node.ending:
+            delta = Delta(
+                ref.tree, ref.run, ref.path, ref.agent, body.text, body.kind, turn=body.turn, offset=body.offset
+            )
+            self._tree.log.show(delta)
 
     def _write(self, node: Run, body: Body) -> None:
         if self._written and not isinstance(body, _OWN_PACE) and self._is_written(node, body):

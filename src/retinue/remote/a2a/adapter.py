@@ -272,9 +272,9 @@ class A2aRun:
             return [Report(STARTED, Gap(1, "an event of the other retinue cannot be read"))]
         if found is None:
             return []
-        event, cursor = found
+        item, cursor = found
         self._cursor = cursor or self._cursor
-        report = make_report(event)
+        report = make_report(item)
         if report is None:
             return []
         body, size = report.body, len(metadata["event"])  # type: ignore[index]

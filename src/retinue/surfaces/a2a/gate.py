@@ -115,7 +115,7 @@ async def _read_body(headers: Headers, receive: Receive) -> bytes:
         raise Refused(415, "the body must be JSON: send `Content-Type: application/json`", code=UNSUPPORTED_TYPE)
     value: Any = decode_body(bytes(data), Any)
     if isinstance(value, dict) and "method" in value:
-        value.setdefault("jsonrpc", "2.0")  # the clients of seed 003 leave it out
+        value.setdefault("jsonrpc", "2.0")  # some clients leave it out
         return encode_body(value)
     return bytes(data)
 

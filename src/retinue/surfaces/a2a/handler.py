@@ -285,19 +285,17 @@ class TaskHandler(RequestHandler):
         return [question for question in view.questions if question.id in pending]
 
     async def _stream_typed(self, task: ServedTask, after: int) -> AsyncGenerator[Update]:
-        """Yield the events of the tree themselves, for another retinue."""
+        """Yield the events of the tree themselves, and pieces of text as they are said, for another retinue."""
         place = task.place
         ended: RunEnded | None = None
-        async with aclosing(self._control.watch(task.tree, after=after)) as items:
+        async with aclosing(self._control.watch(task.tree, after=after, deltas=True)) as items:
             first = await anext(items, None)
             yield await self._make_first(task, first, after)
             async for item in _put_back(first, items):
-                if isinstance(item, Delta):
-                    continue
                 update = make_typed_update(place, item)
                 if update is not None:
                     yield update
-                if item.run == 0 and isinstance(item.body, RunEnded):
+                if isinstance(item, Event) and item.run == 0 and isinstance(item.body, RunEnded):
                     ended = item.body
         ended = ended or (await self._tasks.read_view(task)).ending
         if ended is not None:

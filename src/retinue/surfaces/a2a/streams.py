@@ -1,4 +1,4 @@
-"""The events of a tree as A2A stream events, in the two patterns of seed 003, and tasks as clients see them.
+"""The events of a tree as A2A stream events, in the two patterns that A2A clients know, and tasks as clients see them.
 
 `supervisor`: notices and words are artifacts (`tool_notification_start`, `tool_notification_end`, `streaming_result`).
 `subagent`: notices and the answer are status updates, and an empty `current_result` closes. Pure folds.
@@ -185,9 +185,9 @@ def make_input_required(place: Place, questions: Sequence[Approval]) -> TaskStat
     return place.make_status(TaskState.TASK_STATE_INPUT_REQUIRED, place.make_message(parts, f"asks-{names}"))
 
 
-def make_typed_update(place: Place, event: Event) -> TaskStatusUpdateEvent | None:
-    """Return the update that carries an event to another retinue; None for one that stays here."""
-    metadata = make_event_metadata(event)
+def make_typed_update(place: Place, item: Event | Delta) -> TaskStatusUpdateEvent | None:
+    """Return the update that carries an event or a delta to another retinue; None for one that stays here."""
+    metadata = make_event_metadata(item)
     if metadata is None:
         return None
     update = place.make_status(TaskState.TASK_STATE_WORKING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -60,6 +61,11 @@ def check_folder(folder: Path) -> Path:
         raise ConfigError(f"the name of the folder {folder} is not UTF-8; rename it") from None
     verify_state_folder(folder / ".retinue")
     return folder
+
+
+def shorten_path(path: str, project: Path) -> str:
+    """Return a path in the project relative to the current folder; any other as it is."""
+    return os.path.relpath(path) if Path(path).is_relative_to(project) else path
 
 
 def find_command() -> str:
