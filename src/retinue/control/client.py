@@ -161,8 +161,8 @@ class ControlClient:
     async def kill(self, tree: str) -> None:
         await self._call(protocol.KILL, tree=tree)
 
-    async def send(self, tree: str, run: int, text: str, *, source: str = "user") -> Receipt:
-        if source != "user":
+    async def send(self, tree: str, run: int, text: str, *, source: str = "user", message_id: str = "") -> Receipt:
+        if source != "user" or message_id:
             raise ConfigError("over loopback only the user sends messages")
         return await self._call(protocol.SEND, tree=tree, run=run, text=text)
 

@@ -140,8 +140,9 @@ class Control(Protocol):
     ) -> RunHandle:
         """Start a run that begins with the conversation of an ended one, and this text."""
 
-    async def send(self, tree: str, run: int, text: str, *, source: str = "user") -> Receipt:
-        """Send a message to a run, read at its next turn. A `source` other than the user crosses only in process."""
+    async def send(self, tree: str, run: int, text: str, *, source: str = "user", message_id: str = "") -> Receipt:
+        """Send a message to a run, read at its next turn. A `source` other than the user, with the id that a client
+        gave the message, crosses only in process."""
 
     async def cancel(self, tree: str, run: int = 0) -> bool:
         """Stop a run and all below it; False if there is nothing to stop (ended, stopping already, unknown)."""

@@ -219,11 +219,13 @@ class ApprovalDecided(Body, frozen=True, tag="approval.decided"):
 
 class Inbox(Body, frozen=True, tag="inbox"):
     """Words for the run, delivered at its next turn: a steer, a notice that a background child ended, or the reminder
-    that its answer is missing. `source` is that of `UserTurn`."""
+    that its answer is missing. `source` is that of `UserTurn`; `message_id` is the id that a client of a surface gave
+    the words, so that they count once."""
 
     text: str
     source: str = "notice"
     about: int | None = None
+    message_id: str = ""
 
 
 class UsageReported(Body, frozen=True, tag="usage"):

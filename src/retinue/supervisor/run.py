@@ -27,7 +27,7 @@ from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.timers import Deadline, StallTimer
 from retinue.workspaces.run_folders import RunFolders
 
-Relay = Callable[[str], Awaitable[Receipt]]
+Relay = Callable[[str, str], Awaitable[Receipt]]  # the words, and the id that a client gave them
 
 
 class Run(msgspec.Struct, eq=False):

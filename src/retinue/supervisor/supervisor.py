@@ -178,9 +178,11 @@ class Supervisor:
 
     # Steering runs
 
-    async def send(self, tree: str, run: int, text: str, *, source: str = USER) -> Receipt:
+    async def send(self, tree: str, run: int, text: str, *, source: str = USER, message_id: str = "") -> Receipt:
         message, found = check_message(text), self.trees.get(tree)
-        return NOT_AT_WORK if found is None else await found.send_message(run, message, source=source)
+        if found is None:
+            return NOT_AT_WORK
+        return await found.send_message(run, message, source=source, message_id=message_id)
 
     async def cancel(self, tree: str, run: int = 0) -> bool:
         found = self.trees.find_run(tree, run)

@@ -111,7 +111,7 @@ class Tree:
         view.apply(event)
         return self.log.append(event, wait)
 
-    async def send_message(self, number: int, text: str, *, source: str = USER) -> Receipt:
+    async def send_message(self, number: int, text: str, *, source: str = USER, message_id: str = "") -> Receipt:
         """Write a message and put it in the run's inbox in one step, so that the log has it before the turn that reads
         it. A remote run gets it from its peer, and it is written when the peer confirms it."""
         run = self.find_run(number)
@@ -122,9 +122,9 @@ class Tree:
         if run.is_stopping:
             return Receipt("too_late", why="the run is stopping")
         if run.relay is not None:
-            return await run.relay(text)
+            return await run.relay(text, message_id)
         text = repair_text(text)
-        written = self.write(run, Inbox(text, source=source), True)
+        written = self.write(run, Inbox(text, source=source, message_id=message_id), True)
         seq = self.seq
         run.post_message(UserTurn(text, source))
         if written is not None:
