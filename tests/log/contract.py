@@ -403,9 +403,9 @@ class LogContract:
             assert seen == [encode_event(event) for event in (make_spawned(), *more, make_ended(50))]
             assert [stored.seq async for stored in follow_lines(reader, "t1", after=49)] == [50]
             assert [stored.seq async for stored in follow_lines(reader, "t1", after=50)] == []
-            found = await wait_for_event(reader, "t1", lambda event: event.seq == 7, seconds=10)
+            found = await wait_for_event(reader, "t1", lambda event: event.seq == 7, seconds=100)
             assert found == more[5]
-            assert await wait_for_event(reader, "t1", lambda event: event.seq == 51, seconds=10) is None
+            assert await wait_for_event(reader, "t1", lambda event: event.seq == 51, seconds=100) is None
 
     # Removing
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from a2a.server.tasks import TaskUpdater
 from a2a.types import (
     AgentCapabilities,
     AgentInterface,
+    Artifact,
     ClientCredentialsOAuthFlow,
     OAuth2SecurityScheme,
     OAuthFlows,
@@ -23,6 +25,8 @@ from a2a.types import (
     TaskStatus,
     TaskStatusUpdateEvent,
 )
+from a2a.types import Message as Words
+from a2a.types import Task as A2aTask
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -33,8 +37,11 @@ from retinue.build.remote_agents import inspect_agent
 from retinue.build.supervisor import make_supervisor
 from retinue.core.control import RunHandle
 from retinue.core.errors import RetinueError
-from retinue.core.events import ApprovalAsked, Event, Inbox, Message, RunEnded, RunSpawned, ToolCall, ToolResult
+from retinue.core.events import ApprovalAsked, Delta, Event, Inbox, Message, RunEnded, RunSpawned, ToolCall, ToolResult
 from retinue.core.remote_agents import A2aAgent, AgentAuth
+from retinue.core.secrets import forget_secret, hide_secret
+from retinue.core.spoken_text import SpokenText
+from retinue.remote.a2a import adapter
 from retinue.remote.a2a.updates import UpdateFold
 from retinue.supervisor.supervisor import Supervisor
 from tests.remote.a2a_kit import answer_as_seed, bind, make_card, run_app, say, serve_agent
@@ -97,6 +104,51 @@ async def test_an_answer_as_status_and_as_artifact_is_counted_once(tmp_path: Pat
     assert bodies(events, RunEnded)[0].final_response == "✅ All \nhealthy"
     assert bodies(events, ToolCall) == bodies(events, ToolResult) == []
     assert [body.text for body in bodies(events, Message)] == ["Looking...", "✅ All healthy", "✅ All healthy"]
+
+
+@pytest.mark.requirement("CAIPE-5", "CAIPE-32")
+async def test_chunks_of_an_answer_are_shown_as_they_come_and_counted_once(tmp_path: Path) -> None:
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        await say(updater, "Looking...")
+        await updater.add_artifact([Part(text="⟦the plan⟧")], artifact_id="p", name="streaming_result")
+        for number, word in enumerate(("ArgoCD ", "runs ", "v2.9.3.", "")):
+            await updater.add_artifact(
+                [Part(text=word)], artifact_id="a", name="streaming_result", append=number > 0, last_chunk=not word
+            )
+        await updater.complete()
+
+    async with serve_agent(act) as (url, _), supervise(tmp_path) as supervisor:
+        run = await supervisor.spawn(make_profile(url), Task("go"))
+        items = [item async for item in supervisor.watch(run.tree, deltas=True)]
+    deltas = [item for item in items if isinstance(item, Delta)]
+    assert [delta.text for delta in deltas] == ["ArgoCD runs ", "v2.9.3."]
+    assert [(delta.turn, delta.offset) for delta in deltas] == [(1, 0), (1, 12)]
+    events = [item for item in items if isinstance(item, Event)]
+    assert [(body.text, body.final) for body in bodies(events, Message)] == [
+        ("Looking...", False),
+        ("ArgoCD runs v2.9.3.", True),
+    ]
+    assert bodies(events, RunEnded)[0].final_response == "ArgoCD runs v2.9.3."
+    fold = SpokenText(0)
+    assert "".join(piece for item in items for piece in fold.apply(item)) == "Looking...\n\nArgoCD runs v2.9.3."
+
+
+async def test_a_secret_that_an_agent_says_in_pieces_is_not_shown(tmp_path: Path) -> None:
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        for number, word in enumerate(("It is ", "hunter2-", "hunter2", ", you know.")):
+            await updater.add_artifact([Part(text=word)], artifact_id="a", append=number > 0)
+        await updater.complete()
+
+    hide_secret("hunter2-hunter2")
+    try:
+        async with serve_agent(act) as (url, _), supervise(tmp_path) as supervisor:
+            run = await supervisor.spawn(make_profile(url), Task("go"))
+            items = [item async for item in supervisor.watch(run.tree, deltas=True)]
+    finally:
+        forget_secret("hunter2-hunter2")
+    shown = "".join(item.text for item in items if isinstance(item, Delta))
+    [whole] = [item.body.text for item in items if isinstance(item, Event) and isinstance(item.body, Message)]
+    assert shown == whole and "hunter2" not in shown and shown.endswith(", you know.")
 
 
 async def test_a_foreign_supervisor_shows_the_agents_it_calls(tmp_path: Path) -> None:
@@ -383,3 +435,33 @@ async def test_an_agent_that_does_not_stream_is_asked_again_and_again(tmp_path: 
     async with serve_agent(answer_as_seed, capabilities=silent) as (url, agent), supervise(tmp_path) as supervisor:
         result = await (await supervisor.spawn(make_profile(url), Task("go"))).result()
     assert (result.status, len(agent.asked)) == ("done", 1)
+
+
+async def test_a_flood_of_updates_is_read_at_a_bounded_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an agent says faster waits at the agent, and nothing of it is lost."""
+    monkeypatch.setattr(adapter, "UPDATE_RATE", 100.0)
+    monkeypatch.setattr(adapter, "UPDATE_BURST", 5)
+
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        await say(updater, *(f"{number}" for number in range(30)))
+        await updater.complete()
+
+    async with serve_agent(act) as (url, _), supervise(tmp_path) as supervisor:
+        began = time.monotonic()
+        result = await (await supervisor.spawn(make_profile(url), Task("go"))).result()
+        seconds = time.monotonic() - began
+    assert seconds > 0.2 and result.final_response.split() == [str(number) for number in range(30)]
+
+
+def test_a_task_that_is_looked_up_again_says_nothing_twice() -> None:
+    fold = UpdateFold()
+    status = TaskStatus(state=TaskState.TASK_STATE_WORKING)
+    status.message.CopyFrom(Words(message_id="m", parts=[Part(text="Looking...")]))
+    large = Artifact(artifact_id="a", parts=[Part(text="x" * 1_000_000)])
+    working = StreamResponse(task=A2aTask(id="t", status=status, artifacts=[large]))
+    reports = [report for _ in range(10) for report in fold.apply(working)]
+    assert [report.body.kind for report in reports] == ["run.started"]  # type: ignore[union-attr]
+    large.parts[0].text += "the end"
+    done = TaskStatus(state=TaskState.TASK_STATE_COMPLETED)
+    said, ended = fold.apply(StreamResponse(task=A2aTask(id="t", status=done, artifacts=[large])))
+    assert said.body.text == "Looking..." and ended.body.final_response.endswith("xthe end")  # type: ignore[union-attr]

@@ -241,6 +241,7 @@ def _may_ask_ahead(tree: Tree, run: Run) -> bool:
         and not isinstance(plan.runtime, RemoteRuntime)
         and run.folders.workspace_copy is None
         and run.history is None
+        and not run.task.conversation  # an interrupt could come between the reply and the write
         and not run.slot.is_queued
     )
 

@@ -148,6 +148,7 @@ class Restorer:
             timeout_seconds=overrides.seconds,
             files=overrides.new_files,
             request=overrides.request,
+            conversation=overrides.conversation,
         )
         limits = overrides.limits.override(spawned.limits) if spawned.limits is not None else overrides.limits
         return self.spawner.spawn_primary(plan.profile, task, limits=limits, continued=continued)
@@ -474,6 +475,7 @@ def restore_task(spawned: RunSpawned) -> Task:
         include_temp_workspace=spawned.include_temp_workspace,
         subagent_id=spawned.subagent_id,
         files=spawned.files,
+        conversation=spawned.conversation,
     )
 
 

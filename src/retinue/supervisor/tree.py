@@ -17,7 +17,7 @@ import msgspec
 from retinue.core import events, secrets
 from retinue.core.errors import ConfigError
 from retinue.core.events import Body, Event, Inbox, RunSpawned
-from retinue.core.messages import UserTurn
+from retinue.core.messages import NOTICE, UserTurn
 from retinue.core.ports import Clock, Log, Receipt
 from retinue.core.sendable import repair_text
 from retinue.core.traces import NO_ORIGIN, FindOrigin, TraceOrigin
@@ -30,7 +30,7 @@ _DIGIT_OF_BYTE = _DIGITS * 8
 _random = random.Random()  # not the module's own, which a program may seed
 os.register_at_fork(after_in_child=_random.seed)
 B = TypeVar("B", bound=Body)
-USER, NOTICE = "user", "notice"
+USER = "user"
 MAX_MESSAGE = 256 * 1024
 NOT_AT_WORK = Receipt("too_late", why="no such run is at work here")
 
@@ -122,7 +122,7 @@ class Tree:
             self._observer(event)
         return written
 
-    async def send_message(self, number: int, text: str, *, source: str = USER) -> Receipt:
+    async def send_message(self, number: int, text: str, *, source: str = USER, message_id: str = "") -> Receipt:
         """Write a message and put it in the run's inbox in one step, so that the log has it before the turn that reads
         it. A remote run gets it from its peer, and it is written when the peer confirms it."""
         run = self.find_run(number)
@@ -133,9 +133,9 @@ class Tree:
         if run.is_stopping:
             return Receipt("too_late", why="the run is stopping")
         if run.relay is not None:
-            return await run.relay(text)
+            return await run.relay(text, message_id)
         text = repair_text(text)
-        written = self.write(run, Inbox(text, source=source), True)
+        written = self.write(run, Inbox(text, source=source, message_id=message_id), True)
         seq = self.seq
         run.post_message(UserTurn(text, source))
         if written is not None:
@@ -188,6 +188,7 @@ _TEXT_FIELDS: dict[type[Body], tuple[str, ...]] = {
     events.Inbox: ("text",),
     events.ProgressReported: ("tool_name", "tool_context"),
     events.Warned: ("text",),
+    events.RunWaiting: ("text",),
     events.RunEnded: ("final_response", "error_details", "partial", "structured", "changed_files"),
 }
 

@@ -1,14 +1,15 @@
 """The updates of a foreign A2A agent as reports of a run: standard fields, and notices for those that send no more.
 
-An answer is what its artifacts say; if they say nothing, what its status messages say, without notices. Updates that
-miss a status, a message, parts or text are skipped. A pure fold: nothing is sent from here.
+An answer is what its artifacts say; if they say nothing, what its status messages say, without notices. An artifact
+that comes in chunks is shown as it grows. A task that is looked up says again what was heard already: that counts once.
+Updates that miss a status, a message, parts or text are skipped. A pure fold: nothing is sent from here.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from a2a.types import Artifact, Part, StreamResponse, Task, TaskState, TaskStatus
 
@@ -20,11 +21,12 @@ from retinue.core.events import (
     RunStarted,
     ToolCall,
     ToolResult,
+    TurnStarted,
 )
 from retinue.core.events import Message as Said
 from retinue.core.limits import EVENT_BYTES
-from retinue.protocol.notices import Notice, parse_notice, remove_plans
-from retinue.remote.port import INPUT_REQUIRED, STARTED, RemoteSpawned, Report
+from retinue.protocol.notices import PLAN_OPENS, Notice, parse_notice, remove_plans
+from retinue.remote.port import INPUT_REQUIRED, STARTED, RemoteDelta, RemoteSpawned, Report
 
 NOTICE_ARTIFACTS = ("tool_notification_start", "tool_notification_end")
 MOST_ARTIFACTS = 1000
@@ -36,7 +38,9 @@ ENDINGS: dict[Any, str] = {
     TaskState.TASK_STATE_FAILED: "failed",
 }
 NEEDS_LOGIN = "the agent asks its user to log in, which is not possible from here"
+BETWEEN_ARTIFACTS = "\n\n"
 UNASKED = "the agent asks for input without saying what"
+Fact: TypeAlias = tuple[str, Body | RemoteSpawned | RemoteDelta]
 _LOG = logging.getLogger(__name__)
 
 
@@ -50,7 +54,10 @@ class UpdateFold:
         self.has_ended = False
         self._has_started = False
         self._questions = 0
+        self._heard: tuple[str, list[str]] = "", []  # the last message of a status: its id and its texts
         self._artifacts: dict[str, str] = {}
+        self._told = 0  # characters of the answer that were shown as deltas
+        self._is_told_in_order = True
         self._said: list[str] = []
         self._held = ""  # words that may be the answer, or only a step on the way
         self._size = 0
@@ -64,7 +71,7 @@ class UpdateFold:
             return []
         return [Report(run, body) for run, body in self._apply(update)]
 
-    def _apply(self, update: StreamResponse) -> Iterator[tuple[str, Body | RemoteSpawned]]:
+    def _apply(self, update: StreamResponse) -> Iterator[Fact]:
         kind = update.WhichOneof("payload")
         found: Any = getattr(update, kind) if kind else None
         if found is None or not self._is_ours(found, kind):
@@ -90,15 +97,16 @@ class UpdateFold:
         self.context_id = self.context_id or found.context_id
         return kind == "message" or not task_id or task_id == self.task_id
 
-    def apply_task(self, task: Task) -> Iterator[tuple[str, Body | RemoteSpawned]]:
+    def apply_task(self, task: Task) -> Iterator[Fact]:
         """Take a task as it stands: the first event of a stream, or the answer to the question how it goes."""
         for artifact in task.artifacts:
             yield from self._apply_artifact(artifact, append=False)
-        yield from self._apply_status(task.status)
+        yield from self._apply_status(task.status, is_snapshot=True)
 
-    def _apply_status(self, status: TaskStatus) -> Iterator[tuple[str, Body | RemoteSpawned]]:
+    def _apply_status(self, status: TaskStatus, *, is_snapshot: bool = False) -> Iterator[Fact]:
         state = status.state
         texts = [part.text for part in status.message.parts if part.WhichOneof("content") == "text" and part.text]
+        is_new, self._heard = self._heard != (status.message.message_id, texts), (status.message.message_id, texts)
         self.needs_input = state == TaskState.TASK_STATE_INPUT_REQUIRED
         if self.needs_input:
             self._questions += 1
@@ -110,28 +118,28 @@ class UpdateFold:
         elif state in ENDINGS and state != TaskState.TASK_STATE_COMPLETED:
             yield from self._end(ENDINGS[state], "\n".join(texts))
         else:
-            for text in texts:
+            for text in texts if is_new or not is_snapshot else ():
                 yield from self._take_text(text)
             if state == TaskState.TASK_STATE_COMPLETED:
                 yield from self._end("done", "")
 
-    def _take_text(self, text: str) -> Iterator[tuple[str, Body | RemoteSpawned]]:
+    def _take_text(self, text: str) -> Iterator[Fact]:
         notice = self._parse_notice(text)
         _LOG.info("Streamed + accumulated text from status-update: %d chars", len(text))
         if notice is not None:
             yield from self._show_notice(notice)
-        elif self._add_size(text):
+        elif self._add_size(len(text)):
             yield from self._flush()
             self._said.append(text)
             self._held = text
 
-    def _flush(self) -> Iterator[tuple[str, Body]]:
+    def _flush(self) -> Iterator[Fact]:
         """Show words that were a step on the way: something follows them."""
         if self._held:
             held, self._held = self._held, ""
             yield STARTED, Said(held)
 
-    def _apply_artifact(self, artifact: Artifact, *, append: bool) -> Iterator[tuple[str, Body | RemoteSpawned]]:
+    def _apply_artifact(self, artifact: Artifact, *, append: bool) -> Iterator[Fact]:
         text = _join_texts(artifact.parts)
         if artifact.name in NOTICE_ARTIFACTS:
             notice = self._parse_notice(text)
@@ -141,13 +149,37 @@ class UpdateFold:
         name = artifact.artifact_id
         if name not in self._artifacts and len(self._artifacts) >= MOST_ARTIFACTS:
             return
-        before = self._artifacts.get(name, "") if append else ""
-        if not text or self._add_size(text):
-            self._artifacts[name] = before + text
+        before = self._artifacts.get(name, "")
+        whole = before + text if append else text
+        if self._add_size(len(whole) - len(before)):
+            self._artifacts[name] = whole
+            if append or self._told:
+                yield from self._show_growth(name, before, whole)
 
-    def _add_size(self, text: str) -> bool:
-        """Tell whether there is room for more text."""
-        self._size += len(text)
+    def _show_growth(self, name: str, before: str, whole: str) -> Iterator[Fact]:
+        """Show what a chunk adds to the answer, as long as it is added at its end. Otherwise the ending tells it."""
+        is_last = name == next(reversed(self._artifacts))
+        if PLAN_OPENS in whole and not (self._told and before):
+            return
+        self._is_told_in_order &= is_last and whole.startswith(before) and PLAN_OPENS not in whole
+        added = whole[len(before) :]
+        if not self._is_told_in_order or not added:
+            return
+        if not self._told:
+            yield from self._flush()
+            yield STARTED, TurnStarted(1)
+            added = self._join_artifacts()
+        elif not before:
+            added = BETWEEN_ARTIFACTS + added
+        yield STARTED, RemoteDelta(added, turn=1, offset=self._told)
+        self._told += len(added)
+
+    def _join_artifacts(self) -> str:
+        return BETWEEN_ARTIFACTS.join(part for part in map(remove_plans, self._artifacts.values()) if part)
+
+    def _add_size(self, count: int) -> bool:
+        """Tell whether there is room for more characters."""
+        self._size += count
         return self._size <= EVENT_BYTES
 
     # Notices
@@ -162,7 +194,7 @@ class UpdateFold:
             return notice if any(agent == name for _, agent in self._agents) else None
         return notice if any(call == name for _, _, call in self._calls) else None
 
-    def _show_notice(self, notice: Notice) -> Iterator[tuple[str, Body | RemoteSpawned]]:
+    def _show_notice(self, notice: Notice) -> Iterator[Fact]:
         yield from self._flush()
         name = notice.target.casefold()
         run = next((run for run, agent in self._agents if agent == notice.agent.casefold()), STARTED)
@@ -189,13 +221,15 @@ class UpdateFold:
 
     # The ending
 
-    def _end(self, status: str, text: str) -> Iterator[tuple[str, Body]]:
+    def _end(self, status: str, text: str) -> Iterator[Fact]:
         self.has_ended = True
-        written = "\n\n".join(part for part in map(remove_plans, self._artifacts.values()) if part)
+        written = self._join_artifacts()
         if status == "done":
             if written:
                 yield from self._flush()
             answer = text or written or remove_plans("\n".join(self._said))
+            if self._told:
+                yield STARTED, Said(answer, final=True)
             yield STARTED, RunEnded("done", answer, 0)
             return
         partial = written or "\n".join(self._said)
