@@ -207,6 +207,7 @@ class Driver:
         if run is tree.root:
             self._trees.remove(tree)
             self._approvals.forget_tree(tree.id)
+            self._files.end_tree(tree.id)
             tree.release()
         elif run.background and run.parent is not None and not run.parent.ending:
             tree.notify_parent(run)
