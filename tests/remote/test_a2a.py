@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from a2a.server.agent_execution import RequestContext
+from a2a.server.routes import create_agent_card_routes
 from a2a.server.tasks import TaskUpdater
 from a2a.types import (
     AgentCapabilities,
@@ -388,6 +389,55 @@ async def test_credentials_come_from_the_environment(tmp_path: Path, monkeypatch
     assert agent.headers[0]["authorization"] == f"Bearer {'t' * 20}"
     assert agent.headers[1]["x-key"] == "k" * 20 and len(agent.asked) == 2
     assert "NO_SUCH_TOKEN is not set" in (missing.error_details or "")
+
+
+@asynccontextmanager
+async def serve_refusals(*statuses: int) -> AsyncIterator[tuple[str, list[str]]]:
+    """An agent whose answers to messages have these HTTP statuses, one after the other, and the tokens it was shown."""
+    bound, url = bind()
+    tokens: list[str] = []
+
+    async def refuse(request: Request) -> Response:
+        if request.url.path == "/token":
+            return JSONResponse({"access_token": f"token-{len(tokens)}", "expires_in": 3600})
+        tokens.append(request.headers.get("authorization", ""))
+        return Response("no", statuses[min(len(tokens), len(statuses)) - 1], headers={"location": "/elsewhere"})
+
+    wire = [AgentInterface(url=url, protocol_binding="JSONRPC", protocol_version="1.0")]
+    card = create_agent_card_routes(make_card(url, supported_interfaces=wire))
+    async with run_app([*card, Route("/{path:path}", refuse, methods=["POST"])], bound):
+        yield url, tokens
+
+
+REFUSALS = [
+    ((401,), "does not let us in (HTTP status 401): no credentials are configured", 1),
+    ((403,), "does not let us in (HTTP status 403)", 1),
+    ((307,), "refuses the request with the HTTP status 307", 1),
+    ((404,), "refuses the request with the HTTP status 404", 1),
+    ((429, 404), "refuses the request with the HTTP status 404", 2),
+]
+
+
+async def test_an_agent_that_refuses_a_message_is_told_at_once(tmp_path: Path) -> None:
+    async with supervise(tmp_path) as supervisor:
+        for statuses, words, count in REFUSALS:
+            async with serve_refusals(*statuses) as (url, tokens):
+                result = await (await supervisor.spawn(make_profile(url, reconnect=60.0), Task("go"))).result()
+            assert (result.status, len(tokens)) == ("failed", count), statuses
+            assert words in (result.error_details or ""), statuses
+        async with serve_refusals(500) as (url, tokens):  # it may have begun
+            result = await (await supervisor.spawn(make_profile(url, reconnect=60.0), Task("go"))).result()
+        assert (result.status, len(tokens)) == ("disconnected", 1)
+
+
+async def test_a_token_that_is_not_taken_is_replaced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIENT_ID", "me")
+    monkeypatch.setenv("CLIENT_SECRET", "s" * 20)
+    async with serve_refusals(401) as (url, tokens), supervise(tmp_path) as supervisor:
+        auth = AgentAuth(client_id_env="CLIENT_ID", client_secret_env="CLIENT_SECRET", token_url=f"{url}/token")
+        result = await (await supervisor.spawn(make_profile(url, auth=auth, reconnect=60.0), Task("go"))).result()
+    assert tokens == ["Bearer token-0", "Bearer token-1"]
+    assert result.status == "failed" and "CLIENT_ID and CLIENT_SECRET" in (result.error_details or "")
 
 
 async def test_oauth_client_credentials_go_to_configured_hosts_only(
