@@ -246,6 +246,19 @@ async def test_a_client_that_asks_too_often_is_told_to_wait(tmp_path: Path, monk
     assert alice[-1].headers["retry-after"] == "1" and "try again later" in alice[-1].json()["error"]["message"]
 
 
+async def test_a_stray_request_is_told_where_the_card_is(tmp_path: Path) -> None:
+    async with serve(tmp_path, make_argocd()) as server, httpx.AsyncClient(verify=TLS) as http:
+        for method, path, status in (
+            ("GET", "/", 405),
+            ("DELETE", "/", 405),
+            ("GET", "/foo", 404),
+            ("POST", "/foo", 404),
+        ):
+            response = await http.request(method, f"{server.url}{path}")
+            assert response.status_code == status, path
+            assert "/.well-known/agent-card.json" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("header", ["A2A-Extensions", "X-A2A-Extensions"])
 async def test_the_answer_names_the_extension_that_was_asked_for(tmp_path: Path, header: str) -> None:
     async with serve(tmp_path, make_argocd()) as server:
