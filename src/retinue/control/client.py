@@ -127,6 +127,7 @@ class ControlClient:
             seconds=overrides.seconds,
             files=overrides.files,
             unattended=overrides.unattended,
+            conversation=overrides.conversation,
         )
         return RunHandle(self, ref)
 
@@ -150,6 +151,12 @@ class ControlClient:
 
     async def cancel(self, tree: str, run: int = 0) -> bool:
         return await self._call(protocol.CANCEL, tree=tree, run=run)
+
+    async def interrupt_turn(self, tree: str, run: int = 0) -> bool:
+        return await self._call(protocol.INTERRUPT, tree=tree, run=run)
+
+    async def end_conversation(self, tree: str, run: int = 0) -> bool:
+        return await self._call(protocol.END_CONVERSATION, tree=tree, run=run)
 
     async def kill(self, tree: str) -> None:
         await self._call(protocol.KILL, tree=tree)

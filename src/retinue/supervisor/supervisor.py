@@ -188,6 +188,14 @@ class Supervisor:
         found = self.trees.find_run(tree, run)
         return found is not None and found.stop("cancelled")
 
+    async def interrupt_turn(self, tree: str, run: int = 0) -> bool:
+        found = self.trees.find_run(tree, run)
+        return found is not None and found.interrupt_turn()
+
+    async def end_conversation(self, tree: str, run: int = 0) -> bool:
+        found = self.trees.find_run(tree, run)
+        return found is not None and found.end_conversation()
+
     async def kill(self, tree: str) -> None:
         found = self.trees.get(tree)
         if found is not None:
