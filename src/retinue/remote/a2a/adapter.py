@@ -132,7 +132,7 @@ class A2aRun:
         self._known, self._cursor, self._is_new = reference, cursor, is_new
         self._is_asked = not is_new  # the message may have reached the agent
         self._can_answer = False
-        self._fold = UpdateFold()
+        self._fold = UpdateFold(has_started=bool(reference.task))
         self._fold.task_id, self._fold.context_id = reference.task, reference.context
         self._asked: dict[str, tuple[str, ApprovalAsked]] = {}  # open questions of the other retinue, with their runs
         self._inbox: asyncio.Queue[Report] = asyncio.Queue()
@@ -262,8 +262,7 @@ class A2aRun:
 
     async def _follow_foreign(self, client: Any, *, streaming: bool) -> AsyncIterator[StreamResponse]:
         """Look how a foreign task stands, and follow it from there."""
-        task = await client.get_task(GetTaskRequest(id=self._known.task), context=await self._make_context())
-        yield StreamResponse(task=task)
+        yield StreamResponse(task=await self._look_up(client))
         if self._fold.has_ended or self._fold.needs_input or not streaming:
             return
         try:
@@ -281,8 +280,15 @@ class A2aRun:
         while not self._fold.has_ended and not self._fold.needs_input:
             await asyncio.sleep(wait)
             wait = min(wait * 1.5, LONGEST_WAIT)
-            task: Task = await client.get_task(GetTaskRequest(id=self._known.task), context=await self._make_context())
-            yield StreamResponse(task=task)
+            yield StreamResponse(task=await self._look_up(client))
+
+    async def _look_up(self, client: Any) -> Task:
+        request = GetTaskRequest(id=self._known.task)
+        try:
+            found: Task = await client.get_task(request, context=await self._make_context())
+        except MethodNotFoundError:  # the SDK says so of REST 0.3, where the task is not found
+            raise TaskNotFoundError from None
+        return found
 
     def _read_typed(self, update: StreamResponse) -> list[Report]:
         """Return the report that an update of another retinue carries."""
