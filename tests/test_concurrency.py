@@ -156,7 +156,7 @@ async def test_blocking_work_is_told_to_stop_and_waited_for() -> None:
         stopped.set()
 
     caller = asyncio.create_task(run_in_thread(work))
-    await asyncio.to_thread(began.wait, 10)
+    await asyncio.to_thread(began.wait, 100)
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller

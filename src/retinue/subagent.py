@@ -1,4 +1,4 @@
-"""Subagents as seed 001 names them: a config, a tool made of it, a factory for what tools share, one result.
+"""Subagents as tools of a program: a config, a tool made of it, a factory for what tools share, one result.
 
 Thin: a config becomes a Profile, a call becomes one spawn by the supervisor, a result is ours in fewer fields. Inside a
 run the subagent is that run's child. Outside any, it is the child of a client: run 0 of a tree, which does nothing but

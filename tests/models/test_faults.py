@@ -15,6 +15,7 @@ from retinue.core.errors import ConfigError, ModelError, NotFound, StreamCut
 from retinue.core.usage import NO_USAGE, Usage
 from retinue.models.providers import ProviderModel
 from retinue.testing import ManualClock
+from tests.gates import pass_time
 from tests.models import wire
 from tests.models.certificates import self_signed
 from tests.models.kit import ADD, CHAT, CLAUDE, GPT, Heard, ask, provider, request, serving
@@ -123,12 +124,26 @@ async def test_a_cut_inside_an_event() -> None:
         assert (error.partial, error.usage) == ("Hello", Usage(10, 2))
 
 
+async def idle_failure(name: str, answer: Answer) -> BaseException:
+    """The error after 60 seconds in which nothing came behind the text of this answer."""
+    heard = Heard()
+    async with serving(answer) as server, provider(name, idle_seconds=60) as model:
+        asking = asyncio.create_task(model.complete(request(tools=[ADD]), heard))
+        await server.asked(1)
+        while answer.chunks and not heard.of("text"):
+            await asyncio.sleep(0)
+        await pass_time(60)
+        with pytest.raises(ModelError) as raised:
+            await asking
+    return raised.value
+
+
 @pytest.mark.parametrize("name", ALL)
 async def test_an_idle_stream(name: str) -> None:
-    error, _, _ = await failure(name, Answer(WHOLE[name][:4], ending="hang"), idle_seconds=0.5)
+    error = await idle_failure(name, Answer(WHOLE[name][:4], ending="hang"))
     assert isinstance(error, StreamCut)
-    assert str(error).endswith("for 0.5 s") and error.transient
-    silent, _, _ = await failure(name, Answer(hold=asyncio.Event()), idle_seconds=0.5)
+    assert str(error).endswith("for 60 s") and error.transient
+    silent = await idle_failure(name, Answer(hold=asyncio.Event()))
     assert not isinstance(silent, StreamCut)
     assert str(silent).startswith("nothing came from 127.0.0.1:") and silent.transient
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from retinue import Allow, Limits, Profile, Task
-from retinue.core.events import ApprovalAsked, Event, Inbox, Message, RunEnded, RunSpawned, ToolCall, ToolResult
+from retinue.core.events import ApprovalAsked, Delta, Event, Inbox, Message, RunEnded, RunSpawned, ToolCall, ToolResult
 from retinue.core.remote_agents import A2aAgent
 from retinue.testing import scripted
 from tests.remote.a2a_kit import Proxy
@@ -45,6 +45,32 @@ async def test_the_whole_subtree_is_visible_and_one_trace_goes_through_it(tmp_pa
     here = bodies(events, RunSpawned)
     assert len({body.trace_id for body in (*there, *here)}) == 1
     assert here[1].workspace == "" and "instructions" not in str(here[1].profile)
+
+
+@pytest.mark.requirement("CAIPE-32")
+async def test_what_a_run_there_says_is_shown_word_by_word(tmp_path: Path) -> None:
+    """At any depth, and whole once in the log."""
+    script: dict[str, Any] = {
+        "argocd": [
+            {"tools": [{"name": "subagent_helper", "args": {"task": "help"}}]},
+            {"text": "It runs.", "chunks": 4},
+        ],
+        "helper": [{"text": "It is v2.9.3.", "chunks": 6}],
+    }
+    model = scripted(script)
+    helper = Profile("helper", "h", model=model, tools=[])
+    argocd = Profile("argocd", "a", model=model, tools=[helper], workspace="scratch")
+    async with serve(tmp_path / "there", argocd) as server, supervise(tmp_path / "here") as supervisor:
+        run = await supervisor.spawn(make_profile(server.url), Task("go"))
+        items = [item async for item in supervisor.watch(run.tree, deltas=True)]
+    said = {0: "It runs.", 1: "It is v2.9.3."}
+    for number, text in said.items():
+        deltas = [item for item in items if isinstance(item, Delta) and item.run == number]
+        assert "".join(delta.text for delta in deltas) == text and len(deltas) > 1
+        assert {delta.path for delta in deltas} == {"/main" if number == 0 else "/main/helper-1"}
+        events = [item for item in items if isinstance(item, Event) and item.run == number]
+        whole = [body.text for body in bodies(events, Message)]
+        assert whole == [text]
 
 
 async def test_depth_time_and_budget_of_the_caller_hold_there(tmp_path: Path) -> None:
@@ -87,6 +113,16 @@ async def test_a_question_two_servers_away_is_answered_at_the_root(tmp_path: Pat
             assert (await run.result()).final_response == "deployed to prod"
     assert [event.run for event in events if isinstance(event.body, RunEnded)] == [1, 0]
     assert len({body.trace_id for body in bodies(events, RunSpawned)}) == 1
+
+
+async def test_a_server_that_wants_a_token_is_told_at_once(tmp_path: Path) -> None:
+    tokens = {"alice": "a" * 32}
+    async with (
+        serve(tmp_path / "there", make_argocd(), tokens=tokens) as server,
+        supervise(tmp_path / "h") as supervisor,
+    ):
+        result = await (await supervisor.spawn(make_profile(server.url, reconnect=60.0), Task("go"))).result()
+    assert result.status == "failed" and "no credentials are configured" in (result.error_details or "")
 
 
 async def test_a_server_that_asks_its_host_is_only_watched(tmp_path: Path) -> None:

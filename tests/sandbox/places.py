@@ -25,6 +25,7 @@ from tests.sandbox.scenes import SCENES
 REPO = Path(__file__).parents[2]
 IMAGE_LOCK = Path(tempfile.gettempdir(), f"retinue-image-{os.geteuid()}.lock")  # images belong to one user
 ROOT = os.geteuid() == 0
+USER_SECONDS = 280.0  # only ends what hangs
 needs_containers = pytest.mark.skipif(
     find_command("podman") is None and find_command("docker") is None, reason="neither podman nor docker is installed"
 )
@@ -53,7 +54,7 @@ class Place:
             return await {**SCENES, **FALLS}[scene](self.runtime)
         return self.play_as_user(scene)[0]
 
-    def play_as_user(self, *scenes: str, seconds: float = 55) -> list[Any]:
+    def play_as_user(self, *scenes: str, seconds: float = USER_SECONDS) -> list[Any]:
         """One after the other by the same ordinary user, who makes what they need for it once."""
         argv = [sys.executable, "-m", "tests.sandbox", self.runtime, *scenes]
         played: list[Any] = json.loads(run_as_user(argv, seconds=seconds))
@@ -88,7 +89,7 @@ ELSEWHERE = [
 ]
 
 
-def run_as_user(argv: Sequence[str], *, seconds: float = 55) -> str:
+def run_as_user(argv: Sequence[str], *, seconds: float = USER_SECONDS) -> str:
     done = ordinary.run_as_user(argv, seconds=seconds, also=[str(REPO)])
     assert done.returncode == 0, done.stderr
     return done.stdout

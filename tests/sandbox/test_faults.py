@@ -30,13 +30,14 @@ from tests.supervisor.tree.kit import bodies, call
 from tests.tools.code_mode.kit import NAME, report, served
 
 Fault = Literal["killed", "stopped", "lies"]
-FRAMES = 22  # of the script below, both ways, when nothing goes wrong
+FRAMES = 30  # of the script below, both ways, when nothing goes wrong
 SAMPLE = 4
 MOST_SECONDS = 200  # more than all the waits of the host, less than a test may take
 SEED = 20261116
 LIES = [
     frames.Result(999, "x"),
     frames.Previewed(999, "x"),
+    frames.Accepted(999),
     frames.Output(999, "x"),
     frames.CallTool(999, 1, "x", {}),
     frames.Hello(1),

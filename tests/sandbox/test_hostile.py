@@ -60,9 +60,12 @@ TRIES = {
     "a file of somebody else": (CALLED + "say(Result(call.id, 'x', True, '/etc/passwd')); rest()", "not its own"),
     "a file above": (CALLED + "say(Result(call.id, 'x', True, '..')); rest()", "not its own"),
     "a result that is too long": (CALLED + "say(Result(call.id, 'x' * 200_000)); rest()", "too long"),
-    "output that is too long": (CALLED + "say(Output(call.id, 'x' * 20_000)); rest()", "output of no call"),
+    "a call accepted twice": (CALLED + "say(Accepted(call.id), Accepted(call.id)); rest()", "accepted out of turn"),
+    "a call accepted that nobody made": (CALLED + "say(Accepted(call.id + 1)); rest()", "a call that nobody made"),
+    "output of a call that it did not accept": (CALLED + "say(Output(call.id, 'x')); rest()", "output of no call"),
+    "output that is too long": (CALLED + "say(Accepted(call.id), Output(call.id, 'x' * 20_000)); rest()", "output of no call"),
     "output of nothing": (CALLED + "say(Output(call.id + 1, 'x')); rest()", "a call that nobody made"),
-    "a call of no program": (CALLED + "say(CallTool(call.id, 1, 'x', {})); rest()", "a call within 'shell'"),
+    "a call of no program": (CALLED + "say(Accepted(call.id), CallTool(call.id, 1, 'x', {})); rest()", "a call within 'shell'"),
 }  # fmt: skip
 
 
@@ -130,7 +133,7 @@ async def test_a_tool_server_that_lies_ends_its_own_run_only(name: str) -> None:
 
 
 SERVES = "from retinue.sandbox.tool_server import main; main()"
-DIES = CALLED + "print('oh \\x1b[31mno', file=sys.stderr); sys.exit(3)"
+DIES = CALLED + "say(Accepted(call.id)); print('oh \\x1b[31mno', file=sys.stderr); sys.exit(3)"
 ECHO = call("shell", command="echo here")
 
 
@@ -142,8 +145,21 @@ async def test_a_tool_server_that_dies_costs_the_call_and_is_started_again() -> 
     assert (bodies(events, RunEnded)[0].status, builder.starts) == ("done", 2)
 
 
+async def test_a_call_that_a_dying_tool_server_did_not_accept_runs_in_the_next_one() -> None:
+    events, builder = await play(CALLED + "sys.exit(3)", HELLO + "sys.exit(3)", SERVES, replies=[ECHO, {"text": "x"}])
+    assert [(body.outcome, body.text) for body in bodies(events, ToolResult)] == [("", "here\n")]
+    assert (bodies(events, RunEnded)[0].status, builder.starts) == ("done", 3)
+
+
+async def test_a_call_that_no_tool_server_accepts_fails_its_run_after_three_starts() -> None:
+    events, builder = await play(CALLED + "sys.exit(3)", replies=[ECHO, {"text": "x"}])
+    [ended] = bodies(events, RunEnded)
+    assert (ended.status, builder.starts) == ("failed", 4)
+    assert "its sandbox was lost 4 times; the last time its process ended with code 3" in (ended.error_details or "")
+
+
 async def test_all_calls_in_flight_are_lost_and_the_repeatable_ones_run_once_more() -> None:
-    dies = HELLO + "hear(Call); hear(Call); hear(Call); sys.exit(3)"
+    dies = HELLO + "calls = [hear(Call) for _ in range(3)]; say(*(Accepted(call.id) for call in calls)); sys.exit(3)"
     calls = [{"name": "write", "args": {"path": "a", "content": "x"}}, {"name": "glob", "args": {"pattern": "*"}}]
     both = {"tools": [*calls, {"name": "shell", "args": {"command": "echo x"}}]}
     events, builder = await play(dies, SERVES, replies=[both, {"text": "x"}])

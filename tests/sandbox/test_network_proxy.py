@@ -18,7 +18,7 @@ from retinue.http.server import MAX_HEAD_BYTES, HttpError, parse_head
 from retinue.sandbox import network_proxy
 from retinue.sandbox.network_proxy import MAX_CONNECTIONS, Proxy, plan_route
 from retinue.tools.dialer import Streams
-from tests.gates import hurry
+from tests.gates import hurry, pass_time
 from tests.tools.web.kit import Web, answer, moved
 
 HOSTS = ("a.com", "*.b.com", "c.com:8443", "private.com")
@@ -243,7 +243,10 @@ async def test_a_connection_on_which_nothing_happens_is_closed(folder: Path, mon
     monkeypatch.setattr(network_proxy, "IDLE_SECONDS", 20.0)
     async with Web({"/": [None]}) as web, proxied(folder, web) as client:
         assert (await hurry(client.send(b"GET ht"), 20)).startswith(b"HTTP/1.1 408 ")
-        assert await hurry(client.ask("GET http://a.com/ HTTP/1.1"), 20) == b""
+        asking = asyncio.create_task(client.ask("GET http://a.com/ HTTP/1.1"))
+        await web.waiting.wait()
+        await pass_time(20)
+        assert await asking == b""
         await web.closed.wait()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
+import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -248,3 +250,14 @@ async def check_no_tasks(before: set[asyncio.Task[Any]]) -> None:
     if threads:
         _, left = await asyncio.wait(threads, timeout=THREAD_SECONDS)
         assert not left, f"still running: {left}"
+
+
+async def check_nothing_left(left: Mapping[str, Callable[[], Any]]) -> None:
+    """What each function finds is gone, by the name of the fault. The thread of a call that was cancelled may have it
+    for a moment longer."""
+    deadline = time.monotonic() + THREAD_SECONDS
+    gc.collect()
+    for fault, find in left.items():
+        while find():
+            assert time.monotonic() < deadline, f"{fault}: {find()}"
+            await asyncio.sleep(0.01)

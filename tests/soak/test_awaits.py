@@ -14,7 +14,15 @@ import retinue
 from retinue import Allow, Approval, Context, Deny, Event, Limits, Profile
 from retinue.core.events import Delta, RunEnded, Warned
 from retinue.supervisor.supervisor import Supervisor
-from tests.soak.checks import check_calls, check_families, check_folds, check_no_tasks, check_order, plain
+from tests.soak.checks import (
+    check_calls,
+    check_families,
+    check_folds,
+    check_no_tasks,
+    check_nothing_left,
+    check_order,
+    plain,
+)
 from tests.soak.conftest import Note
 from tests.soak.steps import Steps
 from tests.soak.test_cancel import parts
@@ -125,10 +133,13 @@ async def stopped_at(at: int, way: str, folder: Path, *, durable: bool) -> int:
             held = await r.control.log.read(run.tree)
     check(held, seen, result)
     await check_no_tasks(tasks)
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == files, "a file is left open"
-    assert processes() == before, "a process is left"
-    assert not list(temporary.iterdir()), "a temporary file is left"
+    await check_nothing_left(
+        {
+            "a file is left open": lambda: len(os.listdir("/proc/self/fd")) - files,
+            "a process is left": lambda: processes() ^ before,
+            "a temporary file is left": lambda: list(temporary.iterdir()),
+        }
+    )
     return steps.count
 
 

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +13,10 @@ import pytest
 from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.ports import Outcome
-from retinue.tools.command_process import PASSED_VARIABLES
+from retinue.tools import command_process
+from retinue.tools.command_process import PASSED_VARIABLES, OutputPipe
 from retinue.tools.shell import Shell
+from retinue.tools.truncate import Ends
 from tests.gates import pass_time
 from tests.tools.folders import RealFolders, make_folders, preview, use
 
@@ -170,10 +171,11 @@ async def test_cancelling_again_and_again_does_not_cut_the_ending_short(folders:
 
 
 async def test_a_cancel_while_a_timeout_is_ending_it_is_not_swallowed(folders: RealFolders) -> None:
-    command = "trap 'touch asked' TERM; while :; do read -t 0.05 < <(exec sleep 1); done"
-    task = asyncio.create_task(use(Shell(grace=0.5), folders, command=command, timeout=0.2))
+    command = f"trap 'touch asked' TERM; {MARK}; while ! test -e go; do read -t 0.05 < <(exec sleep 1); done"
+    task = asyncio.create_task(use_up_time(Shell(grace=200), folders, command))
     await until((folders.workspace / "asked").exists)
     task.cancel()
+    (folders.workspace / "go").touch()
     with pytest.raises(asyncio.CancelledError):
         await task
 
@@ -191,12 +193,28 @@ def test_a_loop_that_is_torn_down_leaves_nothing_running(folders: RealFolders) -
 
 
 async def test_a_background_process_that_holds_the_pipe_does_not_hang_it(folders: RealFolders) -> None:
-    started = time.monotonic()
-    outcome = await use(Shell(), folders, command="sleep 300 & echo $! > pids; echo done")
-    assert time.monotonic() - started < 200
+    outcome = await use(Shell(), folders, command="sleep 900 & echo $! > pids; echo done")  # a test has 300 s
     assert outcome.text == "done\n[ended what was left in the background]"
     assert outcome.success
     assert not [pid for pid in await pids_in(folders) if is_alive(pid)]
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_a_busy_machine_is_not_taken_for_a_background_process(
+    is_held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time for the end of the output is over before the loop has looked for it."""
+    monkeypatch.setattr(command_process, "DRAIN_SECONDS", 0.0)
+    reading, writing = os.pipe()
+    os.write(writing, b"done\n")
+    if not is_held:
+        os.close(writing)
+    shown: list[bytes] = []
+    with OutputPipe(reading, Ends(INLINE_BYTES), shown.append) as pipe:
+        assert await pipe.wait_for_end() is not is_held
+    assert shown == [b"done\n"]
+    if is_held:
+        os.close(writing)
 
 
 async def test_a_quiet_background_process_is_ended_too(folders: RealFolders) -> None:

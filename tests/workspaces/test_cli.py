@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from retinue.workspaces.apply_journal import Journal, write_journal
+from retinue.workspaces.atomic_apply import Journal, write_journal
 from tests.sandbox.places import needs_bubblewrap
 from tests.surfaces.cli.shell import Project, one_line_error, read_until
 from tests.surfaces.cli.test_terminal import HOSTILE, UNSEEN, Terminal

@@ -1,16 +1,18 @@
-"""Factories of models and prices. A provider's library is loaded when the first run needs it."""
+"""Models and prices by name. A provider's library is loaded when the first run needs it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.messages import Model, RunRef
-from retinue.core.ports import Clock, Prices
+from retinue.core.ports import Clock
+from retinue.core.usage import Usage
 
 if TYPE_CHECKING:
     from retinue.models.cassettes import Cassette
@@ -45,11 +47,32 @@ class ModelSource:
                 await model.aclose()
 
 
-def make_prices() -> Prices:
-    """Return the prices of the price library."""
-    from retinue.models.prices import LibraryPrices
+class LibraryPrices:
+    """Prices of models named `provider:model`, from the price library as it was released; nothing is fetched. It is
+    loaded at the first question about a model it could know; without it no price is known."""
 
-    return LibraryPrices()
+    def price(self, model: str, usage: Usage) -> Decimal | None:
+        provider, _, name = model.partition(":")
+        if not name or provider == "scripted":
+            return None
+        try:
+            import genai_prices  # takes a while, and most runs need no price
+        except ModuleNotFoundError:
+            return None
+        cached = usage.cache_read_tokens + usage.cache_write_tokens
+        spent = genai_prices.Usage(
+            input_tokens=max(usage.input_tokens, cached),
+            output_tokens=usage.output_tokens,
+            cache_read_tokens=usage.cache_read_tokens,
+            cache_write_tokens=usage.cache_write_tokens,
+        )
+        try:
+            found = genai_prices.calc_price(spent, name, provider_id=provider)
+        except (LookupError, ValueError):
+            return None
+        if getattr(found.model_price, "input_mtok", None) is None:  # listed without a price
+            return None
+        return found.total_price
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from retinue.agent.plans import ProfilePlanner
 from retinue.agent.replay import Replay, SilentModel
-from retinue.build.models import make_prices
+from retinue.build.models import LibraryPrices
 from retinue.build.parts import Parts
 from retinue.concurrency import SystemClock
 from retinue.core.limits import Timeouts
@@ -55,7 +55,7 @@ def make_replay_supervisor(replay: Replay, log: Log, project: Path) -> Superviso
         approver=replay,
         limits=replay.limits,
         timeouts=Timeouts(),
-        prices=make_prices(),
+        prices=LibraryPrices(),
     )
     supervisor = Supervisor(ports)
     replay.answer = supervisor.approvals.answer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from retinue.agent.plans import ProfilePlanner
 from retinue.build.logs import open_observed_log
-from retinue.build.models import ModelSource, make_prices, wrap_with_cassette
+from retinue.build.models import LibraryPrices, ModelSource, wrap_with_cassette
 from retinue.build.parts import Parts
 from retinue.build.remote_agents import RemoteAgents
 from retinue.build.sandboxes import make_placement
@@ -82,7 +82,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
         limits=parts.limits,
         total=parts.total,
         timeouts=parts.timeouts,
-        prices=parts.prices or make_prices(),
+        prices=parts.prices or LibraryPrices(),
         caller=read_process_limits(os.environ),
         servers=servers,
         hook=reporting.hook,

@@ -15,6 +15,7 @@ from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader, OnProblem, StoredRun, ignore_problem
 from retinue.log.reading import is_at_work
 
+LAST = "last"
 MOST_CANDIDATES = 10
 MOST_NAMES = 1000
 TASK_CHARACTERS = 60
@@ -54,6 +55,24 @@ async def find_run(
     if len(found) > 1:
         raise Ambiguous(name, _list_candidates(found))
     return found[0].ref
+
+
+async def resolve_recent(log: LogReader, name: str, *, everything: bool = False) -> str:
+    """Return the name of a run for `last`, `@1` (the newest tree, the same as `last`), `@2` (the one before it) and so
+    on, or one of these with `/N`; other names as they are. Raises NotFound if there are fewer trees."""
+    first, slash, number = name.partition("/")
+    place = 1 if first == LAST else read_run_number(first[1:]) if first.startswith("@") else None
+    if place is None or (slash and read_run_number(number) is None):
+        return name
+    if place == 0:
+        raise NotFound("there is no '@0': '@1' is the newest tree, '@2' the one before it")
+    trees = await log.list_trees(latest=place, reported=everything)
+    if len(trees) < place:
+        if not trees:
+            raise NotFound(_explain_nothing(log, ()))
+        count = "only one tree" if len(trees) == 1 else f"only {len(trees)} trees"
+        raise NotFound(f"there is no '{first}': this project has {count}; `retinue ps --all` lists them")
+    return f"{trees[-1].tree}/{number}" if slash else f"{trees[-1].tree}/0"
 
 
 async def _find_newest(log: LogReader, on_problem: OnProblem, *, everything: bool) -> RunRef:

@@ -119,12 +119,14 @@ class _Speech:
             yield from self.hear(delta)
 
     def finish_reply(self, text: str | None) -> Iterator[Words]:
-        """Say what is missing of a reply, whole now, and end it. None ends a reply that never became whole."""
+        """Say what is missing of a reply, whole now, and end it. None ends a reply that never became whole. A run
+        elsewhere may say several replies in one turn."""
         if text is not None:
             if not text.startswith(self._said):  # the model began anew: this takes the place of what was told
                 self._said, self._part, self._is_open, self._is_plan = "", self._first_part, False, False
             yield from self._say(text[len(self._said) :])
         yield from self._close()
+        self._said, self._first_part = "", self._part
         self._is_broken = True  # until the next turn
 
     def _say(self, text: str) -> Iterator[Words]:

@@ -1,8 +1,9 @@
 """The extension of A2A between two retinue processes, and its shapes beside the standard fields.
 
 An agent that offers `EXTENSION` in its card takes, in the metadata of a message, what is left to the run that asks, and
-gives every event of its tree as JSON text in the metadata of a status update, with its place as a cursor. A client that
-was cut off subscribes again after a cursor (`AFTER_HEADER`). Pure: no A2A library, no I/O.
+gives every event of its tree as JSON text in the metadata of a status update, with its place as a cursor, and pieces of
+text while its models speak. A client that was cut off subscribes again after a cursor (`AFTER_HEADER`). Pure: no A2A
+library, no I/O.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 from retinue.core.approvals import Allow, Approval, Decision, Deny
 from retinue.core.caller import Caller
 from retinue.core.events import (
+    Delta,
     Event,
     Message,
     RunEnded,
@@ -23,10 +25,10 @@ from retinue.core.events import (
     Thinking,
     ToolResult,
     Unknown,
-    decode_event,
     encode_event,
 )
 from retinue.protocol import inherited_limits
+from retinue.protocol.control import decode_item, encode_delta
 
 EXTENSION = "urn:retinue:a2a:runs:1"
 AFTER_HEADER = "Retinue-After"
@@ -60,10 +62,12 @@ def read_command_metadata(metadata: object) -> int:
     return int(found) if is_number and isinstance(found, str) else 0
 
 
-def make_event_metadata(event: Event) -> dict[str, Any] | None:
-    """Return the metadata that carries an event to another process; None for one that stays here. Instructions, tools
-    and paths of this machine are left out."""
-    body = event.body
+def make_event_metadata(item: Event | Delta) -> dict[str, Any] | None:
+    """Return the metadata that carries an event or a delta to another process; None for one that stays here.
+    Instructions, tools and paths of this machine are left out. A delta has no cursor: it is not told again."""
+    if isinstance(item, Delta):
+        return {"event": encode_delta(item).decode("utf-8", "replace")} if item.text else None
+    event, body = item, item.body
     if isinstance(body, Unknown | RunRemote):
         return None
     if isinstance(body, RunSpawned):
@@ -85,13 +89,13 @@ def make_event_metadata(event: Event) -> dict[str, Any] | None:
     return {"event": line.decode("utf-8", "replace"), "cursor": str(event.seq)}
 
 
-def read_event_metadata(metadata: object) -> tuple[Event, str] | None:
-    """Return the event and the cursor that the metadata of an update carries; None if it carries none. Raises
-    `msgspec.MsgspecError` for what is no event."""
+def read_event_metadata(metadata: object) -> tuple[Event | Delta, str] | None:
+    """Return the event or the delta, and the cursor, that the metadata of an update carries; None if it carries none.
+    Raises `msgspec.MsgspecError` for what is neither."""
     if not isinstance(metadata, Mapping) or not isinstance(metadata.get("event"), str):
         return None
     cursor = metadata.get("cursor")
-    return decode_event(metadata["event"].encode()), cursor if isinstance(cursor, str) and cursor.isdigit() else ""
+    return decode_item(metadata["event"].encode()), cursor if isinstance(cursor, str) and cursor.isdigit() else ""
 
 
 # Approvals that a client answers

@@ -17,7 +17,7 @@ from retinue.core.events import replace_half_characters
 from retinue.core.limits import EVENT_BYTES, Caps
 from retinue.core.messages import ToolSpec
 
-VERSION = 3
+VERSION = 4
 HEAD = 4
 FRAME_BYTES = EVENT_BYTES + 64 * 1024
 ARGUMENT_BYTES = FRAME_BYTES // 2
@@ -47,6 +47,12 @@ class Previewed(Frame, frozen=True, gc=False, tag="previewed"):
     id: int
     text: str
     failed: bool = False
+
+
+class Accepted(Frame, frozen=True, gc=False, tag="accepted"):
+    """The tool server has read `Call` and runs it now. A call that it never accepted has had no effect."""
+
+    id: int
 
 
 class Output(Frame, frozen=True, gc=False, tag="output"):
@@ -135,7 +141,7 @@ class ToolReturned(Frame, frozen=True, gc=False, tag="tool_returned"):
     note: str = ""
 
 
-FromServer = Hello | Previewed | Output | Result | CallTool
+FromServer = Hello | Previewed | Accepted | Output | Result | CallTool
 FromHost = Start | Preview | Call | Cancel | ToolReturned
 _ENCODER = msgspec.json.Encoder(enc_hook=str)
 _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {

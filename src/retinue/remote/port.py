@@ -15,7 +15,7 @@ import msgspec
 
 from retinue.core.approvals import Decision
 from retinue.core.caller import Caller
-from retinue.core.events import Body, Event, RunSpawned, UsageReported
+from retinue.core.events import Body, Delta, Event, RunSpawned, UsageReported
 from retinue.core.messages import RunRef
 from retinue.core.plans import Job
 from retinue.core.ports import Link
@@ -63,23 +63,35 @@ class RemoteSpawned(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_at_work: bool = False
 
 
+class RemoteDelta(msgspec.Struct, frozen=True, gc=False):
+    """A piece of text while a run of the peer speaks, with the fields of `Delta`. It is shown and not written."""
+
+    text: str
+    kind: str = "text"
+    turn: int = 0
+    offset: int = 0
+
+
 class Report(msgspec.Struct, frozen=True, gc=False):
     """One thing that a peer says about its run `run`. `seq` counts the reports of that run from 1, where the peer
     counts. `cursor` is the place in the peer's stream after this report, where it has places. `size` is how many bytes
     the report took. `spent` is what the model call behind it spent, where the peer says both at once."""
 
     run: str
-    body: Body | RemoteSpawned
+    body: Body | RemoteSpawned | RemoteDelta
     seq: int | None = None
     cursor: str = ""
     size: int = 0
     spent: UsageReported | None = None
 
 
-def make_report(event: Event) -> Report | None:
-    """Return the report that an event of another retinue's tree is, whose primary is the run that was asked for; None
-    for the first event of that run, and for what no peer may say."""
-    run, body = _name_run(event.run), event.body
+def make_report(item: Event | Delta) -> Report | None:
+    """Return the report that an event or a delta of another retinue's tree is, whose primary is the run that was asked
+    for; None for the first event of that run, and for what no peer may say."""
+    run = _name_run(item.run)
+    if isinstance(item, Delta):
+        return Report(run, RemoteDelta(item.text, item.kind, item.turn, item.offset))
+    event, body = item, item.body
     if isinstance(body, RunSpawned):
         if body.parent is None:
             return None

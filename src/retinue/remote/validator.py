@@ -32,12 +32,13 @@ from retinue.core.events import (
 )
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.results import ENDING_CODES, STATUSES, ending_texts
-from retinue.remote.port import STARTED, RemoteSpawned, Report
+from retinue.remote.port import STARTED, RemoteDelta, RemoteSpawned, Report
 
 SAID = (
     RunStarted, TurnStarted, Thinking, Message, ToolCall, ToolStarted, ToolResult, ApprovalAsked, ApprovalDecided,
     Inbox, UsageReported, TurnEnded, Warned, Gap, RunEnded,
 )  # fmt: skip
+DELTA_KINDS = ("text", "thinking", "output")
 NAMELESS = "subagent"  # the agent of a run whose peer gives it no name
 NAME_CHARACTERS = 64
 ID_CHARACTERS = 200
@@ -111,6 +112,8 @@ class ReportValidator:
             raise Rejected("unknown", report.run)
         if known.ended:
             raise Rejected("ended", report.run)
+        if isinstance(report.body, RemoteDelta):
+            return [report] if self._is_sound_delta(report.body, known) else []
         if report.seq is not None and report.seq <= known.seq:
             return []
         found: list[Body] = self._missing(report, known)
@@ -136,6 +139,14 @@ class ReportValidator:
         self._reports += 1
         self._bytes += report.size
         return self._reports <= self._bounds.reports and self._bytes <= self._bounds.mib * 1024 * 1024
+
+    def _is_sound_delta(self, delta: RemoteDelta, known: _PeerRun) -> bool:
+        """Return whether a delta can be shown: of the turn that the run is in, or of the next, whose event is on its
+        way. Deltas are not written, so only their bytes count."""
+        self._bytes += len(delta.text)
+        is_timely = delta.kind == "output" or known.turn <= delta.turn <= known.turn + 1
+        is_placed = delta.kind in DELTA_KINDS and 0 <= delta.offset <= EVENT_BYTES
+        return is_timely and is_placed and self._bytes <= self._bounds.mib * 1024 * 1024
 
     def _check_spawned(self, report: Report, body: RemoteSpawned) -> list[Report]:
         parent = self._runs.get(body.parent)
@@ -172,6 +183,8 @@ class ReportValidator:
                 return [Gap(1, f"{self._who} reports a model call that cannot be")]
             case Warned(code="empty_result") if run == STARTED:
                 return []  # the supervisor says so itself of a run that it ends
+            case Inbox():  # the ids of messages are those of our own clients
+                body = msgspec.structs.replace(body, message_id="")
             case RunEnded():
                 known.ended = True
                 return [_sound_ending(_short(body))]

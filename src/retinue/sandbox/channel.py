@@ -34,7 +34,9 @@ class Channel:
         self._unsent = bytearray()
         self._is_writing = False
         self._loop = asyncio.get_running_loop()
+        self._sent: asyncio.Future[None] | None = None
         self.closed = False
+        self.is_read_out = False  # the other end has closed, and all it sent was read
         for fd in (reading, writing):
             os.set_blocking(fd, False)
         self._loop.add_reader(reading, self._read)
@@ -54,10 +56,18 @@ class Channel:
         elif not self._is_writing:
             self._write()
 
+    async def flush(self) -> None:
+        """Wait until the system has taken all that was sent; also when this end dies now, the other end reads it."""
+        while self._unsent and not self.closed:
+            if self._sent is None:
+                self._sent = self._loop.create_future()
+            await asyncio.shield(self._sent)
+
     def close(self) -> None:
         if self.closed:
             return
         self.closed = True
+        self._wake_sender()
         self._loop.remove_reader(self._reading)
         self._loop.remove_writer(self._writing)
         for fd in {self._reading, self._writing}:
@@ -76,6 +86,7 @@ class Channel:
         except OSError:
             data = b""
         if not data:
+            self.is_read_out = True
             self._end(None)
             return
         try:
@@ -101,3 +112,10 @@ class Channel:
         elif not self._unsent and self._is_writing:
             self._is_writing = False
             self._loop.remove_writer(self._writing)
+            self._wake_sender()
+
+    def _wake_sender(self) -> None:
+        """Wake who waits in `flush`."""
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            sent.set_result(None)

@@ -67,8 +67,8 @@ class Proxy:
         if not hasattr(os, "O_PATH"):
             raise OSError("hosts can be reached from a sandbox on Linux only")
         path.unlink(missing_ok=True)
-        listening = socket.socket(socket.AF_UNIX)
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+        listening = socket.socket(socket.AF_UNIX)
         try:
             listening.bind(f"/proc/self/fd/{folder}/{path.name}")
             path.chmod(0o600)

@@ -158,6 +158,8 @@ class ToolServer:
             if isinstance(frame, frames.Preview):
                 self.channel.send(frames.Previewed(frame.id, tool.preview(call, self.folders)))
             else:
+                self.channel.send(frames.Accepted(frame.id))
+                await self.channel.flush()
                 self.channel.send(self._make_result(frame.id, await self._execute(frame.id, tool, call)))
         except asyncio.CancelledError:
             self._fail(frame, f"{frame.name} took too long and was stopped.")

@@ -88,6 +88,10 @@ class SandboxLost(Exception):
         self.out_of_memory = out_of_memory
 
 
+class CallNotRun(SandboxLost):
+    """The tool server was lost before it accepted the call."""
+
+
 class ToolServerSandbox:
     """A sandbox of one kind. `make_proxy` makes the proxy through which a run reaches its hosts; without it none
     does."""
@@ -114,11 +118,12 @@ class ToolServerSandbox:
 
 @dataclass(eq=False)
 class _Request:
-    """A call or preview that has no answer yet. `execution` is None for a preview."""
+    """A call or preview that has no answer yet. `execution` is None for a preview; only calls are accepted."""
 
     tool: str
     answer: asyncio.Future[Any]
     execution: Execution | None = None
+    is_accepted: bool = False
     program_calls: set[asyncio.Task[None]] = field(default_factory=set)
 
 
@@ -164,7 +169,7 @@ class Connection:
 
     async def execute(self, tool: str, call: Call, execution: Execution, *, is_timed: bool) -> frames.Result:
         """Run a call in the sandbox. The clock is ours: at its end the tool server gets a while to answer with what it
-        has, and is killed if it does not. Raises SandboxLost."""
+        has, and is killed if it does not. Raises SandboxLost, or CallNotRun if the call has certainly had no effect."""
         number, request = self._open_request(tool, execution)
         expiry = self._tasks.start(execution.wait_for_expiry())
         try:
@@ -178,6 +183,10 @@ class Connection:
                 self.fail(SandboxLost("it did not answer at the end of a call's time"))
             answer: frames.Result = await request.answer
             return answer
+        except SandboxLost as lost:
+            if request.is_accepted or not self._channel.is_read_out:
+                raise
+            raise CallNotRun(str(lost), out_of_memory=lost.out_of_memory) from None
         except asyncio.CancelledError:
             self._channel.send(frames.Cancel(number, "stop"))
             await self.stop(request.answer)
@@ -255,14 +264,18 @@ class Connection:
                 request = self._find(frame.id)
                 _require(request.execution is None, "a preview of a call that runs")
                 request.answer.set_result(frame)
+            case frames.Accepted():
+                request = self._find(frame.id)
+                _require(request.execution is not None and not request.is_accepted, "a call accepted out of turn")
+                request.is_accepted = True
             case frames.Output():
                 request = self._find(frame.id)
-                _require(request.execution is not None and len(frame.text) <= frames.OUTPUT_BYTES, "output of no call")
+                _require(request.is_accepted and len(frame.text) <= frames.OUTPUT_BYTES, "output of no call")
                 assert request.execution is not None
                 request.execution.show_output(frame.text.encode("utf-8", "replace"), is_cut=frame.is_cut)
             case frames.CallTool():
                 request = self._find(frame.id)
-                _require(request.tool == CODE_MODE, f"a call within {request.tool!r}")
+                _require(request.is_accepted and request.tool == CODE_MODE, f"a call within {request.tool!r}")
                 self._serve_program(request, frame)
             case _:
                 _require(False, "a second hello")
@@ -356,18 +369,18 @@ class ToolServerSession:
         return f"{FROM_SANDBOX}\n{shown.text[:PREVIEW_CHARACTERS]}"  # our own previews are shorter
 
     async def execute(self, tool: LocalTool, call: Call, execution: Execution) -> Outcome:
-        """Run a call in the sandbox. If that is lost meanwhile, a repeatable call runs once more; another one may have
-        taken effect or not, and the model is told."""
+        """Run a call in the sandbox. If that is lost before it accepts the call, another one gets it. If it is lost
+        later, a repeatable call runs once more; another call may have taken effect or not, and the model is told."""
         _check_size(call)
-        for may_repeat in (tool.spec.repeatable, False):
+        attempts = 2 if tool.spec.repeatable else 1
+        while attempts:
             started = await self._connect()
             try:
                 is_timed = tool.time_limit(call) is not None
                 result = await started.connection.execute(tool.spec.name, call, execution, is_timed=is_timed)
             except SandboxLost as lost:
                 self._lost = lost
-                if not may_repeat:
-                    break
+                attempts -= not isinstance(lost, CallNotRun)
             else:
                 return self._make_outcome(tool, result, started)
         return Outcome(UNKNOWN_AFTER_CRASH_TEXT, success=False, code=UNKNOWN_AFTER_CRASH)

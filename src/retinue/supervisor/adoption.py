@@ -26,6 +26,7 @@ from retinue.core.events import (
     ApprovalAsked,
     ApprovalDecided,
     Body,
+    Delta,
     Event,
     Inbox,
     RunEnded,
@@ -38,7 +39,8 @@ from retinue.core.plans import Plan
 from retinue.core.ports import Clock, Receipt
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status, ending_texts
-from retinue.remote.port import INPUT_REQUIRED, RemoteRun, RemoteSpawned, Report, Undelivered
+from retinue.core.secrets import Stream
+from retinue.remote.port import INPUT_REQUIRED, RemoteDelta, RemoteRun, RemoteSpawned, Report, Undelivered
 from retinue.remote.validator import Bounds, Rejected, ReportValidator
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.supervisor.approvals import ASKS_PERSON, Approvals, judge_call
@@ -120,6 +122,24 @@ class AdoptedRun(Run, eq=False):
         self.set_relay(partial(adoption.send, self.key))
 
 
+class _Speech:
+    """The pieces of one kind of text that a run of the peer says, as they can be shown: without secrets, and each with
+    its place in the reply. A piece that does not follow on the one before leaves a gap, which the event closes."""
+
+    __slots__ = ("_clean", "_heard", "_shown", "_turn")
+
+    def __init__(self) -> None:
+        self._clean, self._turn, self._heard, self._shown = Stream(), 0, 0, 0
+
+    def apply(self, piece: RemoteDelta) -> RemoteDelta:
+        if (piece.turn, piece.offset) != (self._turn, self._heard):
+            self._clean, self._turn, self._shown = Stream(), piece.turn, piece.offset
+        self._heard = piece.offset + (len(piece.text) if piece.kind == "text" else 0)
+        shown, offset = self._clean.feed(piece.text), self._shown
+        self._shown += len(shown) if piece.kind == "text" else 0
+        return msgspec.structs.replace(piece, text=shown, offset=offset)
+
+
 class Adoption:
     """The runs of one peer in one tree. `account` pays for what they spend, if they were started from here."""
 
@@ -141,11 +161,12 @@ class Adoption:
         self._validator = ReportValidator(peer.who, bounds)
         self._runs: dict[str, Run] = {}
         self._anchors: set[str] = set()
-        self._words: dict[str, deque[tuple[str, asyncio.Future[int]]]] = {}
+        self._words: dict[str, deque[tuple[str, str, asyncio.Future[int]]]] = {}  # words, their id, their place
         self._asked: dict[str, set[str]] = {}
         self._tasks = TaskOwner()
         self._questions: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._written: deque[tuple[int, str]] = deque()
+        self._speech: dict[tuple[str, str], _Speech] = {}
 
     @property
     def is_asking(self) -> bool:
@@ -177,7 +198,7 @@ class Adoption:
     def forget(self, key: str) -> None:
         """Reject all further reports about a run, and give up what is asked or said in it."""
         self._validator.end(key)
-        for _, place in self._words.pop(key, ()):
+        for _, _, place in self._words.pop(key, ()):
             if not place.done():
                 place.set_result(0)
         for (run, _), question in list(self._questions.items()):
@@ -212,6 +233,8 @@ class Adoption:
             return None
         node = self._runs[report.run]
         match body:
+            case RemoteDelta():
+                self._show(report.run, node, body)
             case RunEnded() if isinstance(node, AdoptedRun):
                 node.end(body.ending, partial=body.partial)
             case RunEnded():
@@ -231,12 +254,23 @@ class Adoption:
                 self._write(node, body)
         return None
 
+    def _show(self, key: str, node: Run, said: RemoteDelta) -> None:
+        """Show a piece of what a run of the peer says while it says it."""
+        node.record_activity()
+        body, ref = self._speech.setdefault((key, said.kind), _Speech()).apply(said), node.ref
+        if body.text and not node.ending:
+            delta = Delta(
+                ref.tree, ref.run, ref.path, ref.agent, body.text, body.kind, turn=body.turn, offset=body.offset
+            )
+            self._tree.log.show(delta)
+
     def _write(self, node: Run, body: Body) -> None:
         if self._written and not isinstance(body, _OWN_PACE) and self._is_written(node, body):
             return
         self._tree.write(node, body)
         if isinstance(body, UsageReported) and self._account is not None:
-            self._account.add_spent(Amount(body.usage.total_tokens, body.cost or NO_COST))
+            spent = Amount(body.usage.total_tokens, body.cost or NO_COST)
+            self._account.add_spent(spent, estimated=body.estimated)
 
     def _is_written(self, node: Run, body: Body) -> bool:
         """Say whether an earlier process has written this. Reports come again in the order in which they came first,
@@ -328,7 +362,7 @@ class Adoption:
 
     # Commands for the peer
 
-    async def send(self, key: str, text: str) -> Receipt:
+    async def send(self, key: str, text: str, message_id: str = "") -> Receipt:
         """Bring words to a run of the peer. They are written when the peer confirms them."""
         node = self._runs[key]
         if not self._remote.capabilities.send:
@@ -336,7 +370,7 @@ class Adoption:
             return Receipt("elsewhere", why=ONLY_WATCHED.format(who=who, where=self._peer.where))
         place: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         words = self._words.setdefault(key, deque())
-        words.append((text, place))
+        words.append((text, message_id, place))
         sending = self._tasks.start(self._remote.send(key, text))
         try:
             either: set[asyncio.Future[Any]] = {sending, place}
@@ -345,8 +379,8 @@ class Adoption:
                 await sending
                 await asyncio.wait([place], timeout=CONFIRM_SECONDS)
         except Undelivered as error:
-            if (text, place) in words:
-                words.remove((text, place))
+            if (text, message_id, place) in words:
+                words.remove((text, message_id, place))
             return Receipt("too_late", why=str(error))
         finally:
             sending.cancel()
@@ -354,8 +388,8 @@ class Adoption:
         return Receipt("queued", seq) if seq else Receipt("too_late", why=UNCONFIRMED)
 
     def _confirm(self, key: str, node: Run) -> None:
-        text, place = self._words[key].popleft()
-        self._tree.write(node, Inbox(text, source="user"))
+        text, message_id, place = self._words[key].popleft()
+        self._tree.write(node, Inbox(text, source="user", message_id=message_id))
         if not place.done():
             place.set_result(self._tree.seq)
 

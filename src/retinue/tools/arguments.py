@@ -45,7 +45,7 @@ def find_unknown_argument(call: Call, spec: ToolSpec) -> str:
     if call.args.keys() <= known.keys():
         return ""
     if spec.name.startswith(PROFILE_PREFIX) and not isinstance(call.args.get("task"), str):
-        return ""  # the tool says that in the seed's words
+        return ""  # the tool says that in its own words
     also = ID_FIELDS if spec.name in TOOLS else OTHER_SPELLINGS.get(spec.name, ())
     try:
         check_arguments(spec.name, call.args, tuple(known), also=also)

@@ -22,6 +22,7 @@ from retinue.tools.truncate import Ends
 
 DRAIN_SECONDS = 0.5
 CHUNK = 64 * 1024
+MOST_LEFT = 1024 * 1024  # a pipe holds no more, whoever enlarged it
 # Configuration and state hold what the user trusts: a retinue that is started as an MCP server has to find the same.
 PASSED_VARIABLES = frozenset({
     "PATH", "HOME", "LANG", "TERM", "TMPDIR", "USER", "SHELL", "VIRTUAL_ENV", "XDG_CONFIG_HOME", "XDG_STATE_HOME",
@@ -66,19 +67,25 @@ class OutputPipe:
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
                 await self._over.wait()
+        # Where this process did not run meanwhile, the time is over and the end of the pipe was never looked for.
+        for _ in range(MOST_LEFT // CHUNK + 1):
+            if self._over.is_set() or not self._read():
+                break
         return self._over.is_set()
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Take a chunk; return False if there is none at the moment."""
         try:
             chunk = os.read(self._fd, CHUNK)
         except BlockingIOError:
-            return
+            return False
         if chunk:
             self._ends.feed(chunk)
             self._show(chunk)
-            return
+            return True
         asyncio.get_running_loop().remove_reader(self._fd)
         self._over.set()
+        return True
 
 
 class CommandTool:

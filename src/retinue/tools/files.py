@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -32,7 +33,7 @@ COMPARE_BYTES = 1024 * 1024
 _EDITING = threading.Lock()
 
 
-class FileTool:
+class FileTool(ABC):
     """Base of the tools that only read or write files: they work in a thread, and without a time limit of their
     own."""
 
@@ -47,9 +48,9 @@ class FileTool:
     async def __call__(self, call: Call, execution: Execution) -> Outcome:
         return await run_in_thread(lambda stop: self.handle_call(call, execution.folders, stop))
 
+    @abstractmethod
     def handle_call(self, call: Call, folders: Folders, stop: threading.Event) -> Outcome:
         """Do the work of a call, until it is done or the event is set."""
-        raise NotImplementedError
 
 
 class Read(FileTool):

@@ -3,6 +3,9 @@
 New files are made aside first; then a journal is written, and each file is swapped in by hard links while the old one
 is kept, so that no file is ever missing and a file that somebody changed meanwhile is noticed. An error before the end
 rolls everything back; a journal that a dead process left is rolled back by the next one.
+
+A journal is acted on only if this user's key signed it for this staging folder, if it is about the folder that the
+caller names, and if every path in it is one that an apply may write.
 """
 
 from __future__ import annotations
@@ -14,13 +17,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from retinue.core.errors import RetinueError
+import msgspec
+
+from retinue.core.errors import ConfigError, RetinueError
 from retinue.files.atomic import NEW_FLAGS, replace_file
+from retinue.files.content import read_small_file
 from retinue.files.locks import open_own_file, take_file_lock
 from retinue.files.opening import open_parent
 from retinue.files.private import make_private_folder
+from retinue.files.reserved import is_reserved_name
 from retinue.files.trees import remove_tree
-from retinue.workspaces.apply_journal import Journal, read_journal, write_journal
+from retinue.files.user_key import has_signature, sign_data
 from retinue.workspaces.capture import read_current
 from retinue.workspaces.merge import Change
 from retinue.workspaces.store import ContentNames, Store
@@ -28,8 +35,40 @@ from retinue.workspaces.walk import display_path
 
 FOLDER = "applying"
 DONE = "done"
+JOURNAL = "journal.json"
+MAX_JOURNAL_BYTES = 256 * 1024 * 1024
+PURPOSE = "apply journal"
 CHANGED = "{path} was changed while it was being replaced; everything is as it was before"
 BUSY = "another process is applying changes to this folder just now"
+UNPROVEN = "{staging} tells of an interrupted apply that you did not begin here, so it is not undone: move it away"
+
+
+class Journal(msgspec.Struct, frozen=True):
+    """An apply to the folder `root`: the paths of all files in the order of the changes, those among them that are
+    removed, and the new folders."""
+
+    root: str
+    paths: tuple[str, ...]
+    removed: frozenset[str]
+    folders: tuple[str, ...]
+
+
+class _StoredJournal(msgspec.Struct, frozen=True):
+    """A journal on disk. Paths are hexadecimal bytes, for names are no text."""
+
+    root: str
+    paths: tuple[str, ...]
+    removed: tuple[str, ...]
+    folders: tuple[str, ...]
+    signature: str = ""
+
+    def decode(self) -> Journal:
+        return Journal(
+            root=_from_hex(self.root),
+            paths=tuple(map(_from_hex, self.paths)),
+            removed=frozenset(map(_from_hex, self.removed)),
+            folders=tuple(map(_from_hex, self.folders)),
+        )
 
 
 def apply_changes(root: str, changes: Sequence[Change], store: Store, *, aside: str) -> None:
@@ -245,3 +284,60 @@ def _undo_remove(staging: Path, number: int, root: str, path: str) -> None:
             os.link(old, name, dst_dir_fd=folder, follow_symlinks=False)
         except FileExistsError:
             return
+
+
+# The journal
+
+
+def write_journal(staging: Path, journal: Journal) -> None:
+    """Sign the journal and put it on disk. Where no key can be kept it stays unsigned, and no later process acts on
+    it."""
+    stored = _StoredJournal(
+        root=_to_hex(journal.root),
+        paths=tuple(map(_to_hex, journal.paths)),
+        removed=tuple(sorted(map(_to_hex, journal.removed))),
+        folders=tuple(map(_to_hex, journal.folders)),
+    )
+    with suppress(ConfigError):
+        stored = msgspec.structs.replace(stored, signature=sign_data(PURPOSE, _list_signed(staging, stored)))
+    replace_file(staging / JOURNAL, msgspec.json.encode(stored), sync=True)
+
+
+def read_journal(staging: Path, *, root: str) -> Journal | None:
+    """Return the journal of a staging folder; None if there is none. Raises RetinueError for one that is not ours."""
+    try:
+        data = read_small_file(staging / JOURNAL, MAX_JOURNAL_BYTES, owners=(os.geteuid(),))
+        stored = msgspec.json.decode(data, type=_StoredJournal)
+        journal = stored.decode()
+        is_ours = (
+            has_signature(PURPOSE, _list_signed(staging, stored), stored.signature)
+            and journal.root == root
+            and journal.removed <= set(journal.paths)
+            and all(map(_is_allowed, (*journal.paths, *journal.folders)))
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, msgspec.MsgspecError):
+        is_ours = False
+    if not is_ours:
+        raise RetinueError(UNPROVEN.format(staging=staging))
+    return journal
+
+
+def _list_signed(staging: Path, stored: _StoredJournal) -> bytes:
+    """Return the bytes that the signature is for: the journal in this staging folder."""
+    place = _to_hex(os.path.realpath(staging))
+    return msgspec.json.encode([place, stored.root, stored.paths, stored.removed, stored.folders])
+
+
+def _to_hex(path: str) -> str:
+    return os.fsencode(path).hex()
+
+
+def _from_hex(path: str) -> str:
+    return os.fsdecode(bytes.fromhex(path))
+
+
+def _is_allowed(path: str) -> bool:
+    """Tell whether an apply may write the path: below the folder, and neither git's nor ours."""
+    return not any(part in ("", ".", "..") or "\0" in part or is_reserved_name(part) for part in path.split("/"))

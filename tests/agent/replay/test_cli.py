@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.supervisor.tree.kit import call, spawn
+import retinue
+from retinue import Limits
+from retinue.core.events import TurnStarted
+from retinue.testing import ManualClock
+from tests.supervisor.tree.kit import call, main, spawn
 from tests.surfaces.cli.shell import Project, one_line_error
 from tests.surfaces.cli.trees import AGENTS, ANSWER
 
@@ -67,9 +71,16 @@ def test_an_edited_profile_shows_what_it_changes_in_the_request(project: Project
     assert "looker is played as recorded: unknown profile 'looker'" in gone.stderr
 
 
-def test_where_the_record_ends_is_said(project: Project) -> None:
-    agents = {"main": [call("glob", pattern="*"), {"hang": True}]}
-    assert project.run("--timeout", "1", agents=agents).returncode == 124
+async def test_where_the_record_ends_is_said(project: Project) -> None:
+    clock = ManualClock()
+    async with retinue.open(project.folder / ".retinue", project=project.folder, clock=clock) as r:
+        agents = {"main": [call("glob", pattern="*"), {"hang": True}]}
+        run = await r.spawn(main(agents), "go", limits=Limits(seconds=60))
+        async for event in run.events():
+            if event.body == TurnStarted(2):
+                break
+        await clock.advance(60)
+        assert (await run.result()).status == "timed_out"
     done = project.retinue("replay", "--quiet")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.splitlines()[-2] == "the record of /main ends in turn 2: it timed out"

@@ -78,10 +78,11 @@ async def test_a_request_names_what_it_may_and_nothing_of_the_launch(tmp_path: P
             "profile": "explorer",
             "workspace": str(tmp_path),
             "context_paths": [],
-            "timeout_seconds": pytest.approx(90, abs=10),
+            "timeout_seconds": asked["timeout_seconds"],
             "depth": 3,
             "traceparent": asked["traceparent"],
         }
+        assert 0 < asked["timeout_seconds"] <= 90
         assert asked["subagent_id"].startswith("explorer_") and name.startswith(f"{asked['subagent_id']}-")
         assert os.listdir(outbox) == [f"request_{name}.json"]  # renamed into its place: nothing else is left of it
         respond(outbox, name)
@@ -193,6 +194,14 @@ async def test_an_outbox_that_nobody_watches_is_told(tmp_path: Path, monkeypatch
         await run.result()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a host that takes its time."""
+    monkeypatch.setattr(delegated, "STEER_SECONDS", 200.0)
+    monkeypatch.setattr(adoption, "CONFIRM_SECONDS", 200.0)
+
+
+@pytest.mark.usefixtures("patient")
 async def test_words_for_a_run_on_the_host_are_a_file_and_written_when_it_has_them(tmp_path: Path) -> None:
     async with asking(tmp_path) as (run, outbox, name):
         put(outbox, f"events_{name}.ndjson", line("run.started", sandbox=["net"]))
@@ -233,6 +242,7 @@ async def test_words_that_the_host_does_not_take_or_confirm_are_too_late_and_say
         assert [event.kind async for event in run.events()].count("inbox") == 0
 
 
+@pytest.mark.usefixtures("patient")
 async def test_words_for_a_run_below_one_on_the_host_reach_that_one(tmp_path: Path) -> None:
     go = asyncio.Event()
 

@@ -9,10 +9,10 @@ import pytest
 
 import retinue
 from retinue import Limits, Profile
+from retinue.build.models import LibraryPrices
 from retinue.core.events import UsageReported, decode_event, encode_event
 from retinue.core.ports import Prices
 from retinue.core.usage import Usage
-from retinue.models.prices import LibraryPrices
 from retinue.testing import FixedPrices, scripted
 from tests.supervisor.tree.kit import bodies, call
 from tests.surfaces.cli.shell import environment
@@ -51,9 +51,9 @@ model = scripted({"main": [{"text": "x", "usage": {"input_tokens": 5}}]})
 result = retinue.run_sync(retinue.Profile("main", model=model), "go")
 assert result.cost is None, result.cost
 assert "genai_prices" not in sys.modules
-from retinue.build.models import make_prices
+from retinue.build.models import LibraryPrices
 from retinue.core.usage import Usage
-assert make_prices().price("openai:gpt-5", Usage(5, 5)) > 0
+assert LibraryPrices().price("openai:gpt-5", Usage(5, 5)) > 0
 assert "genai_prices" in sys.modules
 """
     done = subprocess.run(

@@ -4,9 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from a2a.server.agent_execution import RequestContext
+from a2a.server.tasks import TaskUpdater
+from a2a.types import Part
 
 from retinue import Profile
+from retinue.core.remote_agents import A2aAgent
 from retinue.testing import scripted
+from tests.remote.a2a_kit import say, serve_agent
 from tests.surfaces.a2a.kit import (
     VERSION_TOOL,
     body_of,
@@ -172,3 +177,24 @@ async def test_a_failed_call_and_a_failed_run_say_so(tmp_path: Path) -> None:
     last = events[-1]
     assert (last["final"], last["status"]["state"]) == (True, "failed")
     assert "the model is away" in last["status"]["message"]["parts"][0]["text"]
+
+
+async def test_an_agent_elsewhere_is_served_word_by_word_and_nothing_takes_the_place_of_anything(
+    tmp_path: Path,
+) -> None:
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        await say(updater, "Looking.", "Found it.")
+        for number, word in enumerate(("It ", "runs ", "well.")):
+            await updater.add_artifact([Part(text=word)], artifact_id="a", append=number > 0)
+        await updater.complete()
+
+    async with serve_agent(act) as (url, _):
+        profile = Profile("argocd", tools=(), a2a=A2aAgent(url=url))
+        async with serve(tmp_path, profile) as server:
+            events = await stream(server, body_of("message/stream", message_of("go")))
+    chunks = [each for each in events if each["kind"] == "artifact-update"]
+    assert [(each["append"], each["artifact"]["parts"][0]["text"]) for each in chunks] == [
+        (False, "Looking."), (True, ""), (False, "Found it."), (True, ""),
+        (False, "It runs "), (True, "well."), (True, ""),
+    ]  # fmt: skip
+    assert len({each["artifact"]["artifactId"] for each in chunks}) == 3

@@ -42,6 +42,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        atexit.register(self._socket.close)
         argv, env = [sys.executable, __file__], {**os.environ, **PYTHON_SETTINGS}
         subprocess.run(argv, env=env, stdin=theirs, stdout=subprocess.DEVNULL, check=True)
         theirs.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.workspaces.apply_journal import Journal, write_journal
+from retinue.workspaces.atomic_apply import Journal, write_journal
 from tests.surfaces.cli.shell import Project, one_line_error
 from tests.surfaces.cli.test_terminal import Terminal
 from tests.workspaces.kit import git, repository, shell

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from retinue.surfaces.mcp.host import PROGRESS_SECONDS
-from tests.gates import Gate
+from tests.gates import Gate, pass_time
 from tests.surfaces.cli.shell import COMMAND, Project, environment
 from tests.surfaces.mcp.kit import BOTH, connected, piped
 
@@ -78,11 +79,14 @@ async def test_a_call_is_answered_in_time_with_a_handle_to_wait_with(project: Pr
 @pytest.mark.requirement("MASS-47", "P38")
 async def test_a_client_that_times_out_loses_nothing(project: Project, gate: Gate) -> None:
     async with connected(project, "--yes", agents=slow(gate)) as client:
+        calling = asyncio.create_task(client.call_tool("spawn_subagents", TASKS, read_timeout_seconds=100))
+        held = await gate.wait_for_arrival()
+        await pass_time(100)
         with pytest.raises(MCPError, match="timed out"):
-            await client.call_tool("spawn_subagents", TASKS, read_timeout_seconds=1)
+            await calling
         said = (await client.call_tool("list_subagents", {})).structured_content
         assert [(each["subagent_id"], each["status"]) for each in said["subagents"]] == [("slow", "running")]
-        await gate.let_pass()
+        os.close(held)
         said = (await client.call_tool(WAIT, {"subagent_id": "slow"})).structured_content
         assert said["results"][0]["answer"] == "at last"
 

@@ -6,8 +6,8 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -81,29 +81,32 @@ async def until(test: Any, *, seconds: float = SECONDS) -> None:
             await asyncio.sleep(0.02)
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+@contextmanager
+def held_port() -> Iterator[int]:
+    """A port that nobody else gets. A server that allows its address to be reused can listen there meanwhile."""
+    with socket.socket() as holding:
+        holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holding.bind(("127.0.0.1", 0))
+        port: int = holding.getsockname()[1]
+        yield port
 
 
 @asynccontextmanager
 async def http_server(*command: str, port: int | None = None) -> AsyncIterator[str]:
     """A server at an address of its own on loopback, the calm one unless named; its port is in its environment too."""
-    port = port or free_port()
-    process = await asyncio.create_subprocess_exec(
-        *(command or (sys.executable, str(SERVERS / "calm.py"), str(port))),
-        env={"PATH": os.environ["PATH"], "PORT": str(port)},
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        await until(lambda: _listens(port))
-        yield f"http://127.0.0.1:{port}/mcp"
-    finally:
-        process.kill()
-        await process.wait()
+    with nullcontext(port) if port is not None else held_port() as at:
+        process = await asyncio.create_subprocess_exec(
+            *(command or (sys.executable, str(SERVERS / "calm.py"), str(at))),
+            env={"PATH": os.environ["PATH"], "PORT": str(at)},
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            await until(lambda: _listens(at))
+            yield f"http://127.0.0.1:{at}/mcp"
+        finally:
+            process.kill()
+            await process.wait()
 
 
 def _listens(port: int) -> bool:

@@ -1,16 +1,19 @@
 """The updates of a foreign A2A agent as reports of a run: standard fields, and notices for those that send no more.
 
-An answer is what its artifacts say; if they say nothing, what its status messages say, without notices. Updates that
-miss a status, a message, parts or text are skipped. A pure fold: nothing is sent from here.
+An answer is what its artifacts say; if they say nothing, what its status messages say, without notices. An artifact
+that comes in chunks is shown as it grows. A task that is looked up tells by its history what was missed; what was heard
+before counts once. Updates that miss a status, a message, parts or text are skipped. A pure fold.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
-from a2a.types import Artifact, Part, StreamResponse, Task, TaskState, TaskStatus
+import msgspec
+from a2a.types import Artifact, Message, Part, Role, StreamResponse, Task, TaskState, TaskStatus
+from google.protobuf.json_format import MessageToDict
 
 from retinue.core.events import (
     ApprovalAsked,
@@ -20,37 +23,47 @@ from retinue.core.events import (
     RunStarted,
     ToolCall,
     ToolResult,
+    TurnStarted,
 )
 from retinue.core.events import Message as Said
 from retinue.core.limits import EVENT_BYTES
-from retinue.protocol.notices import Notice, parse_notice, remove_plans
-from retinue.remote.port import INPUT_REQUIRED, STARTED, RemoteSpawned, Report
+from retinue.protocol.notices import PLAN_OPENS, Notice, parse_notice, remove_plans
+from retinue.remote.port import INPUT_REQUIRED, STARTED, RemoteDelta, RemoteSpawned, Report
 
 NOTICE_ARTIFACTS = ("tool_notification_start", "tool_notification_end")
 MOST_ARTIFACTS = 1000
 MOST_OPEN = 1000
+MOST_HEARD = 10_000
+NAME_CHARACTERS = 300
 ENDINGS: dict[Any, str] = {
     TaskState.TASK_STATE_COMPLETED: "done",
     TaskState.TASK_STATE_CANCELED: "cancelled",
     TaskState.TASK_STATE_REJECTED: "refused",
     TaskState.TASK_STATE_FAILED: "failed",
 }
+_TOLD_AGAIN = (TaskState.TASK_STATE_INPUT_REQUIRED, *ENDINGS.keys() - {TaskState.TASK_STATE_COMPLETED})
 NEEDS_LOGIN = "the agent asks its user to log in, which is not possible from here"
+BETWEEN_ARTIFACTS = "\n\n"
 UNASKED = "the agent asks for input without saying what"
+Fact: TypeAlias = tuple[str, Body | RemoteSpawned | RemoteDelta]
 _LOG = logging.getLogger(__name__)
 
 
 class UpdateFold:
-    """The fold of one task's updates. `needs_input` is set while the agent waits for an answer."""
+    """The fold of one task's updates. `needs_input` is set while the agent waits for an answer. `has_started` says that
+    an earlier process has followed the task."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_started: bool = False) -> None:
         self.task_id = ""
         self.context_id = ""
         self.needs_input = False
         self.has_ended = False
-        self._has_started = False
+        self._has_started = has_started
         self._questions = 0
+        self._heard: set[str] = set()  # ids of messages and of artifacts that are notices
         self._artifacts: dict[str, str] = {}
+        self._told = 0  # characters of the answer that were shown as deltas
+        self._is_told_in_order = True
         self._said: list[str] = []
         self._held = ""  # words that may be the answer, or only a step on the way
         self._size = 0
@@ -64,7 +77,7 @@ class UpdateFold:
             return []
         return [Report(run, body) for run, body in self._apply(update)]
 
-    def _apply(self, update: StreamResponse) -> Iterator[tuple[str, Body | RemoteSpawned]]:
+    def _apply(self, update: StreamResponse) -> Iterator[Fact]:
         kind = update.WhichOneof("payload")
         found: Any = getattr(update, kind) if kind else None
         if found is None or not self._is_ours(found, kind):
@@ -79,8 +92,11 @@ class UpdateFold:
         elif kind == "task":
             yield from self.apply_task(found)
         elif kind == "status_update":
-            yield from self._apply_status(found.status)
+            texts = _list_texts(found.status.message)
+            self._hear(found.status.message.message_id or "\n".join(texts)[:NAME_CHARACTERS])
+            yield from self._apply_status(found.status, texts)
         else:
+            self._hear(found.artifact.artifact_id)
             yield from self._apply_artifact(found.artifact, append=found.append)
 
     def _is_ours(self, found: Any, kind: str) -> bool:
@@ -90,15 +106,28 @@ class UpdateFold:
         self.context_id = self.context_id or found.context_id
         return kind == "message" or not task_id or task_id == self.task_id
 
-    def apply_task(self, task: Task) -> Iterator[tuple[str, Body | RemoteSpawned]]:
+    def apply_task(self, task: Task) -> Iterator[Fact]:
         """Take a task as it stands: the first event of a stream, or the answer to the question how it goes."""
+        for message in task.history:
+            if message.role == Role.ROLE_AGENT and message.message_id and self._hear(message.message_id):
+                for text in _list_texts(message):
+                    yield from self._take_text(text)
         for artifact in task.artifacts:
-            yield from self._apply_artifact(artifact, append=False)
-        yield from self._apply_status(task.status)
+            if self._hear(artifact.artifact_id) or artifact.name not in NOTICE_ARTIFACTS:
+                yield from self._apply_artifact(artifact, append=False)
+        texts = _list_texts(task.status.message)
+        is_new = self._hear(task.status.message.message_id or "\n".join(texts)[:NAME_CHARACTERS])
+        yield from self._apply_status(task.status, texts if is_new or task.status.state in _TOLD_AGAIN else [])
 
-    def _apply_status(self, status: TaskStatus) -> Iterator[tuple[str, Body | RemoteSpawned]]:
+    def _hear(self, name: str) -> bool:
+        """Take note of something that may come again; return whether it is new."""
+        is_new = name not in self._heard and len(self._heard) < MOST_HEARD
+        if is_new:
+            self._heard.add(name)
+        return is_new
+
+    def _apply_status(self, status: TaskStatus, texts: list[str]) -> Iterator[Fact]:
         state = status.state
-        texts = [part.text for part in status.message.parts if part.WhichOneof("content") == "text" and part.text]
         self.needs_input = state == TaskState.TASK_STATE_INPUT_REQUIRED
         if self.needs_input:
             self._questions += 1
@@ -115,23 +144,23 @@ class UpdateFold:
             if state == TaskState.TASK_STATE_COMPLETED:
                 yield from self._end("done", "")
 
-    def _take_text(self, text: str) -> Iterator[tuple[str, Body | RemoteSpawned]]:
+    def _take_text(self, text: str) -> Iterator[Fact]:
         notice = self._parse_notice(text)
         _LOG.info("Streamed + accumulated text from status-update: %d chars", len(text))
         if notice is not None:
             yield from self._show_notice(notice)
-        elif self._add_size(text):
+        elif self._add_size(len(text)):
             yield from self._flush()
             self._said.append(text)
             self._held = text
 
-    def _flush(self) -> Iterator[tuple[str, Body]]:
+    def _flush(self) -> Iterator[Fact]:
         """Show words that were a step on the way: something follows them."""
         if self._held:
             held, self._held = self._held, ""
             yield STARTED, Said(held)
 
-    def _apply_artifact(self, artifact: Artifact, *, append: bool) -> Iterator[tuple[str, Body | RemoteSpawned]]:
+    def _apply_artifact(self, artifact: Artifact, *, append: bool) -> Iterator[Fact]:
         text = _join_texts(artifact.parts)
         if artifact.name in NOTICE_ARTIFACTS:
             notice = self._parse_notice(text)
@@ -141,13 +170,37 @@ class UpdateFold:
         name = artifact.artifact_id
         if name not in self._artifacts and len(self._artifacts) >= MOST_ARTIFACTS:
             return
-        before = self._artifacts.get(name, "") if append else ""
-        if not text or self._add_size(text):
-            self._artifacts[name] = before + text
+        before = self._artifacts.get(name, "")
+        whole = before + text if append else text
+        if self._add_size(len(whole) - len(before)):
+            self._artifacts[name] = whole
+            if append or self._told:
+                yield from self._show_growth(name, before, whole)
 
-    def _add_size(self, text: str) -> bool:
-        """Tell whether there is room for more text."""
-        self._size += len(text)
+    def _show_growth(self, name: str, before: str, whole: str) -> Iterator[Fact]:
+        """Show what a chunk adds to the answer, as long as it is added at its end. Otherwise the ending tells it."""
+        is_last = name == next(reversed(self._artifacts))
+        if PLAN_OPENS in whole and not (self._told and before):
+            return
+        self._is_told_in_order &= is_last and whole.startswith(before) and PLAN_OPENS not in whole
+        added = whole[len(before) :]
+        if not self._is_told_in_order or not added:
+            return
+        if not self._told:
+            yield from self._flush()
+            yield STARTED, TurnStarted(1)
+            added = self._join_artifacts()
+        elif not before:
+            added = BETWEEN_ARTIFACTS + added
+        yield STARTED, RemoteDelta(added, turn=1, offset=self._told)
+        self._told += len(added)
+
+    def _join_artifacts(self) -> str:
+        return BETWEEN_ARTIFACTS.join(part for part in map(remove_plans, self._artifacts.values()) if part)
+
+    def _add_size(self, count: int) -> bool:
+        """Tell whether there is room for more characters."""
+        self._size += count
         return self._size <= EVENT_BYTES
 
     # Notices
@@ -162,7 +215,7 @@ class UpdateFold:
             return notice if any(agent == name for _, agent in self._agents) else None
         return notice if any(call == name for _, _, call in self._calls) else None
 
-    def _show_notice(self, notice: Notice) -> Iterator[tuple[str, Body | RemoteSpawned]]:
+    def _show_notice(self, notice: Notice) -> Iterator[Fact]:
         yield from self._flush()
         name = notice.target.casefold()
         run = next((run for run, agent in self._agents if agent == notice.agent.casefold()), STARTED)
@@ -189,28 +242,42 @@ class UpdateFold:
 
     # The ending
 
-    def _end(self, status: str, text: str) -> Iterator[tuple[str, Body]]:
+    def _end(self, status: str, text: str) -> Iterator[Fact]:
         self.has_ended = True
-        written = "\n\n".join(part for part in map(remove_plans, self._artifacts.values()) if part)
+        written = self._join_artifacts()
         if status == "done":
             if written:
                 yield from self._flush()
             answer = text or written or remove_plans("\n".join(self._said))
+            if self._told:
+                yield STARTED, Said(answer, final=True)
             yield STARTED, RunEnded("done", answer, 0)
             return
         partial = written or "\n".join(self._said)
         yield STARTED, RunEnded(status, text, 0, error_details=text or None, partial=partial)
 
 
+def _list_texts(message: Message) -> list[str]:
+    return [part.text for part in message.parts if part.WhichOneof("content") == "text" and part.text]
+
+
 def _join_texts(parts: Iterable[Part]) -> str:
-    """Return the texts and data of all parts. Files are named, not fetched."""
-    found = []
+    """Return the texts and data of all parts. Files are named, not fetched. Texts that follow on one another are one
+    text: chunks of an artifact become its parts."""
+    found = ""
+    was_text = True
     for part in parts:
-        match part.WhichOneof("content"):
+        kind = part.WhichOneof("content")
+        match kind:
             case "text":
-                found.append(part.text)
+                piece = part.text
             case "data":
-                found.append(str(part.data).strip())
+                piece = msgspec.json.encode(MessageToDict(part.data), order="sorted").decode()
             case "raw" | "url":
-                found.append(f"[a file: {part.filename or part.media_type or 'unnamed'}]")
-    return "\n".join(found) if len(found) > 1 else "".join(found)
+                piece = f"[a file: {part.filename or part.media_type or 'unnamed'}]"
+            case _:
+                continue
+        is_apart = bool(found) and not (was_text and kind == "text")
+        found += f"\n{piece}" if is_apart else piece
+        was_text = kind == "text"
+    return found

@@ -58,6 +58,7 @@ from retinue.core.events import Delta, Event, RunEnded, RunSpawned
 from retinue.core.messages import ASKER
 from retinue.core.profiles import Profile
 from retinue.core.profiles import Task as RunTask
+from retinue.core.secrets import clean_text
 from retinue.files.atomic import replace_file
 from retinue.files.private import make_private_folder
 from retinue.log.questions import find_closing
@@ -82,6 +83,7 @@ from retinue.surfaces.a2a.tasks import SURFACE, ServedTask, ServedTasks
 CANCEL_SECONDS = 40.0
 FILES_NOTE = "Files of this message are in your workspace: {names}"
 ENDED = "the task {task} has ended; a message with its contextId and without a taskId goes on from there"
+USED = "params.message.messageId '{name}' was used for another message: give each message an id of its own"
 BUSY = "the server works on {count} tasks already, which is as many as it takes at once: try again later"
 NOT_ASKED = "questions of this server are answered by its host: it runs without --approve-by client"
 OnDisconnect = Literal["continue", "cancel"]
@@ -147,6 +149,7 @@ class TaskHandler(RequestHandler):
         async with self._accepting:  # the same message may come twice at once
             known = self._tasks.find_message(client, message.message_id)
             if known is not None:
+                await self._check_repeated(known, message)
                 return Accepted(known)
             if message.task_id:
                 return await self._address(self._find(message.task_id, context), message)
@@ -162,8 +165,7 @@ class TaskHandler(RequestHandler):
         request = ClientRequest(surface=SURFACE, client=client, context=context, message=message.message_id)
         before = [task for task in self._tasks.list_context(client, context) if not self._tasks.is_live(task)]
         files = await asyncio.to_thread(self._keep_files, message)
-        names = ", ".join(name for name, _ in message.files)
-        text = "\n\n".join(filter(None, (message.text, FILES_NOTE.format(names=names) if names else "")))
+        text = _make_task_text(message)
         options = self._options
         try:
             with self._control.serve_caller(message.caller):
@@ -180,6 +182,13 @@ class TaskHandler(RequestHandler):
         options.begun(run, client, text)
         return task  # without a pause: a stream has the first words of the model only if it watches from here on
 
+    async def _check_repeated(self, task: ServedTask, message: ClientMessage) -> None:
+        """Raise InvalidParamsError if the id of the message that began a task comes with other words."""
+        begun = (await self._tasks.read_view(task)).beginning
+        is_first = message.message_id == task.request.message
+        if is_first and begun is not None and clean_text(_make_task_text(message)) != begun.task:
+            raise InvalidParamsError(USED.format(name=message.message_id))
+
     def _keep_files(self, message: ClientMessage) -> tuple[str, ...]:
         if not message.files:
             return ()
@@ -193,6 +202,8 @@ class TaskHandler(RequestHandler):
         if message.context_id and message.context_id != task.request.context:
             raise InvalidParamsError(f"the task {task.tree} is in another context than {message.context_id}")
         view = await self._tasks.read_view(task)
+        if message.message_id in view.message_ids or _has_answered(view, task, message):
+            return Accepted(task)  # it came before, perhaps to a server that was killed since
         if view.ending is not None or not self._tasks.is_live(task):
             raise UnsupportedOperationError(ENDED.format(task=task.tree))
         if message.files:
@@ -201,7 +212,9 @@ class TaskHandler(RequestHandler):
         for answer in message.answers:
             await self._answer(task, answer)
         if message.text:
-            receipt = await self._control.send(task.tree, message.run, message.text, source=ASKER)
+            receipt = await self._control.send(
+                task.tree, message.run, message.text, source=ASKER, message_id=message.message_id
+            )
             if receipt.state not in ("queued", "delivered"):
                 raise UnsupportedOperationError(f"the words did not reach the task: {receipt.why}")
         self._tasks.note_message(task, message.message_id)
@@ -214,7 +227,7 @@ class TaskHandler(RequestHandler):
         asked = {question.id: question for question in await self._control.pending(task.tree)}.get(answer.approval_id)
         if asked is None or not asked.digest or asked.digest != answer.digest:
             raise InvalidParamsError("the answer is not to a question that is open: its approval_id and digest differ")
-        by = f"a2a client {task.request.client}"
+        by = _name_answerer(task)
         given = await self._control.answer(asked.id, answer.verdict, by=by, digest=answer.digest, surface="a2a")
         if given != "taken":
             async with aclosing(self._control.watch(task.tree)) as events:
@@ -290,19 +303,17 @@ class TaskHandler(RequestHandler):
         return [question for question in view.questions if question.id in pending]
 
     async def _stream_typed(self, task: ServedTask, after: int) -> AsyncGenerator[Update]:
-        """Yield the events of the tree themselves, for another retinue."""
+        """Yield the events of the tree themselves, and pieces of text as they are said, for another retinue."""
         place = task.place
         ended: RunEnded | None = None
-        async with aclosing(self._control.watch(task.tree, after=after)) as items:
+        async with aclosing(self._control.watch(task.tree, after=after, deltas=True)) as items:
             first = await anext(items, None)
             yield await self._make_first(task, first, after)
             async for item in _put_back(first, items):
-                if isinstance(item, Delta):
-                    continue
                 update = make_typed_update(place, item)
                 if update is not None:
                     yield update
-                if item.run == 0 and isinstance(item.body, RunEnded):
+                if isinstance(item, Event) and item.run == 0 and isinstance(item.body, RunEnded):
                     ended = item.body
         ended = ended or (await self._tasks.read_view(task)).ending
         if ended is not None:
@@ -414,8 +425,30 @@ class TaskHandler(RequestHandler):
         raise ExtendedAgentCardNotConfiguredError
 
 
+def _make_task_text(message: ClientMessage) -> str:
+    names = ", ".join(name for name, _ in message.files)
+    return "\n\n".join(filter(None, (message.text, FILES_NOTE.format(names=names) if names else "")))
+
+
 def _name_client(context: ServerCallContext) -> str:
     return context.user.user_name if context.user.is_authenticated else ANONYMOUS
+
+
+def _name_answerer(task: ServedTask) -> str:
+    return f"a2a client {task.request.client}"
+
+
+def _has_answered(view: TaskView, task: ServedTask, message: ClientMessage) -> bool:
+    """Return whether a message brings answers only, each of which the same client has given already."""
+    given = [(view.decisions.get(answer.approval_id), answer.decision == "allow") for answer in message.answers]
+    return (
+        bool(given)
+        and not message.text
+        and all(
+            decided is not None and (decided.allowed, decided.by) == (allows, _name_answerer(task))
+            for decided, allows in given
+        )
+    )
 
 
 async def _put_back(first: Event | Delta | None, items: AsyncGenerator[Event | Delta]) -> AsyncGenerator[Event | Delta]:

@@ -14,10 +14,12 @@ from retinue.core.messages import RunRef
 from retinue.log.listing import Listing, load_listing
 from retinue.log.lookup import find_reported_run
 from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import pager
 from retinue.surfaces.cli.options import RUN_HELP
 from retinue.surfaces.printer import colors, safe
 
 QUESTION = "apply these changes? [y]es [n]o > "
+STAT_COLUMNS = 100  # where stdout is no terminal
 RECOVERY_QUESTION = "put them back as they were before it? [y]es [n]o > "
 FAILED = 1
 
@@ -43,8 +45,10 @@ def execute_diff(args: argparse.Namespace) -> int:
     if args.json:
         screen.print_json([{"run": one.name, **file} for one in shown for file in one.list_changed_lines(live=live)])
         return 0
-    for one in shown:
-        _print_diff(one, "--stat=100" if args.stat else "-p", live=live, named=len(shown) > 1)
+    how = f"--stat={screen.measure_screen() or STAT_COLUMNS}" if args.stat else "-p"
+    texts = [_format_diff(one, how, live=live, named=len(shown) > 1) for one in shown]
+    if any(texts):
+        pager.print_long("".join(texts).removesuffix("\n"))
     return 0
 
 
@@ -67,17 +71,17 @@ async def find_copies(name: str | None) -> tuple[Listing, RunRef, list[CopiedWor
     return tree, found, copies
 
 
-def _print_diff(one: CopiedWorkspace, how: str, *, live: bool, named: bool) -> None:
+def _format_diff(one: CopiedWorkspace, how: str, *, live: bool, named: bool) -> str:
+    """Return the changes of one run as safe text; prints that there are none if so."""
     text = one.diff(how, "-M", live=live).decode("utf-8", "backslashreplace")
     color = colors.wants_color(sys.stdout)
     if not text:
         print(f"{one.name} changed no files{' so far' if live else ''}", file=sys.stderr)
-        return
-    if named:
-        print(
-            colors.paint_header((("name", f"{one.name}  {one.workspace.kind} of {one.workspace.source}"),), color=color)
-        )
-    print(colors.paint_diff(safe.escape_text(text), color=color), end="")
+        return ""
+    source = screen.shorten_path(one.workspace.source, find_project(Path.cwd()))
+    whose = f"{one.name}  {one.workspace.kind} of {source}"
+    head = f"{colors.paint_header((('name', whose),), color=color)}\n" if named else ""
+    return head + colors.paint_diff(safe.escape_text(text), color=color)
 
 
 def configure_apply(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from retinue import build
-from retinue.build.models import ModelSource, make_prices
+from retinue.build.models import LibraryPrices, ModelSource
 from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
 from retinue.build.remote_agents import inspect_agent
@@ -406,7 +406,7 @@ async def _try_servers(servers: Sequence[McpServer], project: Path) -> Sequence[
 
 
 def check_models(look: Look) -> Iterator[Check]:
-    prices = make_prices()
+    prices = LibraryPrices()
     for provider in PROVIDERS:
         yield _check_provider(provider)
     if look.project is None:

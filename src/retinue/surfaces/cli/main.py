@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from retinue.surfaces.cli.help_texts import Help, explain_unknown_command
+
 COMMANDS = {
     "init": "write a retinue.yaml and a first agent for this project",
     "run": "run an agent on a task and print its answer",
@@ -41,8 +43,12 @@ COMMANDS = {
     "trust": "trust this project's retinue.yaml",
     "doctor": "check the installation and the project",
     "completion": "print a completion script for your shell",
+    "help": "show this help, or that of a command",
 }
-MODULES = {"approve": "approvals", "deny": "approvals", "apply": "diff", "cancel": "send", "continue": "resume"}
+MODULES = {
+    "approve": "approvals", "deny": "approvals", "apply": "diff", "cancel": "send", "continue": "resume",
+    "help": "main",
+}  # fmt: skip
 EPILOG = """\
 examples:
   retinue demo                                  see it work, without a key
@@ -52,8 +58,10 @@ examples:
   retinue apply                                 merge that into your files
 
 The answer goes to stdout (as JSON with --json), everything live to stderr.
+
 Exit codes: 0 done, 1 failed, 2 usage, 124 timed out, 130 cancelled.
-`retinue COMMAND --help` describes a command."""
+
+`retinue help COMMAND` describes a command."""
 USAGE = 2
 FAILED = 1
 INTERRUPTED = 130
@@ -86,11 +94,6 @@ class _Stderr(io.FileIO):
             return len(data)
 
 
-class Help(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30)
-
-
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line that says where to read more."""
 
@@ -108,7 +111,15 @@ def make_parser(*chosen: str) -> tuple[Parser, dict[str, Parser]]:
     top = Parser(
         prog="retinue", description="Run agents and their subagents, and see everything they do.", epilog=EPILOG
     )
-    top.add_argument("--version", action="version", version=f"retinue {get_version()}")
+    top.add_argument("--version", action="version", version=f"retinue {get_version()}", help="show the version")
+    top.add_argument(
+        "-C",
+        dest="folders",
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="run as if started in DIR; stands before COMMAND, and paths in other options are then relative to DIR",
+    )
     commands = top.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
     made = {name: commands.add_parser(name, help=text) for name, text in COMMANDS.items()}
     for name in chosen:
@@ -122,6 +133,20 @@ def describe_command(parser: argparse.ArgumentParser, execute: Callable[..., obj
     import inspect
 
     parser.description, _, parser.epilog = inspect.cleandoc(execute.__doc__ or "").partition("\n\n")
+
+
+def add_action(
+    actions: argparse._SubParsersAction[Any],
+    name: str,
+    configure: Callable[[Any], None],
+    execute: Callable[..., object],
+    *,
+    about: str,
+) -> None:
+    """Add an action of a command, such as `serve`, with its options and the help of the function that executes it."""
+    parser = actions.add_parser(name, help=about)
+    configure(parser)
+    describe_command(parser, execute)
 
 
 def get_version() -> str:
@@ -157,9 +182,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_command(argv: list[str]) -> int:
-    chosen = next((word for word in argv if not word.startswith("-")), None)
+    chosen = _find_command(argv)
     if chosen is not None and chosen not in COMMANDS:
-        complain(f"there is no command '{chosen}'{_suggest_command(chosen)} (see `retinue --help`)")
+        complain(explain_unknown_command(chosen, COMMANDS))
         return USAGE
     try:
         top, _ = make_parser(*([chosen] if chosen else []))
@@ -167,11 +192,52 @@ def _run_command(argv: list[str]) -> int:
     except SystemExit as done:  # argparse's way to say that all is said
         sys.stdout.flush()
         return int(done.code or 0)
+    _change_folder(args.folders)
     if chosen is None:
         top.print_help(sys.stderr)
         return USAGE
     code: int = load_function(chosen, "execute")(args)
     return code
+
+
+def _find_command(argv: list[str]) -> str | None:
+    """Return the first word that is neither an option nor the folder of -C."""
+    words = iter(argv)
+    for word in words:
+        if word == "-C":
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+    return None
+
+
+def _change_folder(folders: list[str]) -> None:
+    """Go to the folders of -C, each relative to the one before."""
+    if folders and os.sep in sys.argv[0]:
+        sys.argv[0] = os.path.abspath(sys.argv[0])  # noqa: PTH100 - a link stays one; hints print this command
+    for folder in folders:
+        try:
+            os.chdir(folder)
+        except (OSError, ValueError) as error:
+            from retinue.core.errors import ConfigError
+
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            raise ConfigError(f"-C: cannot change to '{folder}': {why}") from None
+
+
+def configure_help(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", metavar="COMMAND", nargs="*", help="the command, such as `run` or `mcp serve`")
+
+
+def execute_help(args: argparse.Namespace) -> int:
+    """Show the help of a command; without one, list all commands.
+
+    examples:
+      retinue help
+      retinue help run
+      retinue help mcp serve
+    """
+    return _run_command([*args.words, "--help"])
 
 
 def complain(text: str, *more: str) -> None:
@@ -211,13 +277,6 @@ def _has_folder() -> bool:
         return bool(Path.cwd())
     except OSError:
         return False
-
-
-def _suggest_command(word: str) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(word, COMMANDS, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def _mend_streams() -> None:

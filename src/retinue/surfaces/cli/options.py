@@ -18,10 +18,11 @@ from retinue.core.profiles import RUNTIMES
 AGES = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 DETACHED_WAIT_SECONDS = 600.0
 NAMED_RUN_HELP = (
-    "TREE/N, a tree (its primary), a path such as /main/explorer-1, a label, a subagent_id, or a unique beginning "
-    "of one"
+    "a tree (its primary), TREE/N for another run of it, a path such as /main/explorer-1, a label, a subagent_id, or a "
+    "unique beginning of one; `last` or @1 is the newest tree, @2 the one before it"
 )
-RUN_HELP = f"{NAMED_RUN_HELP} (default: the primary of the latest tree)"
+RUN_HELP = f"{NAMED_RUN_HELP} (default: last)"
+TREE_HELP = "a tree or a run in it, named as for `retinue show` (default: last)"
 
 
 def add_level_options(parser: argparse.ArgumentParser) -> None:

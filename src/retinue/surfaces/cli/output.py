@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from retinue.config.project import find_project
@@ -16,12 +18,14 @@ from retinue.core.errors import ConfigError
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader
 from retinue.files.state_owner import verify_state_folder
-from retinue.log.lookup import find_run
+from retinue.log.lookup import find_run, resolve_recent
 from retinue.log.opening import open_reader
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.safe import measure_width
 
-LEAST_WIDTH = 12  # of a column that is shortened on a narrow terminal
+GAP = "  "
+NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
+PaintCell = Callable[[str, str, str], str]  # of the head of a column, a cell, and as much of it as fits
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -40,8 +44,12 @@ def open_project_log() -> ProjectLog:
 
 
 async def look_up(name: str | None, *, everything: bool = False, live: bool = False) -> tuple[ProjectLog, RunRef]:
-    """Open the project's log and find the run of that name in it. Warns of parts that cannot be read."""
+    """Open the project's log and find the run of that name in it. Warns of parts that cannot be read.
+
+    `last` and `@N` are words of this command line only: models give labels, and none may take a word of a person."""
     project = open_project_log()
+    if name is not None:
+        name = await resolve_recent(project.log, name, everything=everything)
     return project, await find_run(project.log, name, print_warning, everything=everything, live=live)
 
 
@@ -53,6 +61,11 @@ def check_folder(folder: Path) -> Path:
         raise ConfigError(f"the name of the folder {folder} is not UTF-8; rename it") from None
     verify_state_folder(folder / ".retinue")
     return folder
+
+
+def shorten_path(path: str, project: Path) -> str:
+    """Return a path in the project relative to the current folder; any other as it is."""
+    return os.path.relpath(path) if Path(path).is_relative_to(project) else path
 
 
 def find_command() -> str:
@@ -101,27 +114,66 @@ def format_age(seconds: float) -> str:
 
 
 def format_table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str] = frozenset(), flexible: str = ""
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: frozenset[str] = frozenset(),
+    flexible: Mapping[str, int] = NO_WIDTHS,
+    paint: PaintCell | None = None,
 ) -> list[str]:
     """Format rows as lines with aligned columns, on a terminal no wider than it.
 
-    On a narrow terminal the `flexible` column is shortened first, so that all columns but the last fit."""
-    widths = [max(measure_width(row[n]) for row in (heads, *rows)) for n in range(len(heads))]
-    screen = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else None
-    if screen is not None and flexible:
-        place = heads.index(flexible)
-        others = sum(widths[:-1]) - widths[place] + 2 * len(widths)
-        widths[place] = min(widths[place], max(LEAST_WIDTH, screen - others))
+    On a narrow terminal the `flexible` columns are shortened first, in this order, each down to its least width; then
+    the others from the last on. `paint` colours a cell that has its width already."""
+    widths = _measure_columns(heads, rows)
+    screen = measure_screen()
+    if screen is not None:
+        _shrink_columns(widths, screen, [(heads.index(head), least) for head, least in flexible.items()])
     lines = []
     for row in (heads, *rows):
         cells = []
         for head, cell, width in zip(heads, row, widths, strict=True):
             text = shorten_to_width(cell, width)
             space = " " * (width - measure_width(text))
+            text = text if paint is None or not text else paint(head, cell, text)
             cells.append(space + text if head in right else text + space)
-        line = "  ".join(cells).rstrip()
-        lines.append(line if screen is None else shorten_to_width(line, screen))
+        lines.append(GAP.join(cells).rstrip())
     return lines
+
+
+def drop_columns(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    flexible: Mapping[str, int],
+    expendable: Sequence[str],
+) -> tuple[str, ...]:
+    """Return the heads of the columns that fit on the terminal. The `expendable` ones are dropped in this order, until
+    the others fit with the `flexible` ones at their least width."""
+    screen, left = measure_screen(), dict(zip(heads, _measure_columns(heads, rows), strict=True))
+    left = {head: min(width, flexible.get(head, width)) for head, width in left.items()}
+    for head in expendable:
+        if screen is None or sum(left.values()) + len(GAP) * (len(left) - 1) <= screen:
+            break
+        left.pop(head, None)
+    return tuple(left)
+
+
+def measure_screen() -> int | None:
+    """Return the columns of the terminal; None if stdout is none."""
+    return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else None
+
+
+def _measure_columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(measure_width(row[n]) for row in (heads, *rows)) for n in range(len(heads))]
+
+
+def _shrink_columns(widths: list[int], screen: int, flexible: Sequence[tuple[int, int]]) -> None:
+    others = [(at, 1) for at in reversed(range(len(widths)))]
+    for at, least in (*flexible, *others):
+        over = sum(widths) + len(GAP) * (len(widths) - 1) - screen
+        if over > 0:
+            widths[at] = max(widths[at] - over, min(least, widths[at]))
 
 
 def shorten_to_width(text: str, width: int) -> str:

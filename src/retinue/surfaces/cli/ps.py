@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import time
 from pathlib import Path
 
 from retinue.control.address_files import find_address
 from retinue.core.errors import LogError
 from retinue.log.accounts import format_cost
+from retinue.log.blocks import Role
 from retinue.log.listing import Listing, load_listings
+from retinue.protocol.subagent_tools import INTERRUPTED
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import parse_age
-from retinue.surfaces.printer import safe
+from retinue.surfaces.printer import colors, safe
 
 HEADS = ("RUN", "LABEL", "AGENT", "STATE", "TURNS", "TOOLS", "TOKENS", "COST", "TIME", "STARTED", "TASK")
 NUMBERS = frozenset({"TURNS", "TOOLS", "TOKENS", "COST", "TIME"})
-COST = HEADS.index("COST")
+FLEXIBLE = {"LABEL": 12, "TASK": 20, "STATE": 10}  # the least width of columns that may be shortened
+EXPENDABLE = ("TOOLS", "TURNS", "COST", "TOKENS", "AGENT", "TIME", "STARTED", "LABEL")  # least important first
+COLORS: dict[str, Role] = {
+    "done": "good",
+    **dict.fromkeys(("refused", "failed", "limited", "timed_out", "cancelled", "disconnected"), "bad"),
+    **dict.fromkeys(("waiting_approval", "stalled", INTERRUPTED), "warn"),
+}
 UNREAD = "No runs that can be read."
 LABEL_WIDTH = 40
 TASK_WIDTH = 80
@@ -43,6 +52,7 @@ def execute_ps(args: argparse.Namespace) -> int:
 
     states:
       queued starting running waiting_approval waiting_children stalled   the run is alive
+      waiting                                                             a conversation waits for your next message
       done refused failed limited timed_out cancelled disconnected        the run has ended
       interrupted                                                         its process is gone; resume continues it
 
@@ -66,10 +76,9 @@ def execute_ps(args: argparse.Namespace) -> int:
         friendly = UNREAD if problems else friendly
         print(friendly if since is None or not left_out else "No runs in that time.")
         return 0
-    table = [HEADS, *(row for each in found for row in _make_rows(each, now))]
-    if not any(view.cost for each in found for view in each.list_runs()):  # nothing but "unknown" says nothing
-        table = [row[:COST] + row[COST + 1 :] for row in table]
-    print("\n".join(screen.format_table(table[0], table[1:], right=NUMBERS, flexible="LABEL")))
+    rows = [row for each in found for row in _make_rows(each, now)]
+    has_costs = any(view.cost for each in found for view in each.list_runs())  # nothing but "unknown" says nothing
+    print("\n".join(_format_rows([head for head in HEADS if has_costs or head != "COST"], rows)))
     for each in found:
         if each.pid is not None and any(view.ended is None for view in each.list_runs()):
             print(f"\n{_describe_process(project.state, each)}")
@@ -81,6 +90,36 @@ def execute_ps(args: argparse.Namespace) -> int:
     return 0
 
 
+def _format_rows(heads: list[str], rows: list[dict[str, str]]) -> list[str]:
+    """Return the lines of the table. Without room for labels, they stand where a subagent has no task."""
+    flexible, expendable = FLEXIBLE, EXPENDABLE
+    heads = [*screen.drop_columns(heads, _select_cells(heads, rows), flexible=flexible, expendable=expendable)]
+    if "LABEL" not in heads:
+        flexible = {head: least for head, least in FLEXIBLE.items() if head != "LABEL"}
+        rows = [{**row, "TASK": row["TASK"] or row["LABEL"]} for row in rows]
+    paint = _paint_cell if colors.wants_color(sys.stdout) else None
+    return screen.format_table(heads, _select_cells(heads, rows), right=NUMBERS, flexible=flexible, paint=paint)
+
+
+def _select_cells(heads: list[str], rows: list[dict[str, str]]) -> list[tuple[str, ...]]:
+    return [tuple(row[head] for head in heads) for row in rows]
+
+
+def _paint_cell(head: str, cell: str, text: str) -> str:
+    role: Role = "plain"
+    if cell == head:
+        role = "faint"
+    elif head == "STATE":
+        role = COLORS.get(cell, "mark")
+    elif head == "RUN" and cell.endswith("/0"):
+        role = "name"
+    elif head == "LABEL":
+        role = "label"
+    elif head in NUMBERS or head in ("AGENT", "STARTED"):
+        role = "faint"
+    return colors.paint_header(((role, text),), color=True, bold=False)
+
+
 def _describe_process(state: Path, listing: Listing) -> str:
     """Name the process that runs a tree, and say whether it can be told something."""
     address = find_address(state / "control", listing.pid or 0)
@@ -88,20 +127,20 @@ def _describe_process(state: Path, listing: Listing) -> str:
     return f"{listing.tree} runs in process {listing.pid}; {how}"
 
 
-def _make_rows(listing: Listing, now: float) -> list[tuple[str, ...]]:
+def _make_rows(listing: Listing, now: float) -> list[dict[str, str]]:
     return [
-        (
-            f"{listing.tree}/{view.number}",
-            "  " * view.spawned.depth + screen.shorten_to_width(safe.escape_line(view.label), LABEL_WIDTH),
-            safe.escape_line(view.agent),
-            listing.state_of(view),
-            str(view.turns),
-            str(view.tool_count),
-            f"{view.usage.total_tokens:,}",
-            format_cost(view.cost, view.unpriced),
-            screen.format_duration(listing.seconds_of(view, now)),
-            screen.format_age(now - view.spawned_at) if view.number == 0 else "",
-            screen.shorten_to_width(safe.escape_line(view.spawned.task), TASK_WIDTH) if view.number == 0 else "",
-        )
+        {
+            "RUN": f"{listing.tree}/{view.number}",
+            "LABEL": "  " * view.spawned.depth + screen.shorten_to_width(safe.escape_line(view.label), LABEL_WIDTH),
+            "AGENT": safe.escape_line(view.agent),
+            "STATE": listing.state_of(view),
+            "TURNS": str(view.turns),
+            "TOOLS": str(view.tool_count),
+            "TOKENS": f"{view.usage.total_tokens:,}",
+            "COST": format_cost(view.cost, view.unpriced),
+            "TIME": screen.format_duration(listing.seconds_of(view, now)),
+            "STARTED": screen.format_age(now - view.spawned_at) if view.number == 0 else "",
+            "TASK": "" if view.number else screen.shorten_to_width(safe.escape_line(view.spawned.task), TASK_WIDTH),
+        }
         for view in listing.list_runs()
     ]

@@ -22,7 +22,7 @@ from retinue.log.blocks import format_count
 from retinue.log.records import fold_records
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live import drive
-from retinue.surfaces.cli.options import add_level_options
+from retinue.surfaces.cli.options import TREE_HELP, add_level_options
 from retinue.surfaces.cli.startup import choose_profile, make_printer
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.printer import Printer
@@ -31,7 +31,7 @@ EXIT_DIFFERS = 1
 
 
 def configure_replay(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="TREE", nargs="?", help="a tree, or a run in it (default: the latest)")
+    parser.add_argument("name", metavar="TREE", nargs="?", help=TREE_HELP)
     parser.add_argument("--json", action="store_true", help="print the result of the comparison as one JSON object")
     parser.add_argument(
         "--from-disk",

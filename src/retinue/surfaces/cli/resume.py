@@ -19,7 +19,7 @@ from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader
 from retinue.core.profiles import RUNTIMES
 from retinue.log.listing import Listing, load_listing
-from retinue.log.lookup import find_reported_run, find_run
+from retinue.log.lookup import find_reported_run, find_run, resolve_recent
 from retinue.log.reading import decode_line, follow_lines
 from retinue.log.runs import Runs
 from retinue.protocol.outbox import asked_id, request_name
@@ -44,7 +44,8 @@ def configure_resume(parser: argparse.ArgumentParser) -> None:
         "name",
         metavar="TREE",
         nargs="?",
-        help="a tree, or the beginning of its id (default: the latest interrupted one)",
+        help="a tree: its id or a unique beginning of it, `last` for the newest, @2 for the one before (default: the "
+        "newest that was interrupted)",
     )
     add_live_options(parser)
 
@@ -87,7 +88,8 @@ async def find_interrupted(log: LogReader, name: str | None) -> Listing:
             if _has_work(found):
                 return found
         raise NotFound("no tree here is interrupted; `retinue ps --all` lists all trees")
-    found = await load_listing(log, (await find_run(log, name, screen.print_warning)).tree)
+    ref = await find_run(log, await resolve_recent(log, name), screen.print_warning)
+    found = await load_listing(log, ref.tree)
     if found.ended:
         primary = found.runs.runs[0]
         raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import msgspec
 from retinue.build.stored import open_stored_control
 from retinue.core.results import ToolLog, format_changed_files
 from retinue.log.accounts import format_cost, sum_subtree_bill
-from retinue.log.blocks import format_count, format_json, make_call_spans
+from retinue.log.blocks import Role, format_count, format_json, make_call_spans
 from retinue.log.listing import Listing, load_listing
 from retinue.log.reading import iterate_events
 from retinue.log.runs import RunView
@@ -22,8 +23,9 @@ from retinue.log.summaries import summarize_result
 from retinue.log.transcripts import Action, fold_actions, format_transcript
 from retinue.protocol.subagent_tools import INTERRUPTED
 from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import pager
 from retinue.surfaces.cli.options import RUN_HELP
-from retinue.surfaces.printer import safe
+from retinue.surfaces.printer import colors, safe
 
 INDENT = "  "
 
@@ -66,39 +68,45 @@ async def _show(args: argparse.Namespace) -> int:
         if args.json:
             screen.print_json(_actions_to_json(called))
         else:
-            print("\n".join(_format_actions(called)) if called else f"No such tool ran in {found.name}.")
+            lines = _format_actions(called, project.state.parent)
+            pager.print_long("\n".join(lines) if called else f"No such tool ran in {found.name}.")
         return 0
     if args.markdown:
         events = [event async for event in iterate_events(project.log, found.tree) if event.run == found.run]
-        screen.print_text(format_transcript(events), end="")
+        text = format_transcript(events).removesuffix("\n")
+        pager.print_long(safe.escape_text(text) if sys.stdout.isatty() else text)
         return 0
     tree = await load_listing(project.log, found.tree)
     view, now = tree.runs.runs[found.run], time.time()
     if args.json:
         screen.print_json(tree.make_result(view, now))
         return 0
-    print("\n".join(_format_page(project.state, tree, view, now)))
+    pager.print_long("\n".join(_format_page(project.state, tree, view, now)))
     return 0
 
 
 def _format_page(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[str]:
-    yield f"{tree.tree}/{view.number}  {safe.escape_line(view.path)}  [{safe.escape_line(view.label)}]"
+    yield (
+        _paint("name", f"{tree.tree}/{view.number}")
+        + f"  {safe.escape_line(view.path)}  "
+        + _paint("label", f"[{view.label}]")
+    )
     for name, value in _list_facts(state, tree, view, now):
-        yield f"{INDENT}{name:<11} {safe.escape_line(value)}"
+        yield f"{INDENT}{_paint('faint', f'{name:<11}')} {safe.escape_line(value)}"
     yield from _format_part("task", view.spawned.task)
     if view.spawned.task_context:
         yield from _format_part("context", view.spawned.task_context)
     if view.tool_logs:
-        yield from ("", "tools", *(INDENT + _format_tool_line(log) for log in view.tool_logs))
+        yield from ("", _paint("name", "tools"), *(INDENT + _format_tool_line(log) for log in view.tool_logs))
     if view.ended is not None and view.ended.changed_count:
-        yield from ("", "changed files")
+        yield from ("", _paint("name", "changed files"))
         yield from (
             INDENT + safe.escape_line(line)
             for line in format_changed_files(view.ended.changed_files, view.ended.changed_count)
         )
     yield from _format_outcome(tree, view)
     if view.children:
-        yield from ("", "children")
+        yield from ("", _paint("name", "children"))
         for child in view.children:
             name = f"{tree.tree}/{child.number}"
             who = safe.escape_line(f"{child.agent}  [{child.label}]")
@@ -123,12 +131,16 @@ def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterat
             None if spawned.max_cost is None else f"${spawned.max_cost:f}",
         )
         yield "budget", " and ".join(budget for budget in budgets if budget)
+    project = state.parent
     if spawned.model:
-        yield "model", spawned.model
+        kind, colon, file = spawned.model.partition(":")
+        is_script = kind == "scripted"
+        yield "model", f"{kind}{colon}{screen.shorten_path(file, project) if is_script else file}"
     if spawned.server:
         yield "server", spawned.server
     if spawned.workspace:
-        yield "workspace", spawned.workspace
+        whose = " (the project itself)" if Path(spawned.workspace) == project else ""
+        yield "workspace", screen.shorten_path(spawned.workspace, project) + whose
     if view.ended is not None and view.ended.changed_count:
         yield "changes", _describe_changes(state, tree, view.number)
     yield "subagent_id", spawned.subagent_id
@@ -139,7 +151,7 @@ def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterat
     if spawned.parent is not None:
         yield "parent", f"{tree.tree}/{spawned.parent}"
     if view.ended is not None and view.ended.file:
-        yield "file", view.ended.file
+        yield "file", screen.shorten_path(view.ended.file, project)
     for warning in view.warnings:
         yield "warning", warning
 
@@ -174,25 +186,33 @@ def _format_outcome(tree: Listing, view: RunView) -> Iterator[str]:
 
 def _format_part(title: str, text: str) -> Iterator[str]:
     yield ""
-    yield safe.escape_line(title)
+    yield _paint("name", title)
     for line in safe.escape_text(text).split("\n"):
         yield (INDENT + line).rstrip()
 
 
 def _format_tool_line(log: ToolLog) -> str:
     took = "" if log.duration_ms is None else f"  ({screen.format_duration(log.duration_ms / 1000)})"
-    mark = "✓" if log.success else "✗"
-    return f"{mark} {safe.escape_line(f'{log.name}({log.context}) -> {log.result}')}{took}"
+    return f"{_format_mark(log.success)} {safe.escape_line(f'{log.name}({log.context}) -> {log.result}')}{took}"
+
+
+def _format_mark(success: bool) -> str:
+    return _paint("good", "✓") if success else _paint("bad", "✗")
+
+
+def _paint(role: Role, text: str) -> str:
+    """Return a text as a safe line, in the colour of its role where stdout is a terminal that wants colours."""
+    return colors.paint_header(((role, text),), color=colors.wants_color(sys.stdout))
 
 
 def _parse_names(text: str) -> frozenset[str]:
     return frozenset(name.strip() for name in text.split(","))
 
 
-def _format_actions(found: list[Action]) -> Iterator[str]:
+def _format_actions(found: list[Action], project: Path) -> Iterator[str]:
     """Yield the lines of a block for each call."""
     for action in found:
-        mark = "…" if action.success is None else "✓" if action.success else "✗"
+        mark = "…" if action.success is None else _format_mark(action.success)
         call = "".join(text for _, text in make_call_spans(action.tool, action.args))
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(action.at))
         yield f"{mark} {safe.escape_line(call)}  {safe.escape_line(action.path)}  {at}"
@@ -203,7 +223,7 @@ def _format_actions(found: list[Action]) -> Iterator[str]:
             said = summarize_result(action.tool, action.text, action.success, spoken=True)
             yield f"{INDENT}-> {safe.escape_line(said)}  ({screen.format_duration(action.duration_ms / 1000)})"
         if action.file:
-            yield f"{INDENT}whole text in {safe.escape_line(action.file)}"
+            yield f"{INDENT}whole text in {safe.escape_line(screen.shorten_path(action.file, project))}"
         for line in safe.escape_text(action.preview or format_json(action.args)).split("\n"):
             yield f"{INDENT * 2}{line}".rstrip()
         yield ""

@@ -335,8 +335,9 @@ def make_form(asked: Approval, *, modern: bool, run_ids: Sequence[str] = ()) -> 
     choices: dict[str, Any] = {"enum": list(CHOICES), "enumNames": titles}
     if modern:
         choices = {"oneOf": [{"const": name, "title": title} for name, title in zip(CHOICES, titles, strict=True)]}
-    # One field only, with the usual answer chosen: a person answers with one key. An optional text beside it cannot be
-    # left empty in every client.
+    # One field only, with the usual answer chosen: a person answers with one key, or with two in Claude Code 2.1, which
+    # starts on the first field whether it is required or not. An optional text beside it cannot be left empty in every
+    # client.
     fields = {"answer": {"type": "string", "title": "Allow it?", **choices, "default": "yes"}}
     return {
         "mode": "form",

@@ -10,7 +10,8 @@ from retinue.log.blocks import Role, Span
 from retinue.surfaces.printer import safe
 
 _CODES: dict[Role, str] = {
-    "plain": "1", "mark": "1", "name": "1", "label": "36", "tool": "35", "good": "32", "bad": "31", "faint": "2",
+    "plain": "1", "mark": "1", "name": "1", "label": "36", "tool": "35", "good": "32", "bad": "31",
+    "warn": "33", "faint": "2",
 }  # fmt: skip
 _DIFF = {"-": "31", "+": "32", "@": "36"}
 CLEAR_LINE = "\r\x1b[K"

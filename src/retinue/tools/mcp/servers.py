@@ -124,8 +124,9 @@ class McpServers:
         async with TaskOwner() as owner:
             for each in wanted:
                 owner.start(each.wait_until_tried())
-            if not await owner.wait(PATIENCE_SECONDS) and say is not None:
-                late = [each.server for each in wanted if not each.was_tried]
+            is_over = await owner.wait(PATIENCE_SECONDS)
+            late = [each.server for each in wanted if not each.was_tried]
+            if not is_over and late and say is not None:
                 names = ", ".join(f"{server.name} ({server.words})" for server in late)
                 say(f"waiting for the MCP server{'s' if len(late) > 1 else ''} {names}")
             await owner.wait()

@@ -1,0 +1,72 @@
+"""Long text on a terminal: shown in the user's pager, and printed everywhere else.
+
+What is printed here is safe already: the only escape codes in it are our colours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from retinue.surfaces.printer.safe import measure_width
+
+DEFAULT_PAGER = "less -FRX"
+# For a $PAGER without options of its own: show colours, leave the text on the screen, and end with a short one.
+PAGER_SETTINGS = {"LESS": "FRX", "LV": "-c"}
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def print_long(text: str) -> None:
+    """Print a text; through $PAGER (`less -FRX`) if stdout is a terminal with fewer lines."""
+    command = _choose_pager() if _is_too_long(text) else []
+    if not command or not _show_in_pager(command, text):
+        print(text)
+
+
+def _choose_pager() -> list[str]:
+    """Return the words of the pager's command; none if the user wants none."""
+    try:
+        words = shlex.split(os.environ.get("PAGER", DEFAULT_PAGER))
+    except ValueError:
+        return []
+    return [] if words == ["cat"] or os.environ.get("TERM", "dumb") == "dumb" else words
+
+
+def _is_too_long(text: str) -> bool:
+    """Tell whether a text has more lines than the terminal; never for other outputs."""
+    try:
+        columns, rows = os.get_terminal_size(sys.stdout.fileno())
+    except (OSError, ValueError):  # no terminal
+        return False
+    if not columns or not rows:  # it does not know its size
+        return False
+    lines = (measure_width(_COLOR.sub("", line)) for line in text.split("\n"))
+    return sum(max(1, -(-width // columns)) for width in lines) >= rows
+
+
+def _show_in_pager(command: list[str], text: str) -> bool:
+    """Show a text until its reader leaves the pager. Returns False if there is no such program."""
+    sys.stdout.flush()
+    with _ignore_interrupts():
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, env={**PAGER_SETTINGS, **os.environ})
+        except OSError:
+            return False
+        process.communicate(f"{text}\n".encode(sys.stdout.encoding, "backslashreplace"))
+    return True
+
+
+@contextmanager
+def _ignore_interrupts() -> Iterator[None]:
+    """Leave Ctrl-C to the pager. A function, since a program that we start would inherit SIG_IGN."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,205 @@
+"""A screen in two parts: lasting lines, which scroll away like those of any command, and a bottom that is drawn again
+and again below them.
+
+Nothing is drawn at once: changes are collected and drawn about 20 times a second, one write each, in a thread, so that
+neither many changes nor a slow terminal hold up anybody. What the bottom shows is asked for only when it is drawn. The
+bottom is never wider or higher than the terminal, and every text in it is escaped here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import msgspec
+
+from retinue.log.blocks import Span
+from retinue.surfaces.printer import colors, safe
+from retinue.surfaces.printer.terminal import Terminal
+
+FRAME_SECONDS = 0.05
+ANIMATION_SECONDS = 0.1
+AWAY_SECONDS = 0.2
+Line = Sequence[Span]
+_HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
+_ERASE_LINE, _ERASE_BELOW = "\r\x1b[K", "\x1b[J"
+
+
+class Bottom(msgspec.Struct, frozen=True):
+    """The lines below the lasting ones, as pieces of unescaped text with their roles. `cursor` is the row and column
+    where a person types. `mark` is given to `on_drawn` when all of it is on the terminal. An `animated` bottom is drawn
+    again soon, without a change."""
+
+    lines: Sequence[Line] = ()
+    cursor: tuple[int, int] | None = None
+    mark: object = None
+    animated: bool = False
+
+
+class Screen:
+    """Draws on a terminal that it owns. `compose` gives the bottom for a number of columns and rows."""
+
+    def __init__(self, terminal: Terminal, *, color: bool) -> None:
+        self.terminal = terminal
+        self.color = color
+        self.compose: Callable[[int, int], Bottom] = lambda columns, rows: Bottom()
+        self.on_drawn: Callable[[object], object] = lambda mark: None
+        self._lasting: list[str] = []
+        self._drawn = _Drawn()
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Future[None] | None = None
+        self._is_due = False
+        self._is_open = False
+        self._thread = ThreadPoolExecutor(1, "retinue-screen")
+        terminal.on_resize = self.request_redraw
+        terminal.on_return = self.request_redraw
+        terminal.on_away = self._erase_now
+
+    def open(self) -> None:
+        """Take the terminal and begin to draw."""
+        self.terminal.open()
+        self._is_open = True
+        self._draw()
+
+    async def close(self, seconds: float = 1.0) -> bool:
+        """Draw what is left, without the bottom, and give the terminal back. Returns False if the terminal did not take
+        it in that time; the thread that still writes then ends with the process only."""
+        self._is_open = False
+        self._cancel_timer()
+        is_written = await self._wait_written(seconds)
+        if is_written and not self.terminal.is_away:
+            self._start_write(self._make_frame(Bottom()), None)
+            is_written = await self._wait_written(seconds)
+        self.terminal.close()
+        self._thread.shutdown(wait=False)
+        return is_written
+
+    def print_text(self, text: str) -> None:
+        """Print lasting text, which the caller has escaped; it may have colours. A newline is added."""
+        self._lasting.append(text)
+        self.request_redraw()
+
+    def print_line(self, spans: Line) -> None:
+        """Print a lasting line of unescaped pieces with their roles."""
+        self.print_text(colors.paint_header(spans, color=self.color, bold=False))
+
+    def request_redraw(self) -> None:
+        """Draw soon: something has changed."""
+        if self._writing is not None:
+            self._is_due = True
+        elif self._is_open and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FRAME_SECONDS, self._draw)
+
+    @contextmanager
+    def lend_terminal(self) -> Iterator[int]:
+        """Leave the terminal to another program; what is printed meanwhile comes after it. Yields its descriptor."""
+        with self.terminal.lend() as fd:
+            yield fd
+
+    def _draw(self) -> None:
+        self._cancel_timer()
+        if self.terminal.is_away or self._writing is not None:
+            self._is_due = True
+            return
+        bottom = self.compose(*self.terminal.size)
+        self._start_write(self._make_frame(bottom), bottom)
+
+    def _make_frame(self, bottom: Bottom) -> str:
+        columns, rows = self.terminal.size
+        lasting, self._lasting = "".join(f"{text}\n" for text in self._lasting), []
+        erase = self._drawn.erase(columns)
+        lines = list(bottom.lines)[-max(1, rows - 1) :]
+        cut = len(bottom.lines) - len(lines)
+        texts = [cut_line(line, columns - 1) for line in lines]
+        painted = "\n".join(colors.paint_header(spans, color=self.color, bold=False) for spans in texts)
+        widths = [sum(safe.measure_width(text) for _, text in spans) for spans in texts]
+        at = None if bottom.cursor is None else (max(0, bottom.cursor[0] - cut), min(bottom.cursor[1], columns - 1))
+        self._drawn = _Drawn(widths, at)
+        return _HIDE + erase + lasting + painted + self._drawn.move_cursor()
+
+    def _start_write(self, frame: str, bottom: Bottom | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._is_due = False
+        writing = self._writing = loop.run_in_executor(self._thread, self.terminal.write, frame)
+        writing.add_done_callback(lambda _: self._end_write(writing, bottom))
+
+    def _end_write(self, writing: asyncio.Future[None], bottom: Bottom | None) -> None:
+        if self._writing is writing:
+            self._writing = None
+        if bottom is not None and bottom.mark is not None:
+            self.on_drawn(bottom.mark)
+        if not self._is_open:
+            return
+        if self._is_due or self._lasting:
+            self.request_redraw()
+        elif bottom is not None and bottom.animated and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(ANIMATION_SECONDS, self._draw)
+
+    async def _wait_written(self, seconds: float) -> bool:
+        if self._writing is not None:
+            await asyncio.wait({self._writing}, timeout=seconds)
+        return self._writing is None or self._writing.done()
+
+    def _erase_now(self) -> None:
+        """Remove the bottom, because somebody else gets the terminal. A write that is under way is waited for, but not
+        for long."""
+        self._cancel_timer()
+        erase = self._thread.submit(self.terminal.write, self._drawn.erase(self.terminal.size[0]))
+        self._drawn = _Drawn()
+        try:
+            erase.result(AWAY_SECONDS)
+        except TimeoutError:
+            return
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _Drawn:
+    """The bottom as it stands on the terminal: the width of each line, and where the cursor is left."""
+
+    def __init__(self, widths: Sequence[int] = (), cursor: tuple[int, int] | None = None) -> None:
+        self._widths = list(widths)
+        self._cursor = cursor
+
+    def move_cursor(self) -> str:
+        """Return the sequence that takes the cursor from the end of the last line to where a person types."""
+        if self._cursor is None or not self._widths:
+            return ""
+        row, column = self._cursor
+        up = len(self._widths) - 1 - row
+        return (f"\x1b[{up}A" if up > 0 else "") + "\r" + (f"\x1b[{column}C" if column else "") + _SHOW
+
+    def erase(self, columns: int) -> str:
+        """Return the sequence that removes the bottom. A terminal that became narrower has broken its lines.
+
+        Not with one sequence from the first column of the first row: tmux keeps what that removes in its history."""
+        if not self._widths:
+            return _ERASE_LINE
+        row, column = self._cursor or (len(self._widths) - 1, self._widths[-1])
+        heights = [max(1, -(-width // columns)) for width in self._widths]
+        up = sum(heights[:row]) + (max(0, column - 1) // columns if self._cursor is None else column // columns)
+        below = f"\x1b[B{_ERASE_BELOW}\x1b[A" if sum(heights) > 1 else ""
+        return (f"\x1b[{up}A" if up else "") + _ERASE_LINE + below
+
+
+def cut_line(spans: Iterable[Span], width: int) -> list[Span]:
+    """Return the pieces of a line escaped and cut to a width; dots show where something is missing."""
+    escaped = [(role, safe.escape_line(text[: width * 4 + 4])) for role, text in spans]
+    if sum(safe.measure_width(text) for _, text in escaped) <= width:
+        return escaped
+    cut: list[Span] = []
+    left = width - 1
+    for role, text in escaped:
+        kept = ""
+        for char in text:
+            left -= safe.measure_width(char)
+            if left < 0:
+                return [*cut, (role, kept + "…")]
+            kept += char
+        cut.append((role, kept))
+    return cut

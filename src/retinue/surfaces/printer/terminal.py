@@ -1,0 +1,223 @@
+"""The terminal of a person while a screen is drawn on it: its modes, its size, its keys, and job control.
+
+Keys come one by one and without echo; Ctrl-C, Ctrl-Z and Ctrl-\\ stay signals. Whoever opens a terminal closes it, and
+then it is as it was: at the end, on an error, while the process is stopped, and while another program has it. Draws
+nothing itself; see `screen.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import select
+import signal
+import termios
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from retinue.surfaces.printer.keys import Key, KeyParser, Paste
+
+ESCAPE_SECONDS = 0.05  # a terminal sends the rest of a sequence sooner than a person presses the next key
+FOREGROUND_SECONDS = 0.25
+COLUMNS, ROWS = 80, 24
+ENTER_SEQUENCE = "\x1b[?2004h"  # pasted text comes between marks
+LEAVE_SEQUENCE = "\x1b[?2004l\x1b[?25h"
+_READ_BYTES = 65536
+
+
+def can_draw(input_fd: int = 0, output_fd: int = 2, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether a screen can be drawn here: a person types on one and sees the other, in the foreground, and the
+    terminal can move its cursor."""
+    if environment.get("TERM", "dumb") in ("", "dumb"):
+        return False
+    try:
+        return os.isatty(input_fd) and os.isatty(output_fd) and _is_foreground(input_fd)
+    except OSError:
+        return False
+
+
+class Terminal:
+    """A terminal with keys. `on_key` gets every key and paste, `on_resize` is called when the size may have changed,
+    `on_away` before somebody else has the terminal and `on_return` after that, `on_closed` when no key can come any
+    more. Lives in one event loop."""
+
+    def __init__(self, *, input_fd: int = 0, output_fd: int = 2) -> None:
+        self.output_fd = output_fd
+        self.is_away = True
+        self.on_key: Callable[[Key | Paste], object] = lambda _: None
+        self.on_resize: Callable[[], object] = lambda: None
+        self.on_away: Callable[[], object] = lambda: None
+        self.on_return: Callable[[], object] = lambda: None
+        self.on_closed: Callable[[], object] = lambda: None
+        self._input_fd = input_fd
+        self._modes: list[Any] | None = None
+        self._is_lent = False
+        self._parser = KeyParser()
+        self._escape: asyncio.TimerHandle | None = None
+        self._returning: asyncio.TimerHandle | None = None
+        self._signals: dict[int, Callable[[], object]] = {
+            signal.SIGWINCH: self._resize,
+            signal.SIGTSTP: self._suspend,
+            signal.SIGCONT: self._return,
+            signal.SIGQUIT: self._quit,
+        }
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and rows."""
+        try:
+            columns, rows = os.get_terminal_size(self.output_fd)
+        except OSError:
+            return COLUMNS, ROWS
+        return columns or COLUMNS, rows or ROWS
+
+    def open(self) -> None:
+        """Take the terminal: keys are read from now on."""
+        loop = asyncio.get_running_loop()
+        self._modes = termios.tcgetattr(self._input_fd)
+        atexit.register(self.restore)
+        for number, react in self._signals.items():
+            loop.add_signal_handler(number, react)
+        self._enter()
+
+    def close(self) -> None:
+        """Give the terminal back as it was."""
+        loop = asyncio.get_running_loop()
+        self.restore()
+        self._cancel_return()
+        self._modes = None
+        for number in self._signals:
+            loop.remove_signal_handler(number)
+        atexit.unregister(self.restore)
+
+    def restore(self) -> None:
+        """Set the terminal as it was before. Also for a process that is about to end without its event loop."""
+        if self.is_away:
+            return
+        self.is_away = True
+        with suppress(RuntimeError, ValueError, OSError):  # no loop any more
+            asyncio.get_running_loop().remove_reader(self._input_fd)
+        self.write(LEAVE_SEQUENCE)
+        with suppress(termios.error):
+            termios.tcsetattr(self._input_fd, termios.TCSANOW, self._modes or [])
+
+    @contextmanager
+    def lend(self) -> Iterator[int]:
+        """Leave the terminal to another program, such as an editor; yields its descriptor."""
+        self._leave()
+        self._is_lent = True
+        try:
+            yield self._input_fd
+        finally:
+            self._is_lent = False
+            self._return()
+
+    def discard_typed(self) -> None:
+        """Drop what was typed until now."""
+        while not self.is_away and select.select([self._input_fd], [], [], 0)[0]:
+            try:
+                data = os.read(self._input_fd, _READ_BYTES)
+            except OSError:
+                return
+            if not data:
+                return
+            self._parser.parse(data)
+
+    def write(self, text: str) -> None:
+        """Write to the terminal at once. A terminal that is gone takes nothing."""
+        view = memoryview(text.encode("utf-8", "backslashreplace"))
+        try:
+            while view:
+                try:
+                    view = view[os.write(self.output_fd, view) :]
+                except BlockingIOError:  # a program that shares the terminal made it non-blocking
+                    select.select([], [self.output_fd], [])
+        except OSError:
+            return
+
+    def _enter(self) -> None:
+        if self._modes is None or not _is_foreground(self._input_fd):
+            return
+        modes = list(self._modes)
+        modes[0] &= ~(termios.ICRNL | termios.IXON)  # Enter and Ctrl-J are two keys; Ctrl-S stops no screen
+        modes[3] &= ~(termios.ICANON | termios.ECHO | termios.IEXTEN)
+        modes[6] = [*modes[6]]
+        modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
+        try:
+            termios.tcsetattr(self._input_fd, termios.TCSANOW, modes)
+            asyncio.get_running_loop().add_reader(self._input_fd, self._read)
+        except (termios.error, OSError, ValueError):
+            self.on_closed()
+            return
+        self.is_away = False
+        self.write(ENTER_SEQUENCE)
+
+    def _leave(self) -> None:
+        if not self.is_away:
+            self.on_away()
+            self.restore()
+
+    def _return(self) -> None:
+        """Come back, once the process is in the foreground: a shell's `fg` does not tell a job that was at work."""
+        self._cancel_return()
+        if self._modes is None or self._is_lent or not self.is_away:
+            return
+        self._enter()
+        if self.is_away:
+            self._returning = asyncio.get_running_loop().call_later(FOREGROUND_SECONDS, self._return)
+        else:
+            self.on_return()
+
+    def _cancel_return(self) -> None:
+        if self._returning is not None:
+            self._returning.cancel()
+            self._returning = None
+
+    def _suspend(self) -> None:
+        """Stop the process as Ctrl-Z does, with the terminal as the shell expects it."""
+        self._leave()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _resize(self) -> None:
+        self.on_resize()
+
+    def _quit(self) -> None:
+        self._leave()
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGQUIT)
+        os.kill(os.getpid(), signal.SIGQUIT)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._input_fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._input_fd)
+            self.on_closed()
+            return
+        if self._escape is not None:
+            self._escape.cancel()
+            self._escape = None
+        self._pass_on(self._parser.parse(data))
+        if self._parser.is_unfinished:
+            self._escape = asyncio.get_running_loop().call_later(ESCAPE_SECONDS, self._end_escape)
+
+    def _end_escape(self) -> None:
+        self._escape = None
+        self._pass_on(self._parser.flush())
+
+    def _pass_on(self, keys: list[Key | Paste]) -> None:
+        for key in keys:
+            self.on_key(key)
+
+
+def _is_foreground(fd: int) -> bool:
+    """Return whether this process may read the terminal and set its modes."""
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:  # not our controlling terminal, so nobody stops us
+        return os.isatty(fd)
