@@ -117,7 +117,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             "--stall",
             "SECONDS",
             parse_seconds,
-            "warn if nothing happens in a run and below it for so long, and end it after twice that (default: no limit)",
+            "warn if nothing happens in a run and below it for this long, and end it after twice that "
+            "(default: no limit)",
         ),
         ("--max-tokens", "N", parse_limit_count, "tokens the whole tree may spend (default: no limit)"),
         (
