@@ -34,6 +34,7 @@ def completed(project: Project, *words: str) -> list[str]:
     """What bash offers for the last of these words, by the script in completion.sh."""
     quoted = " ".join(f"'{word}'" for word in words)
     script = (
+        f'retinue() {{ {" ".join(COMMAND)} "$@"; }}; '
         f"source completion.sh; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; "
         f"_shtab_retinue retinue '{words[-1]}' '{words[-2]}'; "
         'printf "%s\\n" "${COMPREPLY[@]}"'
@@ -52,13 +53,15 @@ def test_help_names_every_command(project: Project) -> None:
     assert nothing.stderr == done.stdout
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_examples(project: Project, command: str) -> None:
-    done = project.retinue(command, "--help")
+@pytest.mark.parametrize("command", [*COMMANDS, "mcp serve", "mcp install", "a2a serve", "a2a call", "a2a add"])
+def test_every_command_has_help_with_examples_at_its_end(project: Project, command: str) -> None:
+    done = project.retinue(*command.split(), "--help", COLUMNS="120")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: retinue {command}")
-    assert "examples:" in done.stdout
-    assert max(len(line) for line in done.stdout.splitlines()) <= 120
+    lines = done.stdout.splitlines()
+    assert max(len(line) for line in lines) <= 120
+    examples = lines[lines.index("examples:") + 1 :]
+    assert examples and all(line.startswith("  ") for line in examples)
 
 
 def test_version(project: Project) -> None:
@@ -161,7 +164,7 @@ def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
 
 
 def test_doctor_sees_a_control_server(project: Project) -> None:
-    model = project.script({"main": [{"delay": 60, "text": "x"}]})
+    model = project.script({"main": [{"hang": True}]})
     with project.running("run", "x", "--model", model) as process:
         until((project.folder / f".retinue/control/{process.pid}.json").exists)
         assert f"ok    control   process {process.pid} can be reached from here" in project.retinue("doctor").stdout
@@ -203,6 +206,31 @@ def test_completion_of_bash_works_when_sourced(project: Project) -> None:
     assert completed(project, "retinue", "run", "--timeout", "") == []
     assert completed(project, "retinue", "run", "@conf") == ["@config.yaml"]
     assert completed(project, "retinue", "completion", "z") == ["zsh"]
+
+
+def test_completion_knows_runs_profiles_and_questions(project: Project) -> None:
+    (project.folder / "completion.sh").write_text(project.retinue("completion", "bash").stdout)
+    assert completed(project, "retinue", "show", "") == []
+    (project.folder / "sub").mkdir()
+    spawn = {"name": "spawn_subagents", "args": {"tasks": [{"task": "dig", "subagent_type": "explorer"}]}}
+    write = [{"name": "write", "args": {"path": name, "content": "x"}} for name in ("a.txt", "b.txt")]
+    agents = {"main": [{"tools": [spawn]}, {"tools": write}], "explorer": ["here"]}
+    with project.running("run", "x", "--model", project.script(agents), "--wait-approvals", "600"):
+        until(lambda: len(json.loads(project.retinue("approvals", "--json").stdout)) == 2)
+        tree = project.rows()[0]["tree"]
+        assert completed(project, "retinue", "approve", "") == ["1", "2"]
+        assert completed(project, "retinue", "deny", f"{tree}/") == [
+            question["id"] for question in json.loads(project.retinue("approvals", "--json").stdout)
+        ]
+    assert completed(project, "retinue", "show", "") == ["last", tree]
+    assert completed(project, "retinue", "cancel", tree[:2]) == [tree]
+    assert completed(project, "retinue", "-C", "sub", "tail", "-f", f"{tree}/") == [f"{tree}/0", f"{tree}/1"]
+    assert completed(project, "retinue", "diff", "/main/") == ["/main/explorer-1"]
+    assert completed(project, "retinue", "run", "--profile", "ex") == ["explorer"]
+    assert completed(project, "retinue", "run", "--runtime", "i") == ["inherited", "isolated"]
+    assert completed(project, "retinue", "help", "app") == ["approvals", "approve", "apply"]
+    assert "unknown kind 'x'; available: runs" in one_line_error(project.retinue("completion", "--values", "x", ""))
+    assert "name your shell" in one_line_error(project.retinue("completion"))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
