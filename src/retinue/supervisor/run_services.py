@@ -311,12 +311,12 @@ class RunServices(msgspec.Struct, eq=False):
 
     def _with_own_ids(self, reply: Reply) -> Reply:
         """Return the reply with call ids that no earlier call of the run has."""
-        calls = list(reply.calls)
+        calls = reply.calls
         for index, call in enumerate(reply.calls):
             own = self.run.claim_call_id(call.id)
             if own != call.id:
-                calls[index] = msgspec.structs.replace(call, id=own)
-        return reply if calls == list(reply.calls) else msgspec.structs.replace(reply, calls=tuple(calls))
+                calls = (*calls[:index], msgspec.structs.replace(call, id=own), *calls[index + 1 :])
+        return reply if calls is reply.calls else msgspec.structs.replace(reply, calls=calls)
 
     def _follow_reply(self, turn: int) -> OnDelta:
         """Return the function that shows the deltas of one model call, each with its place in the reply."""
