@@ -89,6 +89,29 @@ class TaskOwner:
             self._on_error(error)
 
 
+class RateLimit:
+    """At most `rate` things a second, and `burst` at once after a pause."""
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self._rate, self._burst = rate, burst
+        self._left, self._at = float(burst), time.monotonic()
+
+    def take(self) -> float:
+        """Count one thing, or return after how many seconds it may be tried again."""
+        now = time.monotonic()
+        self._left, self._at = min(self._burst, self._left + (now - self._at) * self._rate), now
+        if self._left < 1:
+            return (1 - self._left) / self._rate
+        self._left -= 1
+        return 0.0
+
+    async def wait(self) -> None:
+        """Count one thing, when its time has come."""
+        if seconds := self.take():
+            await asyncio.sleep(seconds)
+            self.take()
+
+
 async def run_until_first(works: Iterable[Coroutine[Any, Any, Any]]) -> int:
     """Run coroutines at once until one of them ends, and end the others; return the number of the one that ended.
 

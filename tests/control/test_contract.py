@@ -19,13 +19,14 @@ from retinue.core.events import (
     Inbox,
     RunEnded,
     RunSpawned,
+    RunWaiting,
     ToolCall,
     ToolResult,
     TurnStarted,
     encode_event,
 )
 from retinue.core.limits import Limits
-from retinue.core.messages import Call, ToolTurn, UserTurn
+from retinue.core.messages import INTERRUPTED_TURN, Call, ToolTurn, UserTurn
 from retinue.core.ports import Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.log.threads import fold_thread
@@ -394,3 +395,39 @@ async def test_words_after_the_tree_do_not_name_its_live_primary(kind: str, tmp_
         for number in ("nothing", "9" * 5000):
             with pytest.raises(NotFound):
                 await c.find_run(f"{node.ref.tree}/{number}")
+
+
+async def test_a_conversation_waits_is_interrupted_and_ends_once(kind: str, tmp_path: Path) -> None:
+    async with control(kind, tmp_path, script={EXPLORER: ["one", HANG, "three"]}) as (h, c):
+        run = await c.spawn(EXPLORER, Task("hello", conversation=True))
+        tree = run.tree
+        waiting = await first(c, tree, RunWaiting)
+        assert await run.state() == "waiting"
+        assert await c.interrupt_turn(tree) is False
+        assert (await c.send(tree, 0, "more")).state == "queued"
+        await first(c, tree, TurnStarted, after=waiting.seq)
+        assert await run.state() == "running"
+        assert await c.interrupt_turn(tree) is True
+        interrupted = await first(c, tree, RunWaiting, after=waiting.seq)
+        assert interrupted.body == RunWaiting("interrupted")
+        await c.send(tree, 0, "and now?")
+        await first(c, tree, RunWaiting, after=interrupted.seq)
+        assert [info.runs[0].state for info in await c.list_trees(live=True)] == ["waiting"]
+        assert await c.end_conversation(tree) is True
+        result = await run.result()
+        assert (result.status, result.final_response) == ("done", "three")
+        assert await c.end_conversation(tree) is False
+        assert await c.interrupt_turn("nowhere") is False
+        said = [turn.text for turn in fold_thread(await h.supervisor.log.read(tree), 0) if isinstance(turn, UserTurn)]
+        assert said == ["hello", "more", INTERRUPTED_TURN, "and now?"]
+
+
+async def test_an_ended_conversation_goes_on_as_one(kind: str, tmp_path: Path) -> None:
+    async with control(kind, tmp_path, script={EXPLORER: ["said"]}) as (_, c):
+        run = await c.spawn(EXPLORER, Task("hello", conversation=True))
+        await first(c, run.tree, RunWaiting)
+        await c.end_conversation(run.tree)
+        await run.result()
+        again = await c.continue_run(run.tree, 0, "and again", ResumeOverrides(conversation=True))
+        await first(c, again.tree, RunWaiting)
+        assert await again.state() == "waiting"

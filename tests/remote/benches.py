@@ -80,7 +80,29 @@ async def scripted_bench(folder: Path) -> AsyncIterator[Bench]:
         await supervisor.close()
 
 
-class OutboxBench:
+class _EventBench:
+    """A bench whose peer reports events of its own tree, which `_send` brings to us."""
+
+    _runs: dict[str, int]
+
+    async def say(self, body: Body | RemoteSpawned, run: str = STARTED) -> None:
+        number = self._runs.setdefault(run, len(self._runs))
+        if isinstance(body, RemoteSpawned):
+            fields = {"kind": "run.spawned", "parent": self._runs[body.parent], "label": run, "depth": 1,
+                      "task": body.task, "subagent_id": run, "workspace": "/theirs"}  # fmt: skip
+            self._report(number, body.agent, fields)
+        else:
+            self._report(number, "x", msgspec.to_builtins(body))
+
+    def _report(self, run: int, agent: str, fields: dict[str, Any]) -> None:
+        head = {"seq": 1, "tree": "theirs", "run": run, "path": "/theirs", "agent": agent, "at": 1.0}
+        self._send({**head, **fields})
+
+    def _send(self, event: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class OutboxBench(_EventBench):
     """The outbox, whose host is a hand that writes files."""
 
     capabilities = OutboxRun.capabilities
@@ -91,19 +113,9 @@ class OutboxBench:
         self._runs = {STARTED: 0, "stranger": 99}
         (outbox / f"claim_{name}").touch()
 
-    async def say(self, body: Body | RemoteSpawned, run: str = STARTED) -> None:
-        number = self._runs.setdefault(run, len(self._runs))
-        if isinstance(body, RemoteSpawned):
-            fields = {"kind": "run.spawned", "parent": self._runs[body.parent], "label": run, "depth": 1,
-                      "task": body.task, "subagent_id": run, "workspace": "/theirs"}  # fmt: skip
-            self._write(number, body.agent, fields)
-        else:
-            self._write(number, "x", msgspec.to_builtins(body))
-
-    def _write(self, run: int, agent: str, fields: dict[str, Any]) -> None:
-        head = {"seq": 1, "tree": "theirs", "run": run, "path": "/theirs", "agent": agent, "at": 1.0}
+    def _send(self, event: dict[str, Any]) -> None:
         with (self._outbox / f"events_{self._name}.ndjson").open("ab") as file:
-            file.write(json.dumps({**head, **fields}).encode() + b"\n")
+            file.write(json.dumps(event).encode() + b"\n")
 
     async def end(self, status: str, text: str) -> None:
         if (self._outbox / f"response_{self._name}.json").exists():
@@ -120,7 +132,7 @@ class OutboxBench:
         await until(file.exists)
         text: str = json.loads(file.read_bytes())["text"]
         file.unlink()
-        self._write(0, "x", {"kind": "inbox", "text": text, "source": ASKER})
+        self._report(0, "x", {"kind": "inbox", "text": text, "source": ASKER})
         return text
 
     async def wait_for_cancel(self) -> None:
@@ -212,7 +224,7 @@ async def collector_bench(folder: Path) -> AsyncIterator[Bench]:
         yield CollectorBench(server, run_id, given_up)
 
 
-class A2aBench:
+class A2aBench(_EventBench):
     """The A2A adapter, whose peer is the hand of another retinue."""
 
     capabilities = Capabilities(send=True, cancel=True, answer=True, replay=True)
@@ -222,18 +234,8 @@ class A2aBench:
         self._hand, self._server = hand, server
         self._runs = {STARTED: 0, "stranger": 99}
 
-    async def say(self, body: Body | RemoteSpawned, run: str = STARTED) -> None:
-        number = self._runs.setdefault(run, len(self._runs))
-        if isinstance(body, RemoteSpawned):
-            fields = {"kind": "run.spawned", "parent": self._runs[body.parent], "label": run, "depth": 1,
-                      "task": body.task, "subagent_id": run, "workspace": ""}  # fmt: skip
-            self._send(number, body.agent, fields)
-        else:
-            self._send(number, "x", msgspec.to_builtins(body))
-
-    def _send(self, run: int, agent: str, fields: dict[str, Any]) -> None:
-        head = {"seq": 1, "tree": "theirs", "run": run, "path": "/theirs", "agent": agent, "at": 1.0}
-        self._hand.send({**head, **fields})
+    def _send(self, event: dict[str, Any]) -> None:
+        self._hand.send(event)
 
     async def end(self, status: str, text: str) -> None:
         await self.say(RunEnded(status, text, 0))

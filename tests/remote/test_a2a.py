@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -40,6 +41,7 @@ from retinue.core.events import ApprovalAsked, Delta, Event, Inbox, Message, Run
 from retinue.core.remote_agents import A2aAgent, AgentAuth
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.core.spoken_text import SpokenText
+from retinue.remote.a2a import adapter
 from retinue.remote.a2a.updates import UpdateFold
 from retinue.supervisor.supervisor import Supervisor
 from tests.remote.a2a_kit import answer_as_seed, bind, make_card, run_app, say, serve_agent
@@ -433,6 +435,22 @@ async def test_an_agent_that_does_not_stream_is_asked_again_and_again(tmp_path: 
     async with serve_agent(answer_as_seed, capabilities=silent) as (url, agent), supervise(tmp_path) as supervisor:
         result = await (await supervisor.spawn(make_profile(url), Task("go"))).result()
     assert (result.status, len(agent.asked)) == ("done", 1)
+
+
+async def test_a_flood_of_updates_is_read_at_a_bounded_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an agent says faster waits at the agent, and nothing of it is lost."""
+    monkeypatch.setattr(adapter, "UPDATE_RATE", 100.0)
+    monkeypatch.setattr(adapter, "UPDATE_BURST", 5)
+
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        await say(updater, *(f"{number}" for number in range(30)))
+        await updater.complete()
+
+    async with serve_agent(act) as (url, _), supervise(tmp_path) as supervisor:
+        began = time.monotonic()
+        result = await (await supervisor.spawn(make_profile(url), Task("go"))).result()
+        seconds = time.monotonic() - began
+    assert seconds > 0.2 and result.final_response.split() == [str(number) for number in range(30)]
 
 
 def test_a_task_that_is_looked_up_again_says_nothing_twice() -> None:

@@ -1,7 +1,8 @@
 """The loop: ask the model, run the tools it wants, and again, until it has an answer.
 
 Knows the link and the tools, nothing else: not where tools run, not who watches, not what the run may spend. Whatever
-ends it early arrives as an exception; the supervisor turns that into the run's one ending.
+ends it early arrives as an exception; the supervisor turns that into the run's one ending. A conversation runs the same
+turns for each of its messages (`agent/conversation.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 from retinue.agent.local_tools import bind_tool
 from retinue.agent.tool_calls import FinishedCall, HookedTool, refuse_call, run_tool_call
 from retinue.concurrency import TaskOwner
-from retinue.core.errors import Limited
+from retinue.core.errors import TurnsSpent
 from retinue.core.events import Inbox, TurnEnded, TurnStarted
 from retinue.core.messages import (
     REMINDER,
@@ -38,51 +39,68 @@ from retinue.tools.arguments import find_unknown_argument
 REMINDER_TEXT = "You have not given your answer yet: call the final_answer tool with it."
 NO_ANSWER = "{who} '{name}' ended without calling final_answer"
 UNKNOWN_TOOL = "Unknown tool '{name}'. Available tools: {tools}"
-_NOTHING_KNOWN: Mapping[str, Outcome] = {}
 
 
-async def run_loop(job: Job, link: Link) -> Ending:
-    """Run the loop from the first turn, or from the turn in which an earlier process stopped, to the ending.
+class LoopState:
+    """The thread of a run, and the newest turn in it. `outcomes` are those of its calls that have a result; the first
+    `uncounted` turns do not count for the limit. `past` is what an earlier process, or the run that this one continues,
+    left of the turn."""
+
+    def __init__(self, job: Job) -> None:
+        self.thread: list[Turn] = list(job.thread)
+        self.past = past = job.past
+        self.turn = 0 if past is None else past.turn if past.reply is not None or past.waits else past.turn - 1
+        self.uncounted = 0 if past is None else past.uncounted
+        self.outcomes: dict[str, Outcome] = {}
+
+
+def run_loop(job: Job, link: Link) -> Awaitable[Ending]:
+    """Run the loop from the first turn, or from the turn in which an earlier process stopped, to the ending."""
+    return run_turns(LoopState(job), job, link)
+
+
+async def run_turns(state: LoopState, job: Job, link: Link) -> Ending:
+    """Run turn after turn until the model has an answer, and return it as an ending.
 
     A half-finished turn is a turn whose reply and some of whose outcomes are known already."""
-    thread: list[Turn] = list(job.thread)
-    past = job.past
-    turn = 1 if past is None else past.turn
+    thread = state.thread
     while True:
+        past, state.past = state.past, None
         if past is not None and past.reply is not None:
-            reply, known, is_written = past.reply, past.outcomes, past.ended
+            reply, state.outcomes, is_written = past.reply, dict(past.outcomes), past.ended
         else:
-            reply, known, is_written = await _ask_model(turn, thread, job, link), _NOTHING_KNOWN, False
+            reply, state.outcomes, is_written = await _ask_model(state, job, link), {}, False
             if reply.calls:
                 reply = _resolve_names(reply, job.plan.tools)
-        past = None
         if reply.refused:
             return Ending("refused", reply.text)
         thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives))
-        outcomes = await _run_calls(reply.calls, known, job, link) if reply.calls else ()
+        if reply.calls:
+            await _run_calls(reply.calls, state.outcomes, job, link)
         answers = []
-        for call, outcome in zip(reply.calls, outcomes, strict=True):
+        for call in reply.calls:
+            outcome = state.outcomes[call.id]
             thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
             if call.name == answer.NAME and outcome.success:
                 answers.append(outcome.data)
         if not is_written:
-            link.emit(TurnEnded(turn))
+            link.emit(TurnEnded(state.turn))
         if answers:
             return Ending("done", msgspec.json.encode(answers[0]).decode(), structured=answers[0])
         if not reply.calls and not await link.children_done():
             ending = _end_or_remind(thread, job, link)
             if ending is not None:
                 return ending
-        turn += 1
 
 
-def _ask_model(turn: int, thread: list[Turn], job: Job, link: Link) -> Awaitable[Reply]:
+def _ask_model(state: LoopState, job: Job, link: Link) -> Awaitable[Reply]:
     """Start a turn: take what was sent to the run, and get the model's reply."""
-    if job.max_turns is not None and turn > job.max_turns:
-        raise Limited(f"limit of {job.max_turns} turns reached")
-    thread += link.inbox()
-    link.emit(TurnStarted(turn))
-    return link.complete(turn, job.system, thread, job.plan.specs)
+    if job.max_turns is not None and state.turn + 1 - state.uncounted > job.max_turns:
+        raise TurnsSpent(f"limit of {job.max_turns} turns reached")
+    state.turn += 1
+    state.thread += link.inbox()
+    link.emit(TurnStarted(state.turn))
+    return link.complete(state.turn, job.system, state.thread, job.plan.specs)
 
 
 def _resolve_names(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
@@ -116,22 +134,22 @@ def _end_or_remind(thread: list[Turn], job: Job, link: Link) -> Ending | None:
     return None
 
 
-def _run_calls(
-    calls: Sequence[Call], known: Mapping[str, Outcome], job: Job, link: Link
-) -> Awaitable[Sequence[Outcome]]:
-    """Run the calls of one reply, but for those with a known outcome; all outcomes, in the calls' order."""
-    return _run_together(calls, known, job, link) if known or len(calls) > 1 else _run_alone(calls[0], job, link)
+def _run_calls(calls: Sequence[Call], outcomes: dict[str, Outcome], job: Job, link: Link) -> Awaitable[None]:
+    """Run the calls of one reply that have no outcome yet, and add their outcomes, each as soon as it is there."""
+    if outcomes or len(calls) > 1:
+        return _run_together(calls, outcomes, job, link)
+    return _run_alone(calls[0], outcomes, job, link)
 
 
-async def _run_alone(call: Call, job: Job, link: Link) -> Sequence[Outcome]:
-    return ((await _run_call(call, job, link)).shown,)
+async def _run_alone(call: Call, outcomes: dict[str, Outcome], job: Job, link: Link) -> None:
+    outcomes[call.id] = (await _run_call(call, job, link)).shown
 
 
-async def _run_together(calls: Sequence[Call], known: Mapping[str, Outcome], job: Job, link: Link) -> Sequence[Outcome]:
+async def _run_together(calls: Sequence[Call], outcomes: dict[str, Outcome], job: Job, link: Link) -> None:
     owner = TaskOwner()
-    tasks = [owner.start(_recall_or_run(call, known.get(call.id), job, link)) for call in calls]
+    tasks = [owner.start(_recall_or_run(call, outcomes, job, link)) for call in calls]
     try:
-        return await asyncio.gather(*tasks)
+        await asyncio.gather(*tasks)
     except BaseException as error:
         owner.cancel()
         caller = asyncio.current_task()
@@ -141,13 +159,14 @@ async def _run_together(calls: Sequence[Call], known: Mapping[str, Outcome], job
         raise
 
 
-async def _recall_or_run(call: Call, known: Outcome | None, job: Job, link: Link) -> Outcome:
+async def _recall_or_run(call: Call, outcomes: dict[str, Outcome], job: Job, link: Link) -> None:
+    known = outcomes.get(call.id)
     if known is None:
-        return (await _run_call(call, job, link)).shown
+        await _run_alone(call, outcomes, job, link)
+        return
     tool = job.plan.tools.get(call.name)
     if call.name == answer.NAME and known.success and tool is not None:
-        return await tool(call, job.folders, link)  # checked again: the log has only its words
-    return known
+        outcomes[call.id] = await tool(call, job.folders, link)  # checked again: the log has only its words
 
 
 def _run_call(call: Call, job: Job, link: Link) -> Awaitable[FinishedCall]:
@@ -164,7 +183,7 @@ def _run_call(call: Call, job: Job, link: Link) -> Awaitable[FinishedCall]:
     return run_tool_call(call, bound if hooks is None else HookedTool(bound, hooks), job.folders, link)
 
 
-async def _wait_for_cleanup(tasks: list[asyncio.Task[Outcome]], *, was_told: bool) -> None:
+async def _wait_for_cleanup(tasks: list[asyncio.Task[None]], *, was_told: bool) -> None:
     """Wait until all have ended that were told to stop.
 
     They are told again, which means hurry, only when the run is told a second time: a first time may find it cleaning

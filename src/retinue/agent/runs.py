@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
+from retinue.agent.conversation import run_conversation
 from retinue.agent.local_tools import SandboxedTool
 from retinue.agent.loop import run_loop
 from retinue.agent.tool_calls import run_tool_call
@@ -76,8 +77,10 @@ def _copy_files(job: Job) -> None:
 
 
 def run_agent(job: Job, link: Link) -> Awaitable[Ending]:
-    """Run what the profile is: a model with tools, or a callable."""
-    return run_loop(job, link) if job.plan.profile.call is None else _run_callable(job)
+    """Run what the profile is: a model with tools, whose task is one message or a conversation, or a callable."""
+    if job.plan.profile.call is not None:
+        return _run_callable(job)
+    return run_conversation(job, link) if job.task.conversation else run_loop(job, link)
 
 
 async def _run_callable(job: Job) -> Ending:

@@ -127,6 +127,7 @@ class ControlClient:
             seconds=overrides.seconds,
             files=overrides.files,
             unattended=overrides.unattended,
+            conversation=overrides.conversation,
         )
         return RunHandle(self, ref)
 
@@ -151,11 +152,17 @@ class ControlClient:
     async def cancel(self, tree: str, run: int = 0) -> bool:
         return await self._call(protocol.CANCEL, tree=tree, run=run)
 
+    async def interrupt_turn(self, tree: str, run: int = 0) -> bool:
+        return await self._call(protocol.INTERRUPT, tree=tree, run=run)
+
+    async def end_conversation(self, tree: str, run: int = 0) -> bool:
+        return await self._call(protocol.END_CONVERSATION, tree=tree, run=run)
+
     async def kill(self, tree: str) -> None:
         await self._call(protocol.KILL, tree=tree)
 
-    async def send(self, tree: str, run: int, text: str, *, source: str = "user") -> Receipt:
-        if source != "user":
+    async def send(self, tree: str, run: int, text: str, *, source: str = "user", message_id: str = "") -> Receipt:
+        if source != "user" or message_id:
             raise ConfigError("over loopback only the user sends messages")
         return await self._call(protocol.SEND, tree=tree, run=run, text=text)
 

@@ -171,7 +171,9 @@ class CommandHandlers:
 
     async def _continue_run(self, request: protocol.ContinueRequest) -> RunHandle:
         self._check_attended(request)
-        overrides = ResumeOverrides(model=request.model, seconds=request.seconds, files=request.files)
+        overrides = ResumeOverrides(
+            model=request.model, seconds=request.seconds, files=request.files, conversation=request.conversation
+        )
         return await self._control.continue_run(request.tree, request.run, request.text, overrides)
 
     def _check_attended(self, request: protocol.ResumeRequest | protocol.ContinueRequest) -> None:

@@ -50,7 +50,8 @@ class ResumeOverrides(msgspec.Struct, frozen=True, kw_only=True):
     keep, `limits` over those it has, the `model` instead of the primary's, the `runtime` of its runs from now on.
     `seconds` is the timeout of a continued run; `files` keeps its log and status as files; `call_id` is the tool call
     of its parent that waits for it, without which it runs in the background. `unattended` accepts another process that
-    asks nobody. `request` and `new_files` are those of the client who continues a primary."""
+    asks nobody. `request` and `new_files` are those of the client who continues a primary; with `conversation` it goes
+    on as one."""
 
     profiles: Sequence[Profile] = ()
     limits: Limits = Limits()
@@ -62,6 +63,7 @@ class ResumeOverrides(msgspec.Struct, frozen=True, kw_only=True):
     unattended: bool = False
     request: ClientRequest | None = None
     new_files: Sequence[str] = ()
+    conversation: bool = False
 
 
 NO_OVERRIDES = ResumeOverrides()
@@ -138,11 +140,20 @@ class Control(Protocol):
     ) -> RunHandle:
         """Start a run that begins with the conversation of an ended one, and this text."""
 
-    async def send(self, tree: str, run: int, text: str, *, source: str = "user") -> Receipt:
-        """Send a message to a run, read at its next turn. A `source` other than the user crosses only in process."""
+    async def send(self, tree: str, run: int, text: str, *, source: str = "user", message_id: str = "") -> Receipt:
+        """Send a message to a run, read at its next turn. A `source` other than the user, with the id that a client
+        gave the message, crosses only in process."""
 
     async def cancel(self, tree: str, run: int = 0) -> bool:
         """Stop a run and all below it; False if there is nothing to stop (ended, stopping already, unknown)."""
+
+    async def interrupt_turn(self, tree: str, run: int = 0) -> bool:
+        """Break off the turn that a conversation works on: its model call or tool calls, and the runs that these wait
+        for. The conversation waits for the next message then. False if there is no such turn."""
+
+    async def end_conversation(self, tree: str, run: int = 0) -> bool:
+        """End a conversation as done, with the newest answer; a turn in progress is broken off, and runs below are
+        cancelled. False if there is none to end."""
 
     async def kill(self, tree: str) -> None:
         """Stop a whole tree at once, without waiting for its clean-up."""

@@ -137,6 +137,10 @@ class Limited(Stop):
     usage: Usage = NO_USAGE
 
 
+class TurnsSpent(Limited):
+    """The run has had all its turns. A conversation waits for the next message then."""
+
+
 class Failed(Stop):
     """The run cannot go on; the text says why."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -32,7 +32,8 @@ class RunSpawned(Body, frozen=True, tag="run.spawned"):
     it. A remote run that we did not start
     has the id that its peer gave it (`remote_id`), and the MCP `server` if one reports it; a tree of our
     own that is reported to another process has the run id under which it is `reported` there. A primary that answers
-    a client of a surface has the `request`; `files` are copied into the workspace before the run begins."""
+    a client of a surface has the `request`; `files` are copied into the workspace before the run begins. A
+    `conversation` waits for the next message when it has answered."""
 
     parent: int | None
     label: str
@@ -67,6 +68,7 @@ class RunSpawned(Body, frozen=True, tag="run.spawned"):
     remote_id: str = ""
     request: ClientRequest | None = None
     files: tuple[str, ...] = ()
+    conversation: bool = False
 
 
 class RunStarted(Body, frozen=True, tag="run.started"):
@@ -88,6 +90,17 @@ class RunRemote(Body, frozen=True, tag="run.remote"):
 
 class RunResumed(Body, frozen=True, tag="run.resumed"):
     """A run without an ending goes on in a new process."""
+
+
+TurnOutcome = Literal["answered", "interrupted", "failed", "refused", "limited"]
+
+
+class RunWaiting(Body, frozen=True, tag="run.waiting"):
+    """The run of a conversation waits for the next message; its clock stands still until the next turn. `after` is how
+    its newest turn went, `text` the reason where that is no answer."""
+
+    after: TurnOutcome = "answered"
+    text: str = ""
 
 
 class TurnStarted(Body, frozen=True, tag="turn.started"):
@@ -151,11 +164,14 @@ UNKNOWN_AFTER_CRASH_TEXT = (
 )
 
 
+INTERRUPTED = "interrupted"
+
+
 class ToolResult(Body, frozen=True, tag="tool.result"):
     """The outcome of a tool as the model sees it; `file` has the whole text where `text` was cut. The `outcome`
-    `unknown_after_crash` says that nobody knows whether it ran. `sandbox` names the protections, with the first
-    call of a sandbox. Of a tool that ran at the provider, `content` is what `origin` gave it. `gives` are the
-    background runs whose answers the text has."""
+    `unknown_after_crash` says that nobody knows whether it ran, `interrupted` that the user interrupted it. `sandbox`
+    names the protections, with the first call of a sandbox. Of a tool that ran at the provider, `content` is what
+    `origin` gave it. `gives` are the background runs whose answers the text has."""
 
     call_id: str
     name: str
@@ -203,11 +219,13 @@ class ApprovalDecided(Body, frozen=True, tag="approval.decided"):
 
 class Inbox(Body, frozen=True, tag="inbox"):
     """Words for the run, delivered at its next turn: a steer, a notice that a background child ended, or the reminder
-    that its answer is missing. `source` is that of `UserTurn`."""
+    that its answer is missing. `source` is that of `UserTurn`; `message_id` is the id that a client of a surface gave
+    the words, so that they count once."""
 
     text: str
     source: str = "notice"
     about: int | None = None
+    message_id: str = ""
 
 
 class UsageReported(Body, frozen=True, tag="usage"):
@@ -315,6 +333,7 @@ EventBody = (
     | RunStarted
     | RunRemote
     | RunResumed
+    | RunWaiting
     | TurnStarted
     | Thinking
     | Message

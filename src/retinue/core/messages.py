@@ -71,6 +71,10 @@ USER_WORDS = ("user", ASKER)  # sources of words that begin a new answer
 REMINDER = "reminder"  # the source of words by which the loop asks once for a missing answer
 
 
+NOTICE = "notice"
+INTERRUPTED_TURN = "The user interrupted you here."
+
+
 class UserTurn(msgspec.Struct, frozen=True, gc=False, tag="user"):
     """Text for the model: the task, a steer, a notice. `source` says whose words these are: `task`, `user`, `asker`,
     `notice`, or `reminder` for the loop's own."""

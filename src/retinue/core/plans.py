@@ -51,8 +51,9 @@ class Past(msgspec.Struct, frozen=True, gc=False):
     turn what is known.
 
     Without a `reply` the turn is begun again. With one, the calls that have no outcome are run, and the turn `ended`
-    or ends then. `seconds` is how long the run has been at work; `set_up` says that its workspace was made ready;
-    `reference` is that of a run at a peer which this one continues."""
+    or ends then. One that `waits` is a conversation that begins with waiting for a message; the `uncounted` turns
+    before the message it works on do not count for its limit. `seconds` is how long the run has been at work; `set_up`
+    says that its workspace was made ready; `reference` is that of a run at a peer which this one continues."""
 
     thread: tuple[Turn, ...]
     turn: int = 1
@@ -62,6 +63,8 @@ class Past(msgspec.Struct, frozen=True, gc=False):
     seconds: float = 0.0
     set_up: bool = False
     reference: str = ""
+    waits: bool = False
+    uncounted: int = 0
 
 
 SETUP = "workspace_setup"

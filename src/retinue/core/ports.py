@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from retinue.core.approvals import Approval, Decision
 from retinue.core.errors import LogError
-from retinue.core.events import Body, Delta, Event, RunSpawned
+from retinue.core.events import Body, Delta, Event, RunSpawned, RunWaiting
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, Reply, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.profiles import Profile, Task
@@ -19,6 +19,8 @@ from retinue.core.results import Result, Status
 from retinue.core.rules import Verdict
 from retinue.core.servers import ServerReport
 from retinue.core.usage import NO_USAGE, Usage
+
+T = TypeVar("T")
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
@@ -302,7 +304,22 @@ class Link(Protocol):
         """Return what has come in since the last turn."""
 
     async def children_done(self) -> bool:
-        """Wait until something came in or no background child is left; False when there was none."""
+        """Wait until something came in or no background child is left; False when there was none. A conversation does
+        not wait for its children here."""
+
+    async def run_interruptible(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Run the turns of one message of a conversation; None if the user interrupted them."""
+
+    def keep_spoken(self) -> str:
+        """Write what the model had said in a turn that was broken off, and return it."""
+        ...
+
+    def break_off_calls(self, calls: Sequence[Call]) -> dict[str, Outcome]:
+        """Write the results of calls that the user interrupted, and return them by their ids."""
+        ...
+
+    async def wait_for_message(self, waiting: RunWaiting) -> bool:
+        """Write that a conversation waits, and wait until something came in; False when it is to end."""
 
 
 class Approver(Protocol):
@@ -505,6 +522,9 @@ class Log(LogReader, Protocol):
 
     async def claim(self, tree: str) -> None:
         """Take the right to append to a stored tree. Raises NotFound, or LogHeld while another process has it."""
+
+    async def flush(self) -> None:
+        """Wait until every event that was appended before is written. Raises LogError if one could not be."""
 
     def show(self, delta: Delta) -> None:
         """Show a delta to those who watch now."""

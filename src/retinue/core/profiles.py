@@ -187,7 +187,8 @@ class Profile(Generic[OutputT_co]):
 
 class Task(msgspec.Struct, frozen=True, gc=False):
     """A task for an agent. `context` goes into the system prompt; `context_paths` are readable, never writable;
-    `files` are copied into the workspace before the run begins. `request` is that of the client who asks for it."""
+    `files` are copied into the workspace before the run begins. `request` is that of the client who asks for it. A
+    `conversation` does not end with its answer: its run waits for the next message, until somebody ends it."""
 
     text: str
     context: str = ""
@@ -200,6 +201,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     timeout_seconds: float | None = None
     files: Sequence[str] = ()
     request: ClientRequest | None = None
+    conversation: bool = False
 
     def __post_init__(self) -> None:
         for name in ("text", "context", "subagent_id", "label"):

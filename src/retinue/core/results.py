@@ -23,7 +23,7 @@ else:
     OutputT_co = TypeVar("OutputT_co", covariant=True)
 
 Status = Literal["done", "refused", "failed", "limited", "timed_out", "cancelled", "disconnected"]
-State = Literal["queued", "starting", "running", "waiting_approval", "waiting_children", "stalled"]
+State = Literal["queued", "starting", "running", "waiting_approval", "waiting_children", "waiting", "stalled"]
 EndingCode = Literal["", "unconfirmed"]
 ENDING_CODES: tuple[EndingCode, ...] = ("", "unconfirmed")
 STATUSES: tuple[Status, ...] = ("done", "refused", "failed", "limited", "timed_out", "cancelled", "disconnected")

@@ -24,6 +24,7 @@ from retinue.core.events import (
     RunEnded,
     RunResumed,
     RunSpawned,
+    RunWaiting,
     Thinking,
     ToolCall,
     ToolResult,
@@ -130,6 +131,8 @@ class Blocks:
                 return _about(
                     event, seen, (("bad", "⚠ "), ("plain", f"{count} events are missing: {reason}")), line=True
                 )
+            case RunWaiting() as waiting:
+                return self._waiting(event, seen, waiting)
             case RunEnded() as ended:
                 return self._ending(event, seen, ended)
             case RunSpawned() | RunResumed() if event.run != 0:
@@ -163,6 +166,15 @@ class Blocks:
             return None
         seen.held = []
         return self._titled(event, seen, (("plain", "message"),), "\n\n".join(held))
+
+    def _waiting(self, event: Event, seen: _Seen, waiting: RunWaiting) -> Block | None:
+        """Return the block of an answer in a conversation, and of the reason why there is none."""
+        held, seen.held, seen.superseded = seen.held, [], False
+        why = "" if waiting.after == "answered" else waiting.after + (f": {waiting.text}" if waiting.text else "")
+        if not held:
+            return _about(event, seen, (("bad", "⚠ "), ("plain", why)), line=True, success=False) if why else None
+        body = "\n\n".join([*held, f"[{why}]"] if why else held)
+        return self._titled(event, seen, (("plain", "message"),), body)
 
     def _ending(self, event: Event, seen: _Seen, ended: RunEnded) -> Block | None:
         """Return the block of an ending, with what is shown nowhere else: replies that are not in the answer, and

@@ -16,6 +16,7 @@ from retinue.core.events import (
     RunEnded,
     RunResumed,
     RunSpawned,
+    RunWaiting,
     Thinking,
     ToolCall,
     ToolResult,
@@ -24,13 +25,14 @@ from retinue.core.events import (
     Unknown,
     UsageReported,
 )
-from retinue.core.messages import Reply
+from retinue.core.messages import INTERRUPTED_TURN, NOTICE, Reply
 from retinue.core.plans import SETUP
 from retinue.core.records import CallRecord, RunRecord, Step, TurnRecord
 from retinue.log.threads import Thread, extend_reply
 
 NEVER_ENDED = "it never ended"
 RESUMED = "it was resumed in a later process"
+NO_REPLY = "its model gave no answer, and the conversation went on"
 _ENDED_FROM_OUTSIDE = {
     "cancelled": "it was cancelled",
     "timed_out": "it timed out",
@@ -86,6 +88,10 @@ class _RunFold:
                 self._inbox = []
             case Inbox():
                 self._inbox.append(body)
+            case RunWaiting(after="interrupted"):  # the loop goes on with the same words
+                self._inbox.insert(0, Inbox(INTERRUPTED_TURN, source=NOTICE))
+            case RunWaiting(after="failed" | "refused"):
+                record.cut = NO_REPLY
             case Message() if body.host:
                 self._find_steps().append(body)
             case ToolCall() if body.host:

@@ -24,6 +24,7 @@ from retinue.core.events import (
     RunResumed,
     RunSpawned,
     RunStarted,
+    RunWaiting,
     ToolCall,
     ToolResult,
     TurnEnded,
@@ -77,6 +78,7 @@ class RunView(Struct, eq=False, gc=False):
     _unread: tuple[str, ...] = ()
     _answer_start: int = 0  # of the replies, the first since the user's last words
     away: float = 0.0
+    waits: bool = False  # for the next message of a conversation
     stored_state: str = ""
     _result: Result[Any] | None = None
     _progress: ProgressReported | None = None  # without what changes from call to call
@@ -104,6 +106,8 @@ class RunView(Struct, eq=False, gc=False):
             return self.stored_state
         if self.started_at is None:
             return "queued" if self.spawned.queued else "starting"
+        if self.waits:
+            return "waiting"
         if self.approvals:
             return "waiting_approval"
         if self.calls and all(call.waits for call in self.calls):
@@ -130,8 +134,13 @@ class RunView(Struct, eq=False, gc=False):
     def _apply_resume(self, resumed: RunResumed, event: Event) -> None:
         self.approvals = ()  # what is still a question is asked again
 
+    def _apply_waiting(self, waiting: RunWaiting, event: Event) -> None:
+        self.waits = True
+        self.calls, self.approvals = (), ()
+
     def _apply_turn(self, started: TurnStarted, event: Event) -> None:
         self.turns = started.turn
+        self.waits = False
         if self._unread:
             said = [source for source in self._unread if source in USER_WORDS]
             self.replying_to = (said or self._unread)[-1]
@@ -344,6 +353,7 @@ _APPLY_BODY: dict[type, Callable[[RunView, Any, Event], None]] = {
     RunStarted: RunView._apply_start,
     RunRemote: RunView._apply_remote,
     RunResumed: RunView._apply_resume,
+    RunWaiting: RunView._apply_waiting,
     TurnStarted: RunView._apply_turn,
     TurnEnded: RunView._apply_turn_end,
     Message: RunView._apply_message,

@@ -23,6 +23,7 @@ from retinue.core.events import (
     RunResumed,
     RunSpawned,
     RunStarted,
+    RunWaiting,
     Thinking,
     ToolCall,
     ToolResult,
@@ -31,7 +32,18 @@ from retinue.core.events import (
     TurnStarted,
     Unknown,
 )
-from retinue.core.messages import AssistantTurn, Call, Native, Reply, Thought, ToolTurn, Turn, UserTurn
+from retinue.core.messages import (
+    INTERRUPTED_TURN,
+    NOTICE,
+    AssistantTurn,
+    Call,
+    Native,
+    Reply,
+    Thought,
+    ToolTurn,
+    Turn,
+    UserTurn,
+)
 from retinue.core.plans import SETUP, Past
 from retinue.core.ports import LogReader, Outcome
 from retinue.files.content import read_small_file
@@ -85,13 +97,16 @@ def _read_whole_text(text: str, file: str, *, strict: bool) -> str:
 class Thread:
     """One run's thread: its whole turns, and what is known of the turn it is in. A turn that is begun a second time,
     because a crash tore it, is only what it was the second time. Tool results stand in the order of their calls. A turn
-    in which the run was ended is part of the thread once its calls are written: they may have run."""
+    in which the run was ended is part of the thread once its calls are written: they may have run. The run of a
+    conversation `waits` for a message once it has said so; `uncounted` are its turns before that."""
 
     def __init__(self, before: Sequence[Turn] = (), *, strict: bool = True) -> None:
         self._strict = strict
         self.turn = 0
         self.ended = False
         self.waiting: list[UserTurn] = []
+        self.waits = False
+        self.uncounted = 0
         self._over = False
         self._turns: list[Turn] = list(before)
         self._begin_turn()
@@ -112,8 +127,10 @@ class Thread:
             case TurnStarted(turn=turn):
                 self._turns = self.turns()
                 self.waiting.clear()
-                self.turn, self.ended = turn, False
+                self.turn, self.ended, self.waits = turn, False, False
                 self._begin_turn()
+            case RunWaiting(after=after):
+                self._wait_for_message(is_interrupted=after == "interrupted")
             case Message(host=False, final=final):
                 self._final = final
             case ToolCall(tier="none") | ApprovalAsked():
@@ -127,6 +144,21 @@ class Thread:
             case RunEnded():
                 self._over = True
 
+    def _wait_for_message(self, *, is_interrupted: bool) -> None:
+        """Close the turn, also one that was broken off: what the model said in it is in the log, and every call has a
+        result. Messages that came meanwhile are read in the next turn."""
+        if self.ended or self._reply.text or self._reply.calls:
+            self._turns += self._close_turn(self._results)
+        if is_interrupted:
+            self._turns.append(UserTurn(INTERRUPTED_TURN, NOTICE))
+        self.waits, self.uncounted, self.ended = True, self.turn, False
+        self._begin_turn()
+
+    def _close_turn(self, results: Mapping[str, ToolTurn]) -> list[Turn]:
+        reply = self._reply
+        said = AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives)
+        return [said, *(results[call.id] for call in reply.calls if call.id in results)]
+
     def turns(self) -> list[Turn]:
         """Return all whole turns and the messages after them, in the order the model saw them."""
         reply, results = self._reply, dict(self._results)
@@ -136,18 +168,26 @@ class Thread:
         for call in reply.calls if broken_off else ():
             text = NOT_RUN if call.id in self._withheld else BROKEN_OFF
             results.setdefault(call.id, ToolTurn(call.id, call.name, text, False))
-        said = AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives)
-        return [*self._turns, said, *(results[call.id] for call in reply.calls if call.id in results), *self.waiting]
+        return [*self._turns, *self._close_turn(results), *self.waiting]
 
     def past(self, seconds: float) -> Past:
         """Return the state to go on from. The reply is known when it was the last, or when a call of it is written:
         before that none of its tools has run."""
         calls = self._reply.calls
         if not (self.ended or self._final or calls):
-            return Past(tuple(self._turns), max(self.turn, 1), seconds=seconds)
+            turn = max(self.turn, 1)
+            return Past(tuple(self._turns), turn, seconds=seconds, waits=self.waits, uncounted=self.uncounted)
         results = [self._results[call.id] for call in calls if call.id in self._results]
         outcomes = {result.call_id: Outcome(result.text, result.success) for result in results}
-        return Past(tuple(self._turns), self.turn, self._reply, outcomes, self.ended, seconds)
+        return Past(
+            thread=tuple(self._turns),
+            turn=self.turn,
+            reply=self._reply,
+            outcomes=outcomes,
+            ended=self.ended,
+            seconds=seconds,
+            uncounted=self.uncounted,
+        )
 
 
 def fold_thread(events: Iterable[Event], run: int, *, before: Sequence[Turn] = ()) -> list[Turn]:
@@ -290,9 +330,12 @@ def find_standing_answers(events: Iterable[Event]) -> Iterable[tuple[int, Approv
             yield event.run, body
 
 
+_NEXT_MESSAGE = "the next message"
+
+
 class _Clock:
     """The time that a run has been at work. It stands still while a question of the run, or of one below it, is
-    open."""
+    open; the next message of a conversation counts as one."""
 
     def __init__(self, parent: _Clock | None) -> None:
         self.parent = parent
@@ -349,6 +392,10 @@ class _Clocks:
                 clock.ask(question, at)
             case ApprovalDecided(approval_id=question):
                 clock.answer(question, at)
+            case RunWaiting():
+                clock.ask(_NEXT_MESSAGE, at)
+            case TurnStarted():
+                clock.answer(_NEXT_MESSAGE, at)
             case RunEnded():
                 for question in tuple(clock.questions):
                     clock.answer(question, at)
@@ -356,13 +403,13 @@ class _Clocks:
             case RunResumed():
                 if not self._resuming:
                     self._stop_all()
-                clock.since = at if clock.started else None
+                clock.since = at if clock.started and not clock.questions else None
 
     def _stop_all(self) -> None:
         """Stop all clocks at the last event, after which the process was gone."""
         for clock in self._runs.values():
             clock.stop(self._last)
-            clock.questions.clear()
+            clock.questions &= {_NEXT_MESSAGE}
 
     def measure_seconds(self) -> dict[int, float]:
         """Return the seconds of each run until the newest event of the tree."""

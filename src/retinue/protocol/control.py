@@ -97,6 +97,7 @@ class ContinueRequest(Arguments, frozen=True):
     seconds: float | None = None
     files: bool = False
     unattended: bool = False
+    conversation: bool = False
 
 
 class PrepareRequest(Arguments, frozen=True):
@@ -183,6 +184,8 @@ class StreamCommand:
 TREES = Command("/v1/trees", "list_trees", ListRequest, list[TreeInfo], reads=True)
 PENDING = Command("/v1/pending", "pending", PendingRequest, list[Approval], reads=True)
 CANCEL = Command("/v1/cancel", "cancel", RunRequest, bool)
+INTERRUPT = Command("/v1/interrupt", "interrupt_turn", RunRequest, bool)
+END_CONVERSATION = Command("/v1/end-conversation", "end_conversation", RunRequest, bool)
 KILL = Command("/v1/kill", "kill", TreeRequest, NoneType)
 SEND = Command("/v1/send", "send", SendRequest, Receipt)
 ANSWER: Command[Answered] = Command("/v1/answer", "answer", AnswerRequest, Answered)  # type: ignore[arg-type]
@@ -199,8 +202,8 @@ APPLY = Command("/v1/apply", "apply", RunRequest, list[ChangedFile])
 COMMANDS: dict[str, Command[Any]] = {
     command.path: command
     for command in (
-        TREES, PENDING, CANCEL, KILL, SEND, ANSWER, PREPARE, SPAWN, RESUME, CONTINUE, RESULT, DESCRIBE, FIND, CHANGES,
-        DIFF, APPLY,
+        TREES, PENDING, CANCEL, INTERRUPT, END_CONVERSATION, KILL, SEND, ANSWER, PREPARE, SPAWN, RESUME, CONTINUE,
+        RESULT, DESCRIBE, FIND, CHANGES, DIFF, APPLY,
     )
 }  # fmt: skip
 OPEN_CLIENT = StreamCommand("/v1/client", ClientRequest)

@@ -161,7 +161,7 @@ class Adoption:
         self._validator = ReportValidator(peer.who, bounds)
         self._runs: dict[str, Run] = {}
         self._anchors: set[str] = set()
-        self._words: dict[str, deque[tuple[str, asyncio.Future[int]]]] = {}
+        self._words: dict[str, deque[tuple[str, str, asyncio.Future[int]]]] = {}  # words, their id, their place
         self._asked: dict[str, set[str]] = {}
         self._tasks = TaskOwner()
         self._questions: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -198,7 +198,7 @@ class Adoption:
     def forget(self, key: str) -> None:
         """Reject all further reports about a run, and give up what is asked or said in it."""
         self._validator.end(key)
-        for _, place in self._words.pop(key, ()):
+        for _, _, place in self._words.pop(key, ()):
             if not place.done():
                 place.set_result(0)
         for (run, _), question in list(self._questions.items()):
@@ -361,7 +361,7 @@ class Adoption:
 
     # Commands for the peer
 
-    async def send(self, key: str, text: str) -> Receipt:
+    async def send(self, key: str, text: str, message_id: str = "") -> Receipt:
         """Bring words to a run of the peer. They are written when the peer confirms them."""
         node = self._runs[key]
         if not self._remote.capabilities.send:
@@ -369,7 +369,7 @@ class Adoption:
             return Receipt("elsewhere", why=ONLY_WATCHED.format(who=who, where=self._peer.where))
         place: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         words = self._words.setdefault(key, deque())
-        words.append((text, place))
+        words.append((text, message_id, place))
         sending = self._tasks.start(self._remote.send(key, text))
         try:
             either: set[asyncio.Future[Any]] = {sending, place}
@@ -378,8 +378,8 @@ class Adoption:
                 await sending
                 await asyncio.wait([place], timeout=CONFIRM_SECONDS)
         except Undelivered as error:
-            if (text, place) in words:
-                words.remove((text, place))
+            if (text, message_id, place) in words:
+                words.remove((text, message_id, place))
             return Receipt("too_late", why=str(error))
         finally:
             sending.cancel()
@@ -387,8 +387,8 @@ class Adoption:
         return Receipt("queued", seq) if seq else Receipt("too_late", why=UNCONFIRMED)
 
     def _confirm(self, key: str, node: Run) -> None:
-        text, place = self._words[key].popleft()
-        self._tree.write(node, Inbox(text, source="user"))
+        text, message_id, place = self._words[key].popleft()
+        self._tree.write(node, Inbox(text, source="user", message_id=message_id))
         if not place.done():
             place.set_result(self._tree.seq)
 

@@ -32,6 +32,7 @@ from retinue.supervisor.tree import Tree
 
 MAX_REMEMBERED = 10_000
 CLOSE_SECONDS = 2.0
+TURN_INTERRUPTED = "the turn was interrupted"
 GIVEN_UP = "The program that made this call ended before it; nobody waited for its result."
 CHANGED = "the call changed while it was being asked about"
 ASKS_PERSON = Verdict("ask", rule="only a person can answer", firm=True)
@@ -112,7 +113,9 @@ class Approvals:
             self._consult(question)
             decision = await question.answer
         except asyncio.CancelledError:
-            if question.call.within and not run.is_stopping:
+            if run.is_interrupted and not run.is_stopping:
+                self._write(question, Deny(TURN_INTERRUPTED), by="user", scope="call")
+            elif question.call.within and not run.is_stopping:
                 self._write(question, Deny(GIVEN_UP), by="expiry", scope="call")
             raise
         finally:

@@ -207,6 +207,7 @@ class Driver:
         if run is tree.root:
             self._trees.remove(tree)
             self._approvals.forget_tree(tree.id)
+            self._files.end_tree(tree.id)
             tree.release()
         elif run.background and run.parent is not None and not run.parent.ending:
             tree.notify_parent(run)
@@ -240,6 +241,7 @@ def _may_ask_ahead(tree: Tree, run: Run) -> bool:
         and not isinstance(plan.runtime, RemoteRuntime)
         and run.folders.workspace_copy is None
         and run.history is None
+        and not run.task.conversation  # an interrupt could come between the reply and the write
         and not run.slot.is_queued
     )
 

@@ -148,6 +148,7 @@ class Restorer:
             timeout_seconds=overrides.seconds,
             files=overrides.new_files,
             request=overrides.request,
+            conversation=overrides.conversation,
         )
         limits = overrides.limits.override(spawned.limits) if spawned.limits is not None else overrides.limits
         return self.spawner.spawn_primary(plan.profile, task, limits=limits, continued=continued)
@@ -375,7 +376,8 @@ class TreeRestorer:
     def _keep_files(self, tree: Tree) -> None:
         for run in tree.runs:
             if self._parts.files.has_files(tree.id, run.ref.run) or (run.queues and run.view.spawned.call_id):
-                self._parts.files.keep(tree.view, run.ref.run, after=0)
+                self._parts.files.keep(tree, run.ref.run)
+        self._parts.files.restore(tree.id, self._events)
 
     def _count_spent(self, tree: Tree) -> None:
         for event in self._events:
@@ -473,6 +475,7 @@ def restore_task(spawned: RunSpawned) -> Task:
         include_temp_workspace=spawned.include_temp_workspace,
         subagent_id=spawned.subagent_id,
         files=spawned.files,
+        conversation=spawned.conversation,
     )
 
 

@@ -27,7 +27,7 @@ from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.timers import Deadline, StallTimer
 from retinue.workspaces.run_folders import RunFolders
 
-Relay = Callable[[str], Awaitable[Receipt]]
+Relay = Callable[[str, str], Awaitable[Receipt]]  # the words, and the id that a client gave them
 
 
 class Run(msgspec.Struct, eq=False):
@@ -77,6 +77,11 @@ class Run(msgspec.Struct, eq=False):
     reservation: CallReservation | None = None  # of the model call in flight, inside a budget
     call_ids: set[str] | None = None
     sealed_calls: dict[str, str] | None = None  # the seal of the MCP tool that each allowed call was judged by
+
+    # Its conversation
+    message_task: asyncio.Task[Any] | None = None  # the turns of the message that it works on
+    withheld_calls: frozenset[str] | None = None  # of interrupted turns: the calls that nobody had allowed
+    leaving: bool = False  # somebody has ended it
 
     # Its inbox
     inbox: tuple[UserTurn, ...] = ()
@@ -208,6 +213,38 @@ class Run(msgspec.Struct, eq=False):
     def mark_stopping(self, status: Status) -> None:
         self.stopping = status
         self.slot.stop()
+
+    def attach_message(self, task: asyncio.Task[Any] | None) -> None:
+        """Remember the turns of the message that a conversation works on; None when they are over."""
+        self.message_task = task
+        if task is not None:
+            self.withheld_calls = None
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self.withheld_calls is not None
+
+    def interrupt_turn(self) -> bool:
+        """Break off the turn of a conversation, and the runs that it waits for. Those in the background go on. False
+        if it is in no turn, or stopping."""
+        if self.message_task is None or self.message_task.done() or self.is_stopping:
+            return False
+        if self.withheld_calls is None:
+            self.withheld_calls = frozenset(asked.call_id for asked in self.view.approvals)
+        for child in self.children:
+            if not child.background:
+                child.stop("cancelled")
+        self.message_task.cancel()
+        return True
+
+    def end_conversation(self) -> bool:
+        """Let a conversation end as done; a turn in progress is broken off. False if there is none to end."""
+        if not self.task.conversation or self.leaving or self.is_stopping:
+            return False
+        self.leaving = True
+        self.interrupt_turn()
+        self.wake()
+        return True
 
     def time_out(self) -> None:
         self.stop("timed_out")
@@ -404,3 +441,18 @@ class Run(msgspec.Struct, eq=False):
         while self.waits_for_news:
             news.clear()
             await news.wait()
+
+    async def wait_for_message(self) -> None:
+        """Wait until a message came in or the conversation ends. The clocks stand still meanwhile."""
+        if self.deadline is not None:
+            self.deadline.pause()
+        self._pause_stall_timers()
+        news = self.news = asyncio.Event()
+        try:
+            while not self.inbox and not self.leaving:
+                news.clear()
+                await news.wait()
+        finally:
+            if self.deadline is not None:
+                self.deadline.resume()
+            self._resume_stall_timers()

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow, Decision, Deny, describe_denial
 from retinue.core.control import Control, ResumeOverrides
 from retinue.core.errors import (
@@ -30,7 +31,18 @@ from retinue.core.errors import (
     ToolError,
     Unconfirmed,
 )
-from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
+from retinue.core.events import (
+    INTERRUPTED,
+    Body,
+    Delta,
+    Message,
+    RunWaiting,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    UsageReported,
+    Warned,
+)
 from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
 from retinue.core.messages import ASKER, USERS_OWN, Call, OnDelta, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.ports import Folders, Order, Outcome, Preview, Prices, Receipt, Row, Ticket
@@ -43,17 +55,23 @@ from retinue.log.reading import wait_until_read
 from retinue.log.runs import describe_view
 from retinue.log.summaries import describe_call
 from retinue.supervisor import apply_changes
-from retinue.supervisor.approvals import ASKS_PERSON, GIVEN_UP, Approvals, current_spec, judge_call
+from retinue.supervisor.approvals import ASKS_PERSON, GIVEN_UP, TURN_INTERRUPTED, Approvals, current_spec, judge_call
 from retinue.supervisor.budgets import CallReservation
 from retinue.supervisor.run import Run
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.tree import Tree, check_message
 
+T = TypeVar("T")
 _ALLOW = Allow()
 _PLAIN = (str, int, float, bool, NoneType)
 NOBODY_ASKED = "Nobody could be asked."
 NOTHING_TO_RUN = Deny("there is nothing to run")
 NO_SPEC = ToolSpec("", "", {})
+INTERRUPTED_CALL = (
+    "The user interrupted this call before it had a result, so nobody knows whether it took effect. "
+    "Look at how things are before you make it again."
+)
+NOT_RUN_CALL = "The user interrupted the turn before this call: it was not run."
 TOOL_CHANGED = "{tool} was changed by its server after this call was allowed, so it was not run. Call it again."
 
 SpawnChildren = Callable[[Tree, Run, Sequence[Order]], list[Ticket]]
@@ -71,6 +89,7 @@ class RunServices(msgspec.Struct, eq=False):
     control: Control
     shown_changes: dict[str, str] | None = None  # digests of what calls of apply_subagent were shown to do
     session_folders: Folders | None = None  # those of the run's sandbox, once it has one
+    spoken: list[str] = []  # the pieces of text of the model call in flight
 
     @property
     def ref(self) -> RunRef:
@@ -258,6 +277,7 @@ class RunServices(msgspec.Struct, eq=False):
             usage = reply.usage
             reply = _complete_usage(repair_reply(reply), request)
             usage = reply.usage
+            self.spoken = []
         except (ModelError, Limited) as error:
             usage = error.usage
             self._report_failure(error, plan.model_name)
@@ -301,14 +321,17 @@ class RunServices(msgspec.Struct, eq=False):
     def _follow_reply(self, turn: int) -> OnDelta:
         """Return the function that shows the deltas of one model call, each with its place in the reply."""
         offset = 0
+        self.spoken = spoken = []
 
         def show(kind: str, text: str) -> None:
             nonlocal offset
             self._show_delta(kind, text, turn, offset)
             if kind == "text":
                 offset += len(text)
+                spoken.append(text)
             elif kind == "retry":
                 offset = 0
+                spoken.clear()
 
         return show
 
@@ -330,13 +353,15 @@ class RunServices(msgspec.Struct, eq=False):
         if reply.natives or reply.thoughts:
             self._report_thinking(reply)
         run, write = self.run, self.tree.write
-        text, file = reply.text, ""
-        if text and not reply.refused:
-            if len(text) * 4 > EVENT_BYTES:
-                text, file = run.folders.fit_event_text(text)
-            replies_to = "" if reply.calls else run.view.replying_to
-            write(run, Message(text, not reply.calls, file, replies_to=replies_to))
+        if reply.text and not reply.refused:
+            self._write_message(reply.text, is_final=not reply.calls)
         write(run, UsageReported(model, reply.usage, self.prices.price(model, reply.usage), reply.estimated))
+
+    def _write_message(self, text: str, *, is_final: bool) -> None:
+        run, file = self.run, ""
+        if len(text) * 4 > EVENT_BYTES:
+            text, file = run.folders.fit_event_text(text)
+        self.tree.write(run, Message(text, is_final, file, replies_to=run.view.replying_to if is_final else ""))
 
     def _report_thinking(self, reply: Reply) -> None:
         """Write what the provider did on its own before it spoke."""
@@ -448,9 +473,52 @@ class RunServices(msgspec.Struct, eq=False):
         return self.run.take_messages() if self.run.inbox else ()
 
     async def children_done(self) -> bool:
-        if self.run.waits_for_news:
+        if self.run.waits_for_news and not self.run.task.conversation:
             await self.run.slot.wait_without_slot(self.run.wait_for_news())
         return bool(self.run.inbox)
+
+    # Conversations
+
+    async def run_interruptible(self, work: Coroutine[Any, Any, T]) -> T | None:
+        run, task = self.run, TaskOwner().start(work)
+        run.attach_message(task)
+        try:
+            if run.leaving:
+                run.interrupt_turn()
+            return await task
+        except asyncio.CancelledError:
+            if not run.is_interrupted or run.is_stopping:
+                raise
+            await _join_all([child for child in run.children if child.stopping is not None])
+            return None
+        finally:
+            run.attach_message(None)
+
+    def keep_spoken(self) -> str:
+        text, self.spoken = "".join(self.spoken), []
+        if text.strip():
+            self._write_message(text, is_final=True)
+        return text if text.strip() else ""
+
+    def break_off_calls(self, calls: Sequence[Call]) -> dict[str, Outcome]:
+        run, outcomes = self.run, {}
+        begun = {call.call_id for call in run.view.calls}
+        for call in calls:
+            if call.id not in begun:
+                self.emit(ToolCall(call.id, call.name, copy_args(call.args), tier="none"))
+            text = INTERRUPTED_CALL if call.id in begun else NOT_RUN_CALL
+            if call.id in (run.withheld_calls or ()):
+                text = describe_denial(Deny(TURN_INTERRUPTED))
+            outcomes[call.id] = Outcome(text, success=False)
+            self.emit(ToolResult(call.id, call.name, text, success=False, outcome=INTERRUPTED))
+        return outcomes
+
+    async def wait_for_message(self, waiting: RunWaiting) -> bool:
+        if not self.run.view.waits:  # else an earlier process has said so
+            self.emit(waiting)
+        if not self.run.inbox:
+            await self.run.wait_for_message()
+        return not self.run.leaving
 
     def _check_wanted(self) -> None:
         """Raise CancelledError for a run that was told to stop and did not listen: it gets nothing more."""

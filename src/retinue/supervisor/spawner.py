@@ -41,6 +41,7 @@ from retinue.workspaces.workspace import Workspace, find_workspace, find_workspa
 
 DEFAULTS = Limits(turns=DEFAULT_TURNS, depth=DEFAULT_DEPTH, concurrent=DEFAULT_CONCURRENT)
 LABEL_CHARACTERS = 30
+NO_CONVERSATION = "profile {name!r} cannot hold a conversation: that needs a model and no output type"
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -118,6 +119,8 @@ class Spawner:
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
         task = self._grant_paths(task)
         plan = self._ports.planner.plan(profile, task=task, parent=None)
+        if task.conversation and (not plan.profile.has_model or plan.profile.output is not None):
+            raise ConfigError(NO_CONVERSATION.format(name=plan.profile.name))
         whole, primary, kept = self._merge_limits(plan.profile.limits, limits, narrow, caller)
         if primary.depth == 0:
             plan = self._ports.planner.plan(profile, task=task, parent=None, can_spawn=False)
@@ -173,6 +176,8 @@ class Spawner:
             limit = min(parent.depth, parent.max_depth)
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=parent.depth, limit=limit, name=name))
         try:
+            if order.task.conversation:
+                raise ConfigError(f"subagent '{name}' cannot be a conversation: only a primary can")
             plan = self._plan_child(parent, order)
             base = parent.folders.path if order.asked_by_model else self._state.project
             return self.check_plan(parent, order, plan, base=base, name=name)
@@ -262,14 +267,13 @@ class Spawner:
         )
         tree.add_run(run)
         run.set_stall_timer(stall, self._clock, tree.write)
-        before = tree.seq
+        if order.files or self._keeps_files(parent):
+            self._files.keep(tree, ref.run)
         written = tree.open(run, self._make_spawned_event(tree, run, checked))
         for note in plan.notes:
             tree.write(run, note)
         if parent is not None:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
-        if order.files or self._keeps_files(parent):
-            self._files.keep(tree.view, ref.run, after=before)
         self._driver.start(tree, run, self.make_services(tree, run), written)
         return run
 
@@ -320,6 +324,7 @@ class Spawner:
             reported=call.reported_as(tree.id) if is_reported and call is not None else "",
             request=task.request,
             files=tuple(task.files),
+            conversation=task.conversation,
         )
 
     def make_services(self, tree: Tree, run: Run) -> RunServices:

@@ -181,6 +181,12 @@ class StoredControl:
     async def cancel(self, tree: str, run: int = 0) -> bool:
         return False
 
+    async def interrupt_turn(self, tree: str, run: int = 0) -> bool:
+        return False
+
+    async def end_conversation(self, tree: str, run: int = 0) -> bool:
+        return False
+
     async def kill(self, tree: str) -> None:
         """Do nothing: no run is at work here."""
 

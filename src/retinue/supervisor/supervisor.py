@@ -178,13 +178,23 @@ class Supervisor:
 
     # Steering runs
 
-    async def send(self, tree: str, run: int, text: str, *, source: str = USER) -> Receipt:
+    async def send(self, tree: str, run: int, text: str, *, source: str = USER, message_id: str = "") -> Receipt:
         message, found = check_message(text), self.trees.get(tree)
-        return NOT_AT_WORK if found is None else await found.send_message(run, message, source=source)
+        if found is None:
+            return NOT_AT_WORK
+        return await found.send_message(run, message, source=source, message_id=message_id)
 
     async def cancel(self, tree: str, run: int = 0) -> bool:
         found = self.trees.find_run(tree, run)
         return found is not None and found.stop("cancelled")
+
+    async def interrupt_turn(self, tree: str, run: int = 0) -> bool:
+        found = self.trees.find_run(tree, run)
+        return found is not None and found.interrupt_turn()
+
+    async def end_conversation(self, tree: str, run: int = 0) -> bool:
+        found = self.trees.find_run(tree, run)
+        return found is not None and found.end_conversation()
 
     async def kill(self, tree: str) -> None:
         found = self.trees.get(tree)

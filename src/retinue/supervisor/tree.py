@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from retinue.core import events, secrets
 from retinue.core.errors import ConfigError
 from retinue.core.events import Body, Event, Inbox, RunSpawned
-from retinue.core.messages import UserTurn
+from retinue.core.messages import NOTICE, UserTurn
 from retinue.core.ports import Clock, Log, Receipt
 from retinue.core.sendable import repair_text
 from retinue.core.traces import NO_ORIGIN, FindOrigin, TraceOrigin
@@ -30,7 +30,7 @@ _DIGIT_OF_BYTE = _DIGITS * 8
 _random = random.Random()  # not the module's own, which a program may seed
 os.register_at_fork(after_in_child=_random.seed)
 B = TypeVar("B", bound=Body)
-USER, NOTICE = "user", "notice"
+USER = "user"
 MAX_MESSAGE = 256 * 1024
 NOT_AT_WORK = Receipt("too_late", why="no such run is at work here")
 
@@ -46,7 +46,7 @@ class Tree:
     on in a finished tree."""
 
     __slots__ = (
-        "_labels", "_now", "id", "log", "root", "runs", "seq", "slots", "trace_id", "trace_origin", "view",
+        "_labels", "_now", "_observer", "id", "log", "root", "runs", "seq", "slots", "trace_id", "trace_origin", "view",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +71,7 @@ class Tree:
         self.seq = seq
         self._labels: dict[str, int] = {}
         self._now = clock.wall
+        self._observer: Callable[[Event], None] | None = None
         if restored is not None:
             first = restored.runs[0].spawned
             self.trace_id, self.trace_origin = first.trace_id, TraceOrigin(first.traceparent, first.baggage)
@@ -89,13 +90,20 @@ class Tree:
         """Let the tree end when this run ends."""
         self.root = root
 
+    def observe_events(self, observer: Callable[[Event], None]) -> None:
+        """Let a function see every event from now on; it may not be written yet."""
+        self._observer = observer
+
     def open(self, run: Run, body: RunSpawned) -> Awaitable[None] | None:
         """Write the first event of a run."""
         self.seq += 1
         ref = run.ref
         event = Event(self.seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
         run.attach_view(self.view.spawn(event, body))
-        return self.log.append(event, True)
+        written = self.log.append(event, True)
+        if self._observer is not None:
+            self._observer(event)
+        return written
 
     def write(self, run: Run, body: Body, wait: bool = False, /) -> Awaitable[None] | None:
         """Write an event of a run. Nothing is written of a run after its ending."""
@@ -109,9 +117,12 @@ class Tree:
         now = self._now()
         event = Event(seq, self.id, ref.run, ref.path, ref.agent, now, body)  # type: ignore[arg-type] # one of KINDS
         view.apply(event)
-        return self.log.append(event, wait)
+        written = self.log.append(event, wait)
+        if self._observer is not None:
+            self._observer(event)
+        return written
 
-    async def send_message(self, number: int, text: str, *, source: str = USER) -> Receipt:
+    async def send_message(self, number: int, text: str, *, source: str = USER, message_id: str = "") -> Receipt:
         """Write a message and put it in the run's inbox in one step, so that the log has it before the turn that reads
         it. A remote run gets it from its peer, and it is written when the peer confirms it."""
         run = self.find_run(number)
@@ -122,9 +133,9 @@ class Tree:
         if run.is_stopping:
             return Receipt("too_late", why="the run is stopping")
         if run.relay is not None:
-            return await run.relay(text)
+            return await run.relay(text, message_id)
         text = repair_text(text)
-        written = self.write(run, Inbox(text, source=source), True)
+        written = self.write(run, Inbox(text, source=source, message_id=message_id), True)
         seq = self.seq
         run.post_message(UserTurn(text, source))
         if written is not None:
@@ -177,6 +188,7 @@ _TEXT_FIELDS: dict[type[Body], tuple[str, ...]] = {
     events.Inbox: ("text",),
     events.ProgressReported: ("tool_name", "tool_context"),
     events.Warned: ("text",),
+    events.RunWaiting: ("text",),
     events.RunEnded: ("final_response", "error_details", "partial", "structured", "changed_files"),
 }
 

@@ -15,8 +15,9 @@ from retinue.core.events import ApprovalDecided, RunEnded, RunResumed, RunSpawne
 from retinue.core.messages import Call, Native, Reply
 from retinue.core.records import Difference, RunRecord, compare_runs
 from retinue.log.records import RESUMED, fold_records
+from retinue.log.threads import fold_thread
 from retinue.testing import MemoryLog, scripted
-from tests.supervisor.tree.kit import bodies, call, main, spawn, tree, until
+from tests.supervisor.tree.kit import Talk, bodies, call, main, spawn, tree, until
 
 
 async def replay(events: list[Event]) -> tuple[list[Difference], dict[int, RunRecord], list[Event]]:
@@ -34,6 +35,39 @@ async def replay(events: list[Event]) -> tuple[list[Difference], dict[int, RunRe
         played.differences.get(number) or compare_runs(record, now.get(number)) for number, record in recorded.items()
     ]
     return [difference for difference in found if difference is not None], recorded, again
+
+
+async def test_a_conversation_plays_again_with_its_interrupts() -> None:
+    begun = asyncio.Event()
+
+    @tool
+    async def hang() -> str:
+        """Never ends."""
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+        return "never"
+
+    async def ponder(question: Approval) -> Allow:
+        if question.tool == "shell":
+            begun.set()
+            await asyncio.get_running_loop().create_future()
+        return Allow()
+
+    agents = {"main": [call("hang"), "one", call("shell", command="ls"), "two"]}
+    async with retinue.open(approver=ponder) as r:
+        talk = Talk(await r.spawn(main(agents, tools=[hang, "shell"]), Task("hello", conversation=True)))
+        await begun.wait()
+        await talk.interrupt()
+        await talk.say("leave it")
+        begun.clear()
+        await talk.run.send("list")
+        await begun.wait()
+        await talk.interrupt()
+        await talk.say("leave that too")
+        events = await talk.end()
+    differences, _, again = await replay(events)
+    assert differences == []
+    assert fold_thread(again, 0) == fold_thread(events, 0)
 
 
 def answer(text: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import retinue
 from retinue import Event, Limits, Profile, Result, Task
 from retinue.core.control import RunHandle
-from retinue.core.events import Body
+from retinue.core.events import Body, RunWaiting
 from retinue.testing import scripted
 
 
@@ -50,3 +50,33 @@ async def until(run: RunHandle, kind: type[Body], *, number: int | None = None) 
         if isinstance(event.body, kind) and (number is None or event.run == number):
             return event
     raise AssertionError(f"the run ended without {kind.kind}")
+
+
+class Talk:
+    """One conversation, step by step: waits for events after those it has seen."""
+
+    def __init__(self, run: RunHandle) -> None:
+        self.run = run
+        self._seen = 0
+
+    async def next(self, kind: type[Any], *, number: int = 0) -> Any:
+        async for event in self.run.events(after=self._seen):
+            self._seen = event.seq
+            if isinstance(event.body, kind) and event.run == number:
+                return event.body
+        raise AssertionError(f"the conversation ended without {kind.kind}")
+
+    async def say(self, text: str) -> RunWaiting:
+        await self.run.send(text)
+        waiting: RunWaiting = await self.next(RunWaiting)
+        return waiting
+
+    async def interrupt(self) -> RunWaiting:
+        assert await self.run.control.interrupt_turn(self.run.tree)
+        waiting: RunWaiting = await self.next(RunWaiting)
+        return waiting
+
+    async def end(self) -> list[Event]:
+        assert await self.run.control.end_conversation(self.run.tree)
+        await self.run.result()
+        return [event async for event in self.run.events()]

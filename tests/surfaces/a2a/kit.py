@@ -12,7 +12,9 @@ from typing import Any
 
 import httpx
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
-from a2a.types import Message, Part, Role, SendMessageRequest, StreamResponse
+from a2a.types import Message, Part, Role, SendMessageRequest, StreamResponse, TaskState
+from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.struct_pb2 import Value
 
 from retinue import Profile, tool
 from retinue.build.parts import Parts
@@ -134,6 +136,24 @@ def make_request(text: str, **fields: Any) -> SendMessageRequest:
 async def ask(client: Client, text: str, **fields: Any) -> list[StreamResponse]:
     """All events of a streamed message."""
     return [event async for event in client.send_message(make_request(text, **fields))]
+
+
+def answer(question: dict[str, Any], decision: str = "allow", **changes: Any) -> Part:
+    data = {
+        "type": "approval.answer",
+        "approval_id": question["approval_id"],
+        "digest": question["digest"],
+        "decision": decision,
+        **changes,
+    }
+    return Part(data=ParseDict(data, Value()))
+
+
+def question_of(events: list[Any]) -> dict[str, Any]:
+    status = events[-1].status_update.status
+    assert status.state == TaskState.TASK_STATE_INPUT_REQUIRED
+    [data] = [MessageToDict(part.data) for part in status.message.parts if part.HasField("data")]
+    return dict(data)
 
 
 def body_of(method: str, params: dict[str, Any], request_id: Any = "1") -> dict[str, Any]:

@@ -4,38 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from a2a.types import GetTaskRequest, Part, TaskState
+from a2a.types import GetTaskRequest, TaskState
 from a2a.utils.errors import InvalidParamsError, UnsupportedOperationError
-from google.protobuf.json_format import MessageToDict, ParseDict
-from google.protobuf.struct_pb2 import Value
+from google.protobuf.json_format import MessageToDict
 
 from retinue import Allow, Deny
 from retinue.core.approvals import Approval
 from retinue.core.events import ApprovalDecided, ToolResult
 from retinue.surfaces.a2a.server import A2aServer
-from tests.surfaces.a2a.kit import Notes, ask, connect, make_argocd, serve
+from tests.surfaces.a2a.kit import Notes, answer, ask, connect, make_argocd, question_of, serve
 
 SCRIPT: dict[str, Any] = {
     "argocd": [{"tools": [{"name": "deploy", "args": {"target": "prod"}}]}, {"text": "{{last_result}}"}]
 }
-
-
-def answer(question: dict[str, Any], decision: str = "allow", **changes: Any) -> Part:
-    data = {
-        "type": "approval.answer",
-        "approval_id": question["approval_id"],
-        "digest": question["digest"],
-        "decision": decision,
-        **changes,
-    }
-    return Part(data=ParseDict(data, Value()))
-
-
-def question_of(events: list[Any]) -> dict[str, Any]:
-    status = events[-1].status_update.status
-    assert status.state == TaskState.TASK_STATE_INPUT_REQUIRED
-    [data] = [MessageToDict(part.data) for part in status.message.parts if part.HasField("data")]
-    return dict(data)
 
 
 async def pending(server: A2aServer, task: str) -> Approval:

@@ -30,13 +30,16 @@ from a2a.utils.errors import (
 
 from retinue import Limits
 from retinue.core.errors import RetinueError
-from retinue.core.events import RunSpawned
+from retinue.core.events import ApprovalDecided, Inbox, RunSpawned
 from retinue.log.opening import open_reader
+from retinue.protocol.a2a import EXTENSION
+from retinue.surfaces.a2a import gate
 from retinue.testing import FixedPrices
 from tests.surfaces.a2a.kit import (
     TLS,
     Echo,
     Notes,
+    answer,
     ask,
     body_of,
     connect,
@@ -46,6 +49,7 @@ from tests.surfaces.a2a.kit import (
     make_supervisor,
     message_of,
     post,
+    question_of,
     serve,
     stream,
 )
@@ -147,6 +151,33 @@ async def test_words_for_a_task_at_work_steer_it_and_an_ended_one_says_how_to_go
     assert [part.text for message in steered.task.history for part in message.parts] == ["hang", "left, not right"]
 
 
+async def test_words_and_answers_that_come_again_after_a_kill_count_once(tmp_path: Path) -> None:
+    """The client that lost the answer of a killed server sends its message again to the next one."""
+    script: dict[str, Any] = {
+        "argocd": [{"tools": [{"name": "deploy", "args": {"target": "prod"}}]}, {"text": "first"}, {"text": "over"}]
+    }
+    notes = Notes()
+    async with serve(tmp_path, make_argocd(script), notes, asks_client=True) as server, connect(server) as client:
+        events = await ask(client, "deploy")
+        task, question = events[0].task.id, question_of(events)
+        await ask(client, "mind the gap", task_id=task, message_id="steer-1")
+        await ask(client, "", task_id=task, parts=[answer(question)], message_id="answer-1")
+    async with serve(tmp_path, make_argocd(script), notes, asks_client=True) as server, connect(server) as client:
+        again = [
+            await ask(client, "mind the gap", task_id=task, message_id="steer-1"),
+            await ask(client, "", task_id=task, parts=[answer(question)], message_id="answer-1"),
+        ]
+        with pytest.raises(UnsupportedOperationError, match="has ended"):
+            await ask(client, "mind the gap", task_id=task, message_id="steer-2")
+        with pytest.raises(UnsupportedOperationError, match="has ended"):
+            await ask(client, "", task_id=task, parts=[answer(question, "deny")], message_id="answer-2")
+        found = await client.get_task(GetTaskRequest(id=task))
+    assert [events[0].task.id for events in again] == [task, task]
+    assert [message.message_id for message in found.history][1:] == ["steer-1"]
+    assert [event.body.message_id for event in notes.shown if isinstance(event.body, Inbox)] == ["steer-1"]
+    assert [event.body.by for event in notes.shown if isinstance(event.body, ApprovalDecided)] == ["a2a client anyone"]
+
+
 def _without_streaming(client: Client) -> Client:
     client._config.streaming = False  # type: ignore[attr-defined]
     return client
@@ -196,6 +227,27 @@ async def test_host_origin_and_type_are_checked_without_tokens_too(tmp_path: Pat
             response = await post(server, body_of("message/send", message_of("x")), **headers)
             assert (response.status_code, server.tasks.list_tasks("anyone")) == (status, []), headers
             assert response.json()["error"]["message"]
+
+
+async def test_a_client_that_asks_too_often_is_told_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "REQUEST_RATE", 0.001)
+    monkeypatch.setattr(gate, "REQUEST_BURST", 3)
+    tokens = {"alice": "a" * 32, "bob": "b" * 32}
+    async with serve(tmp_path, make_argocd(), tokens=tokens) as server:
+        body = body_of("tasks/get", {"id": "nosuch"})
+        alice = [await post(server, body, Authorization=f"Bearer {tokens['alice']}") for _ in range(4)]
+        bob = await post(server, body, Authorization=f"Bearer {tokens['bob']}")
+    assert [response.status_code for response in [*alice, bob]] == [200, 200, 200, 429, 200]
+    assert alice[-1].headers["retry-after"] == "1" and "try again later" in alice[-1].json()["error"]["message"]
+
+
+@pytest.mark.parametrize("header", ["A2A-Extensions", "X-A2A-Extensions"])
+async def test_the_answer_names_the_extension_that_was_asked_for(tmp_path: Path, header: str) -> None:
+    async with serve(tmp_path, make_argocd()) as server:
+        body = body_of("tasks/get", {"id": "nosuch"})
+        asked = await post(server, body, **{header: f"urn:other:1, {EXTENSION}"})
+        other = await post(server, body, **{header: "urn:other:1"})
+    assert asked.headers[header] == EXTENSION and header.lower() not in other.headers
 
 
 BAD_BODIES = [

@@ -33,7 +33,7 @@ from a2a.utils.errors import A2AError, MethodNotFoundError, TaskNotFoundError, U
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.struct_pb2 import Value
 
-from retinue.concurrency import TaskOwner
+from retinue.concurrency import RateLimit, TaskOwner
 from retinue.core.approvals import Allow, Decision
 from retinue.core.errors import Disconnected, RetinueError
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Gap, Inbox, RunEnded, RunResumed
@@ -58,6 +58,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0
 FIRST_TRIES = 3
 MOST_VAIN = 50  # streams one after the other that end without a report
 MARGIN_SECONDS = 10.0
+UPDATE_RATE, UPDATE_BURST = 2000.0, 10_000  # of one task, a second and at once: a flood waits at the agent
 FORGOTTEN = "the agent does not know the task any more: it may have been started anew; it is not called again"
 UNKNOWN_START = "the connection was lost before the agent confirmed the task; it may run there, and is not called again"
 ASKED_ANEW = "the run was resumed at the agent, which asks anew"
@@ -136,6 +137,7 @@ class A2aRun:
             self._confirmed.set()
         self._commands = TaskOwner(on_error=lambda _: None)  # what a command fails of is told by the stream
         self._seen_at = time.monotonic()
+        self._rate = RateLimit(UPDATE_RATE, UPDATE_BURST)
 
     @property
     def reference(self) -> str:
@@ -209,6 +211,7 @@ class A2aRun:
                     yield update
                     continue
                 self._seen_at = time.monotonic()
+                await self._rate.wait()
                 self._learn_ids(update)
                 for report in self._read_typed(update) if self._known.typed else self._fold.apply(update):
                     yield report

@@ -1,7 +1,8 @@
 """The gate before the A2A application: checks each request before its body is read, and reads the body strictly.
 
-Checks Host and Origin, so that no web page can send a request, then the token. A body is bounded in size and time and
-parsed as strict JSON; what is wrong with it is answered in the words of the protocol. Knows tokens, no tasks.
+Checks Host and Origin, so that no web page can send a request, then the token, and how many requests its client sends.
+A body is bounded in size and time and parsed as strict JSON; what is wrong with it is answered in the words of the
+protocol. Knows tokens, no tasks.
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ from typing import Any
 from a2a.utils.error_handlers import build_rest_error_payload
 from a2a.utils.errors import ContentTypeNotSupportedError, InvalidRequestError
 from starlette.authentication import SimpleUser
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from retinue.concurrency import TaskOwner
+from retinue.concurrency import RateLimit, TaskOwner
+from retinue.protocol.a2a import EXTENSION
 from retinue.protocol.strict_json import InvalidBody, decode_body, encode_body
 
 CARD_PATH = "/.well-known/agent-card.json"
 RPC_PATH = "/"
 MAX_BODY_BYTES = 12 * 1024 * 1024
 BODY_SECONDS = 30.0
+REQUEST_RATE, REQUEST_BURST = 200.0, 2000  # of one client, a second and at once
+TOO_FAST = "a client may send at most {rate:g} requests a second: try again later"
+EXTENSION_HEADERS = ("a2a-extensions", "x-a2a-extensions")  # of 1.0 and of 0.3
 GONE = "retinue.gone"
 ANONYMOUS = "anyone"
 PARSE_ERROR, INVALID_REQUEST, UNSUPPORTED_TYPE = -32700, -32600, -32005
@@ -45,13 +50,17 @@ class Gate:
 
     def __init__(self, app: ASGIApp, *, tokens: Mapping[str, str], hosts: frozenset[str], origins: frozenset[str]):
         self._app, self._tokens, self._hosts, self._origins = app, tokens, hosts, origins
+        self._rates = {name: RateLimit(REQUEST_RATE, REQUEST_BURST) for name in (*tokens, ANONYMOUS)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         headers, is_rpc = Headers(scope=scope), scope["path"] == RPC_PATH
         try:
-            scope["user"] = SimpleUser(self._admit(scope, headers))
+            client = self._admit(scope, headers)
+            if self._rates[client].take():
+                raise Refused(429, TOO_FAST.format(rate=REQUEST_RATE))
+            scope["user"] = SimpleUser(client)
             body = await _read_body(headers, receive)
         except Refused as refused:
             await _make_refusal(refused, is_rpc=is_rpc)(scope, receive, send)
@@ -64,7 +73,7 @@ class Gate:
         async with TaskOwner() as owner:
             listening = owner.start(inbox.listen())
             try:
-                await self._app(scope, inbox.receive, send)
+                await self._app(scope, inbox.receive, _confirm_extension(headers, send))
             finally:
                 listening.cancel()
 
@@ -85,6 +94,23 @@ class Gate:
         if not name:
             raise Refused(401, "a token is needed: send the header `Authorization: Bearer TOKEN`")
         return name
+
+
+def _confirm_extension(headers: Headers, send: Send) -> Send:
+    """Return a `send` whose answer names our extension, if the request has asked for it, in the same header."""
+    asked = [
+        name for name in EXTENSION_HEADERS if EXTENSION in ",".join(headers.getlist(name)).replace(" ", "").split(",")
+    ]
+    if not asked:
+        return send
+
+    async def confirm(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            for name in asked:
+                MutableHeaders(scope=message)[name] = EXTENSION
+        await send(message)
+
+    return confirm
 
 
 async def _read_body(headers: Headers, receive: Receive) -> bytes:
@@ -123,7 +149,7 @@ async def _read_body(headers: Headers, receive: Receive) -> bytes:
 def _make_refusal(refused: Refused, *, is_rpc: bool) -> JSONResponse:
     """Return the answer to a request that is not let in, in the words of its binding. What is wrong with the JSON of a
     JSON-RPC request is an error of JSON-RPC, and none of HTTP."""
-    headers = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else None
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(refused.status)
     if is_rpc:
         status = 200 if refused.code == PARSE_ERROR else refused.status
         said: dict[str, Any] = {"code": refused.code, "message": str(refused)}

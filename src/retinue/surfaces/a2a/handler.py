@@ -192,6 +192,8 @@ class TaskHandler(RequestHandler):
         if message.context_id and message.context_id != task.request.context:
             raise InvalidParamsError(f"the task {task.tree} is in another context than {message.context_id}")
         view = await self._tasks.read_view(task)
+        if message.message_id in view.message_ids or _has_answered(view, task, message):
+            return Accepted(task)  # it came before, perhaps to a server that was killed since
         if view.ending is not None or not self._tasks.is_live(task):
             raise UnsupportedOperationError(ENDED.format(task=task.tree))
         if message.files:
@@ -200,7 +202,9 @@ class TaskHandler(RequestHandler):
         for answer in message.answers:
             await self._answer(task, answer)
         if message.text:
-            receipt = await self._control.send(task.tree, message.run, message.text, source=ASKER)
+            receipt = await self._control.send(
+                task.tree, message.run, message.text, source=ASKER, message_id=message.message_id
+            )
             if receipt.state not in ("queued", "delivered"):
                 raise UnsupportedOperationError(f"the words did not reach the task: {receipt.why}")
         self._tasks.note_message(task, message.message_id)
@@ -213,8 +217,10 @@ class TaskHandler(RequestHandler):
         asked = {question.id: question for question in await self._control.pending(task.tree)}.get(answer.approval_id)
         if asked is None or not asked.digest or asked.digest != answer.digest:
             raise InvalidParamsError("the answer is not to a question that is open: its approval_id and digest differ")
-        by = f"a2a client {task.request.client}"
-        if await self._control.answer(asked.id, answer.verdict, by=by, digest=answer.digest) != "taken":
+        if (
+            await self._control.answer(asked.id, answer.verdict, by=_name_answerer(task), digest=answer.digest)
+            != "taken"
+        ):
             raise InvalidParamsError("the question was answered meanwhile")
 
     # Streams
@@ -409,6 +415,23 @@ class TaskHandler(RequestHandler):
 
 def _name_client(context: ServerCallContext) -> str:
     return context.user.user_name if context.user.is_authenticated else ANONYMOUS
+
+
+def _name_answerer(task: ServedTask) -> str:
+    return f"a2a client {task.request.client}"
+
+
+def _has_answered(view: TaskView, task: ServedTask, message: ClientMessage) -> bool:
+    """Return whether a message brings answers only, each of which the same client has given already."""
+    given = [(view.decisions.get(answer.approval_id), answer.decision == "allow") for answer in message.answers]
+    return (
+        bool(given)
+        and not message.text
+        and all(
+            decided is not None and (decided.allowed, decided.by) == (allows, _name_answerer(task))
+            for decided, allows in given
+        )
+    )
 
 
 async def _put_back(first: Event | Delta | None, items: AsyncGenerator[Event | Delta]) -> AsyncGenerator[Event | Delta]:

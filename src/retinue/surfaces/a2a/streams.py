@@ -27,7 +27,7 @@ from google.protobuf.struct_pb2 import Value
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from retinue.core.approvals import Approval
-from retinue.core.events import ApprovalAsked, Delta, Event, Inbox, RunEnded, RunSpawned
+from retinue.core.events import ApprovalAsked, ApprovalDecided, Delta, Event, Inbox, RunEnded, RunSpawned
 from retinue.core.messages import USER_WORDS
 from retinue.log.notices import NoticeFold, Words
 from retinue.log.runs import Runs
@@ -200,7 +200,9 @@ class TaskView:
 
     def __init__(self, tree: str) -> None:
         self._runs = Runs(tree)
-        self._steers: list[tuple[int, str]] = []
+        self._steers: list[tuple[str, str]] = []
+        self.message_ids: set[str] = set()
+        self.decisions: dict[str, ApprovalDecided] = {}
         self._asked: dict[str, Approval] = {}
         self.last_at = 0.0
         self.last_seq = 0
@@ -208,10 +210,14 @@ class TaskView:
     def apply(self, event: Event) -> None:
         self._runs.apply(event)
         self.last_at, self.last_seq = event.at, event.seq
-        if isinstance(event.body, Inbox) and event.run == 0 and event.body.source in USER_WORDS:
-            self._steers.append((event.seq, event.body.text))
+        if isinstance(event.body, Inbox) and event.body.source in USER_WORDS:
+            self.message_ids.add(event.body.message_id)
+            if event.run == 0:
+                self._steers.append((event.body.message_id or f"steer-{event.seq}", event.body.text))
         elif isinstance(event.body, ApprovalAsked):
             self._asked[event.body.approval_id] = make_approval(event, event.body)
+        elif isinstance(event.body, ApprovalDecided):
+            self.decisions[event.body.approval_id] = event.body
 
     @property
     def ending(self) -> RunEnded | None:
@@ -258,12 +264,11 @@ class TaskView:
         return task
 
     def make_history(self, place: Place) -> list[Message]:
-        """Return the messages of the client, the first of them under the id that the client gave it."""
+        """Return the messages of the client, under the ids that it gave them, and what the host has said besides."""
         spawned = self.beginning
         if spawned is None or spawned.request is None:
             return []
-        words = [(spawned.request.message, spawned.task)]
-        words += [(place.make_id(f"steer-{seq}"), text) for seq, text in self._steers]
+        words = [(spawned.request.message, spawned.task), *self._steers]
         return [make_user_message(place, name, text) for name, text in words]
 
 

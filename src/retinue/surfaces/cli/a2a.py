@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from retinue.core.errors import ConfigError
 from retinue.core.events import RunEnded
 from retinue.core.profiles import check_name
-from retinue.surfaces.cli.main import describe_command, get_version
+from retinue.surfaces.cli.main import add_action, get_version
 from retinue.surfaces.cli.options import (
     add_context_option,
     add_level_options,
@@ -59,15 +59,12 @@ try it:
 
 def configure_a2a(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=type(parser))
-    serve = actions.add_parser("serve", help="be an A2A agent that other programs can call")
-    _configure_serve(serve)
-    describe_command(serve, _execute_serve)
-    call = actions.add_parser("call", help="give a task to an agent elsewhere and print its answer")
-    _configure_call(call)
-    describe_command(call, _execute_call)
-    add = actions.add_parser("add", help="check an agent elsewhere and write it into retinue.yaml")
-    _configure_add(add)
-    describe_command(add, _execute_add)
+    about = "be an A2A agent that other programs can call"
+    add_action(actions, "serve", _configure_serve, _execute_serve, about=about)
+    about = "give a task to an agent elsewhere and print its answer"
+    add_action(actions, "call", _configure_call, _execute_call, about=about)
+    about = "check an agent elsewhere and write it into retinue.yaml"
+    add_action(actions, "add", _configure_add, _execute_add, about=about)
 
 
 def execute_a2a(args: argparse.Namespace) -> int:

@@ -139,6 +139,20 @@ def describe_command(parser: argparse.ArgumentParser, execute: Callable[..., obj
     parser.description, _, parser.epilog = inspect.cleandoc(execute.__doc__ or "").partition("\n\n")
 
 
+def add_action(
+    actions: argparse._SubParsersAction[Any],
+    name: str,
+    configure: Callable[[Any], None],
+    execute: Callable[..., object],
+    *,
+    about: str,
+) -> None:
+    """Add an action of a command, such as `serve`, with its options and the help of the function that executes it."""
+    parser = actions.add_parser(name, help=about)
+    configure(parser)
+    describe_command(parser, execute)
+
+
 def get_version() -> str:
     """Return our version, without importing everything that `retinue` offers."""
     number: str = sys.modules["retinue"].__version__

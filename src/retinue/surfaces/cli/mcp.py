@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retinue.core.errors import ConfigError
-from retinue.surfaces.cli.main import describe_command
+from retinue.surfaces.cli.main import add_action
 from retinue.surfaces.cli.options import add_context_option, add_options, parse_context_paths, parse_seconds
 from retinue.surfaces.printer import safe
 
@@ -34,12 +34,10 @@ AT_TERMINAL = (
 
 def configure_mcp(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=type(parser))
-    serve = actions.add_parser("serve", help="be an MCP server, on stdio or over HTTP")
-    _configure_serve(serve)
-    describe_command(serve, _execute_serve)
-    install = actions.add_parser("install", help="tell an MCP client of this server")
-    _configure_install(install)
-    describe_command(install, _execute_install)
+    about = "be an MCP server, on stdio or over HTTP"
+    add_action(actions, "serve", _configure_serve, _execute_serve, about=about)
+    about = "tell an MCP client of this server"
+    add_action(actions, "install", _configure_install, _execute_install, about=about)
 
 
 def execute_mcp(args: argparse.Namespace) -> int:

@@ -52,6 +52,7 @@ def execute_ps(args: argparse.Namespace) -> int:
 
     states:
       queued starting running waiting_approval waiting_children stalled   the run is alive
+      waiting                                                             a conversation waits for your next message
       done refused failed limited timed_out cancelled disconnected        the run has ended
       interrupted                                                         its process is gone; resume continues it
 

@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from retinue.control.client import ControlUnreachable
 from retinue.core.errors import NotFound
-from retinue.core.events import Delta, RunEnded
+from retinue.core.events import Delta, RunEnded, RunSpawned
 from retinue.log.reading import decode_line, follow_lines, iterate_lines
 from retinue.protocol.control import decode_item, is_delta
 from retinue.surfaces.cli import control_clients
@@ -55,6 +55,7 @@ async def _print_tree(args: argparse.Namespace) -> None:
     project, found = await screen.look_up(args.name, everything=args.all)
     printer = Printer(sys.stdout, level="verbose" if args.verbose else "normal")
     deltas = args.deltas if args.json else printer.shows_deltas
+    talks = False
     async for line in _read_lines(project, found.tree, args, deltas=deltas):
         if args.json:
             sys.stdout.buffer.write(line + b"\n")
@@ -65,18 +66,23 @@ async def _print_tree(args: argparse.Namespace) -> None:
             printer.show_delta(item)
             continue
         printer.show_event(item)
+        if isinstance(item.body, RunSpawned) and item.body.conversation:
+            talks = True
         if item.run == 0 and isinstance(item.body, RunEnded):
-            _print_ending(printer, item.agent, item.body)
+            _print_ending(printer, item.agent, item.body, is_shown=talks)
         printer.check_output()
     printer.clear_status()
     if args.follow and not (await project.log.read_status(found.tree)).ended:
         screen.print_warning(f"the process that ran {found.tree} is gone; to continue: retinue resume {found.tree}")
 
 
-def _print_ending(printer: Printer, agent: str, ended: RunEnded) -> None:
-    """Print how the primary ended: its answer went to the process that started it, which may be gone."""
+def _print_ending(printer: Printer, agent: str, ended: RunEnded, *, is_shown: bool) -> None:
+    """Print how the primary ended, and its answer, which went to the process that started it. The last answer of a
+    conversation is shown already."""
     head, text = f"● {safe.escape_line(agent)} {ended.status}", ended.final_response
-    if ended.status == "done":
+    if ended.status == "done" and is_shown:
+        printer.show_text(colors.paint_faint(head, color=printer.color))
+    elif ended.status == "done":
         printer.show_text(f"{colors.paint_faint(head, color=printer.color)}\n{safe.escape_text(text)}")
     else:
         printer.show_note(f"{head}: {safe.escape_line(ended.error_details or text)}")

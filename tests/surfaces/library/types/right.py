@@ -158,6 +158,8 @@ def name_kind(body: EventBody) -> str:
     match body:
         case events.RunSpawned() | events.RunStarted() | events.RunRemote() | events.RunResumed() | events.RunEnded():
             return "run"
+        case events.RunWaiting():
+            return "conversation"
         case events.TurnStarted() | events.TurnEnded() | events.Thinking() | events.Message() | events.Inbox():
             return "turn"
         case events.ToolCall() | events.ToolStarted() | events.ToolResult():
