@@ -88,6 +88,7 @@ class LiveScreen:
             answered = await self._control.answer(question.id, decision, by=BY, digest=question.digest)
         except RetinueError as error:
             self.view.show_note(str(error))
+            self.view.reopen_question(question)
             return
         if answered != "taken":
             self.view.show_note(TOO_LATE.format(number=question.number))

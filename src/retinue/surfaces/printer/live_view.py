@@ -45,7 +45,7 @@ CANCEL_KEYS = 9
 
 
 class Callbacks(msgspec.Struct, frozen=True):
-    """What the view asks its surface to do. `edit` is None where no editor can be opened."""
+    """Requests of the view to its surface. `edit` is None where no editor can be opened."""
 
     answer: Callable[[Approval, Decision], object] = lambda question, decision: None
     edit: Callable[[Approval], object] | None = None
@@ -155,6 +155,11 @@ class LiveView:
         if self._callbacks is not None:
             self._callbacks.answer(question, decision)
 
+    def reopen_question(self, question: Approval) -> None:
+        """Show a question again whose answer could not be sent."""
+        self._panel.reopen_question(question.id)
+        self._panel.show_questions(self.activity.questions)
+
     def offer_edit(self, question: Approval, args: dict[str, object] | str) -> None:
         """Take the arguments that an editor left, or a message about what went wrong."""
         self._panel.offer_edit(question, args)
@@ -183,7 +188,7 @@ class LiveView:
             _name_model(spawned.model) or run.agent,
             f"tree {event.tree}",
             "no sandbox" if run.place.runtime == "inherited" else f"sandbox {run.place.runtime}",
-            f"workspace {profile.get('workspace') or 'shared'}" if isinstance(profile, dict) else "",
+            _name_workspace(profile.get("workspace"), run.place.runtime) if isinstance(profile, dict) else "",
             f"budget {budget}" if budget else "no budget",
         ]
         self._print_spans((("name", "retinue "), ("faint", " · ".join(piece for piece in pieces if piece))))
@@ -369,6 +374,13 @@ def format_elapsed(seconds: float) -> str:
 def _name_model(model: str) -> str:
     """Return the name of a model; of a script file without its folder."""
     return f"scripted:{model.rpartition('/')[2]}" if model.startswith("scripted:") and "/" in model else model
+
+
+def _name_workspace(workspace: str | None, runtime: str) -> str:
+    """Return where a run works; the default depends on its runtime, and on git."""
+    if workspace is None:
+        return "works in the project itself" if runtime == "inherited" else "works in its own copy"
+    return f"workspace {workspace}"
 
 
 def _format_budget(spawned: RunSpawned) -> str:

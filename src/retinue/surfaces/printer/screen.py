@@ -50,6 +50,7 @@ class Screen:
         self.on_drawn: Callable[[object], object] = lambda mark: None
         self._lasting: list[str] = []
         self._drawn = _Drawn()
+        self._shown: object = None  # the size and the bottom that were drawn last
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
         self._is_due = False
@@ -112,6 +113,7 @@ class Screen:
     def _settle(self) -> None:
         """Draw when the size has not changed for a moment: a window that is being dragged tells of every step late."""
         self._cancel_timer()
+        self._shown = None
         if self._is_open:
             self._timer = asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._draw)
 
@@ -120,7 +122,12 @@ class Screen:
         if self.terminal.is_away or self._writing is not None:
             self._is_due = True
             return
-        bottom = self.compose(*self.terminal.size)
+        size = self.terminal.size
+        bottom = self.compose(*size)
+        if self._shown == (size, bottom) and not self._lasting:
+            self._wait_animation(bottom)
+            return
+        self._shown = size, bottom
         self._start_write(self._make_frame(bottom), bottom)
 
     def _make_frame(self, bottom: Bottom) -> str:
@@ -151,7 +158,11 @@ class Screen:
             return
         if self._is_due or self._lasting:
             self.request_redraw()
-        elif bottom is not None and bottom.animated and self._timer is None:
+        elif bottom is not None:
+            self._wait_animation(bottom)
+
+    def _wait_animation(self, bottom: Bottom) -> None:
+        if bottom.animated and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(ANIMATION_SECONDS, self._draw)
 
     async def _wait_written(self, seconds: float) -> bool:
@@ -164,7 +175,7 @@ class Screen:
         for long."""
         self._cancel_timer()
         erase = self._thread.submit(self.terminal.write, self._drawn.erase(self.terminal.size[0]))
-        self._drawn = _Drawn()
+        self._drawn, self._shown = _Drawn(), None
         try:
             erase.result(AWAY_SECONDS)
         except TimeoutError:
