@@ -185,13 +185,14 @@ class LiveView:
         profile = decode_raw(spawned.profile)
         budget = _format_budget(spawned)
         pieces = [
-            _name_model(spawned.model) or run.agent,
+            "",
             f"tree {event.tree}",
             "no sandbox" if run.place.runtime == "inherited" else f"sandbox {run.place.runtime}",
             _name_workspace(profile.get("workspace"), run.place.runtime) if isinstance(profile, dict) else "",
             f"budget {budget}" if budget else "no budget",
         ]
-        self._print_spans((("name", "retinue "), ("faint", " · ".join(piece for piece in pieces if piece))))
+        named = _name_model(spawned.model) or run.agent
+        self._print_spans((("name", named), ("faint", " · ".join(pieces))))
 
     def _print_entry(self, entry: Entry) -> None:
         if self._level == "quiet":
