@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -132,6 +132,13 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     seal: str = ""
 
 
+class CallAgain(Protocol):
+    """A function that a model awaits before it makes a call once more, with what its attempts have spent so far.
+    `estimated` says that a provider did not report a part of that. Raises Limited if the budget does not allow it."""
+
+    async def __call__(self, spent: Usage, *, estimated: bool = False) -> None: ...
+
+
 class Request(msgspec.Struct, frozen=True, gc=False):
     """One model call: who asks, in which turn, with which thread and tools. A reply is never longer than
     `max_output_tokens`: budgets count on it. `attempt` is how often the provider has answered it with an error.
@@ -145,7 +152,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     tools: tuple[ToolSpec, ...]
     max_output_tokens: int = OUTPUT_TOKENS
     attempt: int = 0
-    again: Callable[[Usage], Awaitable[None]] | None = None
+    again: CallAgain | None = None
 
     @property
     def key(self) -> str:

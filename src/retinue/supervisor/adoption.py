@@ -269,7 +269,8 @@ class Adoption:
             return
         self._tree.write(node, body)
         if isinstance(body, UsageReported) and self._account is not None:
-            self._account.add_spent(Amount(body.usage.total_tokens, body.cost or NO_COST))
+            spent = Amount(body.usage.total_tokens, body.cost or NO_COST)
+            self._account.add_spent(spent, estimated=body.estimated)
 
     def _is_written(self, node: Run, body: Body) -> bool:
         """Say whether an earlier process has written this. Reports come again in the order in which they came first,
