@@ -34,21 +34,22 @@ TASK_WIDTH = 80
 
 def configure_ps(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--all", action="store_true", help="list every tree, also those that were reported to another process"
+        "--all", action="store_true", help="list every tree, also those that another process shows as its subagents"
     )
     parser.add_argument(
         "--since",
         metavar="AGE",
         type=parse_age,
-        help="list trees that started in this time, and live ones: 1d, 12h, 30min",
+        help="list trees that started in the last 1d, 12h or 30min, and live ones",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON array with an object for each run")
 
 
 def execute_ps(args: argparse.Namespace) -> int:
-    """List the runs of this project and their states, as trees, newest first.
+    """List the runs of this project and their states: the newest tree first, subagents below their parents.
 
-    Without --all it lists every tree with a live run, and the latest 10.
+    Without --all it lists the latest 10 trees and every tree with a live run. On a narrow terminal it leaves out
+    columns; --json has everything.
 
     states:
       queued starting running waiting_approval waiting_children stalled   the run is alive
