@@ -18,13 +18,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from retinue.core.approvals import Allow, Approval, Deny
+from retinue.core.approvals import INPUT_REQUIRED, Allow, Approval, Deny
 from retinue.core.rules import explain_missing_rule
 from retinue.log.blocks import format_json, make_question_spans
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Printer
 
 PROMPT = "(? for more) [y]es [n]o > "
+ANSWER = "your answer > "
 SURE = "sure? [y]es [n]o > "
 JSON = "arguments as a line of JSON > "
 SHOWN_SECONDS = 1.0
@@ -84,6 +85,13 @@ def parse_answer(line: str) -> Allow | Deny | Action | None:
         case "?" | "h" | "help":
             return Action("help")
     return _YES.get(word.lower())
+
+
+def parse_words(line: str, question: Approval) -> Allow | Deny:
+    """Return the answer to an agent that asks for words. A no is a no, with all its words."""
+    if isinstance(parse_answer(line), Deny):
+        return Deny(line)
+    return Allow(args={**question.args, "answer": line})
 
 
 class LineReader:
@@ -194,9 +202,12 @@ class TerminalApprover:
         self._is_open = True
         try:
             while True:
-                line = await self._read_line(PROMPT)
+                is_in_words = question.tool == INPUT_REQUIRED and question.args.keys() == {"question"}
+                line = await self._read_line(ANSWER if is_in_words else PROMPT)
                 if line is None:
                     return Deny(NOBODY)
+                if is_in_words and line.strip():
+                    return parse_words(line.strip(), question)
                 typed = parse_answer(line)
                 answer = await self._perform(typed, question) if isinstance(typed, Action) else typed
                 if answer is not None:
