@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import typing
+from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
@@ -56,6 +57,32 @@ class Deny(msgspec.Struct, frozen=True, gc=False, tag="deny", omit_defaults=True
 
 
 Decision = Allow | Deny
+
+
+class QuestionClosed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A question that does not wait any more. `allowed` is None if its run ended before anybody answered; else the
+    other fields are those of the answer: who gave it, on which surface, and when."""
+
+    id: str
+    allowed: bool | None = None
+    by: str = ""
+    surface: str = ""
+    reason: str = ""
+    at: float = 0.0
+
+
+QuestionChange = Approval | QuestionClosed
+
+
+def describe_closing(closed: QuestionClosed) -> str:
+    """Return who answered what, where and when: `approved by user at pts/3 (retinue approve) at 14:03:11`."""
+    if closed.allowed is None:
+        return "no longer needed: its run ended"
+    where = f" ({closed.surface})" if closed.surface else ""
+    when = f" at {datetime.fromtimestamp(closed.at):%H:%M:%S}" if closed.at else ""
+    reason = f": {closed.reason}" if closed.reason else ""
+    word = "approved" if closed.allowed else "denied"
+    return f"{word} by {closed.by or 'somebody'}{where}{when}{reason}"
 
 
 def describe_denial(decision: Deny) -> str:

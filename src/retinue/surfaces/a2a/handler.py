@@ -50,7 +50,7 @@ from a2a.utils.task import (
 from google.protobuf.json_format import MessageToDict
 
 from retinue.concurrency import run_until_first
-from retinue.core.approvals import Approval
+from retinue.core.approvals import Approval, describe_closing
 from retinue.core.caller import ClientRequest
 from retinue.core.control import Control, ResumeOverrides, RunHandle
 from retinue.core.errors import RetinueError
@@ -60,6 +60,7 @@ from retinue.core.profiles import Profile
 from retinue.core.profiles import Task as RunTask
 from retinue.files.atomic import replace_file
 from retinue.files.private import make_private_folder
+from retinue.log.questions import find_closing
 from retinue.protocol.a2a import AFTER_HEADER, EXTENSION, ApprovalAnswer, read_command_metadata
 from retinue.surfaces.a2a.gate import ANONYMOUS, GONE
 from retinue.surfaces.a2a.requests import ClientMessage, read_message
@@ -219,11 +220,13 @@ class TaskHandler(RequestHandler):
         asked = {question.id: question for question in await self._control.pending(task.tree)}.get(answer.approval_id)
         if asked is None or not asked.digest or asked.digest != answer.digest:
             raise InvalidParamsError("the answer is not to a question that is open: its approval_id and digest differ")
-        if (
-            await self._control.answer(asked.id, answer.verdict, by=_name_answerer(task), digest=answer.digest)
-            != "taken"
-        ):
-            raise InvalidParamsError("the question was answered meanwhile")
+        by = _name_answerer(task)
+        given = await self._control.answer(asked.id, answer.verdict, by=by, digest=answer.digest, surface="a2a")
+        if given != "taken":
+            async with aclosing(self._control.watch(task.tree)) as events:
+                closed = await find_closing(events, asked.id)
+            told = msgspec.structs.replace(closed, by="somebody here", reason="")  # who that is, is not the client's
+            raise InvalidParamsError(f"the question was answered meanwhile: {describe_closing(told)}")
 
     # Streams
 

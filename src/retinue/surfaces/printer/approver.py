@@ -1,7 +1,8 @@
 """The approver at a terminal: asks one question at a time, in the order they came, and reads the answer as a line.
 
 Reads the terminal only while a question is open. A line typed before a question was shown does not answer it. The other
-questions that wait are numbered, and a number goes to that question. Fails closed: the end of the input denies.
+questions that wait are numbered, and a number goes to that question. The end of the input answers nothing: the question
+stays open for other terminals.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Literal
 import msgspec
 
 from retinue.core.approvals import INPUT_REQUIRED, Allow, Approval, Deny
+from retinue.core.errors import ApproverLeft
 from retinue.core.rules import explain_missing_rule
 from retinue.log.blocks import format_json, make_question_spans
 from retinue.surfaces.printer import safe
@@ -31,7 +33,7 @@ JSON = "arguments as a line of JSON > "
 SHOWN_SECONDS = 1.0
 LEAVE_SECONDS = 1.0
 LISTED = 20
-NOBODY = "nobody answered: the input has ended"
+LEFT = "(the input has ended: answer with `retinue approve {number}` in another terminal)"
 HELP = """\
 y           yes, this call
 r           yes, and to this tool for the rest of this run
@@ -149,6 +151,7 @@ class TerminalApprover:
     """The approver of a person at a terminal. The printer says when it has reached a question among the blocks."""
 
     by = "user"
+    surface = "terminal"
 
     def __init__(self, printer: Printer, stdin_fd: int = 0) -> None:
         self._printer = printer
@@ -156,7 +159,12 @@ class TerminalApprover:
         self._waiting: dict[str, _Waiting] = {}
         self._current: _Waiting | None = None
         self._is_open = False
+        self._is_leaving = False
         printer.on_asked = self._mark_shown
+
+    def leave(self) -> None:
+        """Take back no question from now on: the person leaves, and the questions stay open elsewhere."""
+        self._is_leaving = True
 
     async def __call__(self, question: Approval) -> Allow | Deny:
         waiting = self._waiting[question.id] = _Waiting(question)
@@ -205,7 +213,8 @@ class TerminalApprover:
                 is_in_words = question.tool == INPUT_REQUIRED and question.args.keys() == {"question"}
                 line = await self._read_line(ANSWER if is_in_words else PROMPT)
                 if line is None:
-                    return Deny(NOBODY)
+                    self._printer.show_note(LEFT.format(number=question.number))
+                    raise ApproverLeft
                 if is_in_words and line.strip():
                     return parse_words(line.strip(), question)
                 typed = parse_answer(line)
@@ -214,7 +223,8 @@ class TerminalApprover:
                     return answer
         except asyncio.CancelledError:
             self._printer.end_prompt(answered=False)
-            self._printer.show_note("(no longer needed)")
+            if not self._is_leaving:
+                self._printer.show_note("(no longer needed)")
             raise
         finally:
             self._is_open = False
