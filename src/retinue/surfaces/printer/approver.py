@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from retinue.core.approvals import Allow, Approval, Deny
+from retinue.core.approvals import INPUT_REQUIRED, Allow, Approval, Deny
 from retinue.core.errors import ApproverLeft
 from retinue.core.rules import explain_missing_rule
 from retinue.log.blocks import make_question_spans
@@ -24,6 +24,7 @@ from retinue.surfaces.printer.edit_call import UNCHANGED, edit_in_editor, find_e
 from retinue.surfaces.printer.printer import Printer
 
 PROMPT = "(? for more) [y]es [n]o > "
+ANSWER = "your answer > "
 SURE = "sure? [y]es [n]o > "
 JSON = "arguments as a line of JSON > "
 SHOWN_SECONDS = 1.0
@@ -83,6 +84,13 @@ def parse_answer(line: str) -> Allow | Deny | Action | None:
         case "?" | "h" | "help":
             return Action("help")
     return _YES.get(word.lower())
+
+
+def parse_words(line: str, question: Approval) -> Allow | Deny:
+    """Return the answer to an agent that asks for words. A no is a no, with all its words."""
+    if isinstance(parse_answer(line), Deny):
+        return Deny(line)
+    return Allow(args={**question.args, "answer": line})
 
 
 class LineReader:
@@ -199,10 +207,13 @@ class TerminalApprover:
         self._is_open = True
         try:
             while True:
-                line = await self._read_line(PROMPT)
+                is_in_words = question.tool == INPUT_REQUIRED and question.args.keys() == {"question"}
+                line = await self._read_line(ANSWER if is_in_words else PROMPT)
                 if line is None:
                     self._printer.show_note(LEFT.format(number=question.number))
                     raise ApproverLeft
+                if is_in_words and line.strip():
+                    return parse_words(line.strip(), question)
                 typed = parse_answer(line)
                 answer = await self._perform(typed, question) if isinstance(typed, Action) else typed
                 if answer is not None:
