@@ -11,6 +11,7 @@ import os
 import subprocess
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -59,7 +60,10 @@ class Notifier:
                         running.cancel()
                 elif len(self._running) < MAX_RUNNING:
                     task = self._running[change.id] = self._tasks.start(self._notify(change))
-                    task.add_done_callback(lambda _, name=change.id: self._running.pop(name, None))
+                    task.add_done_callback(partial(self._forget, change.id))
+
+    def _forget(self, question_id: str, _: object) -> None:
+        self._running.pop(question_id, None)
 
     async def _notify(self, question: Approval) -> None:
         try:
