@@ -192,12 +192,10 @@ def join_replies(thread: list[Turn]) -> str:
     """Return the answer of a run: all its replies without tool calls since the user's last words, in order."""
     texts: list[str] = []
     for turn in reversed(thread):
-        if isinstance(turn, ToolTurn):
-            continue
-        if isinstance(turn, AssistantTurn):
+        if type(turn) is AssistantTurn:
             if turn.text and not turn.calls:
                 texts.append(turn.text)
-        elif turn.source == TASK or turn.source in USER_WORDS:
+        elif type(turn) is UserTurn and (turn.source == TASK or turn.source in USER_WORDS):
             break
     return "\n\n".join(reversed(texts))
 
