@@ -151,5 +151,9 @@ class Unconfirmed(Stop):
     """A call needs a person and no approver is attached."""
 
 
+class ApproverLeft(Exception):
+    """An approver cannot answer any more, because its terminal was closed. The question stays open for others."""
+
+
 class Disconnected(Stop):
     """The run's process went away before it gave an ending; the text says what is known of that."""

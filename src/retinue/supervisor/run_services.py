@@ -204,9 +204,9 @@ class RunServices(msgspec.Struct, eq=False):
         if not self.run.is_stopping:
             self.finish(call, Outcome(GIVEN_UP, success=False), 0)
 
-    def show_output(self, text: str) -> None:
+    def show_output(self, call_id: str, text: str) -> None:
         if text:
-            self._show_delta("output", text)
+            self._show_delta("output", text, call_id=call_id)
 
     def claim_call_id(self, wanted: str) -> str:
         return self.run.claim_call_id(wanted)
@@ -335,7 +335,7 @@ class RunServices(msgspec.Struct, eq=False):
 
         return show
 
-    def _show_delta(self, kind: str, text: str, turn: int = 0, offset: int = 0) -> None:
+    def _show_delta(self, kind: str, text: str, turn: int = 0, offset: int = 0, *, call_id: str = "") -> None:
         ref, run, show = self.ref, self.run, self.tree.log.show
         if run.ending:
             return
@@ -343,7 +343,7 @@ class RunServices(msgspec.Struct, eq=False):
         if kind == "retry":
             self.emit(Warned(text, code="retry"))
             return
-        delta = Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind, turn=turn, offset=offset)
+        delta = Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind, turn=turn, offset=offset, call_id=call_id)
         if run.first_write is None:
             show(delta)
         else:  # in order, and not before watchers can know of the run
