@@ -12,7 +12,7 @@ from retinue.core.messages import USER_WORDS
 
 
 class MessageReceipt(msgspec.Struct, frozen=True):
-    """What became of a message: the event `seq` of run `run`. `turn` is the one that reads it."""
+    """The state of a message, which is the event `seq` of run `run`. `turn` is the one that reads it."""
 
     seq: int
     run: int
