@@ -15,6 +15,7 @@ from retinue.core.errors import ConfigError
 Scope = Literal["call", "run", "tool", "project"]
 SCOPES: tuple[Scope, ...] = ("call", "run", "tool", "project")
 Answered = Literal["taken", "stale", "unknown"]
+INPUT_REQUIRED = "input_required"  # the tool of a question in an agent's own words, which only a person can answer
 
 
 class Approval(msgspec.Struct, frozen=True, gc=False):

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from retinue.core.approvals import Allow, Approval, Deny
+from retinue.core.approvals import INPUT_REQUIRED, Allow, Approval, Deny
 from retinue.core.errors import ApproverLeft
 from retinue.core.events import ApprovalAsked, Delta, Thinking
-from retinue.surfaces.printer.approver import LEFT, PROMPT, SURE, TerminalApprover, parse_answer
+from retinue.surfaces.printer.approver import ANSWER, LEFT, PROMPT, SURE, TerminalApprover, parse_answer
 from retinue.surfaces.printer.printer import Printer
 from tests.surfaces.printer.facts import ANNA, Facts
 
@@ -68,6 +68,15 @@ class Person:
     def types(self, text: str) -> None:
         os.write(self.master, text.encode())
 
+    def ask_in_words(self, text: str) -> asyncio.Task[Allow | Deny]:
+        """A question of an agent elsewhere, which wants words."""
+        self.number += 1
+        args = {"question": text}
+        question = Approval(
+            "input-1", "t1", 1, "/main/anna-1", "anna", INPUT_REQUIRED, args, "c1", "anna", text, number=self.number
+        )
+        return asyncio.ensure_future(self.approver(question))
+
     def leave(self) -> None:
         os.close(self.master)
         self.master = -1
@@ -99,6 +108,22 @@ async def test_answers(person: Person, typed: str, expected: Allow | Deny) -> No
     asking = person.ask("one")
     await person.sees(PROMPT)
     assert person.seen == "◐ [one] edit(one.py)\n│ -old one\n│ +new one\n\n"
+    person.types(typed)
+    assert await asking == expected
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("blue\n", Allow(args={"question": "Which cluster?", "answer": "blue"})),
+        ("\n3\n", Allow(args={"question": "Which cluster?", "answer": "3"})),
+        ("no, none of them\n", Deny("no, none of them")),
+    ],
+)
+async def test_an_agent_that_asks_for_words_gets_them(person: Person, typed: str, expected: Allow | Deny) -> None:
+    person.sit_down()
+    asking = person.ask_in_words("Which cluster?")
+    await person.sees(ANSWER)
     person.types(typed)
     assert await asking == expected
 
