@@ -17,9 +17,11 @@ from retinue.core.approvals import Approval, Decision
 from retinue.core.events import Delta, Event, RunSpawned, RunStarted, decode_raw
 from retinue.log.accounts import format_cost
 from retinue.log.activity import Activity, Totals, Work
-from retinue.log.blocks import Span, format_count, make_call_spans
+from retinue.log.blocks import Role, Span, format_count, make_call_spans
 from retinue.log.entries import Entries, Entry
+from retinue.log.receipts import MessageReceipt, Receipts, describe_receipt
 from retinue.log.runs import NOTHING, Runs
+from retinue.log.summaries import shorten_text
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.input_line import InputLine, Position
 from retinue.surfaces.printer.keys import Key, Paste
@@ -42,6 +44,7 @@ RENDERED_AT_ONCE = 50
 WHOLE = "`retinue show {tree}/{run}` shows all"
 INDENT = "  "
 CANCEL_KEYS = 9
+RECEIPT_CHARACTERS = 60
 
 
 class Callbacks(msgspec.Struct, frozen=True):
@@ -70,6 +73,7 @@ class LiveView:
         self._after = after
         self._callbacks = callbacks
         self._entries = Entries()
+        self._receipts = Receipts()
         self._panel = QuestionPanel(self._answer, None if callbacks is None else callbacks.edit, screen.request_redraw)
         self._cancel_choices: list[tuple[int, str]] | None = None
         self._on_interrupt_closed: Callable[[], object] = lambda: None
@@ -91,12 +95,15 @@ class LiveView:
             entry = self._entries.apply(item)
             if entry is not None and item.seq > self._after:
                 self._print_entry(entry)
+            for receipt in self._receipts.apply(item):
+                if item.seq > self._after:
+                    self._print_receipt(receipt)
             self._panel.show_questions(self.activity.questions)
         self._screen.request_redraw()
 
     def show_tree(self, tree: str) -> None:
         """Show this tree from its first event on."""
-        self.activity, self._entries = Activity(tree), Entries()
+        self.activity, self._entries, self._receipts = Activity(tree), Entries(), Receipts()
         self._screen.request_redraw()
 
     def show_note(self, text: str) -> None:
@@ -212,6 +219,15 @@ class LiveView:
         if body:
             header = f"{header}\n{_indent(body, INDENT)}"
         self._print(header, spaced=False)
+
+    def _print_receipt(self, receipt: MessageReceipt) -> None:
+        """Print what became of a message that was sent to a run at work. Its words stand there while it is queued."""
+        words = " ".join(receipt.text.split())
+        about = (
+            "" if receipt.state == "queued" else f" · {shorten_text(words, RECEIPT_CHARACTERS, RECEIPT_CHARACTERS - 1)}"
+        )
+        role: Role = "bad" if receipt.state == "too_late" else "faint"
+        self._print_spans(((role, f"{INDENT}{describe_receipt(receipt)}{about}"),))
 
     def _format_body(self, entry: Entry) -> str:
         text = entry.body.strip("\n")
