@@ -194,7 +194,7 @@ def test_two_real_terminals_answer_at_once_and_one_is_told_that_it_was_late(proj
 
 def test_a_question_open_at_the_first_terminal_is_answered_at_the_second(project: Project) -> None:
     model = project.script({"main": [{"tools": [write("a.txt")]}, {"tools": [write("b.txt")]}, "end"]})
-    terminal = Terminal(project, "run", "x", "--model", model)
+    terminal = Terminal(project, "run", "x", "--plain", "--model", model)
     terminal.read_until("[y]es [n]o > ")
     waiting(project)
     assert project.retinue("approve", "--yes", "1").returncode == 0
@@ -244,7 +244,7 @@ def test_a_terminal_shows_what_is_being_said_on_its_last_line(project: Project) 
 def test_the_first_terminal_shows_what_is_being_said_too(project: Project) -> None:
     spoken = {"tools": [write("a.txt")], "text": "spoken \x1b[31mslowly", "chunks": 2, "thinking": "hm"}
     model = project.script({"main": [spoken, "the end"]})
-    terminal = Terminal(project, "run", "x", "--model", model, NO_COLOR="")
+    terminal = Terminal(project, "run", "x", "--plain", "--model", model, NO_COLOR="")
     terminal.read_until("[y]es [n]o > ")
     terminal.type("y\n")
     shown = terminal.read_until(None)
