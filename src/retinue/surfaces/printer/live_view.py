@@ -98,7 +98,10 @@ class LiveView:
             for receipt in self._receipts.apply(item):
                 if item.seq > self._after:
                     self._print_receipt(receipt)
+            before = self._panel.current
             self._panel.show_questions(self.activity.questions)
+            if self._panel.current is not None and self._panel.current is not before:
+                self._screen.request_redraw(at_once=True)
         self._screen.request_redraw()
 
     def show_tree(self, tree: str) -> None:
