@@ -18,6 +18,7 @@ from retinue.core.events import (
     Gap,
     Inbox,
     Message,
+    ModelChanged,
     ProgressReported,
     RunEnded,
     RunRemote,
@@ -137,6 +138,9 @@ class RunView(Struct, eq=False, gc=False):
     def _apply_waiting(self, waiting: RunWaiting, event: Event) -> None:
         self.waits = True
         self.calls, self.approvals = (), ()
+
+    def _apply_model(self, changed: ModelChanged, event: Event) -> None:
+        self.spawned = structs.replace(self.spawned, model=changed.model)
 
     def _apply_turn(self, started: TurnStarted, event: Event) -> None:
         self.turns = started.turn
@@ -354,6 +358,7 @@ _APPLY_BODY: dict[type, Callable[[RunView, Any, Event], None]] = {
     RunRemote: RunView._apply_remote,
     RunResumed: RunView._apply_resume,
     RunWaiting: RunView._apply_waiting,
+    ModelChanged: RunView._apply_model,
     TurnStarted: RunView._apply_turn,
     TurnEnded: RunView._apply_turn_end,
     Message: RunView._apply_message,
