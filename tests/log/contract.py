@@ -117,6 +117,15 @@ class LogContract:
             assert seqs(await log.read("t2")) == [1, 2, 3]
             assert await log.read("nosuch") == []
 
+    async def test_flushed_events_are_written_although_nobody_waited_for_them(self, backend: Backend) -> None:
+        async with opened(backend) as log:
+            await log.flush()  # of nothing
+            for round_number in range(3):
+                for seq in range(5 * round_number + 1, 5 * round_number + 6):
+                    log.append(make_spawned() if seq == 1 else make_event(seq))
+                await log.flush()
+                assert seqs(await backend.reader().read("t1")) == list(range(1, 5 * round_number + 6))
+
     async def test_trees_that_share_commits_are_kept_apart(self, backend: Backend) -> None:
         async with opened(backend) as log:
             for seq in range(1, 101):
@@ -544,8 +553,11 @@ class DurableLogContract:
     async def test_a_batch_that_cannot_be_written_is_told_and_written_later(self, backend: DurableBackend) -> None:
         async with opened(backend) as log:
             await fill(log, 3, end=False)
-            with backend.block_writes(log), pytest.raises(LogError, match="cannot write the log") as error:
-                await write(log, make_event(4))
+            with backend.block_writes(log):
+                with pytest.raises(LogError, match="cannot write the log") as error:
+                    await write(log, make_event(4))
+                with pytest.raises(LogError, match="cannot write the log"):
+                    await log.flush()
             assert not isinstance(error.value, LogLost)
             await write(log, make_ended(5))
             assert seqs(await log.read("t1")) == [1, 2, 3, 4, 5]

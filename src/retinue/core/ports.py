@@ -523,6 +523,9 @@ class Log(LogReader, Protocol):
     async def claim(self, tree: str) -> None:
         """Take the right to append to a stored tree. Raises NotFound, or LogHeld while another process has it."""
 
+    async def flush(self) -> None:
+        """Wait until every event that was appended before is written. Raises LogError if one could not be."""
+
     def show(self, delta: Delta) -> None:
         """Show a delta to those who watch now."""
 

@@ -18,27 +18,27 @@ def make_private_folder(path: AnyPath) -> Path:
     """Make a folder and the missing ones above it; a folder that is already there is left as it is.
 
     Raises RetinueError if that cannot be done or something else stands there."""
-    folder = Path(path)
     try:
-        _make_folders(folder)
+        _make_folders(os.fspath(path))
     except OSError as error:
-        raise RetinueError(f"cannot make {folder}: {error.strerror or error}") from None
-    return folder
+        raise RetinueError(f"cannot make {path}: {error.strerror or error}") from None
+    return Path(path)
 
 
-def _make_folders(folder: Path) -> None:
+def _make_folders(folder: str) -> None:
     try:
-        folder.mkdir(FOLDER_MODE)
+        os.mkdir(folder, FOLDER_MODE)  # noqa: PTH102 - every subagent has some: a Path costs as much as the folder
     except FileNotFoundError:
-        if folder.parent == folder:
+        above = os.path.dirname(folder)  # noqa: PTH120
+        if above in ("", folder):
             raise
-        _make_folders(folder.parent)
+        _make_folders(above)
         _make_folders(folder)
     except FileExistsError:
-        if not folder.is_dir():
+        if not Path(folder).is_dir():
             raise
     else:
-        folder.chmod(FOLDER_MODE)  # the umask may have taken bits away
+        os.chmod(folder, FOLDER_MODE)  # noqa: PTH101 - the umask may have taken bits away
 
 
 def open_private_file(path: AnyPath, *, append: bool = False, exclusive: bool = False) -> int:

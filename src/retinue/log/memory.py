@@ -37,6 +37,9 @@ class MemoryLog:
         if not self._events(tree):
             raise NotFound(f"there is no tree '{tree}' in {self.location}")
 
+    async def flush(self) -> None:
+        pass
+
     def show(self, delta: Delta) -> None:
         feed = self._feeds.get(delta.tree)
         if feed is not None:

@@ -196,25 +196,35 @@ def check_version(db: apsw.Connection, path: Path) -> None:
 # Seals
 
 
+class Sealer:
+    """Makes checksums under the user's key. One serves all rows of a batch: to find the key anew for each costs more
+    than the checksum."""
+
+    def __init__(self) -> None:
+        self._begun = _begin_seal(*map(os.environ.get, _KEY_VARIABLES))
+
+    def seal_lines(self, lines: bytes) -> bytes:
+        seal = self._begun.copy()
+        seal.update(lines)
+        return seal.digest()
+
+    def seal_text(self, text: bytes) -> str:
+        seal = self._begun.copy()
+        seal.update(text)
+        return seal.hexdigest()
+
+    def seal_tally(self, tree: str, run: int, tally: bytes) -> str:
+        return self.seal_text(b"%b/%d %b" % (tree.encode(), run, tally))
+
+    def seal_tree(self, values: Sequence[Any]) -> str:
+        tree, spawned_at, origin, reported, last_seq, last_at, gone_at, root, ended = values
+        times = float(spawned_at), float(last_at), float(gone_at)
+        return self.seal_text(msgspec.json.encode((tree, origin, reported, last_seq, root, bool(ended), *times)))
+
+
 def seal_lines(lines: bytes) -> bytes:
     """Return the checksum of a batch under the user's key."""
-    seal = _begin_seal(*map(os.environ.get, _KEY_VARIABLES)).copy()
-    seal.update(lines)
-    return seal.digest()
-
-
-def seal_text(text: bytes) -> str:
-    return seal_lines(text).hex()
-
-
-def _seal_tally(tree: str, run: int, tally: bytes) -> str:
-    return seal_text(b"%b/%d %b" % (tree.encode(), run, tally))
-
-
-def _seal_tree(values: Sequence[Any]) -> str:
-    tree, spawned_at, origin, reported, last_seq, last_at, gone_at, root, ended = values
-    times = float(spawned_at), float(last_at), float(gone_at)
-    return seal_text(msgspec.json.encode((tree, origin, reported, last_seq, root, bool(ended), *times)))
+    return Sealer().seal_lines(lines)
 
 
 def check_seal(db: apsw.Connection, lines: bytes, seal: bytes) -> bytes:
@@ -279,13 +289,14 @@ def append_batch(db: apsw.Connection, *, epoch: int, places: Mapping[str, int], 
 
 def _encode_changes(places: Mapping[str, int], changes: Changes) -> list[str]:
     """Return the rows of the index that a batch changes, each table's as one JSON text."""
+    sealer = Sealer()
     firsts = [(run.first.tree, run.first.run, encode_event(run.first)) for run in changes.spawned]
     tallies = [(run.first.tree, run.first.run, msgspec.json.encode(run.tally)) for run in changes.tallied]
     tables = (
         places,
-        [(*(values := structs.astuple(row)), _seal_tree(values)) for row in changes.trees],
-        [(tree, run, first.decode(), seal_text(first)) for tree, run, first in firsts],
-        [(tree, run, tally.decode(), _seal_tally(tree, run, tally)) for tree, run, tally in tallies],
+        [(*(values := structs.astuple(row)), sealer.seal_tree(values)) for row in changes.trees],
+        [(tree, run, first.decode(), sealer.seal_text(first)) for tree, run, first in firsts],
+        [(tree, run, tally.decode(), sealer.seal_tally(tree, run, tally)) for tree, run, tally in tallies],
         [(name, run.first.tree, run.first.run) for run in changes.spawned for name in list_names(run)],
     )
     return [msgspec.json.encode(rows).decode() for rows in tables]
@@ -386,7 +397,7 @@ def find_runs(db: apsw.Connection, name: str) -> Iterator[StoredRun]:
 
 def _make_tree(db: apsw.Connection, row: tuple[Any, ...]) -> tuple[TreeRow, int]:
     *values, seal, batch = row
-    if not compare_digest(_seal_tree(values), seal):
+    if not compare_digest(Sealer().seal_tree(values), seal):
         raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
     return TreeRow(*values[:-1], *(bool(ended) for ended in values[-1:])), batch  # SQLite has no booleans
 
@@ -394,8 +405,9 @@ def _make_tree(db: apsw.Connection, row: tuple[Any, ...]) -> tuple[TreeRow, int]
 def _make_run(db: apsw.Connection, row: tuple[Any, ...]) -> StoredRun:
     tree, run, first, first_seal, tally, tally_seal, reported = row
     first, tally = first.encode(), tally.encode()
-    whole = compare_digest(seal_text(first), first_seal) and compare_digest(_seal_tally(tree, run, tally), tally_seal)
-    if not whole:
+    sealer = Sealer()
+    is_first_whole = compare_digest(sealer.seal_text(first), first_seal)
+    if not (is_first_whole and compare_digest(sealer.seal_tally(tree, run, tally), tally_seal)):
         raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
     return StoredRun(first=decode_event(first), tally=_TALLY.decode(tally), is_reported=bool(reported))
 

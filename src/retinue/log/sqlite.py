@@ -81,6 +81,10 @@ class SqliteLog(SqliteReader):
             if writer is not self._own:
                 self._claimed[tree] = writer
 
+    async def flush(self) -> None:
+        for writer in self._writers():
+            await writer.flush()
+
     def show(self, delta: Delta) -> None:
         self._writer_of(delta.tree).show(delta)
 
@@ -139,8 +143,7 @@ class FileWriter:
             raise LogError("the log is closed")
         self._pending.append(event)
         if not wait:
-            if self._linger is None:
-                self._linger = self._loop.call_later(LINGER, self._kick)
+            self._kick_later()
             return None
         waiter = self._loop.create_future()
         self._waiters.append(waiter)
@@ -148,6 +151,14 @@ class FileWriter:
             self._hurries = True
             self._loop.call_soon(self._kick)
         return waiter
+
+    async def flush(self) -> None:
+        """Wait for the events that were appended before, without hurrying them; see `Log.flush`."""
+        if self._pending:
+            waiter = self._loop.create_future()
+            self._waiters.append(waiter)
+            self._kick_later()  # also if a batch is being written: it may have been taken before this waiter came
+            await waiter
 
     def show(self, delta: Delta) -> None:
         """Show a delta to those who watch its tree now."""
@@ -209,6 +220,10 @@ class FileWriter:
             found = schema.load_tree(self._reader, tree)  # again: what no longer waits is in the file now
             feed.ended = found is None or found[1] < self._first_batch
         return feed
+
+    def _kick_later(self) -> None:
+        if self._linger is None:
+            self._linger = self._loop.call_later(LINGER, self._kick)
 
     def _kick(self) -> None:
         self._hurries = False

@@ -215,6 +215,7 @@ class Driver:
     def _forget_tree(self, tree: Tree) -> None:
         self._trees.remove(tree)
         self._approvals.forget_tree(tree.id)
+        self._files.end_tree(tree.id)
         tree.release()
 
     def _start_grace(self, run: Run) -> None:

@@ -376,7 +376,8 @@ class TreeRestorer:
     def _keep_files(self, tree: Tree) -> None:
         for run in tree.runs:
             if self._parts.files.has_files(tree.id, run.ref.run) or (run.queues and run.view.spawned.call_id):
-                self._parts.files.keep(tree.view, run.ref.run, after=0)
+                self._parts.files.keep(tree, run.ref.run)
+        self._parts.files.restore(tree.id, self._events)
 
     def _count_spent(self, tree: Tree) -> None:
         for event in self._events:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,10 @@ from typing import Any
 import msgspec
 
 from retinue.concurrency import TaskOwner
-from retinue.core.errors import RetinueError
+from retinue.core.errors import LogError, LogLost, RetinueError
 from retinue.core.events import (
     ApprovalAsked,
     ApprovalDecided,
-    Delta,
     Event,
     RunEnded,
     RunStarted,
@@ -35,25 +35,24 @@ from retinue.files.atomic import replace_file
 from retinue.files.private import make_private_folder, write_private_file
 from retinue.log.runs import Runs, RunView
 from retinue.log.transcripts import format_transcript
+from retinue.supervisor.tree import Tree
 from retinue.workspaces.run_folders import StateFolder
 
 WAIT_SECONDS = 5.0
-TREES_AT_ONCE = 32
-THREADS = 4  # making a file is mostly waiting for the disk
+LINGER_SECONDS = 0.05  # in which a run that is quick has all its files written once
+RETRY_SECONDS = 1.0
+TREES_AT_ONCE = 64
+THREADS = 2  # making a file is mostly waiting for the disk
 _LOG = logging.getLogger(__name__)
 _STATUS_KINDS = (RunStarted, TurnEnded, ApprovalAsked, ApprovalDecided, RunEnded)
 
 
 class _RunFile(msgspec.Struct, eq=False):
-    """The files of one run: the events that are in them, and who waits for them."""
+    """The files of one run: the events that are in them, until it has ended."""
 
-    begun: asyncio.Event
-    ended: asyncio.Event
     events: list[Event] = []
-
-    def release_waiters(self) -> None:
-        self.begun.set()
-        self.ended.set()
+    is_begun: bool = False
+    is_ended: bool = False
 
 
 class _TreeFiles(msgspec.Struct, eq=False):
@@ -73,25 +72,42 @@ class _TreeFiles(msgspec.Struct, eq=False):
 
 
 class RunFiles:
-    """The files of the runs that are kept. A task follows each tree; one writes what has come in, in threads, some
-    trees at a time. So a tree has the more events in one go, the more there is to do."""
+    """The files of the runs that are kept. Trees give their events; a task writes those that the log has, in threads,
+    some trees at a time. So a tree has the more events in one go, the more there is to do."""
 
     def __init__(self, log: Log, state: StateFolder) -> None:
         self._log = log
         self._state = state
         self._trees: dict[str, _TreeFiles] = {}
-        self._changed: dict[str, _TreeFiles] = {}  # trees with pending events, in the order they got them
+        self._changed: dict[_TreeFiles, None] = {}  # with pending events, in the order they got them
         self._owner = TaskOwner()
         self._is_writing = False
+        self._is_wanted = asyncio.Event()  # by somebody who waits
+        self._waiting = 0
+        self._settled = asyncio.Event()  # a new one for every round of writing
 
-    def keep(self, runs: Runs, run: int, *, after: int) -> None:
-        """Keep the files of a run whose events come after that number. `runs` is the view of its tree, which somebody
-        else keeps current."""
-        tree = self._trees.get(runs.tree)
-        if tree is None:
-            tree = self._trees[runs.tree] = _TreeFiles(runs)
-            self._owner.start(self._follow(tree, after))
-        tree.kept[run] = _RunFile(asyncio.Event(), asyncio.Event())
+    def keep(self, tree: Tree, run: int) -> None:
+        """Keep the files of a run from the tree's next event on."""
+        files = self._trees.get(tree.id)
+        if files is None:
+            files = self._trees[tree.id] = _TreeFiles(tree.view)
+            tree.observe_events(partial(self._take_event, files))
+        files.kept[run] = _RunFile()
+
+    def restore(self, tree: str, events: Iterable[Event]) -> None:
+        """Begin with the events that an earlier process has written of a tree whose runs are kept."""
+        files = self._trees.get(tree)
+        if files is not None:
+            for event in events:
+                self._take_event(files, event)
+
+    def end_tree(self, tree: str) -> None:
+        """Let go of a tree that has ended, once its files are written."""
+        files = self._trees.get(tree)
+        if files is not None:
+            files.over = True
+            if not files.pending and not files.is_written:
+                self._release(files)
 
     def keeps(self, tree: str, run: int) -> bool:
         found = self._trees.get(tree)
@@ -103,55 +119,55 @@ class RunFiles:
 
     async def begun(self, tree: str, runs: Sequence[int]) -> None:
         """Wait until the files of these new runs are there, but not for ever: they are a convenience."""
-        await self._wait([file.begun for file in self._find_files(tree, runs)])
+        files = self._find_files(tree, runs)
+        await self._wait(lambda: all(file.is_begun for file in files))
 
     async def written(self, tree: str, runs: Sequence[int]) -> None:
         """Wait until the files of these ended runs are complete."""
-        await self._wait([file.ended for file in self._find_files(tree, runs)])
+        files = self._find_files(tree, runs)
+        await self._wait(lambda: all(file.is_ended for file in files))
 
     def _find_files(self, tree: str, runs: Sequence[int]) -> list[_RunFile]:
         found = self._trees.get(tree)
         return [] if found is None else [file for run, file in found.kept.items() if run in runs]
 
-    async def _wait(self, events: list[asyncio.Event]) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(WAIT_SECONDS):
-                for event in events:
-                    await event.wait()
+    async def _wait(self, is_done: Callable[[], bool]) -> None:
+        self._waiting += 1
+        self._is_wanted.set()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAIT_SECONDS):
+                    while not is_done():
+                        await self._settled.wait()
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._is_wanted.clear()
 
     async def close(self) -> None:
         """Write what is left. Gives up when nothing was written for some seconds."""
+        self._waiting += 1
+        self._is_wanted.set()
         left = -1
-        while len(self._trees) != left:
-            left = len(self._trees)
+        while len(self._changed) != left:
+            left = len(self._changed)
             if await self._owner.wait(WAIT_SECONDS):
                 return
         self._owner.cancel()
         for tree in list(self._trees.values()):
             self._release(tree)
 
-    async def _follow(self, tree: _TreeFiles, after: int) -> None:
-        name = tree.runs.tree
-        try:
-            async for event in self._log.watch(name, after=after):
-                if isinstance(event, Delta) or tree.failed:
-                    continue
-                if event.run in tree.kept or isinstance(event.body, RunEnded):
-                    tree.pending.append(event)
-                    self._changed[name] = tree
-                    if not self._is_writing:
-                        self._is_writing = True
-                        self._owner.start(self._write_changes())
-        except RetinueError as error:
-            _LOG.warning("the files of tree %s are not complete: %s", name, error)
-        finally:
-            tree.over = True
-            if not tree.pending and not tree.is_written:
-                self._release(tree)
+    def _take_event(self, tree: _TreeFiles, event: Event) -> None:
+        if (event.run in tree.kept or isinstance(event.body, RunEnded)) and not tree.failed:
+            tree.pending.append(event)
+            self._changed[tree] = None
+            if not self._is_writing:
+                self._is_writing = True
+                self._owner.start(self._write_changes())
 
     def _release(self, tree: _TreeFiles) -> None:
         for file in tree.kept.values():
-            file.release_waiters()
+            file.is_begun = file.is_ended = True
         if self._trees.get(tree.runs.tree) is tree:
             del self._trees[tree.runs.tree]
 
@@ -159,29 +175,54 @@ class RunFiles:
         """Write what is pending, until nothing is."""
         try:
             while self._changed:
-                names = list(islice(self._changed, TREES_AT_ONCE))
-                trees = [self._changed.pop(name) for name in names]
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LINGER_SECONDS):
+                        await self._is_wanted.wait()
+                trees = list(islice(self._changed, TREES_AT_ONCE))
                 batches = [tree.take_pending() for tree in trees]
                 for tree in trees:
+                    del self._changed[tree]
                     tree.is_written = True
+                await self._flush()
                 count = min(THREADS, len(trees))
                 shares = [(trees[first::count], batches[first::count]) for first in range(count)]
                 await asyncio.gather(*(asyncio.to_thread(self._write_batches, *share) for share in shares))
                 for tree, batch in zip(trees, batches, strict=True):
                     self._settle(tree, batch)
+                self._wake_waiters()
+        except LogLost as error:
+            _LOG.warning("the files of runs are not complete: %s", error)
+            for tree in list(self._trees.values()):
+                tree.failed = True
+                self._release(tree)
+            self._wake_waiters()
         finally:
             self._is_writing = False
 
+    def _wake_waiters(self) -> None:
+        self._settled.set()
+        self._settled = asyncio.Event()
+
+    async def _flush(self) -> None:
+        """Wait until the log has the events that are taken: nothing is shown before that."""
+        while True:
+            try:
+                return await self._log.flush()
+            except LogLost:
+                raise
+            except LogError:
+                await asyncio.sleep(RETRY_SECONDS)
+
     def _settle(self, tree: _TreeFiles, batch: list[Event]) -> None:
-        """Wake those who wait for what was written."""
+        """Note what was written."""
         tree.is_written = False
         for event in batch:
             file = tree.kept.get(event.run)
             if file is not None:
-                file.begun.set()
+                file.is_begun = True
                 if isinstance(event.body, RunEnded):
                     file.events = []
-                    file.ended.set()
+                    file.is_ended = True
         if tree.failed or (tree.over and not tree.pending):
             self._release(tree)
 

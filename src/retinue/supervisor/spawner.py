@@ -267,14 +267,13 @@ class Spawner:
         )
         tree.add_run(run)
         run.set_stall_timer(stall, self._clock, tree.write)
-        before = tree.seq
+        if order.files or self._keeps_files(parent):
+            self._files.keep(tree, ref.run)
         written = tree.open(run, self._make_spawned_event(tree, run, checked))
         for note in plan.notes:
             tree.write(run, note)
         if parent is not None:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
-        if order.files or self._keeps_files(parent):
-            self._files.keep(tree.view, ref.run, after=before)
         self._driver.start(tree, run, self.make_services(tree, run), written)
         return run
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
@@ -46,7 +46,7 @@ class Tree:
     on in a finished tree."""
 
     __slots__ = (
-        "_labels", "_now", "id", "log", "root", "runs", "seq", "slots", "trace_id", "trace_origin", "view",
+        "_labels", "_now", "_observer", "id", "log", "root", "runs", "seq", "slots", "trace_id", "trace_origin", "view",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +71,7 @@ class Tree:
         self.seq = seq
         self._labels: dict[str, int] = {}
         self._now = clock.wall
+        self._observer: Callable[[Event], None] | None = None
         if restored is not None:
             first = restored.runs[0].spawned
             self.trace_id, self.trace_origin = first.trace_id, TraceOrigin(first.traceparent, first.baggage)
@@ -89,13 +90,20 @@ class Tree:
         """Let the tree end when this run ends."""
         self.root = root
 
+    def observe_events(self, observer: Callable[[Event], None]) -> None:
+        """Let a function see every event from now on; it may not be written yet."""
+        self._observer = observer
+
     def open(self, run: Run, body: RunSpawned) -> Awaitable[None] | None:
         """Write the first event of a run."""
         self.seq += 1
         ref = run.ref
         event = Event(self.seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
         run.attach_view(self.view.spawn(event, body))
-        return self.log.append(event, True)
+        written = self.log.append(event, True)
+        if self._observer is not None:
+            self._observer(event)
+        return written
 
     def write(self, run: Run, body: Body, wait: bool = False, /) -> Awaitable[None] | None:
         """Write an event of a run. Nothing is written of a run after its ending."""
@@ -109,7 +117,10 @@ class Tree:
         now = self._now()
         event = Event(seq, self.id, ref.run, ref.path, ref.agent, now, body)  # type: ignore[arg-type] # one of KINDS
         view.apply(event)
-        return self.log.append(event, wait)
+        written = self.log.append(event, wait)
+        if self._observer is not None:
+            self._observer(event)
+        return written
 
     async def send_message(self, number: int, text: str, *, source: str = USER, message_id: str = "") -> Receipt:
         """Write a message and put it in the run's inbox in one step, so that the log has it before the turn that reads

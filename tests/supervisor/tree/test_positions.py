@@ -63,7 +63,7 @@ async def test_every_field_of_a_first_event(tmp_path: Path) -> None:
         "timeout_seconds": 12.0, "max_turns": 11, "max_tokens": 13_000, "max_cost": Decimal(14), "stall_seconds": 15.0,
         "limits": limits, "context_paths": (path,), "include_parent_workspace": False, "include_temp_workspace": True,
         "continues": None, "origin": "", "traceparent": "", "baggage": "", "server": "", "reported": "",
-        "remote_id": "", "request": request, "files": (),
+        "remote_id": "", "request": request, "files": (), "conversation": False,
     }  # fmt: skip
     told = fields(second)
     assert (told["parent"], told["depth"], told["background"], told["queued"]) == (0, 1, True, False)

@@ -34,6 +34,7 @@ def completed(project: Project, *words: str) -> list[str]:
     """What bash offers for the last of these words, by the script in completion.sh."""
     quoted = " ".join(f"'{word}'" for word in words)
     script = (
+        f'retinue() {{ {" ".join(COMMAND)} "$@"; }}; '
         f"source completion.sh; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; "
         f"_shtab_retinue retinue '{words[-1]}' '{words[-2]}'; "
         'printf "%s\\n" "${COMPREPLY[@]}"'
@@ -203,6 +204,31 @@ def test_completion_of_bash_works_when_sourced(project: Project) -> None:
     assert completed(project, "retinue", "run", "--timeout", "") == []
     assert completed(project, "retinue", "run", "@conf") == ["@config.yaml"]
     assert completed(project, "retinue", "completion", "z") == ["zsh"]
+
+
+def test_completion_knows_runs_profiles_and_questions(project: Project) -> None:
+    (project.folder / "completion.sh").write_text(project.retinue("completion", "bash").stdout)
+    assert completed(project, "retinue", "show", "") == []
+    (project.folder / "sub").mkdir()
+    spawn = {"name": "spawn_subagents", "args": {"tasks": [{"task": "dig", "subagent_type": "explorer"}]}}
+    write = [{"name": "write", "args": {"path": name, "content": "x"}} for name in ("a.txt", "b.txt")]
+    agents = {"main": [{"tools": [spawn]}, {"tools": write}], "explorer": ["here"]}
+    with project.running("run", "x", "--model", project.script(agents), "--wait-approvals", "600"):
+        until(lambda: len(json.loads(project.retinue("approvals", "--json").stdout)) == 2)
+        tree = project.rows()[0]["tree"]
+        assert completed(project, "retinue", "approve", "") == ["1", "2"]
+        assert completed(project, "retinue", "deny", f"{tree}/") == [
+            question["id"] for question in json.loads(project.retinue("approvals", "--json").stdout)
+        ]
+    assert completed(project, "retinue", "show", "") == ["last", tree]
+    assert completed(project, "retinue", "cancel", tree[:2]) == [tree]
+    assert completed(project, "retinue", "-C", "sub", "tail", "-f", f"{tree}/") == [f"{tree}/0", f"{tree}/1"]
+    assert completed(project, "retinue", "diff", "/main/") == ["/main/explorer-1"]
+    assert completed(project, "retinue", "run", "--profile", "ex") == ["explorer"]
+    assert completed(project, "retinue", "run", "--runtime", "i") == ["inherited", "isolated"]
+    assert completed(project, "retinue", "help", "app") == ["approvals", "approve", "apply"]
+    assert "unknown kind 'x'; available: runs" in one_line_error(project.retinue("completion", "--values", "x", ""))
+    assert "name your shell" in one_line_error(project.retinue("completion"))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -1,32 +1,73 @@
 """`retinue completion SHELL`: a completion script that shtab makes from the parsers themselves.
 
-Completes commands, options, choices and file names. Ids of runs are not completed: that would ask the log of the
-current folder at every press of the Tab key.
+Completes commands, options, choices and file names. For names of runs, questions and profiles the script asks
+`retinue completion --values`, which prints only plain words: a shell may expand what it is offered.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+import asyncio
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+from retinue.core.errors import ConfigError
 
 SHELLS = ("bash", "zsh", "fish")
 FILES, FOLDERS, TASKS = ("FILE",), ("DIR", "FOLDER", "PATH"), ("TASK", "TEXT")
+KINDS = {"RUN": "runs", "TREE": "runs", "RUN|TREE": "runs", "ID": "questions"}  # by placeholder
 TASK = {"bash": "_retinue_complete_task", "zsh": "_files", "fish": "(__fish_complete_path (commandline -ct))"}
+LATEST_TREES = 30
+_PLAIN = re.compile(r"[A-Za-z0-9_./-]+")
 BASH_PREAMBLE = """\
 # A task may be in a file: @FILE.
 _retinue_complete_task() {
   case "$1" in @*) compgen -f -P @ -- "${1#@}" ;; esac
 }
+# Ask the same program, in the folder that -C names.
+_retinue_values() {
+  local n; local -a at=()
+  for ((n = 1; n < COMP_CWORD; n++)); do
+    case "${COMP_WORDS[n]}" in
+      -C) at+=(-C "${COMP_WORDS[n + 1]/#\\~/$HOME}"); ((n++)) ;;
+      -*) ;;
+      *) break ;;
+    esac
+  done
+  "${COMP_WORDS[0]/#\\~/$HOME}" "${at[@]}" completion --values "$1" "$2" 2>/dev/null
+}
+_retinue_values_runs() { _retinue_values runs "$1"; }
+_retinue_values_questions() { _retinue_values questions "$1"; }
+_retinue_values_profiles() { _retinue_values profiles "$1"; }
+_retinue_values_commands() { _retinue_values commands "$1"; }
 """
+ZSH_PREAMBLE = """\
+_retinue_values() {
+  local -a found
+  found=(${(f)"$(retinue completion --values $1 "$PREFIX" 2>/dev/null)"})
+  compadd -a found
+}
+"""
+PREAMBLES = {"bash": BASH_PREAMBLE, "zsh": ZSH_PREAMBLE, "fish": ""}
 
 
 def configure_completion(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="|".join(SHELLS), choices=SHELLS, help="your shell")
+    parser.add_argument("shell", metavar="|".join(SHELLS), nargs="?", choices=SHELLS, help="your shell")
+    parser.add_argument(
+        "--values",
+        nargs=2,
+        metavar=("KIND", "WORD"),
+        help=f"print the {', '.join(FIND_VALUES)} that begin with WORD; the scripts call this",
+    )
 
 
 def execute_completion(args: argparse.Namespace) -> int:
     """Print a completion script for your shell.
+
+    It completes commands, options and their values, files, and the names of runs, waiting questions and profiles of
+    the project that you are in.
 
     examples:
       bash:  retinue completion bash > ~/.local/share/bash-completion/completions/retinue
@@ -34,33 +75,107 @@ def execute_completion(args: argparse.Namespace) -> int:
       zsh:   retinue completion zsh > "${fpath[1]}/_retinue"
       fish:  retinue completion fish > ~/.config/fish/completions/retinue.fish
     """
+    if args.values is not None:
+        kind, word = args.values
+        if kind not in FIND_VALUES:
+            raise ConfigError(f"--values: unknown kind '{kind}'; available: {', '.join(FIND_VALUES)}")
+        values = FIND_VALUES[kind](word)
+        print("".join(f"{value}\n" for value in values if value.startswith(word) and _PLAIN.fullmatch(value)), end="")
+        return 0
+    if args.shell is None:
+        raise ConfigError(f"name your shell: {', '.join(SHELLS)}")
+    print(_make_script(args.shell), end="")
+    return 0
+
+
+def _make_script(shell: str) -> str:
     import shtab
 
     from retinue.surfaces.cli.main import COMMANDS, make_parser
 
     top, _ = make_parser(*COMMANDS)
-    for action in _find_actions(top):
-        completer = _choose_completer(action)
+    for parser, action in _find_actions(top):
+        completer = _choose_completer(parser, action)
         if completer is not None:
             action.complete = completer  # type: ignore[attr-defined]  # shtab's way to name it
-    print(shtab.complete(top, shell=args.shell, preamble=BASH_PREAMBLE if args.shell == "bash" else ""), end="")
-    return 0
+    return shtab.complete(top, shell=shell, preamble=PREAMBLES[shell])
 
 
-def _find_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+def _find_actions(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, argparse.Action]]:
     """Yield the arguments of a parser and of the commands below it."""
     for action in parser._actions:
-        yield action
+        yield parser, action
         if isinstance(action, argparse._SubParsersAction):
             for below in action.choices.values():
                 yield from _find_actions(below)
 
 
-def _choose_completer(action: argparse.Action) -> Mapping[str, Any] | None:
-    """Return what completes the argument's value; its placeholder says which kind of file it names."""
+def _choose_completer(parser: argparse.ArgumentParser, action: argparse.Action) -> Mapping[str, Any] | None:
+    """Return what completes the argument's value; its placeholder says what it names."""
     import shtab
 
     for names, completer in ((FILES, shtab.FILE), (FOLDERS, shtab.DIR), (TASKS, TASK)):
         if action.metavar in names:
             return completer
-    return None
+    if action.dest == "profile" and parser.prog != "retinue init":
+        return _ask_for("profiles")
+    if action.dest == "words" and parser.prog == "retinue help":
+        return _ask_for("commands")
+    return _ask_for(KINDS[action.metavar]) if isinstance(action.metavar, str) and action.metavar in KINDS else None
+
+
+def _ask_for(kind: str) -> dict[str, str]:
+    """Return how each shell asks for values of a kind."""
+    return {
+        "bash": f"_retinue_values_{kind}",
+        "zsh": f"{{_retinue_values {kind}}}",
+        "fish": f"(retinue completion --values {kind} (commandline -ct) 2>/dev/null)",
+    }
+
+
+def _find_runs(word: str) -> list[str]:
+    """Return trees, runs of them once there is a slash, or paths of runs."""
+    from retinue.surfaces.cli.output import open_project_log
+
+    log = open_project_log().log
+
+    async def find() -> list[str]:
+        trees = [stored.tree for stored in await log.list_trees(latest=LATEST_TREES, reported=False)]
+        if "/" not in word:
+            return ["last", *trees] if trees else []
+        runs = await log.read_runs(trees)
+        return list(dict.fromkeys(run.ref.path if word.startswith("/") else run.ref.name for run in runs))
+
+    return asyncio.run(find())
+
+
+def _find_questions(word: str) -> list[str]:
+    """Return the numbers of waiting questions; the ids, where a number means several or an id is begun."""
+    from retinue.surfaces.cli.approvals import find_waiting
+    from retinue.surfaces.cli.output import open_project_log
+
+    waiting = [each.approval for each in asyncio.run(find_waiting(open_project_log()))]
+    numbers = [str(question.number) for question in waiting]
+    if (word and not word.isdigit()) or len(set(numbers)) < len(numbers):
+        return [question.id for question in waiting]
+    return numbers
+
+
+def _find_profiles(_: str) -> list[str]:
+    from retinue.config.project import load_project
+
+    return [profile.name for profile in load_project(Path.cwd()).all_profiles]
+
+
+def _find_commands(_: str) -> list[str]:
+    from retinue.surfaces.cli.main import COMMANDS
+
+    return list(COMMANDS)
+
+
+FIND_VALUES: dict[str, Callable[[str], list[str]]] = {
+    "runs": _find_runs,
+    "questions": _find_questions,
+    "profiles": _find_profiles,
+    "commands": _find_commands,
+}
