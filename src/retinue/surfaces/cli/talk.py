@@ -1,0 +1,271 @@
+"""`retinue` alone, and `retinue resume` of a conversation: opens the conversation at this terminal, and the process that
+has its runs.
+
+That process is a child of the one the shell waits for: if subagents go on when the person leaves, it goes on in the
+background, and the shell has its terminal back. `conversation.py` has what happens on screen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from retinue.build.servers import serve_control
+from retinue.build.supervisor import open_control
+from retinue.control.client import ControlClient
+from retinue.core.control import Control, RunHandle
+from retinue.core.errors import ConfigError, RetinueError
+from retinue.core.messages import RunRef
+from retinue.core.profiles import WORKSPACES, Profile, Task
+from retinue.core.results import Result
+from retinue.files.private import make_private_folder, open_private_file
+from retinue.surfaces.cli import output
+from retinue.surfaces.cli.conversation import Begin, Conversation
+from retinue.surfaces.cli.foreground import DETACHED_FILES, EXIT_CODES, FAILED
+from retinue.surfaces.cli.live import catch_telemetry_warnings
+from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
+from retinue.surfaces.cli.options import (
+    DETACHED_WAIT_SECONDS,
+    add_context_option,
+    add_level_options,
+    add_options,
+)
+from retinue.surfaces.cli.signals import Signals
+from retinue.surfaces.cli.startup import StartUp, check_sandbox, choose_profile, prepare, require_model
+from retinue.surfaces.printer.live_view import format_totals
+from retinue.surfaces.printer.printer import Level
+from retinue.surfaces.printer.terminal import can_draw
+
+NEEDS_TERMINAL = "a conversation needs a terminal: `retinue run TASK` works without one"
+Resume = Callable[[Control], Awaitable[RunHandle]]
+
+
+def configure_talk(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--profile", metavar="NAME", help="the agent to talk to (see `retinue profiles --all`)")
+    parser.add_argument(
+        "--workspace",
+        choices=WORKSPACES,
+        help="where it works: a worktree or copy of the project, shared (the project itself) or scratch (empty)",
+    )
+    add_context_option(parser)
+    add_level_options(parser)
+    add_options(parser)
+    parser.set_defaults(wait_approvals=DETACHED_WAIT_SECONDS)
+
+
+def execute_talk(args: argparse.Namespace) -> int:
+    """Talk with an agent that stays open between your messages.
+
+    Its subagents in the background go on meanwhile. What you type while it works is read at its next turn; Esc
+    interrupts it. /help lists the commands. `retinue resume` comes back to a conversation that you left.
+
+    examples:
+      retinue
+      retinue --model anthropic:claude-sonnet-5-5 --max-cost 2
+      retinue --profile explorer
+    """
+    if not can_draw() or args.plain:
+        raise ConfigError(NEEDS_TERMINAL)
+    start = prepare(args)
+    profile = choose_profile(start.project, args.profile)
+    if args.workspace is not None:
+        profile = replace(profile, workspace=args.workspace)
+    require_model(start, [profile])
+    start = check_sandbox(start, profile)
+
+    def begin(control: Control, text: str) -> Awaitable[RunHandle]:
+        return control.spawn(profile, Task(text, model=start.model, conversation=True), limits=start.limits)
+
+    return host_conversation(args, start, begin=begin, profile=profile)
+
+
+def host_conversation(
+    args: argparse.Namespace,
+    start: StartUp,
+    *,
+    begin: Begin | None = None,
+    resume: Resume | None = None,
+    known: int = 0,
+    profile: Profile | None = None,
+) -> int:
+    """Hold a conversation whose runs are in this process: a new one, which `begin` starts with its first message, or
+    one that `resume` resumes and that has `known` events. Returns the exit code."""
+    shell, code = split_process()
+    if shell is None:
+        return code
+    host = _Host(args, start, shell, begin=begin, resume=resume, known=known, profile=profile)
+    return asyncio.run(host.run())
+
+
+class _Host:
+    """The process that has the runs of a conversation. `shell` is the way to the process that the shell waits for."""
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        start: StartUp,
+        shell: socket.socket,
+        *,
+        begin: Begin | None,
+        resume: Resume | None,
+        known: int,
+        profile: Profile | None,
+    ) -> None:
+        self._start, self._shell, self._profile = start, shell, profile
+        self._begin, self._resume, self._known = begin, resume, known
+        self._serves = not args.no_control
+        self._level = choose_level(args)
+
+    async def run(self) -> int:
+        parts = replace(self._start.parts, approver=None)  # the view answers, as one who attends
+        async with AsyncExitStack() as screens:
+            live = await screens.enter_async_context(open_live_screen(level=self._level, submit=self._submit))
+            control = open_control(parts)
+            async with AsyncExitStack() as servers:
+                servers.push_async_callback(control.close)
+                await control.prepare(self._profile, live.view.show_note)
+                if self._serves and parts.state is not None:
+                    await serve_control(servers, control, parts, live.view.show_note)
+                conversation = await self._hold(live, control)
+                result = await _read_result(conversation)
+                await screens.aclose()
+                code = print_parting(conversation, result)
+                if conversation.parting == "left":
+                    await self._go_on(conversation)
+                return code
+
+    def _submit(self, text: str) -> None:
+        if self._conversation is not None:
+            self._conversation.submit(text)
+
+    _conversation: Conversation | None = None
+
+    async def _hold(self, live: LiveScreen, control: Control) -> Conversation:
+        """Hold the conversation until the person leaves it."""
+        with Signals() as signals, catch_telemetry_warnings():
+            async with control.attend():
+                run = None if self._resume is None else await self._resume(control)
+                live.view.starting = ""
+                conversation = self._conversation = Conversation(
+                    live, control, signals, begin=self._begin, known=self._known
+                )
+                loop = asyncio.get_running_loop()
+                loop.add_reader(self._shell, conversation.leave_open)  # the first process is gone
+                try:
+                    await conversation.hold(run)
+                finally:
+                    loop.remove_reader(self._shell)
+        return conversation
+
+    async def _go_on(self, conversation: Conversation) -> None:
+        """Go on without a terminal until nothing is at work any more; the conversation stays open."""
+        assert conversation.run is not None and self._start.parts.state is not None
+        if not conversation.list_children():
+            return
+        leave_terminal(self._start.parts.state, conversation.run)
+        with suppress(OSError):
+            self._shell.send(b".")
+        await conversation.watch_until_quiet()
+
+
+async def attach_conversation(
+    args: argparse.Namespace, client: ControlClient, ref: RunRef, *, known: int
+) -> tuple[Conversation, int]:
+    """Hold a conversation whose runs are in another process. Returns it, and the exit code."""
+    held: list[Conversation] = []
+    async with AsyncExitStack() as screens:
+        live = await screens.enter_async_context(
+            open_live_screen(level=choose_level(args), submit=lambda text: held[0].submit(text) if held else None)
+        )
+        live.view.starting = ""
+        with Signals() as signals:
+            with suppress(RetinueError):  # the stream breaks off if that process is gone
+                await screens.enter_async_context(client.attend(ref.tree))
+            held.append(Conversation(live, client, signals, known=known, hosts=False))
+            await held[0].hold(RunHandle(client, ref))
+        result = await _read_result(held[0])
+    return held[0], print_parting(held[0], result)
+
+
+async def _read_result(conversation: Conversation) -> Result[Any] | None:
+    if conversation.parting != "ended" or conversation.run is None:
+        return None
+    with suppress(RetinueError):
+        return await conversation.control.result(conversation.run.tree, conversation.run.number)
+    return None
+
+
+def print_parting(conversation: Conversation, result: Result[Any] | None) -> int:
+    """Say how the conversation was left, and how to come back to it; return the exit code."""
+    run = conversation.run
+    if run is None:
+        return 0
+    back = f"retinue resume {run.tree}"
+    if result is not None:
+        if result.changed_count:
+            print(f"Review: retinue diff {run.tree}\nApply:  retinue apply {run.tree}", file=sys.stderr)
+        if result.status != "done":
+            output.print_error(f"{result.status}: {result.error_details or result.final_response}")
+        print(f"{format_totals(conversation.runs, time.time())}\nCome back: {back}", file=sys.stderr)
+        return EXIT_CODES.get(result.status, FAILED)
+    if conversation.parting == "left" and (children := conversation.list_children()):
+        count = f"{len(children)} subagent{'' if len(children) == 1 else 's'}"
+        print(f"{count} at work in the background (retinue ps). Come back: {back}", file=sys.stderr)
+    elif conversation.parting == "left":
+        print(f"The conversation stays open. Come back: {back}", file=sys.stderr)
+    return 0
+
+
+def choose_level(args: argparse.Namespace) -> Level:
+    return "verbose" if args.verbose else "quiet" if args.quiet else "normal"
+
+
+# Processes
+
+
+def split_process() -> tuple[socket.socket | None, int]:
+    """Continue in a second process that can leave the terminal later.
+
+    Return in the second the way to the first; in the first None and the exit code, once the second has ended or has
+    left the terminal. Must be called before there is a thread or an event loop."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        return theirs, 0
+    theirs.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the second itself
+    signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
+    with ours:
+        has_left = bool(ours.recv(1))
+    if has_left:
+        return None, 0
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return None, code if code >= 0 else 128 - code
+
+
+def leave_terminal(state: Path, run: RunHandle) -> None:
+    """Continue in a session of our own; what is printed from now on goes to files of the run."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.setsid()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)
+    os.close(nowhere)
+    folder = make_private_folder(state / "runs" / run.tree / str(run.number))
+    for fd, name in DETACHED_FILES:
+        file = open_private_file(folder / name, append=True)
+        os.dup2(file, fd)
+        os.close(file)
