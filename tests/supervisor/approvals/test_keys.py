@@ -49,7 +49,7 @@ def test_what_the_keys_mean() -> None:
 @pytest.mark.parametrize(("key", "where"), [("r", "this run"), ("t", "this tree")])
 def test_yes_to_the_run_or_the_tool(project: Project, key: str, where: str) -> None:
     model = project.script({"main": [*shells("echo 1", "echo 2"), "end"]})
-    terminal = Terminal(project, "run", "x", "--model", model)
+    terminal = Terminal(project, "run", "x", "--plain", "--model", model)
     answer(terminal, key)
     screen = terminal.read_until(None)
     assert terminal.end() == 0, screen
@@ -62,7 +62,7 @@ def test_always_shows_the_rule_asks_again_and_holds_in_the_next_run(project: Pro
     config = project.folder / "retinue.yaml"
     config.write_text("# mine\nmax_turns: 9\n")
     model = project.script({"main": [*shells("echo 1"), "end"]})
-    terminal = Terminal(project, "run", "x", "--model", model)
+    terminal = Terminal(project, "run", "x", "--plain", "--model", model)
     answer(terminal, "a")
     terminal.read_until("sure? ")
     assert "shell(echo 1)" in terminal.text
@@ -81,7 +81,7 @@ def test_always_shows_the_rule_asks_again_and_holds_in_the_next_run(project: Pro
 def test_several_wait_numbered_and_one_no_is_for_all_of_a_run(project: Project) -> None:
     three = {"tools": [entry["tools"][0] for entry in shells("echo 1", "echo 2", "echo 3")]}  # type: ignore[index]
     model = project.script({"main": [three, "end"]})
-    terminal = Terminal(project, "run", "x", "--model", model)
+    terminal = Terminal(project, "run", "x", "--plain", "--model", model)
     answer(terminal, "?")
     terminal.read_until("  3. shell(echo 3)")
     answer(terminal, "3")
@@ -97,11 +97,16 @@ def test_several_wait_numbered_and_one_no_is_for_all_of_a_run(project: Project) 
 
 def test_arguments_are_edited_as_a_line_of_json(project: Project) -> None:
     model = project.script({"main": [*shells("echo 1"), "{{last_result}}"]})
-    terminal = Terminal(project, "run", "x", "--model", model)
+    terminal = Terminal(project, "run", "x", "--plain", "--model", model)
     answer(terminal, "e")
     answer(terminal, "{not json", prompt="JSON > ")
     answer(terminal, "e")
+    answer(terminal, json.dumps({"command": "echo 1"}), prompt="JSON > ")
+    terminal.read_until("nothing was changed: the question waits as before")
+    answer(terminal, "e")
     answer(terminal, json.dumps({"command": "echo edited"}), prompt="JSON > ")
+    terminal.read_until("◐ shell(echo edited)")
+    answer(terminal, "y", prompt="sure? [y]es [n]o > ")
     screen = terminal.read_until(None)
     assert terminal.end() == 0, screen
     assert "✓ approved shell(echo edited), with edited arguments" in screen
@@ -118,11 +123,13 @@ def test_arguments_are_edited_in_the_editor(project: Project, monkeypatch: pytes
     )
     monkeypatch.setattr("tests.surfaces.cli.test_terminal.environment", _with_editor(f"{sys.executable} {script}"))
     model = project.script({"main": [*shells("echo 1"), "{{last_result}}"]})
-    terminal = Terminal(project, "run", "x", "--model", model)
+    terminal = Terminal(project, "run", "x", "--plain", "--model", model)
     answer(terminal, "e")
+    terminal.read_until("IN THE EDITOR")
+    answer(terminal, "y", prompt="sure? [y]es [n]o > ")
     screen = terminal.read_until(None)
     assert terminal.end() == 0, screen
-    assert "IN THE EDITOR" in screen and "✓ approved shell(echo by editor), with edited arguments" in screen
+    assert "✓ approved shell(echo by editor), with edited arguments" in screen
 
 
 def _with_editor(editor: str):  # type: ignore[no-untyped-def]

@@ -93,7 +93,7 @@ def test_a_question_is_answered_at_the_terminal(project: Project, answer: str, c
     file.write_text("old\n")
     edit = {"name": "edit", "args": {"path": "file.txt", "old_string": "old", "new_string": "new"}}
     model = project.script({"main": [{"tools": [edit]}, "{{last_result}}"]})
-    terminal = Terminal(project, "run", "x", "--model", model)
+    terminal = Terminal(project, "run", "x", "--plain", "--model", model)
     asked = terminal.read_until("[y]es [n]o > ")
     assert "edit(file.txt)" in asked
     assert "-old" in asked
@@ -110,7 +110,7 @@ def test_a_question_is_answered_at_the_terminal(project: Project, answer: str, c
 
 def test_ctrl_c_at_a_question_cancels(project: Project) -> None:
     model = project.script({"main": [{"tools": [{"name": "shell", "args": {"command": "true"}}]}, "end"]})
-    terminal = Terminal(project, "run", "x", "--model", model)
+    terminal = Terminal(project, "run", "x", "--plain", "--model", model)
     terminal.read_until("[y]es [n]o > ")
     os.killpg(terminal.process.pid, 2)
     screen = terminal.read_until(None)

@@ -52,7 +52,7 @@ def at_a_terminal(tmp_path: Path, answer: str) -> tuple[int, str]:
     """Runs the demo with all its streams on a pseudo-terminal and answers its question."""
     master, terminal = os.openpty()
     process = subprocess.Popen(
-        command(), cwd=tmp_path, env=environment(tmp_path), stdin=terminal, stdout=terminal, stderr=terminal,
+        command("--plain"), cwd=tmp_path, env=environment(tmp_path), stdin=terminal, stdout=terminal, stderr=terminal,
         start_new_session=True,
     )  # fmt: skip
     os.close(terminal)

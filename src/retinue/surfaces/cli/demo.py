@@ -29,7 +29,7 @@ from retinue.log.runs import Runs
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live import Shown, drive
 from retinue.surfaces.cli.options import add_level_options
-from retinue.surfaces.cli.startup import make_printer
+from retinue.surfaces.cli.startup import make_printer, wants_live_view
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Printer
 from retinue.surfaces.printer.summary import format_summary
@@ -85,8 +85,10 @@ def execute_demo(args: argparse.Namespace) -> int:
         runtime="inherited",
     )
     printer.show_text(_describe_demo(project, terminal))
+    live = terminal and wants_live_view(args)
     with _own_python_first():
-        shown = asyncio.run(drive(parts, lambda s: s.spawn(MAIN, Task(TASK)), printer=printer, terminal=terminal))
+        driving = drive(parts, lambda s: s.spawn(MAIN, Task(TASK)), printer=printer, terminal=terminal, live=live)
+        shown = asyncio.run(driving)
     code = EXIT_CODES.get(shown.result.status, FAILED)
     if shown.stuck:  # a thread still waits for the screen; waiting for the thread would be waiting for ever
         os._exit(code)

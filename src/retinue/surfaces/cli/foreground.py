@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shutil
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,8 +20,10 @@ from retinue.core.results import Result
 from retinue.files.private import make_private_folder, open_private_file
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.live import Begin, Shown, drive
-from retinue.surfaces.cli.startup import StartUp, make_printer
+from retinue.surfaces.cli.startup import StartUp, make_printer, wants_live_view
 from retinue.surfaces.printer import colors
+from retinue.surfaces.printer.live_view import format_totals
+from retinue.surfaces.printer.markdown import render_markdown
 from retinue.surfaces.printer.printer import Printer
 from retinue.surfaces.printer.summary import format_summary
 
@@ -47,23 +51,32 @@ def run_tree(
         assert start.parts.state is not None
         announce = partial(_announce, pipe, start.parts.state)
     printer = make_printer(args, color=False if args.detach else None)
+    live = start.asks and wants_live_view(args)
     driving = drive(
         start.parts,
         begin,
         printer=printer,
         terminal=start.asks,
+        live=live,
         serve=not args.no_control,
         after=after,
         announce=announce,
         profile=profile,
     )
-    return print_answer(asyncio.run(driving), printer, as_json=args.json)
+    return print_answer(asyncio.run(driving), printer, as_json=args.json, live=live)
 
 
-def print_answer(shown: Shown, printer: Printer, *, as_json: bool) -> int:
-    """Print the summary on stderr and the answer on stdout; return the exit code."""
+def print_answer(shown: Shown, printer: Printer, *, as_json: bool, live: bool = False) -> int:
+    """Print the summary on stderr and the answer on stdout; return the exit code. After the live view the answer comes
+    first, then one line of totals."""
     result = shown.result
     code = EXIT_CODES.get(result.status, FAILED)
+    if shown.log_error is not None:
+        code = code or FAILED
+    if live and not shown.stuck:
+        _print_result(result, as_json=as_json, rendered=shares_terminal())
+        _print_live_end(shown, printer)
+        return code
     if not shown.stuck:
         if printer.level != "quiet":
             view = shown.runs.runs.get(result.run)
@@ -74,19 +87,53 @@ def print_answer(shown: Shown, printer: Printer, *, as_json: bool) -> int:
         for name, count in _find_changes(result):
             files = f"{count} file{'' if count == 1 else 's'}"
             printer.show_note(f"{files} changed, not applied: retinue diff {name} · retinue apply {name}")
-        if result.status != "done":
-            output.print_error(f"{result.status}: {result.error_details or result.final_response}{_add_hint(result)}")
-        if shown.log_error is not None:
-            output.print_error(shown.log_error)
-            code = code or FAILED
-    if as_json:
-        output.print_json(result.to_json())
-    elif result.status == "done" and result.final_response:
-        output.print_text(result.final_response)
-    sys.stdout.flush()
+        _print_failure(shown)
+    _print_result(result, as_json=as_json, rendered=False)
     if shown.stuck:  # a thread still waits for the screen; waiting for the thread would be waiting for ever
         os._exit(code)
     return code
+
+
+def shares_terminal() -> bool:
+    """Return whether stdout is the terminal that the live view is on."""
+    try:
+        return os.isatty(1) and os.fstat(1).st_rdev == os.fstat(2).st_rdev
+    except OSError:
+        return False
+
+
+def _print_live_end(shown: Shown, printer: Printer) -> None:
+    """Print what comes below the answer of a live view: how to see and apply the changes, and one line of totals."""
+    result = shown.result
+    printer.note_foreign_output()
+    changes = list(_find_changes(result))
+    latest = [""] if len(changes) == 1 and changes[0][0] == f"{result.tree}/0" else [f" {name}" for name, _ in changes]
+    for name, (_, count) in zip(latest, changes, strict=False):
+        files = f"{count} file{'' if count == 1 else 's'} changed"
+        printer.show_text(f"Review: retinue diff{name}\nApply:  retinue apply{name}  ({files})")
+    _print_failure(shown)
+    printer.show_note(format_totals(shown.runs, time.time()))
+
+
+def _print_failure(shown: Shown) -> None:
+    result = shown.result
+    if result.status != "done":
+        output.print_error(f"{result.status}: {result.error_details or result.final_response}{_add_hint(result)}")
+    if shown.log_error is not None:
+        output.print_error(shown.log_error)
+
+
+def _print_result(result: Result[Any], *, as_json: bool, rendered: bool) -> None:
+    """Print the answer on stdout: as JSON, as it is, or rendered for the terminal."""
+    if as_json:
+        output.print_json(result.to_json())
+    elif result.status == "done" and result.final_response:
+        if rendered:
+            width, color = shutil.get_terminal_size().columns, colors.wants_color(sys.stdout)
+            print("\n" + render_markdown(result.final_response, width=width, color=color))
+        else:
+            output.print_text(result.final_response)
+    sys.stdout.flush()
 
 
 def _find_changes(result: Result[Any]) -> Iterator[tuple[str, int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from retinue.core.events import Delta, Event
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.log.runs import Runs
+from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer.approver import TerminalApprover
 from retinue.surfaces.printer.printer import Printer, PrintThread
@@ -50,45 +51,60 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
     *,
     printer: Printer,
     terminal: bool = False,
+    live: bool = False,
     serve: bool = True,
     after: int = 0,
     announce: Callable[[RunHandle], None] | None = None,
     profile: Profile | None = None,
     make: Callable[[Parts], Control] = open_control,
 ) -> Shown:
-    """Run what `begin` starts to its end. `terminal` asks on the printer's terminal, `serve` starts a control server
-    for other processes, `announce` is told of the run when its first event is written; events up to `after` are known
-    and not shown. `profile` is that of the run, where it is known. Events are written in every case."""
-    if terminal:
-        parts = replace(parts, approver=TerminalApprover(printer))
-    control = make(parts)
-    try:
-        await control.prepare(profile, printer.show_note)
-    except BaseException:  # Ctrl-C while servers were waited for
-        await control.close()
-        raise
-    shown: Shown | None = None
-    with Signals() as signals, catch_telemetry_warnings() as telemetry:
-        servers = AsyncExitStack()
+    """Run what `begin` starts to its end. `terminal` asks on the printer's terminal, `live` shows the live view there
+    and asks in it, `serve` starts a control server for other processes, `announce` is told of the run when its first
+    event is written; events up to `after` are known and not shown. `profile` is that of the run, where it is known.
+    Events are written in every case."""
+    async with AsyncExitStack() as screens:
+        say: Callable[[str], object] = printer.show_note
+        live_screen: LiveScreen | None = None
+        if live:
+            live_screen = await screens.enter_async_context(open_live_screen(level=printer.level, after=after))
+            say = live_screen.view.show_note
+            parts = replace(parts, approver=None)  # the view answers, as one who attends
+        elif terminal:
+            parts = replace(parts, approver=TerminalApprover(printer))
+        control = make(parts)
         try:
-            if serve and parts.state is not None:
-                await serve_control(servers, control, parts, printer.show_note)
-            run = await begin(control)
-            if after:
-                printer.show_note(f"{run.tree} continues after event {after}; `retinue tail` shows the earlier ones")
-            if announce is not None:
-                await _wait_until_logged(run)
-                announce(run)
-            shown = await _Screen(run, printer, in_thread=not terminal, after=after).show_to_end(signals)
-            await _wait_for_other_trees(control, signals, printer)
-        finally:
+            await control.prepare(profile, say)
+        except BaseException:  # Ctrl-C while servers were waited for
+            await control.close()
+            raise
+        shown: Shown | None = None
+        with Signals() as signals, catch_telemetry_warnings() as telemetry:
+            servers = AsyncExitStack()
             try:
-                await servers.aclose()
-                await control.close()
-            except LogError as error:
-                if shown is None:
-                    raise
-                shown = replace(shown, log_error=str(error))
+                if serve and parts.state is not None:
+                    await serve_control(servers, control, parts, say)
+                if live:
+                    await servers.enter_async_context(control.attend())
+                run = await begin(control)
+                if after:
+                    say(f"{run.tree} continues after event {after}; `retinue tail` shows the earlier ones")
+                if announce is not None:
+                    await _wait_until_logged(run)
+                    announce(run)
+                screen = _Screen(run, printer, in_thread=not terminal, after=after, live=live_screen)
+                shown = await screen.show_to_end(signals)
+                await screens.aclose()
+                if live_screen is not None and live_screen.is_stuck:
+                    shown = replace(shown, stuck=True)
+                await _wait_for_other_trees(control, signals, printer)
+            finally:
+                try:
+                    await servers.aclose()
+                    await control.close()
+                except LogError as error:
+                    if shown is None:
+                        raise
+                    shown = replace(shown, log_error=str(error))
     if telemetry.first and not shown.stuck:
         printer.show_note(f"warning: telemetry: {telemetry.first}")
     return shown
@@ -111,10 +127,14 @@ async def _wait_until_logged(run: RunHandle) -> None:
 
 
 class _Screen:
-    """The screen of one run: prints what happens in its tree, and waits for its ending."""
+    """The screen of one run: prints what happens in its tree, and waits for its ending. With `live` it is the live
+    view's, else the printer's."""
 
-    def __init__(self, run: RunHandle, printer: Printer, *, in_thread: bool, after: int) -> None:
+    def __init__(
+        self, run: RunHandle, printer: Printer, *, in_thread: bool, after: int, live: LiveScreen | None = None
+    ) -> None:
         self._run = run
+        self._live = live
         self._printer = printer
         self._thread = PrintThread(in_thread=in_thread)
         self._runs = Runs(run.tree)
@@ -122,9 +142,13 @@ class _Screen:
         self._tasks = TaskOwner()
 
     async def show_to_end(self, signals: Signals) -> Shown:
-        printing = self._tasks.start(self._print())
+        printing = self._tasks.start(self._print() if self._live is None else self._show_live(self._live))
         control, tree = self._run.control, self._run.tree
-        signals.aim(partial(control.cancel, tree, self._run.number), partial(control.kill, tree), self._say)
+        if self._live is None:
+            signals.aim(partial(control.cancel, tree, self._run.number), partial(control.kill, tree), self._say)
+        else:
+            self._live.attach(self._run, signals)
+            self._runs = self._live.view.activity.runs
         result = await self._run.result()
         if not await self._is_ending_logged():
             printing.cancel()
@@ -142,6 +166,10 @@ class _Screen:
                 self._runs.apply(item)
             await self._thread.enqueue(self._show, item)
         await self._thread.drain()
+
+    async def _show_live(self, live: LiveScreen) -> None:
+        async with aclosing(self._run.control.watch(self._run.tree, deltas=True)) as items:
+            await live.show_items(items)
 
     def _show(self, item: Event | Delta) -> None:
         if isinstance(item, Delta):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from retinue.surfaces.cli.help_texts import Help, explain_unknown_command
+from retinue.surfaces.cli.start_line import clear_start_line, show_start_line
 
 COMMANDS = {
     "init": "write a retinue.yaml and a first agent for this project",
@@ -77,6 +78,8 @@ class _Stdout(io.FileIO):
 
     def write(self, data: Any, /) -> int:
         try:
+            if self.isatty():
+                clear_start_line()
             return super().write(data)
         except BrokenPipeError:
             raise
@@ -91,6 +94,7 @@ class _Stderr(io.FileIO):
 
     def write(self, data: Any, /) -> int:
         try:
+            clear_start_line()
             return super().write(data)
         except OSError:
             return len(data)
@@ -190,6 +194,7 @@ def _run_command(argv: list[str]) -> int:
     if chosen is not None and chosen not in COMMANDS:
         complain(explain_unknown_command(chosen, COMMANDS))
         return USAGE
+    show_start_line(chosen, argv)
     try:
         top, _ = make_parser(*([chosen] if chosen else []))
         args = top.parse_args(argv)

@@ -30,6 +30,9 @@ def add_level_options(parser: argparse.ArgumentParser) -> None:
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--verbose", action="store_true", help="show long texts and results in full")
     level.add_argument("--quiet", action="store_true", help="show one line for each tool call")
+    parser.add_argument(
+        "--plain", action="store_true", help="print blocks instead of the live view, as where there is no terminal"
+    )
 
 
 def add_live_options(parser: argparse.ArgumentParser) -> None:

@@ -20,24 +20,40 @@ Action = Callable[[], Coroutine[Any, Any, object] | None]
 
 
 class Signals:
-    """The first cancels, the second kills, a third leaves at once; the log says then what was interrupted.
+    """The first cancels, the second kills, a third leaves at once; the log says then what was interrupted. A surface
+    that can ask what to cancel does that at the first Ctrl-C, before all this.
 
     Signals that were ignored when we started stay ignored."""
 
     def __init__(self) -> None:
         self.aim(lambda: None, lambda: None, lambda _: None)
         self._count = 0
+        self._has_asked = False
         self._tasks = TaskOwner()
         self._handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         self.killed = asyncio.Event()
 
-    def aim(self, cancel: Action, kill: Action, say: Callable[[str], object]) -> None:
-        """Set what the first two signals do. `say` tells the user which of them came."""
+    def aim(
+        self,
+        cancel: Action,
+        kill: Action,
+        say: Callable[[str], object],
+        *,
+        ask: Callable[[], object] | None = None,
+        leave: Callable[[], object] | None = None,
+    ) -> None:
+        """Set what the first two signals do. `say` tells the user which of them came. `ask` asks what to cancel at the
+        first Ctrl-C; `leave` is called before the process ends at once."""
         self._cancel, self._kill, self._say = cancel, kill, say
+        self._ask, self._leave = ask, leave
+
+    def forget_question(self) -> None:
+        """Ask again at the next Ctrl-C: the person has chosen."""
+        self._has_asked = False
 
     def __enter__(self) -> Signals:
         for number in self._handled:
-            asyncio.get_running_loop().add_signal_handler(number, self._received)
+            asyncio.get_running_loop().add_signal_handler(number, self._received, number)
         return self
 
     def __exit__(
@@ -46,9 +62,15 @@ class Signals:
         for number in self._handled:
             asyncio.get_running_loop().remove_signal_handler(number)
 
-    def _received(self) -> None:
+    def _received(self, number: int) -> None:
+        if self._ask is not None and number == signal.SIGINT and not self._has_asked and not self._count:
+            self._has_asked = True
+            self._ask()
+            return
         self._count += 1
         if self._count > 2:
+            if self._leave is not None:
+                self._leave()
             os._exit(KILLED)
         word, act = (CANCELLING, self._cancel) if self._count == 1 else (KILLING, self._kill)
         with suppress(OSError):  # the terminal may be gone, which is why a signal comes

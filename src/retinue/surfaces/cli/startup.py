@@ -25,8 +25,10 @@ from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, RuntimeName
 from retinue.surfaces.cli import output, prompts, trust
 from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, parse_context_paths, parse_limits, parse_model
+from retinue.surfaces.cli.start_line import clear_start_line
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Level, Printer
+from retinue.surfaces.printer.terminal import can_draw
 
 NO_SANDBOX: RuntimeName = "inherited"
 CONTAINER: RuntimeName = "container"
@@ -113,8 +115,14 @@ def choose_profile(project: Project, name: str | None) -> Profile:
 
 def make_printer(args: argparse.Namespace, *, color: bool | None = None) -> Printer:
     """Return the printer of live events, as detailed as the options say."""
+    clear_start_line()
     level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
     return Printer(sys.stderr, level=level, color=color)
+
+
+def wants_live_view(args: argparse.Namespace) -> bool:
+    """Return whether a command shows the live view: at a terminal that can, unless plain blocks are wanted."""
+    return not args.plain and not getattr(args, "detach", False) and can_draw()
 
 
 def check_sandbox(start: StartUp, profile: Profile) -> StartUp:

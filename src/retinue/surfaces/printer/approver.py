@@ -8,36 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
-import tempfile
 import termios
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
 
 from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.rules import explain_missing_rule
-from retinue.log.blocks import format_json, make_question_spans
+from retinue.log.blocks import make_question_spans
 from retinue.surfaces.printer import safe
+from retinue.surfaces.printer.edit_call import UNCHANGED, edit_in_editor, find_editor, parse_args
 from retinue.surfaces.printer.printer import Printer
 
 PROMPT = "(? for more) [y]es [n]o > "
 SURE = "sure? [y]es [n]o > "
 JSON = "arguments as a line of JSON > "
 SHOWN_SECONDS = 1.0
-LEAVE_SECONDS = 1.0
 LISTED = 20
 NOBODY = "nobody answered: the input has ended"
 HELP = """\
 y           yes, this call
-r           yes, and to this tool for the rest of this run
+u           yes, and to this tool for the rest of this run
 t           yes, and to this tool in the whole tree
 p           yes, and to all that this agent asks now: shows it, then asks if you are sure
 a           yes, and always in this project: shows the rule, then writes it to retinue.yaml
-e           change the arguments (in $EDITOR, or as a line of JSON), then run it
+e           change the arguments (in $EDITOR, or as a line of JSON): shows the call, then asks if you are sure
 n [reason]  no; the agent reads the reason
 N [reason]  no, to everything this agent has asked
 v           show the question again, all of it
@@ -47,6 +43,7 @@ _YES = {
     "y": Allow(),
     "yes": Allow(),
     "r": Allow("run"),
+    "u": Allow("run"),
     "run": Allow("run"),
     "t": Allow("tool"),
     "tool": Allow("tool"),
@@ -239,7 +236,7 @@ class TerminalApprover:
     async def _allow_always(self, question: Approval) -> Allow | None:
         if not question.rule:
             why = explain_missing_rule(question.tool, question.args)
-            self._printer.show_note(f"no rule would allow only this call, because {why}: answer y, r or t")
+            self._printer.show_note(f"no rule would allow only this call, because {why}: answer y, u or t")
             return None
         rules = ", ".join(question.rule.splitlines())
         self._printer.show_note(f"writes to retinue.yaml, to allow it from now on: {rules}")
@@ -265,17 +262,21 @@ class TerminalApprover:
     async def _edit_args(self, question: Approval) -> Allow | None:
         """Allow the call with arguments that the person changes; None if they leave them, or if it does not work."""
         args: dict[str, Any] | str | None
-        command = _find_editor()
+        command = find_editor()
         if command:
             with self._printer.hold_output():
-                args = await _edit_args(command, question.args, fd=self._lines.fd)
+                args = await edit_in_editor(command, question.args, fd=self._lines.fd)
         else:
             line = await self._read_line(JSON)
-            args = _parse_args(line) if line is not None and line.strip() else None
+            args = parse_args(line) if line is not None and line.strip() else None
         if isinstance(args, str):
             self._printer.show_note(args)
             return None
-        return None if args is None else Allow(args=args)
+        if args is None or args == question.args:
+            self._printer.show_note(UNCHANGED)
+            return None
+        self._printer.show_question(msgspec.structs.replace(question, args=args, preview=""), whole=True)
+        return Allow(args=args) if await self._confirm() else None
 
     def _show_waiting(self, *, listed: bool = False) -> None:
         more = len(self._waiting) - 1
@@ -285,74 +286,3 @@ class TerminalApprover:
             spans = make_question_spans(asked.label, asked.tool, asked.args)[1:]
             lines.append(f"  {asked.number}. " + safe.escape_line("".join(text for _, text in spans)))
         self._printer.show_note("\n".join(lines))
-
-
-# Editing a call's arguments in the person's own editor, which has the terminal while it runs
-
-
-def _find_editor() -> list[str]:
-    """Return the command of $VISUAL or $EDITOR as words; none if neither is set."""
-    try:
-        return shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "")
-    except ValueError:
-        return []
-
-
-def _parse_args(text: str) -> dict[str, Any] | str:
-    """Return the arguments in a text of JSON, or a message about what is wrong with it."""
-    try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        return f"that is not JSON: {error}"
-    return value if isinstance(value, dict) else "arguments are a JSON object: {...}"
-
-
-async def _edit_args(command: list[str], args: dict[str, Any], *, fd: int) -> dict[str, Any] | str:
-    """Return the arguments as the editor left them, or a message about what went wrong. `fd` is the terminal."""
-    handle, name = tempfile.mkstemp(prefix="retinue-", suffix=".json")
-    file = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as out:
-            out.write(format_json(args) + "\n")
-        with _restore_modes(fd):
-            process = await asyncio.create_subprocess_exec(*command, name, stdin=fd, stdout=fd, stderr=fd)
-            try:
-                code = await process.wait()
-            finally:
-                await _end_editor(process)
-        if code != 0:
-            return f"{command[0]} ended with exit code {code}"
-        return _parse_args(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError) as error:
-        return f"cannot edit: {error}"
-    finally:
-        with suppress(OSError):
-            file.unlink()
-
-
-async def _end_editor(process: asyncio.subprocess.Process) -> None:
-    """End the editor when the question is no longer open. One that ends on SIGTERM restores the screen itself."""
-    with suppress(ProcessLookupError):
-        if process.returncode is None:
-            process.terminate()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LEAVE_SECONDS):
-                    await process.wait()
-        if process.returncode is None:
-            process.kill()
-    await process.wait()
-
-
-@contextmanager
-def _restore_modes(fd: int) -> Iterator[None]:
-    """Restore the terminal's modes, whatever the editor did to them."""
-    try:
-        modes = termios.tcgetattr(fd)
-    except termios.error:  # no terminal
-        yield
-        return
-    try:
-        yield
-    finally:
-        with suppress(termios.error):
-            termios.tcsetattr(fd, termios.TCSADRAIN, modes)

@@ -187,7 +187,7 @@ class Printer:
         if self.level != "verbose" and not whole:
             shown = truncate_text(shown, lines=ASKED_LINES, size=ASKED_CHARACTERS, how=WHOLE_QUESTION)
         width = self._output.columns - len(QUOTED) if self._wraps else 0
-        pieces = [piece for line in safe.escape_text(shown).split("\n") for piece in _wrap_line(line, width)]
+        pieces = [piece for line in safe.escape_text(shown).split("\n") for piece in wrap_line(line, width)]
         return "\n".join(f"{QUOTED}{colors.paint_diff(piece, color=self.color)}" for piece in pieces)
 
 
@@ -239,7 +239,7 @@ def truncate_text(text: str, *, lines: int, size: int, how: str = "--verbose sho
     return f"{kept}\n[... {missing}{len(rest.encode('utf-8', 'surrogatepass'))} bytes; {how}]"
 
 
-def _wrap_line(line: str, width: int) -> Iterator[str]:
+def wrap_line(line: str, width: int) -> Iterator[str]:
     """Yield a line in pieces that fit the width, so that the terminal does not break it where no mark of ours would be;
     0 is no limit."""
     start = used = 0

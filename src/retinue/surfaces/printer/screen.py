@@ -22,8 +22,10 @@ from retinue.surfaces.printer.terminal import Terminal
 FRAME_SECONDS = 0.05
 ANIMATION_SECONDS = 0.1
 AWAY_SECONDS = 0.2
+SETTLE_SECONDS = 0.1
 Line = Sequence[Span]
 _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
+_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 _ERASE_LINE, _ERASE_BELOW = "\r\x1b[K", "\x1b[J"
 
 
@@ -53,7 +55,7 @@ class Screen:
         self._is_due = False
         self._is_open = False
         self._thread = ThreadPoolExecutor(1, "retinue-screen")
-        terminal.on_resize = self.request_redraw
+        terminal.on_resize = self._settle
         terminal.on_return = self.request_redraw
         terminal.on_away = self._erase_now
 
@@ -92,11 +94,26 @@ class Screen:
         elif self._is_open and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FRAME_SECONDS, self._draw)
 
+    def call_later(self, seconds: float, work: Callable[[], object]) -> None:
+        """Call something later, unless the screen is closed by then."""
+
+        def call() -> None:
+            if self._is_open:
+                work()
+
+        asyncio.get_running_loop().call_later(seconds, call)
+
     @contextmanager
     def lend_terminal(self) -> Iterator[int]:
         """Leave the terminal to another program; what is printed meanwhile comes after it. Yields its descriptor."""
         with self.terminal.lend() as fd:
             yield fd
+
+    def _settle(self) -> None:
+        """Draw when the size has not changed for a moment: a window that is being dragged tells of every step late."""
+        self._cancel_timer()
+        if self._is_open:
+            self._timer = asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._draw)
 
     def _draw(self) -> None:
         self._cancel_timer()
@@ -112,12 +129,12 @@ class Screen:
         erase = self._drawn.erase(columns)
         lines = list(bottom.lines)[-max(1, rows - 1) :]
         cut = len(bottom.lines) - len(lines)
-        texts = [cut_line(line, columns - 1) for line in lines]
+        texts = [cut_line(line, columns) for line in lines]
         painted = "\n".join(colors.paint_header(spans, color=self.color, bold=False) for spans in texts)
         widths = [sum(safe.measure_width(text) for _, text in spans) for spans in texts]
         at = None if bottom.cursor is None else (max(0, bottom.cursor[0] - cut), min(bottom.cursor[1], columns - 1))
         self._drawn = _Drawn(widths, at)
-        return _HIDE + erase + lasting + painted + self._drawn.move_cursor()
+        return f"{_HIDE}{erase}{lasting}{_NO_WRAP}{painted}{_WRAP}{self._drawn.move_cursor()}"
 
     def _start_write(self, frame: str, bottom: Bottom | None) -> None:
         loop = asyncio.get_running_loop()
@@ -160,30 +177,29 @@ class Screen:
 
 
 class _Drawn:
-    """The bottom as it stands on the terminal: the width of each line, and where the cursor is left."""
+    """The bottom as it stands on the terminal: the width of each line, and where the cursor is left.
+
+    Without a place to type, the cursor is left at its beginning, hidden: there it stays when the terminal breaks lines
+    because it became narrower, however late we are told."""
 
     def __init__(self, widths: Sequence[int] = (), cursor: tuple[int, int] | None = None) -> None:
         self._widths = list(widths)
         self._cursor = cursor
 
     def move_cursor(self) -> str:
-        """Return the sequence that takes the cursor from the end of the last line to where a person types."""
-        if self._cursor is None or not self._widths:
-            return ""
-        row, column = self._cursor
+        """Return the sequence that takes the cursor from the end of the last line to where it is left."""
+        row, column = self._cursor or (0, 0)
         up = len(self._widths) - 1 - row
-        return (f"\x1b[{up}A" if up > 0 else "") + "\r" + (f"\x1b[{column}C" if column else "") + _SHOW
+        move = (f"\x1b[{up}A" if up > 0 else "") + "\r" + (f"\x1b[{column}C" if column else "")
+        return move if self._cursor is None else move + _SHOW
 
     def erase(self, columns: int) -> str:
-        """Return the sequence that removes the bottom. A terminal that became narrower has broken its lines.
+        """Return the sequence that removes the bottom. Lines above the cursor may have been broken since.
 
         Not with one sequence from the first column of the first row: tmux keeps what that removes in its history."""
-        if not self._widths:
-            return _ERASE_LINE
-        row, column = self._cursor or (len(self._widths) - 1, self._widths[-1])
-        heights = [max(1, -(-width // columns)) for width in self._widths]
-        up = sum(heights[:row]) + (max(0, column - 1) // columns if self._cursor is None else column // columns)
-        below = f"\x1b[B{_ERASE_BELOW}\x1b[A" if sum(heights) > 1 else ""
+        row, column = self._cursor or (0, 0)
+        up = sum(max(1, -(-width // columns)) for width in self._widths[:row]) + column // columns
+        below = f"\x1b[B{_ERASE_BELOW}\x1b[A" if len(self._widths) > 1 else ""
         return (f"\x1b[{up}A" if up else "") + _ERASE_LINE + below
 
 

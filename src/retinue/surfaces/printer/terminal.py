@@ -23,7 +23,7 @@ ESCAPE_SECONDS = 0.05  # a terminal sends the rest of a sequence sooner than a p
 FOREGROUND_SECONDS = 0.25
 COLUMNS, ROWS = 80, 24
 ENTER_SEQUENCE = "\x1b[?2004h"  # pasted text comes between marks
-LEAVE_SEQUENCE = "\x1b[?2004l\x1b[?25h"
+LEAVE_SEQUENCE = "\x1b[?2004l\x1b[?25h\x1b[?7h"
 _READ_BYTES = 65536
 
 

@@ -1,0 +1,123 @@
+"""The live view of one tree that runs in this process: the view's callbacks as commands of a Control, and signals.
+
+Ctrl-C first asks what to cancel; the second cancels the tree, the third kills it. The person is told when an answer
+comes too late because another surface was first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+
+from retinue.concurrency import TaskOwner
+from retinue.core.approvals import Approval, Decision
+from retinue.core.control import Control, RunHandle
+from retinue.core.errors import RetinueError
+from retinue.core.events import Delta, Event
+from retinue.surfaces.cli.signals import Signals
+from retinue.surfaces.printer import colors
+from retinue.surfaces.printer.edit_call import edit_in_editor, find_editor
+from retinue.surfaces.printer.live_view import Callbacks, LiveView
+from retinue.surfaces.printer.printer import Level
+from retinue.surfaces.printer.screen import Screen
+from retinue.surfaces.printer.terminal import Terminal
+
+AT_ONCE_SECONDS = 0.02  # of events that are folded before keys and frames get their turn
+EDITOR_SECONDS = 3.0  # for an editor that is open when the tree ends
+BY = "user"
+TOO_LATE = "question {number} was already answered"
+
+
+class LiveScreen:
+    """A live view on this terminal, and the Control that its keys command once there is one."""
+
+    def __init__(
+        self, screen: Screen, *, level: Level, after: int = 0, submit: Callable[[str], object] | None = None
+    ) -> None:
+        self.screen = screen
+        self._control: Control | None = None
+        self._tree = ""
+        self._tasks = TaskOwner()
+        self.is_stuck = False
+        edit = self._open_editor if find_editor() else None
+        callbacks = Callbacks(answer=self._send_answer, edit=edit, cancel=self._send_cancel, submit=submit)
+        self.view = LiveView(screen, level=level, after=after, callbacks=callbacks)
+
+    def attach(self, run: RunHandle, signals: Signals) -> None:
+        """Show the tree of this run from now on, and aim signals and keys at it."""
+        self._control, self._tree = run.control, run.tree
+        self.view.show_tree(run.tree)
+        signals.aim(
+            partial(run.control.cancel, run.tree, run.number),
+            partial(run.control.kill, run.tree),
+            self._say,
+            ask=lambda: self.view.ask_cancel(signals.forget_question),
+            leave=self.screen.terminal.restore,
+        )
+
+    async def show_items(self, items: AsyncIterator[Event | Delta]) -> None:
+        """Show events and deltas until there are no more. Keys and frames get their turn however many come."""
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        async for item in items:
+            self.view.apply(item)
+            if loop.time() - last > AT_ONCE_SECONDS:
+                await asyncio.sleep(0)
+                last = loop.time()
+
+    async def close(self) -> None:
+        """Give the terminal back. `is_stuck` then says whether it did not take its last text."""
+        self._tasks.cancel()
+        await self._tasks.wait(EDITOR_SECONDS)
+        self.is_stuck = not await self.screen.close()
+
+    def _say(self, text: str) -> None:
+        self.view.end_cancel()
+        self.view.show_note(text)
+
+    def _send_answer(self, question: Approval, decision: Decision) -> None:
+        self._tasks.start(self._answer(question, decision))
+
+    async def _answer(self, question: Approval, decision: Decision) -> None:
+        if self._control is None:
+            return
+        try:
+            answered = await self._control.answer(question.id, decision, by=BY, digest=question.digest)
+        except RetinueError as error:
+            self.view.show_note(str(error))
+            return
+        if answered != "taken":
+            self.view.show_note(TOO_LATE.format(number=question.number))
+
+    def _send_cancel(self, run: int) -> None:
+        self._tasks.start(self._cancel(run))
+
+    async def _cancel(self, run: int) -> None:
+        if self._control is not None:
+            with suppress(RetinueError):
+                await self._control.cancel(self._tree, run)
+
+    def _open_editor(self, question: Approval) -> None:
+        self._tasks.start(self._edit(question))
+
+    async def _edit(self, question: Approval) -> None:
+        with self.screen.lend_terminal() as fd:
+            args = await edit_in_editor(find_editor(), question.args, fd=fd)
+        self.view.offer_edit(question, args)
+
+
+@asynccontextmanager
+async def open_live_screen(
+    *, level: Level, after: int = 0, submit: Callable[[str], object] | None = None
+) -> AsyncIterator[LiveScreen]:
+    """Open the live view on this terminal: what is printed to stderr otherwise comes after it is closed."""
+    screen = Screen(Terminal(), color=colors.wants_color(sys.stderr))
+    live = LiveScreen(screen, level=level, after=after, submit=submit)
+    screen.open()
+    try:
+        yield live
+    finally:
+        await live.close()

@@ -1,0 +1,429 @@
+"""The live view of a tree: entries that last, and below them what goes on, the pinned questions and the status bar.
+
+Joins the views of the log (`Activity`, `Entries`) with a `Screen`. Holds nothing that the log does not have, apart from
+what a person is typing. Answers and cancels through callbacks, so that it works on any `Control`; without them it is
+read only. `retinue run`, `retinue tail -f` and the conversation show the same view.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+
+from retinue.core.approvals import Approval, Decision
+from retinue.core.events import Delta, Event, RunSpawned, RunStarted, decode_raw
+from retinue.log.accounts import format_cost
+from retinue.log.activity import Activity, Totals, Work
+from retinue.log.blocks import Span, format_count, make_call_spans
+from retinue.log.entries import Entries, Entry
+from retinue.log.runs import NOTHING, Runs
+from retinue.surfaces.printer import colors, safe
+from retinue.surfaces.printer.input_line import InputLine, Position
+from retinue.surfaces.printer.keys import Key, Paste
+from retinue.surfaces.printer.markdown import render_markdown
+from retinue.surfaces.printer.printer import Level, truncate_text, wrap_line
+from retinue.surfaces.printer.question_panel import QuestionPanel
+from retinue.surfaces.printer.screen import Bottom, Line, Screen
+
+SPINNER = "◐◓◑◒"
+SPINNER_SECONDS = 0.25
+MOST_WORK = 8
+SPOKEN_LINES = 6
+OUTPUT_LINES = 3
+ARM_SECONDS = 0.2  # a key pressed sooner was meant for what was on screen before
+CUT_LINES = {"markdown": 12, "diff": 40, "output": 8, "faint": 3}
+CUT_CHARACTERS = 2000
+SAID_LINES = 60  # of the primary's own words
+SAID_CHARACTERS = 16_000
+RENDERED_AT_ONCE = 50
+WHOLE = "`retinue show {tree}/{run}` shows all"
+INDENT = "  "
+CANCEL_KEYS = 9
+
+
+class Callbacks(msgspec.Struct, frozen=True):
+    """What the view asks its surface to do. `edit` is None where no editor can be opened."""
+
+    answer: Callable[[Approval, Decision], object] = lambda question, decision: None
+    edit: Callable[[Approval], object] | None = None
+    cancel: Callable[[int], object] = lambda run: None
+    submit: Callable[[str], object] | None = None
+
+
+class LiveView:
+    """The view of one tree. Events up to `after` are known and leave no lines. With `callbacks.submit` there is an
+    input line above the status bar, and every text that is submitted goes there."""
+
+    def __init__(
+        self, screen: Screen, tree: str = "", *, level: Level = "normal", after: int = 0,
+        callbacks: Callbacks | None = None,
+    ) -> None:  # fmt: skip
+        self.activity = Activity(tree)
+        self.input = InputLine()
+        self.starting = "starting"
+        self.hint = ""  # words of the surface before the status bar
+        self._screen = screen
+        self._level = level
+        self._after = after
+        self._callbacks = callbacks
+        self._entries = Entries()
+        self._panel = QuestionPanel(self._answer, None if callbacks is None else callbacks.edit, screen.request_redraw)
+        self._cancel_choices: list[tuple[int, str]] | None = None
+        self._on_interrupt_closed: Callable[[], object] = lambda: None
+        self._began = time.time()
+        self._has_space = True  # the last lasting line was blank, or is none
+        self._rendered = 0
+        screen.compose = self._compose
+        screen.on_drawn = self._arm_question
+        screen.terminal.on_key = self.press_key
+
+    # What happens
+
+    def apply(self, item: Event | Delta) -> None:
+        """Show an event or a delta."""
+        self.activity.apply(item)
+        if isinstance(item, Event):
+            if isinstance(item.body, RunStarted) and item.run == 0:
+                self._print_header(item)
+            entry = self._entries.apply(item)
+            if entry is not None and item.seq > self._after:
+                self._print_entry(entry)
+            self._panel.show_questions(self.activity.questions)
+        self._screen.request_redraw()
+
+    def show_tree(self, tree: str) -> None:
+        """Show this tree from its first event on."""
+        self.activity, self._entries = Activity(tree), Entries()
+        self._screen.request_redraw()
+
+    def show_note(self, text: str) -> None:
+        """Print a note of the surface itself."""
+        self._print(colors.paint_faint(safe.escape_text(text), color=self._screen.color), spaced=False)
+
+    def show_text(self, text: str) -> None:
+        """Print text that the surface has made safe and laid out, with space around it."""
+        self._print(text.rstrip("\n"), spaced=True)
+
+    def show_markdown(self, text: str) -> None:
+        """Print words of a model, with space around them."""
+        self._print(self._render(text), spaced=True)
+
+    def ask_cancel(self, on_closed: Callable[[], object] = lambda: None) -> None:
+        """Ask what to cancel. `on_closed` is called when the person chose, or chose nothing."""
+        live = [run for run in self.activity.runs.runs.values() if run.ended is None and run.number]
+        self._cancel_choices = [(run.number, run.label) for run in live[:CANCEL_KEYS]]
+        self._on_interrupt_closed = on_closed
+        self._screen.request_redraw()
+
+    def end_cancel(self) -> None:
+        """Remove the question what to cancel."""
+        self._cancel_choices = None
+        self._screen.request_redraw()
+
+    # Keys
+
+    def press_key(self, key: Key | Paste) -> None:
+        """Pass a key to what is in front: the choice what to cancel, a question, or the input line."""
+        if self._cancel_choices is not None:
+            self._press_cancel(key)
+        elif self._panel.current is not None and self._panel.is_armed and not self.input.text:
+            self._panel.press_key(key)
+        elif self._callbacks is not None and self._callbacks.submit is not None:
+            text = self.input.press_key(key)
+            if text is not None and text.strip():
+                self._callbacks.submit(text)
+        self._screen.request_redraw()
+
+    def _press_cancel(self, key: Key | Paste) -> None:
+        chosen: int | None = None
+        choices = self._cancel_choices or []
+        if isinstance(key, Key) and key.name == "a":
+            chosen = 0
+        elif isinstance(key, Key) and key.name.isascii() and key.name.isdigit() and 0 < int(key.name) <= len(choices):
+            chosen = choices[int(key.name) - 1][0]
+        elif not (isinstance(key, Key) and key.name in ("escape", "n", "enter", "q")):
+            return
+        self.end_cancel()
+        self._on_interrupt_closed()
+        if chosen is not None and self._callbacks is not None:
+            self._callbacks.cancel(chosen)
+
+    def _answer(self, question: Approval, decision: Decision) -> None:
+        if self._callbacks is not None:
+            self._callbacks.answer(question, decision)
+
+    def offer_edit(self, question: Approval, args: dict[str, object] | str) -> None:
+        """Take the arguments that an editor left, or a message about what went wrong."""
+        self._panel.offer_edit(question, args)
+
+    def _arm_question(self, mark: object) -> None:
+        """Take keys for the question that is on screen now. Those typed before that are dropped."""
+        if not self._panel.is_armed:
+            self._screen.call_later(ARM_SECONDS, lambda: self._arm_now(mark))
+
+    def _arm_now(self, mark: object) -> None:
+        current = self._panel.current
+        if current is not None and current.id == mark and not self._panel.is_armed and not self.input.text:
+            self._screen.terminal.discard_typed()
+            self._panel.arm(current.id)
+
+    # Lines that last
+
+    def _print_header(self, event: Event) -> None:
+        run = self.activity.runs.runs.get(0)
+        if run is None or run.place is None or event.seq <= self._after:
+            return
+        spawned: RunSpawned = run.spawned
+        profile = decode_raw(spawned.profile)
+        budget = _format_budget(spawned)
+        pieces = [
+            _name_model(spawned.model) or run.agent,
+            f"tree {event.tree}",
+            "no sandbox" if run.place.runtime == "inherited" else f"sandbox {run.place.runtime}",
+            f"workspace {profile.get('workspace') or 'shared'}" if isinstance(profile, dict) else "",
+            f"budget {budget}" if budget else "no budget",
+        ]
+        self._print_spans((("name", "retinue "), ("faint", " · ".join(piece for piece in pieces if piece))))
+
+    def _print_entry(self, entry: Entry) -> None:
+        if self._level == "quiet":
+            if entry.is_brief:
+                self._print_spans(entry.spans)
+            return
+        if entry.kind == "thinking" and entry.run and self._level != "verbose":
+            return  # it was seen while it came
+        body = self._format_body(entry)
+        header = colors.paint_header(entry.spans, color=self._screen.color, bold=False)
+        words = entry.kind in ("message", "turn.started", "run.ended", "thinking", "inbox") and entry.style != "diff"
+        if words and not _has_line(entry):
+            indented = INDENT if entry.run else ""
+            text = f"{header}{_indent(body, indented).lstrip(' ')}" if header else body
+            self._print(text, spaced=not entry.run and entry.kind != "thinking")
+            return
+        if body:
+            header = f"{header}\n{_indent(body, INDENT)}"
+        self._print(header, spaced=False)
+
+    def _format_body(self, entry: Entry) -> str:
+        text = entry.body.strip("\n")
+        if not text:
+            return ""
+        if self._level != "verbose":
+            lines = SAID_LINES if entry.run == 0 and entry.style == "markdown" else CUT_LINES[entry.style]
+            how = WHOLE.format(tree=self.activity.runs.tree, run=entry.run)
+            if entry.style == "output":
+                text = _keep_end(text, lines)
+            size = SAID_CHARACTERS if lines == SAID_LINES else CUT_CHARACTERS
+            text = truncate_text(text, lines=lines, size=size, how=how)
+        color = self._screen.color
+        match entry.style:
+            case "markdown":
+                return self._render(text, narrower=len(INDENT) if entry.run else 0)
+            case "diff":
+                return colors.paint_diff(safe.escape_text(text).expandtabs(), color=color)
+            case _:
+                return colors.paint_faint(safe.escape_text(text).expandtabs(), color=color)
+
+    def _render(self, text: str, *, narrower: int = 0) -> str:
+        """Render Markdown; where many texts come at once, as they are, because nobody can read them so fast."""
+        self._rendered += 1
+        if self._rendered > RENDERED_AT_ONCE:
+            return safe.escape_text(text)
+        return render_markdown(text, width=self._screen.terminal.size[0] - narrower, color=self._screen.color)
+
+    def _print_spans(self, spans: Sequence[Span]) -> None:
+        self._print(colors.paint_header(spans, color=self._screen.color, bold=False), spaced=False)
+
+    def _print(self, text: str, *, spaced: bool) -> None:
+        if spaced and not self._has_space:
+            text = f"\n{text}"
+        self._has_space = spaced
+        self._screen.print_text(f"{text}\n" if spaced else text)
+
+    # The bottom
+
+    def _compose(self, columns: int, rows: int) -> Bottom:
+        now = time.time()
+        self._rendered = 0
+        status = self._layout_status(columns, now)
+        typed, cursor = self._layout_input(columns, max(1, rows // 3))
+        question, at = self._layout_question(columns, max(3, rows - len(status) - len(typed) - 2))
+        room = rows - 2 - len(status) - len(typed) - len(question)
+        work = self._layout_work(columns, min(room, rows // 2 if question else rows), now)
+        lines: list[Line] = [*work, *question, *typed, *status]
+        place: Position | None = None
+        if at is not None:
+            place = len(work) + at[0], at[1]
+        elif cursor is not None:
+            place = len(work) + len(question) + cursor[0], cursor[1]
+        if len(lines) < rows - 1 and not self._has_space:
+            lines = [(), *lines]
+            place = None if place is None else (place[0] + 1, place[1])
+        current = self._panel.current
+        mark = None if current is None or self._cancel_choices is not None else current.id
+        return Bottom(lines=lines, cursor=place, mark=mark, animated=True)
+
+    def _layout_question(self, columns: int, rows: int) -> tuple[list[Line], Position | None]:
+        if self._cancel_choices is not None:
+            return self._layout_cancel(rows), None
+        return self._panel.layout_lines(columns, rows)
+
+    def _layout_cancel(self, rows: int) -> list[Line]:
+        choices: list[Line] = [
+            (("mark", f"  [{place}] "), ("label", f"[{label}]"))
+            for place, (_, label) in enumerate(self._cancel_choices or (), 1)
+        ]
+        return [
+            (("bad", "Cancel what? "), ("mark", "[a]ll"), ("plain", ", Esc goes on; Ctrl-C again cancels all")),
+            *choices[: max(0, rows - 1)],
+        ]
+
+    def _layout_input(self, columns: int, limit: int) -> tuple[list[Line], Position | None]:
+        if self._callbacks is None or self._callbacks.submit is None:
+            return [], None
+        rows, cursor = self.input.layout_lines(columns, limit=limit)
+        is_in_front = self._panel.current is None or bool(self.input.text)
+        return [(("plain", row),) for row in rows], cursor if is_in_front else None
+
+    def _layout_work(self, columns: int, room: int, now: float) -> list[Line]:
+        if room <= 0:
+            return []
+        frame = SPINNER[int(now / SPINNER_SECONDS) % len(SPINNER)]
+        works = self.activity.list_work()
+        if not self.activity.runs.runs:
+            return [(("mark", f"{frame} "), ("faint", f"{self.starting} {format_elapsed(now - self._began)}"))]
+        shown = works[: min(MOST_WORK, room - (len(works) > min(MOST_WORK, room)))]
+        spare = room - len(shown) - 1
+        lines: list[Line] = []
+        for work in shown:
+            below = _layout_text(work, columns, max(0, min(spare, SPOKEN_LINES if work.run == 0 else OUTPUT_LINES)))
+            spare -= len(below)
+            lines.extend((_layout_head(work, frame, now), *below))
+        if len(works) > len(shown):
+            lines.append((("faint", f"  … and {len(works) - len(shown)} more at work"),))
+        return lines
+
+    def _layout_status(self, columns: int, now: float) -> list[Line]:
+        lines: list[Line] = [(("faint", self.hint),)] if self.hint else []
+        status = format_status(self.activity.measure_totals(now), width=columns)
+        return [*lines, (("faint", status),)] if self.activity.runs.runs else lines
+
+
+def format_status(totals: Totals, *, width: int) -> str:
+    """Return the status bar: `Agents: 1 primary, 2 running, 1 finished`, then time, tokens, cost and what is left, as
+    far as they fit."""
+    pieces = [
+        f"Agents: {totals.primary} primary, {totals.running} running, {totals.finished} finished",
+        format_elapsed(totals.seconds),
+        format_count_of_tokens(totals.tokens),
+    ]
+    if totals.cost:
+        pieces.append(format_cost(totals.cost, totals.unpriced))
+    left = [
+        "" if totals.tokens_left is None else format_count_of_tokens(totals.tokens_left),
+        "" if totals.cost_left is None else f"${totals.cost_left:.2f}",
+        "" if totals.seconds_left is None else format_elapsed(totals.seconds_left),
+    ]
+    if any(left):
+        pieces.append(f"{', '.join(piece for piece in left if piece)} left")
+    line = pieces[0]
+    for piece in pieces[1:]:
+        if safe.measure_width(f"{line} · {piece}") > width:
+            break
+        line = f"{line} · {piece}"
+    return line
+
+
+def format_totals(runs: Runs, now: float) -> str:
+    """Return the one line about a tree that has ended: agents, turns, tools, tokens, time and cost."""
+    every = runs.runs.values()
+    root = runs.runs.get(min(runs.runs, default=0))
+    cost, unpriced = sum((run.cost for run in every), NOTHING), sum(run.unpriced for run in every)
+    pieces = [
+        runs.tree,
+        format_count(len(every), "agent"),
+        format_count(sum(run.turns for run in every), "turn"),
+        format_count(sum(run.tool_count for run in every), "tool call"),
+        format_count_of_tokens(runs.usage().total_tokens),
+        *([format_cost(cost, unpriced)] if cost else []),
+        f"{0.0 if root is None else root.measure_seconds(now):.1f}s",
+    ]
+    return " · ".join(pieces)
+
+
+def format_count_of_tokens(tokens: int) -> str:
+    return f"{tokens:,} token{'' if tokens == 1 else 's'}"
+
+
+def format_elapsed(seconds: float) -> str:
+    """Format a time that goes on: 3s, 1m05s, 2h10m."""
+    whole = int(max(0.0, seconds))
+    if whole < 60:
+        return f"{whole}s"
+    return f"{whole // 60}m{whole % 60:02}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60:02}m"
+
+
+def _name_model(model: str) -> str:
+    """Return the name of a model; of a script file without its folder."""
+    return f"scripted:{model.rpartition('/')[2]}" if model.startswith("scripted:") and "/" in model else model
+
+
+def _format_budget(spawned: RunSpawned) -> str:
+    parts = [
+        "" if spawned.max_tokens is None else format_count_of_tokens(spawned.max_tokens),
+        "" if spawned.max_cost is None else f"${spawned.max_cost:.2f}",
+        "" if spawned.timeout_seconds is None else format_elapsed(spawned.timeout_seconds),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _layout_head(work: Work, frame: str, now: float) -> Line:
+    who: tuple[Span, ...] = () if work.label is None else (("label", f"[{work.label}] "),)
+    took: Span = ("faint", f" {format_elapsed(now - work.since)}")
+    verbs: dict[str, Literal["waits for the model", "thinks", "writes"]] = {
+        "model": "waits for the model", "thinking": "thinks", "text": "writes",
+    }  # fmt: skip
+    what: tuple[Span, ...]
+    if work.call is None:
+        what = (("plain", f"{work.agent} {verbs[work.kind]}"),)
+    else:
+        what = make_call_spans(work.call.name, work.call.args)
+    return (("mark", f"{frame} "), *who, *what, took)
+
+
+def _layout_text(work: Work, columns: int, lines: int) -> list[Line]:
+    """Return the end of what is said or printed, each line with a mark that it is foreign text."""
+    if not lines or not work.text.strip():
+        return []
+    if work.run and work.call is None:
+        lines = 1  # of a subagent, the last line
+    text = safe.escape_text(work.text).replace("\r", "\n")
+    pieces: list[str] = []
+    for line in reversed(text.rstrip().split("\n")[-lines:]):
+        pieces = [*wrap_line(line, columns - len(INDENT) - 2), *pieces]
+        if len(pieces) >= lines:
+            break
+    return [(("faint", f"{INDENT}│ {piece}"),) for piece in pieces[-lines:]]
+
+
+def _has_line(entry: Entry) -> bool:
+    """Return whether the spans of an entry are a line of their own, not only who speaks."""
+    return entry.kind == "run.ended" and bool(entry.spans)
+
+
+def _indent(text: str, indent: str) -> str:
+    return "\n".join(f"{indent}{line}" if line else line for line in text.split("\n"))
+
+
+def _keep_end(text: str, lines: int) -> str:
+    """Return the last lines of an output, with a mark of how many came before; a command before it stays."""
+    first, _, rest = text.partition("\n")
+    command = f"{first}\n" if first.startswith("$ ") else ""
+    every = (rest if command else text).split("\n")
+    if len(every) <= lines - bool(command):
+        return text
+    kept = every[-(lines - 1 - bool(command)) :]
+    return f"{command}[... {len(every) - len(kept)} earlier lines]\n" + "\n".join(kept)

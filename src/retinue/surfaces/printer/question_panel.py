@@ -1,0 +1,302 @@
+"""Pinned questions: the one that is looked at, whole and with its keys, and how many others wait.
+
+Turns keys into answers. Knows no terminal: the view draws the lines, and says when a question is fully on screen; only
+from then on do keys answer it, and its keys are shown. Pasted text never answers. The questions are those of the log's
+view, so one that was answered elsewhere is gone here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from retinue.core.approvals import Allow, Approval, Decision, Deny
+from retinue.core.rules import explain_missing_rule
+from retinue.log.blocks import Role, Span, format_question_body, make_question_spans
+from retinue.surfaces.printer import safe
+from retinue.surfaces.printer.edit_call import UNCHANGED, parse_args
+from retinue.surfaces.printer.input_line import InputLine, Position
+from retinue.surfaces.printer.keys import ESCAPE, TAB, Key, Paste
+from retinue.surfaces.printer.printer import QUOTED, wrap_line
+
+KEYS = "[y]es [n]o [a]lways in this project this r[u]n this [t]ool [e]dit [?]"
+SHORT_KEYS = "[y]es [n]o [a]lways r[u]n [t]ool [e]dit [?]"
+SHORTEST_KEYS = "[y]es [n]o [a] [u] [t] [e] [?]"
+CONFIRM = "sure? [y]es [n]o"
+NOT_SHOWN = "…"
+PASTED = "pasted text does not answer a question"
+NONSENSE = "that is no answer: press y, n or ?"
+REASON = "reason > "
+JSON = "JSON > "
+HELP = (
+    "y  yes, this call",
+    "n  no; N asks you for a reason, which the agent reads",
+    "a  yes, and always in this project: shows the rule, then writes it to retinue.yaml",
+    "u  yes, and to this tool for the rest of this run",
+    "t  yes, and to this tool in the whole tree",
+    "p  yes, to all that this agent asks now; d  no, to all of it",
+    "e  change the arguments (in $EDITOR, or as JSON)",
+    "space, b  next and previous page; Tab, 2  another question",
+)
+_SCOPES = {"y": Allow(), "u": Allow("run"), "t": Allow("tool")}
+_DIFF: dict[str, Role] = {"-": "bad", "+": "good", "@": "label"}
+Mode = Literal["ask", "reason", "json", "confirm"]
+Line = Sequence[Span]
+
+
+class QuestionPanel:
+    """The pinned questions. `answer` sends an answer, `edit` opens the person's editor on a question, if there is one
+    (then `offer_edit` gets its outcome), `change` is called when something is to be drawn anew."""
+
+    def __init__(
+        self,
+        answer: Callable[[Approval, Decision], object],
+        edit: Callable[[Approval], object] | None,
+        change: Callable[[], object],
+    ) -> None:
+        self._answer = answer
+        self._edit = edit
+        self._change = change
+        self._questions: Mapping[str, Approval] = {}
+        self._id = ""
+        self._mode: Mode = "ask"
+        self._input = InputLine()
+        self._decisions: list[tuple[Approval, Decision]] = []  # to be sent when they are confirmed
+        self._about: tuple[str, ...] = ()  # lines between the question and its keys
+        self._shown_args: dict[str, Any] | None = None  # a changed call
+        self._page = 0
+        self._digits = ""
+        self._body: tuple[object, list[Line]] | None = None
+        self.is_armed = False
+
+    @property
+    def current(self) -> Approval | None:
+        """The question that is looked at: the first that waits, unless the person went to another."""
+        found = self._questions.get(self._id)
+        if found is None and self._questions:
+            found = next(iter(self._questions.values()))
+        return found
+
+    def show_questions(self, questions: Mapping[str, Approval]) -> None:
+        """Take the questions that wait now."""
+        self._questions = questions
+        current = self.current
+        if (current.id if current is not None else "") != self._id:
+            self._go_to(current)
+
+    def arm(self, question_id: str) -> None:
+        """Take keys for this question from now on: all of it is on screen."""
+        if question_id == self._id and not self.is_armed:
+            self.is_armed = True
+            self._change()
+
+    def press_key(self, key: Key | Paste) -> None:
+        """Take a key. Before the question was fully drawn it means nothing."""
+        question = self.current
+        if question is None or not self.is_armed:
+            return
+        if self._mode in ("reason", "json"):
+            self._write_line(question, key)
+        elif isinstance(key, Paste):
+            self._about = (PASTED,)
+        elif self._mode == "confirm":
+            self._press_confirm(key)
+        else:
+            self._press_answer(question, key)
+        self._change()
+
+    def offer_edit(self, question: Approval, args: dict[str, Any] | str) -> None:
+        """Take the arguments as an editor left them, or a message about what went wrong; shows the changed call."""
+        if question.id != self._id:
+            return
+        if isinstance(args, str):
+            self._about = (args,)
+        elif args == question.args:
+            self._about = (UNCHANGED,)
+        else:
+            self._shown_args, self._body = args, None
+            self._ask_sure([(question, Allow(args=args))], ("the call as you changed it:",))
+        self._change()
+
+    def layout_lines(self, columns: int, rows: int) -> tuple[list[Line], Position | None]:
+        """Return the lines of the question in at most that many rows, and the place of the cursor if text is typed."""
+        question = self.current
+        if question is None:
+            return [], None
+        shown = question
+        if self._shown_args is not None:
+            shown = msgspec.structs.replace(question, args=self._shown_args, preview="")
+        about: list[Line] = [
+            (("faint", piece),) for text in self._about for piece in wrap_line(safe.escape_line(text), columns)
+        ]
+        keys, cursor = self._layout_keys(columns)
+        body = self._layout_body(shown, columns)
+        header = self._layout_header(shown, columns)
+        room = max(1, rows - len(header) - len(about[:rows]) - len(keys))
+        if len(body) > room:
+            body = self._cut_page(body, max(1, room - 1))
+        lines = [*header, *body, *about[: max(0, rows - len(header) - 1 - len(keys))], *keys]
+        return lines, None if cursor is None else (len(lines) - len(keys) + cursor[0], cursor[1])
+
+    def _layout_header(self, question: Approval, columns: int) -> list[Line]:
+        """Return who asks for what, on one line if it fits: else the label has a line of its own."""
+        more = len(self._questions) - 1
+        waiting = "" if not more else f", {more} more wait{'s' if more == 1 else ''}"
+        side: Line = (("faint", f"  {question.agent} · question {question.number}{waiting}"),)
+        spans = make_question_spans(question.label, question.tool, question.args)
+        if _measure(spans) + _measure(side) <= columns:
+            return [(*spans, *side)]
+        if _measure(spans) <= columns:
+            return [spans, side]
+        front: list[Line] = [spans[:-2]] if question.label is not None else []
+        call = safe.escape_line("".join(text for _, text in (spans[-2:] if front else spans)))
+        return [*front, *((("tool", piece),) for piece in wrap_line(call, columns)), side]
+
+    def _layout_body(self, question: Approval, columns: int) -> list[Line]:
+        """Return the lines of the action, which may be long: they are made once for a width."""
+        key = question.id, self._shown_args is None, columns
+        if self._body is None or self._body[0] != key:
+            self._body = key, layout_action(question, columns)
+        return self._body[1]
+
+    def _layout_keys(self, columns: int) -> tuple[list[Line], Position | None]:
+        if not self.is_armed:
+            return [(("faint", NOT_SHOWN),)], None
+        if self._mode in ("reason", "json"):
+            prompt = REASON if self._mode == "reason" else JSON
+            rows, cursor = self._input.layout_lines(columns, prompt=prompt)
+            return [(("plain", row),) for row in rows], cursor
+        fitting = [keys for keys in (KEYS, SHORT_KEYS, SHORTEST_KEYS) if len(keys) <= columns]
+        return [(("mark", CONFIRM if self._mode == "confirm" else (fitting or [SHORTEST_KEYS])[0]),)], None
+
+    def _cut_page(self, body: list[Line], room: int) -> list[Line]:
+        pages = -(-len(body) // room)
+        self._page = max(0, min(self._page, pages - 1))
+        start = self._page * room
+        end = min(len(body), start + room)
+        place = f"lines {start + 1}-{end} of {len(body)} · space: next page, b: back"
+        return [*body[start:end], (("faint", place),)]
+
+    def _go_to(self, question: Approval | None) -> None:
+        self._id = "" if question is None else question.id
+        self._page, self._digits, self.is_armed = 0, "", False
+        self._return_to_ask()
+
+    def _return_to_ask(self, *about: str) -> None:
+        self._mode, self._about, self._decisions, self._shown_args = "ask", about, [], None
+
+    def _ask_sure(self, decisions: list[tuple[Approval, Decision]], about: Sequence[str]) -> None:
+        self._mode, self._decisions, self._about = "confirm", decisions, tuple(about)
+        self._page = 0
+
+    def _press_confirm(self, key: Key) -> None:
+        if key.name == "y":
+            for question, decision in self._decisions:
+                self._answer(question, decision)
+            self._return_to_ask()
+        elif key.name in ("n", ESCAPE):
+            self._return_to_ask()
+        elif not self._turn_page(key):
+            self._about = (*self._about[:8], NONSENSE)
+
+    def _press_answer(self, question: Approval, key: Key) -> None:
+        self._about = ()
+        if key.name in _SCOPES:
+            self._answer(question, _SCOPES[key.name])
+        elif key.name == "n":
+            self._answer(question, Deny())
+        elif key.name == "N":
+            self._mode, self._input = "reason", InputLine()
+        elif key.name == "?":
+            self._page, self._about = 0, HELP
+        elif key.name == "e":
+            self._begin_edit(question)
+        elif key.name == "a":
+            self._offer_rule(question)
+        elif key.name in ("p", "d"):
+            self._offer_all(question, allow=key.name == "p")
+        elif not self._turn_page(key) and not self._change_question(key):
+            self._page, self._about = 0, (NONSENSE,)
+
+    def _turn_page(self, key: Key) -> bool:
+        if key.name in (" ", "page-down", "down"):
+            self._page += 1
+        elif key.name in ("b", "page-up", "up"):
+            self._page -= 1
+        else:
+            return False
+        return True
+
+    def _change_question(self, key: Key) -> bool:
+        """Go to the question of the typed number, or to the next one."""
+        questions = list(self._questions.values())
+        if key.name in (TAB, "shift-tab"):
+            place = [each.id for each in questions].index(self._id) + (1 if key.name == TAB else -1)
+            if len(questions) > 1:
+                self._go_to(questions[place % len(questions)])
+            return True
+        if not (key.name.isascii() and key.name.isdigit()):
+            return False
+        self._digits = (self._digits + key.name)[-6:]
+        found = [each for each in questions if str(each.number).startswith(self._digits)]
+        if not found:
+            self._about, self._digits = (f"no question {self._digits} is waiting",), ""
+        elif len(found) == 1:
+            if found[0].id != self._id:
+                self._go_to(found[0])
+            self._digits = ""
+        return True
+
+    def _begin_edit(self, question: Approval) -> None:
+        if self._edit is not None:
+            self._edit(question)
+            return
+        self._mode, self._input = "json", InputLine()
+        self._input.replace_text(msgspec.json.encode(question.args, enc_hook=str).decode())
+
+    def _offer_rule(self, question: Approval) -> None:
+        if question.rule:
+            rules = ", ".join(question.rule.splitlines())
+            about = f"writes to retinue.yaml, to allow it from now on: {rules}"
+            self._ask_sure([(question, Allow("project"))], (about,))
+            return
+        why = explain_missing_rule(question.tool, question.args)
+        self._about = (f"no rule would allow only this call, because {why}: answer y, u or t",)
+
+    def _offer_all(self, question: Approval, *, allow: bool) -> None:
+        """Offer one answer to everything that the run asks now, and to nothing that comes while the person reads."""
+        pending = [each for each in self._questions.values() if (each.tree, each.run) == (question.tree, question.run)]
+        decision: Decision = Allow() if allow else Deny()
+        listed = ["".join(text for _, text in make_question_spans(None, each.tool, each.args)) for each in pending]
+        what = f"{'yes' if allow else 'no'} to {len(pending)} question{'' if len(pending) == 1 else 's'} of this agent:"
+        self._ask_sure([(each, decision) for each in pending], (what, *listed))
+
+    def _write_line(self, question: Approval, key: Key | Paste) -> None:
+        if isinstance(key, Key) and key.name == ESCAPE:
+            self._return_to_ask()
+            return
+        text = self._input.press_key(key)
+        if text is None:
+            return
+        if self._mode == "reason":
+            self._answer(question, Deny(text.strip()))
+            self._return_to_ask()
+        else:
+            self._return_to_ask()
+            self.offer_edit(question, parse_args(text) if text.strip() else question.args)
+
+
+def _measure(spans: Line) -> int:
+    return sum(safe.measure_width(safe.escape_line(text)) for _, text in spans)
+
+
+def layout_action(question: Approval, columns: int) -> list[Line]:
+    """Return the action in lines that fit. Each has a mark of ours before it, so that no text looks like a question."""
+    lines: list[Line] = []
+    text = format_question_body(question).rstrip("\n")
+    for line in safe.escape_text(text).split("\n") if text else ():
+        role: Role = _DIFF.get(line[:1], "plain")
+        lines.extend((("faint", QUOTED), (role, piece)) for piece in wrap_line(line, columns - len(QUOTED)))
+    return lines
