@@ -192,7 +192,7 @@ class Driver:
         own = run.own_account
         if ending.status == "done" and own is not None and (excess := own.describe_excess()):
             tree.write(run, Warned(excess, code="budget"))
-        duration = round((self._clock.monotonic() - run.started) * 1000)
+        duration = round(run.measure_duration(self._clock) * 1000)
         written = tree.write(run, make_ended_event(run, ending, duration_ms=duration), True)
         try:
             if written is not None:

@@ -69,6 +69,7 @@ class Run(msgspec.Struct, eq=False):
 
     # Its clocks
     started: float = 0.0
+    idle_before: float = 0.0  # seconds that an earlier process had waited for messages
     deadline: Deadline | None = None
     stall_timer: StallTimer | None = None
     grace_timer: Timer | None = None
@@ -192,6 +193,7 @@ class Run(msgspec.Struct, eq=False):
         """Start the deadline and the stall timer; False if the run has no time left, and then it is timed out."""
         used = 0.0 if self.history is None else self.history.seconds
         self.started = clock.monotonic() - used
+        self.idle_before = self.view.measure_idle(clock.wall())
         if self.seconds is not None:
             if self.seconds <= used:
                 self.stopping = "timed_out"
@@ -385,6 +387,11 @@ class Run(msgspec.Struct, eq=False):
             await awaited
         finally:
             self._resume_stall_timers()
+
+    def measure_duration(self, clock: Clock) -> float:
+        """Return the seconds that the run has been at work. Those in which a conversation waited do not count."""
+        idle = self.view.measure_idle(clock.wall()) - self.idle_before if self.task.conversation else 0.0
+        return max(0.0, clock.monotonic() - self.started - idle)
 
     def stop_clocks(self) -> None:
         """Stop every clock for good: the run has its ending."""

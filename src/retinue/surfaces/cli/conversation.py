@@ -295,7 +295,9 @@ class Conversation:
         elif not children:
             self._tasks.start(self._end())
         else:
-            count = f"{len(children)} subagent{'' if len(children) == 1 else 's'} {'is' if len(children) == 1 else 'are'}"
+            count = (
+                f"{len(children)} subagent{'' if len(children) == 1 else 's'} {'is' if len(children) == 1 else 'are'}"
+            )
             self.ask(LEAVE_QUESTION.format(count=count), self._choose_parting)
 
     def _choose_parting(self, name: str) -> None:
@@ -340,4 +342,3 @@ class Conversation:
         if not self._over.is_set():
             self.parting = parting
             self._over.set()
-

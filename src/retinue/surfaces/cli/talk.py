@@ -1,5 +1,5 @@
-"""`retinue` alone, and `retinue resume` of a conversation: opens the conversation at this terminal, and the process that
-has its runs.
+"""`retinue` alone, and `retinue resume` of a conversation: opens the conversation at this terminal, and the process
+that has its runs.
 
 That process is a child of the one the shell waits for: if subagents go on when the person leaves, it goes on in the
 background, and the shell has its terminal back. `conversation.py` has what happens on screen.
