@@ -10,7 +10,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from retinue.core.events import ApprovalAsked, ApprovalDecided, Event, Inbox, RunEnded, ToolCall, ToolResult
+from retinue.core.events import (
+    INTERRUPTED,
+    ApprovalAsked,
+    ApprovalDecided,
+    Event,
+    Inbox,
+    RunEnded,
+    ToolCall,
+    ToolResult,
+)
 from retinue.log.blocks import FINAL_ANSWER, Block, Blocks, Span, make_call_spans
 from retinue.log.summaries import describe_call, summarize_result
 
@@ -110,10 +119,11 @@ def _tell_result(event: Event, result: ToolResult, block: Block, call: ToolCall 
         return None
     who: tuple[Span, ...] = (("label", f"[{block.label}] "),) if event.run else ()
     mark: Span = ("good", "✓ ") if result.success else ("bad", "✗ ")
-    said = summarize_result(result.name, result.text, result.success, spoken=True)
+    is_interrupted = result.outcome == INTERRUPTED
+    said = INTERRUPTED if is_interrupted else summarize_result(result.name, result.text, result.success, spoken=True)
     took = f" ({result.duration_ms / 1000:.1f}s)" if result.duration_ms >= SLOW_MS else ""
     outcome: tuple[Span, ...] = (("faint" if result.success else "bad", f" → {said}"), ("faint", took))
-    body, style = _tell_action(result, args, preview)
+    body, style = ("", "output") if is_interrupted else _tell_action(result, args, preview)
     spans = (mark, *who, *make_call_spans(result.name, args), *outcome)
     return Entry(kind=event.kind, spans=spans, body=body, style=style, is_brief=True, run=event.run)
 

@@ -104,16 +104,17 @@ class Conversation:
             await self._tasks.close()
 
     async def watch_until_quiet(self) -> None:
-        """Wait until nothing of the conversation is at work any more: it waits, and so does nobody below it."""
+        """Wait until the conversation waits and nothing below it is at work any more."""
         assert self.run is not None
-        runs = Runs(self.run.tree)
-        async with aclosing(self.control.watch(self.run.tree)) as items:
-            async for item in items:
-                if isinstance(item, Event):
-                    runs.apply(item)
-                at_work = [run for run in runs.runs.values() if run.ended is None and not run.waits]
-                if runs.primary is not None and not at_work:
+        async with aclosing(self.control.watch(self.run.tree, after=self._last_seq())) as items:
+            while self._is_at_work():
+                item = await anext(items, None)
+                if item is None:
                     return
+                self._view.activity.apply(item)
+
+    def _is_at_work(self) -> bool:
+        return any(run.ended is None and not run.waits for run in self.runs.runs.values())
 
     # What is said
 

@@ -104,6 +104,7 @@ def resume_conversation(args: argparse.Namespace, project: screen.ProjectLog, fo
     """Come back to a conversation: in the process that has it, in this one, or as a new one that continues it."""
     if args.json or args.plain or not can_draw():
         raise ConfigError(TALKS.format(tree=found.tree))
+    shown = 0
     if found.live:
         client = asyncio.run(control_clients.find_client_of(project, found.tree))
         if client is None:
@@ -113,6 +114,7 @@ def resume_conversation(args: argparse.Namespace, project: screen.ProjectLog, fo
         if conversation.parting != "lost":
             return code
         found = asyncio.run(load_listing(project.log, found.tree))
+        shown = found.last_seq
     args.wait_approvals = DETACHED_WAIT_SECONDS if args.wait_approvals is None else args.wait_approvals
     start = keep_runtime(args, prepare(args), found)
     overrides = make_overrides(args, start)
@@ -123,7 +125,7 @@ def resume_conversation(args: argparse.Namespace, project: screen.ProjectLog, fo
             args, start, begin=lambda control, text: control.continue_run(found.tree, 0, text, onward)
         )
     return host_conversation(
-        args, start, resume=lambda control: control.resume(found.tree, overrides), known=found.last_seq
+        args, start, resume=lambda control: control.resume(found.tree, overrides), known=found.last_seq, shown=shown
     )
 
 

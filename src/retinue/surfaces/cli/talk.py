@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +96,16 @@ def host_conversation(
     begin: Begin | None = None,
     resume: Resume | None = None,
     known: int = 0,
+    shown: int = 0,
     profile: Profile | None = None,
 ) -> int:
     """Hold a conversation whose runs are in this process: a new one, which `begin` starts with its first message, or
-    one that `resume` resumes and that has `known` events. Returns the exit code."""
+    one that `resume` resumes and that has `known` events, of which the first `shown` are on screen. Returns the exit
+    code."""
     shell, code = split_process()
     if shell is None:
         return code
-    host = _Host(args, start, shell, begin=begin, resume=resume, known=known, profile=profile)
+    host = _Host(args, start, shell, begin=begin, resume=resume, known=known, shown=shown, profile=profile)
     return asyncio.run(host.run())
 
 
@@ -119,17 +121,20 @@ class _Host:
         begin: Begin | None,
         resume: Resume | None,
         known: int,
+        shown: int,
         profile: Profile | None,
     ) -> None:
         self._start, self._shell, self._profile = start, shell, profile
-        self._begin, self._resume, self._known = begin, resume, known
+        self._begin, self._resume, self._known, self._shown = begin, resume, known, shown
+        self._conversation: Conversation | None = None
         self._serves = not args.no_control
         self._level = choose_level(args)
 
     async def run(self) -> int:
         parts = replace(self._start.parts, approver=None)  # the view answers, as one who attends
         async with AsyncExitStack() as screens:
-            live = await screens.enter_async_context(open_live_screen(level=self._level, submit=self._submit))
+            view = open_live_screen(level=self._level, after=self._shown, submit=self._submit)
+            live = await screens.enter_async_context(view)
             control = open_control(parts)
             async with AsyncExitStack() as servers:
                 servers.push_async_callback(control.close)
@@ -137,9 +142,9 @@ class _Host:
                 if self._serves and parts.state is not None:
                     await serve_control(servers, control, parts, live.view.show_note)
                 conversation = await self._hold(live, control)
-                result = await _read_result(conversation)
+                parting = await _read_parting(conversation)
                 await screens.aclose()
-                code = print_parting(conversation, result)
+                code = print_parting(conversation, parting)
                 if conversation.parting == "left":
                     await self._go_on(conversation)
                 return code
@@ -147,8 +152,6 @@ class _Host:
     def _submit(self, text: str) -> None:
         if self._conversation is not None:
             self._conversation.submit(text)
-
-    _conversation: Conversation | None = None
 
     async def _hold(self, live: LiveScreen, control: Control) -> Conversation:
         """Hold the conversation until the person leaves it."""
@@ -193,26 +196,37 @@ async def attach_conversation(
                 await screens.enter_async_context(client.attend(ref.tree))
             held.append(Conversation(live, client, signals, known=known, hosts=False))
             await held[0].hold(RunHandle(client, ref))
-        result = await _read_result(held[0])
-    return held[0], print_parting(held[0], result)
+        parting = await _read_parting(held[0])
+    return held[0], print_parting(held[0], parting)
 
 
-async def _read_result(conversation: Conversation) -> Result[Any] | None:
-    if conversation.parting != "ended" or conversation.run is None:
-        return None
+@dataclass(frozen=True)
+class Parting:
+    """The ending of a conversation, if it has one, and whether it changed files that were not applied."""
+
+    result: Result[Any] | None = None
+    has_changes: bool = False
+
+
+async def _read_parting(conversation: Conversation) -> Parting:
+    run, control = conversation.run, conversation.control
+    if conversation.parting != "ended" or run is None:
+        return Parting()
+    result, diff = None, ""
     with suppress(RetinueError):
-        return await conversation.control.result(conversation.run.tree, conversation.run.number)
-    return None
+        result = await control.result(run.tree, run.number)
+        diff = await control.diff(run.tree, run.number)
+    return Parting(result=result, has_changes=bool(diff))
 
 
-def print_parting(conversation: Conversation, result: Result[Any] | None) -> int:
+def print_parting(conversation: Conversation, parting: Parting) -> int:
     """Say how the conversation was left, and how to come back to it; return the exit code."""
-    run = conversation.run
+    run, result = conversation.run, parting.result
     if run is None:
         return 0
     back = f"retinue resume {run.tree}"
     if result is not None:
-        if result.changed_count:
+        if parting.has_changes:
             print(f"Review: retinue diff {run.tree}\nApply:  retinue apply {run.tree}", file=sys.stderr)
         if result.status != "done":
             output.print_error(f"{result.status}: {result.error_details or result.final_response}")
