@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from a2a.server.agent_execution import RequestContext
+from a2a.server.routes import create_agent_card_routes
 from a2a.server.tasks import TaskUpdater
 from a2a.types import (
     AgentCapabilities,
@@ -27,6 +28,8 @@ from a2a.types import (
 )
 from a2a.types import Message as Words
 from a2a.types import Task as A2aTask
+from google.protobuf.json_format import ParseDict
+from google.protobuf.struct_pb2 import Value
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -37,14 +40,25 @@ from retinue.build.remote_agents import inspect_agent
 from retinue.build.supervisor import make_supervisor
 from retinue.core.control import RunHandle
 from retinue.core.errors import RetinueError
-from retinue.core.events import ApprovalAsked, Delta, Event, Inbox, Message, RunEnded, RunSpawned, ToolCall, ToolResult
+from retinue.core.events import (
+    ApprovalAsked,
+    Delta,
+    Event,
+    Inbox,
+    Message,
+    RunEnded,
+    RunSpawned,
+    ToolCall,
+    ToolResult,
+    TurnStarted,
+)
 from retinue.core.remote_agents import A2aAgent, AgentAuth
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.core.spoken_text import SpokenText
 from retinue.remote.a2a import adapter
 from retinue.remote.a2a.updates import UpdateFold
 from retinue.supervisor.supervisor import Supervisor
-from tests.remote.a2a_kit import answer_as_seed, bind, make_card, run_app, say, serve_agent
+from tests.remote.a2a_kit import Proxy, answer_as_seed, bind, make_card, run_app, say, serve_agent
 
 
 @asynccontextmanager
@@ -101,7 +115,7 @@ async def test_an_answer_as_status_and_as_artifact_is_counted_once(tmp_path: Pat
 
     async with serve_agent(act) as (url, _), supervise(tmp_path) as supervisor:
         events = await read_run(await supervisor.spawn(make_profile(url), Task("go")))
-    assert bodies(events, RunEnded)[0].final_response == "✅ All \nhealthy"
+    assert bodies(events, RunEnded)[0].final_response == "✅ All healthy"
     assert bodies(events, ToolCall) == bodies(events, ToolResult) == []
     assert [body.text for body in bodies(events, Message)] == ["Looking...", "✅ All healthy", "✅ All healthy"]
 
@@ -187,6 +201,16 @@ def test_updates_without_status_message_parts_or_text_are_skipped_and_all_parts_
     done = TaskStatusUpdateEvent(task_id="t", status=TaskStatus(state=TaskState.TASK_STATE_COMPLETED))
     assert fold.apply(StreamResponse(status_update=done))[-1].body.final_response == "one\ntwo"  # type: ignore[union-attr]
     assert fold.apply(StreamResponse(status_update=done)) == []  # it does not come back from its end
+
+
+def test_data_and_files_of_an_answer_are_text_that_can_be_read() -> None:
+    fold = UpdateFold()
+    data = ParseDict({"version": "v2.9.3", "ok": True}, Value())
+    parts = [Part(text="It "), Part(text="runs:"), Part(data=data), Part(url="https://x.example/f", filename="f.txt")]
+    done = TaskStatus(state=TaskState.TASK_STATE_COMPLETED)
+    task = A2aTask(id="t", status=done, artifacts=[Artifact(artifact_id="a", parts=parts)])
+    ended = fold.apply(StreamResponse(task=task))[-1].body
+    assert ended.final_response == 'It runs:\n{"ok":true,"version":"v2.9.3"}\n[a file: f.txt]'  # type: ignore[union-attr]
 
 
 def test_another_task_is_not_listened_to() -> None:
@@ -294,7 +318,39 @@ async def test_endings_are_those_of_the_task(tmp_path: Path) -> None:
             assert "no, because" in (result.error_details or result.final_response)
 
 
-async def test_a_peer_that_forgot_its_task_is_not_called_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["cut", "stall"])
+async def test_what_an_agent_said_while_the_connection_was_lost_is_not_lost(tmp_path: Path, fault: str) -> None:
+    began, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        await say(updater, "🔧 Calling tool: **x**")
+        for number, word in enumerate(("one ", "two ")):
+            await updater.add_artifact([Part(text=word)], artifact_id="a", append=number > 0)
+        began.set()
+        await goes_on.wait()
+        await say(updater, "✅ Tool **x** completed")
+        for word in ("three ", "four"):
+            await updater.add_artifact([Part(text=word)], artifact_id="a", append=True)
+        await updater.complete()
+
+    async with Proxy() as proxy, supervise(tmp_path) as supervisor:
+        wire = [AgentInterface(url=proxy.url, protocol_binding="JSONRPC", protocol_version="1.0")]
+        async with serve_agent(act, supported_interfaces=wire) as (url, agent):
+            proxy.target = int(url.rpartition(":")[2])
+            run = await supervisor.spawn(make_profile(proxy.url, reconnect=30.0, silence=0.5), Task("go"))
+            await began.wait()
+            async for event in run.events():
+                if isinstance(event.body, TurnStarted):  # the first chunks are here
+                    break
+            getattr(proxy, fault)()
+            goes_on.set()
+            events = await read_run(run)
+    assert bodies(events, RunEnded)[0].final_response == "one two three four" and agent.asked == ["go"]
+    assert len(bodies(events, ToolCall)) == len(bodies(events, ToolResult)) == 1
+
+
+@pytest.mark.parametrize("wire", [(version, way) for version in ("1.0", "0.3") for way in ("JSONRPC", "HTTP+JSON")])
+async def test_a_peer_that_forgot_its_task_is_not_called_again(tmp_path: Path, wire: tuple[str, str]) -> None:
     began = asyncio.Event()
 
     async def act(updater: TaskUpdater, context: RequestContext) -> None:
@@ -306,10 +362,10 @@ async def test_a_peer_that_forgot_its_task_is_not_called_again(tmp_path: Path) -
     bound.close()
     port = int(url.rpartition(":")[2])
     async with supervise(tmp_path) as supervisor:
-        async with serve_agent(act, port) as (_, agent):
+        async with serve_agent(act, port, wire=wire) as (_, agent):
             run = await supervisor.spawn(make_profile(url, reconnect=20.0), Task("go"))
             await began.wait()
-        async with serve_agent(answer_as_seed, port) as (_, other):
+        async with serve_agent(answer_as_seed, port, wire=wire) as (_, other):
             result = await run.result()
     assert (result.status, agent.asked, other.asked) == ("disconnected", ["go"], [])
     assert result.error_details is not None and "not called again" in result.error_details
@@ -388,6 +444,55 @@ async def test_credentials_come_from_the_environment(tmp_path: Path, monkeypatch
     assert agent.headers[0]["authorization"] == f"Bearer {'t' * 20}"
     assert agent.headers[1]["x-key"] == "k" * 20 and len(agent.asked) == 2
     assert "NO_SUCH_TOKEN is not set" in (missing.error_details or "")
+
+
+@asynccontextmanager
+async def serve_refusals(*statuses: int) -> AsyncIterator[tuple[str, list[str]]]:
+    """An agent whose answers to messages have these HTTP statuses, one after the other, and the tokens it was shown."""
+    bound, url = bind()
+    tokens: list[str] = []
+
+    async def refuse(request: Request) -> Response:
+        if request.url.path == "/token":
+            return JSONResponse({"access_token": f"token-{len(tokens)}", "expires_in": 3600})
+        tokens.append(request.headers.get("authorization", ""))
+        return Response("no", statuses[min(len(tokens), len(statuses)) - 1], headers={"location": "/elsewhere"})
+
+    wire = [AgentInterface(url=url, protocol_binding="JSONRPC", protocol_version="1.0")]
+    card = create_agent_card_routes(make_card(url, supported_interfaces=wire))
+    async with run_app([*card, Route("/{path:path}", refuse, methods=["POST"])], bound):
+        yield url, tokens
+
+
+REFUSALS = [
+    ((401,), "does not let us in (HTTP status 401): no credentials are configured", 1),
+    ((403,), "does not let us in (HTTP status 403)", 1),
+    ((307,), "refuses the request with the HTTP status 307", 1),
+    ((404,), "refuses the request with the HTTP status 404", 1),
+    ((429, 404), "refuses the request with the HTTP status 404", 2),
+]
+
+
+async def test_an_agent_that_refuses_a_message_is_told_at_once(tmp_path: Path) -> None:
+    async with supervise(tmp_path) as supervisor:
+        for statuses, words, count in REFUSALS:
+            async with serve_refusals(*statuses) as (url, tokens):
+                result = await (await supervisor.spawn(make_profile(url, reconnect=60.0), Task("go"))).result()
+            assert (result.status, len(tokens)) == ("failed", count), statuses
+            assert words in (result.error_details or ""), statuses
+        async with serve_refusals(500) as (url, tokens):  # it may have begun
+            result = await (await supervisor.spawn(make_profile(url, reconnect=60.0), Task("go"))).result()
+        assert (result.status, len(tokens)) == ("disconnected", 1)
+
+
+async def test_a_token_that_is_not_taken_is_replaced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIENT_ID", "me")
+    monkeypatch.setenv("CLIENT_SECRET", "s" * 20)
+    async with serve_refusals(401) as (url, tokens), supervise(tmp_path) as supervisor:
+        auth = AgentAuth(client_id_env="CLIENT_ID", client_secret_env="CLIENT_SECRET", token_url=f"{url}/token")
+        result = await (await supervisor.spawn(make_profile(url, auth=auth, reconnect=60.0), Task("go"))).result()
+    assert tokens == ["Bearer token-0", "Bearer token-1"]
+    assert result.status == "failed" and "CLIENT_ID and CLIENT_SECRET" in (result.error_details or "")
 
 
 async def test_oauth_client_credentials_go_to_configured_hosts_only(

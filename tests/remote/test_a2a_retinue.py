@@ -115,6 +115,16 @@ async def test_a_question_two_servers_away_is_answered_at_the_root(tmp_path: Pat
     assert len({body.trace_id for body in bodies(events, RunSpawned)}) == 1
 
 
+async def test_a_server_that_wants_a_token_is_told_at_once(tmp_path: Path) -> None:
+    tokens = {"alice": "a" * 32}
+    async with (
+        serve(tmp_path / "there", make_argocd(), tokens=tokens) as server,
+        supervise(tmp_path / "h") as supervisor,
+    ):
+        result = await (await supervisor.spawn(make_profile(server.url, reconnect=60.0), Task("go"))).result()
+    assert result.status == "failed" and "no credentials are configured" in (result.error_details or "")
+
+
 async def test_a_server_that_asks_its_host_is_only_watched(tmp_path: Path) -> None:
     async with serve(tmp_path / "there", make_argocd(DEPLOYS)) as server, supervise(tmp_path / "h") as supervisor:
         run = await supervisor.spawn(make_profile(server.url), Task("deploy"))

@@ -23,6 +23,7 @@ from a2a.types import (
 )
 from a2a.utils.errors import (
     ContentTypeNotSupportedError,
+    InvalidParamsError,
     TaskNotCancelableError,
     TaskNotFoundError,
     UnsupportedOperationError,
@@ -134,7 +135,11 @@ async def test_a_repeated_message_returns_the_same_task(tmp_path: Path) -> None:
     async with serve(tmp_path, make_argocd()) as server, connect(server) as client:
         tasks |= {(await ask(client, "once", message_id="m-1"))[0].task.id}
         listed = await client.list_tasks(ListTasksRequest())
+        with pytest.raises(InvalidParamsError, match="was used for another message"):
+            await ask(client, "something else", message_id="m-1")
+        follow = [await ask(client, "and now?", message_id="m-2", context_id=listed.tasks[0].context_id) for _ in "12"]
     assert len(tasks) == 1 and len(listed.tasks) == 1
+    assert len({events[0].task.id for events in follow}) == 1
 
 
 async def test_words_for_a_task_at_work_steer_it_and_an_ended_one_says_how_to_go_on(tmp_path: Path) -> None:
@@ -239,6 +244,19 @@ async def test_a_client_that_asks_too_often_is_told_to_wait(tmp_path: Path, monk
         bob = await post(server, body, Authorization=f"Bearer {tokens['bob']}")
     assert [response.status_code for response in [*alice, bob]] == [200, 200, 200, 429, 200]
     assert alice[-1].headers["retry-after"] == "1" and "try again later" in alice[-1].json()["error"]["message"]
+
+
+async def test_a_stray_request_is_told_where_the_card_is(tmp_path: Path) -> None:
+    async with serve(tmp_path, make_argocd()) as server, httpx.AsyncClient(verify=TLS) as http:
+        for method, path, status in (
+            ("GET", "/", 405),
+            ("DELETE", "/", 405),
+            ("GET", "/foo", 404),
+            ("POST", "/foo", 404),
+        ):
+            response = await http.request(method, f"{server.url}{path}")
+            assert response.status_code == status, path
+            assert "/.well-known/agent-card.json" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("header", ["A2A-Extensions", "X-A2A-Extensions"])

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -201,8 +202,13 @@ async def test_a_kill_of_each_leaves_one_ending_per_run_and_nothing_twice(tmp_pa
             forgets = victim == "github"  # a plain agent keeps its tasks in memory
             expected = {"supervisor": "done", "argocd": "done", "github": "disconnected" if forgets else "done"}
             assert len(endings) == 3 and dict(endings) == expected, victim
-            calls = [each["name"] for each in log if each["kind"] == "tool.call" and each["agent"] == "argocd"]
-            assert len(calls) == 1, victim
+            for agent, kind in product(("argocd", "github"), ("run.started", "tool.call", "tool.result")):
+                count = len([each for each in log if (each["kind"], each["agent"]) == (kind, agent)])
+                assert count == (0 if forgets and (agent, kind) == ("github", "tool.result") else 1), (
+                    victim,
+                    agent,
+                    kind,
+                )
 
 
 async def wait_for_ending(house: House, task: str) -> str:

@@ -62,7 +62,13 @@ UPDATE_RATE, UPDATE_BURST = 2000.0, 10_000  # of one task, a second and at once:
 FORGOTTEN = "the agent does not know the task any more: it may have been started anew; it is not called again"
 UNKNOWN_START = "the connection was lost before the agent confirmed the task; it may run there, and is not called again"
 ASKED_ANEW = "the run was resumed at the agent, which asks anew"
+NO_ENTRY = "the agent does not let us in (HTTP status {status}): {auth}"
+NO_AUTH = "no credentials are configured; give it 'auth' in retinue.yaml, or --bearer-env or --api-key-env"
+WRONG_AUTH = "check the credentials that {variables} has"
+REFUSED = "the agent refuses the request with the HTTP status {status}"
 GONE = "the agent was not reached again for {seconds:g} s: {why}"
+_NO_ENTRY = (401, 403)
+_PASSING = (408, 425, 429)  # refused for now
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 
 
@@ -126,7 +132,7 @@ class A2aRun:
         self._known, self._cursor, self._is_new = reference, cursor, is_new
         self._is_asked = not is_new  # the message may have reached the agent
         self._can_answer = False
-        self._fold = UpdateFold()
+        self._fold = UpdateFold(has_started=bool(reference.task))
         self._fold.task_id, self._fold.context_id = reference.task, reference.context
         self._asked: dict[str, tuple[str, ApprovalAsked]] = {}  # open questions of the other retinue, with their runs
         self._inbox: asyncio.Queue[Report] = asyncio.Queue()
@@ -159,7 +165,7 @@ class A2aRun:
                 try:
                     async with aclosing(self._read_once()) as reports:
                         async for report in reports:
-                            vain = 0
+                            vain = tries = 0
                             yield report
                             if report.run == STARTED and isinstance(report.body, RunEnded):
                                 return
@@ -187,7 +193,14 @@ class A2aRun:
                 self._commands.cancel()
 
     def _check_lost(self, error: Exception, tries: int) -> int:
-        """Raise Disconnected if the agent cannot be asked again; return how often it was tried at first."""
+        """Raise Disconnected or RetinueError if the agent cannot be asked again; return how often it was tried in
+        vain."""
+        status = _find_status(error)
+        if status in _NO_ENTRY or (_is_refusal(status) and not self._known.task):
+            if tries == 0 and self._connection.forget_token():
+                return 1
+            text = self._explain_refusal(status)
+            raise Disconnected(text) if self._known.task else RetinueError(text)
         if self._known.task or self._known.typed:
             return tries
         if self._is_asked and not _is_unsent(error):
@@ -195,6 +208,13 @@ class A2aRun:
         if tries + 1 >= FIRST_TRIES:
             raise Disconnected(_explain(error))
         return tries + 1
+
+    def _explain_refusal(self, status: int | None) -> str:
+        if status not in _NO_ENTRY:
+            return REFUSED.format(status=status)
+        variables = " and ".join(self._agent.auth.variables)
+        auth = WRONG_AUTH.format(variables=variables) if variables else NO_AUTH
+        return NO_ENTRY.format(status=status, auth=auth)
 
     async def _read_once(self) -> AsyncGenerator[Report]:
         """Read one stream of the task, whichever can be had, to its end."""
@@ -242,8 +262,7 @@ class A2aRun:
 
     async def _follow_foreign(self, client: Any, *, streaming: bool) -> AsyncIterator[StreamResponse]:
         """Look how a foreign task stands, and follow it from there."""
-        task = await client.get_task(GetTaskRequest(id=self._known.task), context=await self._make_context())
-        yield StreamResponse(task=task)
+        yield StreamResponse(task=await self._look_up(client))
         if self._fold.has_ended or self._fold.needs_input or not streaming:
             return
         try:
@@ -261,8 +280,15 @@ class A2aRun:
         while not self._fold.has_ended and not self._fold.needs_input:
             await asyncio.sleep(wait)
             wait = min(wait * 1.5, LONGEST_WAIT)
-            task: Task = await client.get_task(GetTaskRequest(id=self._known.task), context=await self._make_context())
-            yield StreamResponse(task=task)
+            yield StreamResponse(task=await self._look_up(client))
+
+    async def _look_up(self, client: Any) -> Task:
+        request = GetTaskRequest(id=self._known.task)
+        try:
+            found: Task = await client.get_task(request, context=await self._make_context())
+        except MethodNotFoundError:  # the SDK says so of REST 0.3, where the task is not found
+            raise TaskNotFoundError from None
+        return found
 
     def _read_typed(self, update: StreamResponse) -> list[Report]:
         """Return the report that an update of another retinue carries."""
@@ -451,10 +477,25 @@ async def _next(updates: AsyncGenerator[StreamResponse]) -> StreamResponse | Non
 
 
 def _is_unsent(error: Exception) -> bool:
-    return isinstance(error, Unreachable) or isinstance(error.__cause__ or error, _NOT_SENT)
+    is_sent = not isinstance(error.__cause__ or error, _NOT_SENT)
+    return isinstance(error, Unreachable) or not is_sent or _find_status(error) in _PASSING
+
+
+def _find_status(error: Exception) -> int | None:
+    """Return the HTTP status that an error is about."""
+    cause = error.__cause__ or error
+    return cause.response.status_code if isinstance(cause, httpx.HTTPStatusError) else None
+
+
+def _is_refusal(status: int | None) -> bool:
+    """Return whether a status says that the request was not taken and will not be; redirects are not followed."""
+    return status is not None and 300 <= status < 500 and status not in _PASSING
 
 
 def _explain(error: Exception) -> str:
+    status = _find_status(error)
+    if status is not None:
+        return f"the agent answers with the HTTP status {status}"
     cause = error.__cause__ if isinstance(error.__cause__, httpx.HTTPError) else error
     return " ".join(f"{cause}".split())[:NAME_CHARACTERS] or type(cause).__name__
 

@@ -27,6 +27,7 @@ from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.remote_agents import A2aAgent
+from retinue.core.secrets import forget_secret, hide_secret
 from retinue.protocol.a2a import EXTENSION
 from retinue.protocol.strict_json import InvalidBody, decode_body
 
@@ -62,6 +63,8 @@ class PeerConnection:
 
     def __init__(self, agent: A2aAgent) -> None:
         self._agent = agent
+        for name in {*agent.auth.variables} - {agent.auth.client_id_env}:
+            hide_secret(os.environ.get(name, "").strip())
         self._http: httpx.AsyncClient | None = None
         self._card: AgentCard | None = None
         self._fetched_at = 0.0
@@ -188,6 +191,11 @@ class PeerConnection:
             await self._fetch_token()
         return {"Authorization": f"Bearer {self._token}"}
 
+    def forget_token(self) -> bool:
+        """Get a new token at the next use: the agent does not take this one. False if there is no flow to get one."""
+        self._expires_at = 0.0
+        return bool(self._agent.auth.client_id_env)
+
     async def _fetch_token(self) -> None:
         """Get a token by the client-credentials flow. The card alone never decides where the secret goes."""
         auth = self._agent.auth
@@ -202,6 +210,8 @@ class PeerConnection:
                 raise ValueError("it has no access_token")
         except (InvalidBody, KeyError, ValueError, TypeError) as error:
             raise RetinueError(f"the token of {url} cannot be used: {_shorten(error)}") from None
+        forget_secret(self._token)
+        hide_secret(token)
         self._token = token
         self._expires_at = time.monotonic() + max(0.0, min(seconds, 86400.0) - TOKEN_MARGIN_SECONDS)
 
@@ -231,8 +241,10 @@ class PeerConnection:
     async def _read_bounded(self, method: str, url: str, limit: int, **options: Any) -> bytes:
         try:
             async with self._get_http().stream(method, url, timeout=self._agent.timeout, **options) as response:
-                if response.status_code != 200:
-                    raise RetinueError(f"{url} answers with the HTTP status {response.status_code}")
+                status = response.status_code
+                if status != 200:
+                    kind = Unreachable if status >= 500 or status == 429 else RetinueError  # it may be starting
+                    raise kind(f"{url} answers with the HTTP status {status}")
                 data = bytearray()
                 async for piece in response.aiter_raw():
                     data += piece
@@ -243,6 +255,7 @@ class PeerConnection:
             raise Unreachable(f"{url} cannot be reached: {_shorten(error) or type(error).__name__}") from None
 
     async def close(self) -> None:
+        forget_secret(self._token)
         await self._tasks.close()
         if self._http is not None:
             await self._http.aclose()

@@ -1,8 +1,8 @@
 """The updates of a foreign A2A agent as reports of a run: standard fields, and notices for those that send no more.
 
 An answer is what its artifacts say; if they say nothing, what its status messages say, without notices. An artifact
-that comes in chunks is shown as it grows. A task that is looked up says again what was heard already: that counts once.
-Updates that miss a status, a message, parts or text are skipped. A pure fold: nothing is sent from here.
+that comes in chunks is shown as it grows. A task that is looked up tells by its history what was missed; what was heard
+before counts once. Updates that miss a status, a message, parts or text are skipped. A pure fold.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
-from a2a.types import Artifact, Part, StreamResponse, Task, TaskState, TaskStatus
+import msgspec
+from a2a.types import Artifact, Message, Part, Role, StreamResponse, Task, TaskState, TaskStatus
+from google.protobuf.json_format import MessageToDict
 
 from retinue.core.events import (
     ApprovalAsked,
@@ -31,12 +33,15 @@ from retinue.remote.port import INPUT_REQUIRED, STARTED, RemoteDelta, RemoteSpaw
 NOTICE_ARTIFACTS = ("tool_notification_start", "tool_notification_end")
 MOST_ARTIFACTS = 1000
 MOST_OPEN = 1000
+MOST_HEARD = 10_000
+NAME_CHARACTERS = 300
 ENDINGS: dict[Any, str] = {
     TaskState.TASK_STATE_COMPLETED: "done",
     TaskState.TASK_STATE_CANCELED: "cancelled",
     TaskState.TASK_STATE_REJECTED: "refused",
     TaskState.TASK_STATE_FAILED: "failed",
 }
+_TOLD_AGAIN = (TaskState.TASK_STATE_INPUT_REQUIRED, *ENDINGS.keys() - {TaskState.TASK_STATE_COMPLETED})
 NEEDS_LOGIN = "the agent asks its user to log in, which is not possible from here"
 BETWEEN_ARTIFACTS = "\n\n"
 UNASKED = "the agent asks for input without saying what"
@@ -45,16 +50,17 @@ _LOG = logging.getLogger(__name__)
 
 
 class UpdateFold:
-    """The fold of one task's updates. `needs_input` is set while the agent waits for an answer."""
+    """The fold of one task's updates. `needs_input` is set while the agent waits for an answer. `has_started` says that
+    an earlier process has followed the task."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_started: bool = False) -> None:
         self.task_id = ""
         self.context_id = ""
         self.needs_input = False
         self.has_ended = False
-        self._has_started = False
+        self._has_started = has_started
         self._questions = 0
-        self._heard: tuple[str, list[str]] = "", []  # the last message of a status: its id and its texts
+        self._heard: set[str] = set()  # ids of messages and of artifacts that are notices
         self._artifacts: dict[str, str] = {}
         self._told = 0  # characters of the answer that were shown as deltas
         self._is_told_in_order = True
@@ -86,8 +92,11 @@ class UpdateFold:
         elif kind == "task":
             yield from self.apply_task(found)
         elif kind == "status_update":
-            yield from self._apply_status(found.status)
+            texts = _list_texts(found.status.message)
+            self._hear(found.status.message.message_id or "\n".join(texts)[:NAME_CHARACTERS])
+            yield from self._apply_status(found.status, texts)
         else:
+            self._hear(found.artifact.artifact_id)
             yield from self._apply_artifact(found.artifact, append=found.append)
 
     def _is_ours(self, found: Any, kind: str) -> bool:
@@ -99,14 +108,26 @@ class UpdateFold:
 
     def apply_task(self, task: Task) -> Iterator[Fact]:
         """Take a task as it stands: the first event of a stream, or the answer to the question how it goes."""
+        for message in task.history:
+            if message.role == Role.ROLE_AGENT and message.message_id and self._hear(message.message_id):
+                for text in _list_texts(message):
+                    yield from self._take_text(text)
         for artifact in task.artifacts:
-            yield from self._apply_artifact(artifact, append=False)
-        yield from self._apply_status(task.status, is_snapshot=True)
+            if self._hear(artifact.artifact_id) or artifact.name not in NOTICE_ARTIFACTS:
+                yield from self._apply_artifact(artifact, append=False)
+        texts = _list_texts(task.status.message)
+        is_new = self._hear(task.status.message.message_id or "\n".join(texts)[:NAME_CHARACTERS])
+        yield from self._apply_status(task.status, texts if is_new or task.status.state in _TOLD_AGAIN else [])
 
-    def _apply_status(self, status: TaskStatus, *, is_snapshot: bool = False) -> Iterator[Fact]:
+    def _hear(self, name: str) -> bool:
+        """Take note of something that may come again; return whether it is new."""
+        is_new = name not in self._heard and len(self._heard) < MOST_HEARD
+        if is_new:
+            self._heard.add(name)
+        return is_new
+
+    def _apply_status(self, status: TaskStatus, texts: list[str]) -> Iterator[Fact]:
         state = status.state
-        texts = [part.text for part in status.message.parts if part.WhichOneof("content") == "text" and part.text]
-        is_new, self._heard = self._heard != (status.message.message_id, texts), (status.message.message_id, texts)
         self.needs_input = state == TaskState.TASK_STATE_INPUT_REQUIRED
         if self.needs_input:
             self._questions += 1
@@ -118,7 +139,7 @@ class UpdateFold:
         elif state in ENDINGS and state != TaskState.TASK_STATE_COMPLETED:
             yield from self._end(ENDINGS[state], "\n".join(texts))
         else:
-            for text in texts if is_new or not is_snapshot else ():
+            for text in texts:
                 yield from self._take_text(text)
             if state == TaskState.TASK_STATE_COMPLETED:
                 yield from self._end("done", "")
@@ -236,15 +257,27 @@ class UpdateFold:
         yield STARTED, RunEnded(status, text, 0, error_details=text or None, partial=partial)
 
 
+def _list_texts(message: Message) -> list[str]:
+    return [part.text for part in message.parts if part.WhichOneof("content") == "text" and part.text]
+
+
 def _join_texts(parts: Iterable[Part]) -> str:
-    """Return the texts and data of all parts. Files are named, not fetched."""
-    found = []
+    """Return the texts and data of all parts. Files are named, not fetched. Texts that follow on one another are one
+    text: chunks of an artifact become its parts."""
+    found = ""
+    was_text = True
     for part in parts:
-        match part.WhichOneof("content"):
+        kind = part.WhichOneof("content")
+        match kind:
             case "text":
-                found.append(part.text)
+                piece = part.text
             case "data":
-                found.append(str(part.data).strip())
+                piece = msgspec.json.encode(MessageToDict(part.data), order="sorted").decode()
             case "raw" | "url":
-                found.append(f"[a file: {part.filename or part.media_type or 'unnamed'}]")
-    return "\n".join(found) if len(found) > 1 else "".join(found)
+                piece = f"[a file: {part.filename or part.media_type or 'unnamed'}]"
+            case _:
+                continue
+        is_apart = bool(found) and not (was_text and kind == "text")
+        found += f"\n{piece}" if is_apart else piece
+        was_text = kind == "text"
+    return found

@@ -63,10 +63,10 @@ class Gate:
             scope["user"] = SimpleUser(client)
             body = await _read_body(headers, receive)
         except Refused as refused:
-            await _make_refusal(refused, is_rpc=is_rpc)(scope, receive, send)
+            await make_refusal(refused, is_rpc=is_rpc)(scope, receive, send)
             return
         except InvalidBody as error:
-            await _make_refusal(Refused(400, str(error), code=PARSE_ERROR), is_rpc=is_rpc)(scope, receive, send)
+            await make_refusal(Refused(400, str(error), code=PARSE_ERROR), is_rpc=is_rpc)(scope, receive, send)
             return
         inbox = _Inbox(body, receive)
         scope[GONE] = inbox.gone
@@ -146,7 +146,7 @@ async def _read_body(headers: Headers, receive: Receive) -> bytes:
     return bytes(data)
 
 
-def _make_refusal(refused: Refused, *, is_rpc: bool) -> JSONResponse:
+def make_refusal(refused: Refused, *, is_rpc: bool) -> JSONResponse:
     """Return the answer to a request that is not let in, in the words of its binding. What is wrong with the JSON of a
     JSON-RPC request is an error of JSON-RPC, and none of HTTP."""
     headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(refused.status)

@@ -58,6 +58,7 @@ from retinue.core.events import Delta, Event, RunEnded, RunSpawned
 from retinue.core.messages import ASKER
 from retinue.core.profiles import Profile
 from retinue.core.profiles import Task as RunTask
+from retinue.core.secrets import clean_text
 from retinue.files.atomic import replace_file
 from retinue.files.private import make_private_folder
 from retinue.protocol.a2a import AFTER_HEADER, EXTENSION, ApprovalAnswer, read_command_metadata
@@ -81,6 +82,7 @@ from retinue.surfaces.a2a.tasks import SURFACE, ServedTask, ServedTasks
 CANCEL_SECONDS = 40.0
 FILES_NOTE = "Files of this message are in your workspace: {names}"
 ENDED = "the task {task} has ended; a message with its contextId and without a taskId goes on from there"
+USED = "params.message.messageId '{name}' was used for another message: give each message an id of its own"
 BUSY = "the server works on {count} tasks already, which is as many as it takes at once: try again later"
 NOT_ASKED = "questions of this server are answered by its host: it runs without --approve-by client"
 OnDisconnect = Literal["continue", "cancel"]
@@ -146,6 +148,7 @@ class TaskHandler(RequestHandler):
         async with self._accepting:  # the same message may come twice at once
             known = self._tasks.find_message(client, message.message_id)
             if known is not None:
+                await self._check_repeated(known, message)
                 return Accepted(known)
             if message.task_id:
                 return await self._address(self._find(message.task_id, context), message)
@@ -161,8 +164,7 @@ class TaskHandler(RequestHandler):
         request = ClientRequest(surface=SURFACE, client=client, context=context, message=message.message_id)
         before = [task for task in self._tasks.list_context(client, context) if not self._tasks.is_live(task)]
         files = await asyncio.to_thread(self._keep_files, message)
-        names = ", ".join(name for name, _ in message.files)
-        text = "\n\n".join(filter(None, (message.text, FILES_NOTE.format(names=names) if names else "")))
+        text = _make_task_text(message)
         options = self._options
         try:
             with self._control.serve_caller(message.caller):
@@ -178,6 +180,13 @@ class TaskHandler(RequestHandler):
         self._tasks.follow(task)
         options.begun(run, client, text)
         return task  # without a pause: a stream has the first words of the model only if it watches from here on
+
+    async def _check_repeated(self, task: ServedTask, message: ClientMessage) -> None:
+        """Raise InvalidParamsError if the id of the message that began a task comes with other words."""
+        begun = (await self._tasks.read_view(task)).beginning
+        is_first = message.message_id == task.request.message
+        if is_first and begun is not None and clean_text(_make_task_text(message)) != begun.task:
+            raise InvalidParamsError(USED.format(name=message.message_id))
 
     def _keep_files(self, message: ClientMessage) -> tuple[str, ...]:
         if not message.files:
@@ -411,6 +420,11 @@ class TaskHandler(RequestHandler):
         self, params: GetExtendedAgentCardRequest, context: ServerCallContext
     ) -> AgentCard:
         raise ExtendedAgentCardNotConfiguredError
+
+
+def _make_task_text(message: ClientMessage) -> str:
+    names = ", ".join(name for name, _ in message.files)
+    return "\n\n".join(filter(None, (message.text, FILES_NOTE.format(names=names) if names else "")))
 
 
 def _name_client(context: ServerCallContext) -> str:

@@ -19,6 +19,7 @@ from a2a.server.routes.common import DefaultServerCallContextBuilder
 from a2a.server.routes.jsonrpc_dispatcher import JSONRPC03Adapter, JsonRpcDispatcher  # type: ignore[attr-defined]
 from pydantic import ValidationError
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -34,7 +35,7 @@ from retinue.core.profiles import Profile
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.log.opening import open_reader
 from retinue.surfaces.a2a.card import CACHE_CONTROL, make_card
-from retinue.surfaces.a2a.gate import GONE, RPC_PATH, Gate
+from retinue.surfaces.a2a.gate import CARD_PATH, GONE, RPC_PATH, Gate, Refused, make_refusal
 from retinue.surfaces.a2a.handler import HandlerOptions, OnDisconnect, TaskHandler
 from retinue.surfaces.a2a.streams import Pattern
 from retinue.surfaces.a2a.tasks import ServedTasks
@@ -227,13 +228,23 @@ def make_application(handler: TaskHandler, card: object) -> Starlette:
         problem = _find_wrong_params(await request.json())
         return problem or await dispatcher.handle_requests(request)
 
-    return Starlette(
+    made = Starlette(
         routes=[
             *create_agent_card_routes(card, cache_control=CACHE_CONTROL),  # type: ignore[arg-type]
             Route(RPC_PATH, answer_rpc, methods=["POST"]),
             *create_rest_routes(handler, context_builder=builder, enable_v0_3_compat=True),
-        ]
+        ],
+        exception_handlers={404: _answer_stray, 405: _answer_stray},
     )
+    made.router.redirect_slashes = False
+    return made
+
+
+async def _answer_stray(request: Request, error: Exception) -> Response:
+    """Answer a request that no route takes, such as that of a person with a browser."""
+    assert isinstance(error, HTTPException)
+    refused = Refused(error.status_code, f"{request.method} is not answered here: the agent's card is at {CARD_PATH}")
+    return make_refusal(refused, is_rpc=False)
 
 
 def _find_wrong_params(body: object) -> JSONResponse | None:

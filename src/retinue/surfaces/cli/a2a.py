@@ -53,7 +53,7 @@ CURL = """\
 try it:
   curl -N {url} \\
     -H "Content-Type: application/json" -H "Accept: text/event-stream" \\{token}
-    -d '{{"id":"1","method":"message/stream","params":{{"message":{{"role":"user","messageId":"m1",\
+    -d '{{"id":"1","method":"message/stream","params":{{"message":{{"role":"user","messageId":"'$(date +%s)'",\
 "parts":[{{"kind":"text","text":"hello"}}]}}}}}}'"""
 
 
