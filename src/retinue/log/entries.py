@@ -123,13 +123,16 @@ def _tell_result(event: Event, result: ToolResult, block: Block, call: ToolCall 
     said = INTERRUPTED if is_interrupted else summarize_result(result.name, result.text, result.success, spoken=True)
     took = f" ({result.duration_ms / 1000:.1f}s)" if result.duration_ms >= SLOW_MS else ""
     outcome: tuple[Span, ...] = (("faint" if result.success else "bad", f" → {said}"), ("faint", took))
-    body, style = ("", "output") if is_interrupted else _tell_action(result, args, preview)
+    body, style = _tell_action(result, args, preview)
     spans = (mark, *who, *make_call_spans(result.name, args), *outcome)
     return Entry(kind=event.kind, spans=spans, body=body, style=style, is_brief=True, run=event.run)
 
 
 def _tell_action(result: ToolResult, args: dict[str, Any], preview: str) -> tuple[str, Style]:
-    """Return what a person wants to see of a call: the change of a file, the command and its output, or an error."""
+    """Return what a person wants to see of a call: the change of a file, the command and its output, or an error. That
+    they interrupted it they know."""
+    if result.outcome == INTERRUPTED:
+        return "", "output"
     if not result.success and result.name not in _OUTPUT_TOOLS:
         return (result.text if "\n" in result.text.strip() else ""), "output"
     if result.name in _FILE_TOOLS:

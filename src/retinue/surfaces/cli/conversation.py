@@ -13,6 +13,7 @@ from contextlib import aclosing, suppress
 from typing import Any, Literal
 
 from retinue.concurrency import TaskOwner
+from retinue.control.client import ControlUnreachable
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, Inbox, RunEnded, RunSpawned, RunWaiting, TurnStarted
@@ -23,11 +24,11 @@ from retinue.surfaces.cli.live_screen import LiveScreen
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer.keys import ESCAPE, TAB, Key, Paste
 
-START_HINT = "Type a message. /help lists the commands, Ctrl-J begins a new line, Ctrl-D leaves."
+START_HINT = "Type a message. /help lists commands, Ctrl-J begins a new line, Ctrl-D leaves."
 WORK_HINT = "Esc interrupts. What you type is read at the next turn."
 QUEUED_HINT = "queued: read at the next turn"
 LEAVE_HINT = "press Ctrl-C again to leave"
-LEAVE_QUESTION = "{count} at work. Leave: [g]o on in the background, [c]ancel them and end, Esc stays here"
+LEAVE_QUESTION = "{count} at work: [g]o on in the background, [c]ancel and end, Esc stays"
 AGAIN_SECONDS = 2.0
 Parting = Literal["", "ended", "left", "lost"]
 Begin = Callable[[Control, str], Awaitable[RunHandle]]
@@ -35,8 +36,8 @@ Begin = Callable[[Control, str], Awaitable[RunHandle]]
 
 class Conversation:
     """One conversation. `begin` starts its run with the first message; a run that goes on is attached instead. The
-    messages among its first `known` events are in the history of the input line. `hosts` says that its run ends with
-    this process.
+    messages among its first `known` events are in the history of the input line, and the first `shown` are on screen
+    already. `hosts` says that its run ends with this process.
 
     `parting` says in the end how it was left: `ended` with its run, `left` with the run at work or open, `lost` if
     the process that has the run is gone; empty if nothing was ever said."""
@@ -49,6 +50,7 @@ class Conversation:
         *,
         begin: Begin | None = None,
         known: int = 0,
+        shown: int = 0,
         hosts: bool = True,
     ) -> None:
         self.control = control
@@ -58,7 +60,7 @@ class Conversation:
         self._view = live.view
         self._signals = signals
         self._begin = begin
-        self._known = known
+        self._known, self._shown = known, shown
         self._hosts = hosts
         self._typed: asyncio.Queue[str] = asyncio.Queue()
         self._tasks = TaskOwner()
@@ -95,7 +97,7 @@ class Conversation:
         """Hold the conversation until it is left. Goes on with `run` if it has begun already."""
         if run is not None:
             self._attach(run)
-        self._signals.aim(self._leave_soon, self._leave_soon, self.show_note, ask=self._press_interrupt)
+        self._aim_signals()
         taking = self._tasks.start(self._take_lines())
         try:
             await self._over.wait()
@@ -134,9 +136,7 @@ class Conversation:
         elif self.run is None:
             await self._start_run(unescape_message(text))
         else:
-            was_waiting = self.is_waiting
-            receipt = await self.control.send(self.run.tree, self.run.number, unescape_message(text))
-            self.show_receipt(receipt, is_steer=not was_waiting)
+            await self._send(self.run, text)
 
     async def _start_run(self, text: str) -> None:
         assert self._begin is not None
@@ -146,10 +146,33 @@ class Conversation:
             self._view.input.replace_text(text)  # to be sent once more
             raise
 
+    async def _send(self, run: RunHandle, text: str) -> None:
+        was_waiting = self.is_waiting
+        try:
+            receipt = await self.control.send(run.tree, run.number, unescape_message(text))
+        except ControlUnreachable:
+            self._typed.put_nowait(text)
+            self._leave("lost")
+            return
+        self.show_receipt(receipt, is_steer=not was_waiting)
+
+    def take_unsent(self) -> tuple[list[str], str]:
+        """Return the lines that were typed and not carried out, and the text that is being written."""
+        lines = []
+        while not self._typed.empty():
+            lines.append(self._typed.get_nowait())
+        return lines, self._view.input.text
+
+    def restore_unsent(self, lines: list[str], draft: str) -> None:
+        """Carry out lines that were typed for a process that is gone, and go on with the text."""
+        for line in lines:
+            self.submit(line)
+        self._view.input.replace_text(draft)
+
     def _attach(self, run: RunHandle) -> None:
         self.run = run
         self._live.attach(run, self._signals)
-        self._signals.aim(self._leave_soon, self._leave_soon, self.show_note, ask=self._press_interrupt)
+        self._aim_signals()
         self._tasks.start(self._show_run(run))
 
     async def _show_run(self, run: RunHandle) -> None:
@@ -166,7 +189,8 @@ class Conversation:
             return
         match item.body:
             case RunSpawned(task=text):
-                self._view.show_note(f"› {text}")
+                if item.seq > self._shown:
+                    self.show_note(f"› {text}")
                 self._remember(text, item.seq)
             case Inbox(text=text, source="user"):
                 self._remember(text, item.seq)
@@ -336,8 +360,12 @@ class Conversation:
     def _last_seq(self) -> int:
         return max((run.last_seq for run in self.runs.runs.values()), default=0)
 
-    async def _leave_soon(self) -> None:
-        self.leave_open()
+    def _aim_signals(self) -> None:
+        """Let Ctrl-C do what it does here; another signal leaves."""
+        terminal = self._live.screen.terminal
+        self._signals.aim(
+            self.leave_open, self.leave_open, lambda _: None, ask=self._press_interrupt, leave=terminal.restore
+        )
 
     def _leave(self, parting: Parting) -> None:
         if not self._over.is_set():

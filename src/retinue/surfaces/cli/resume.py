@@ -32,7 +32,7 @@ from retinue.surfaces.cli.live import Shown
 from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, NAMED_RUN_HELP, add_live_options
 from retinue.surfaces.cli.run import read_task
 from retinue.surfaces.cli.startup import StartUp, make_printer, prepare
-from retinue.surfaces.cli.talk import attach_conversation, host_conversation
+from retinue.surfaces.cli.talk import NOTHING_UNSENT, Opening, attach_conversation, host_conversation
 from retinue.surfaces.printer.terminal import can_draw
 
 BeginInTree = Callable[[Control, ResumeOverrides], Awaitable[RunHandle]]
@@ -104,7 +104,7 @@ def resume_conversation(args: argparse.Namespace, project: screen.ProjectLog, fo
     """Come back to a conversation: in the process that has it, in this one, or as a new one that continues it."""
     if args.json or args.plain or not can_draw():
         raise ConfigError(TALKS.format(tree=found.tree))
-    shown = 0
+    shown, unsent = 0, NOTHING_UNSENT
     if found.live:
         client = asyncio.run(control_clients.find_client_of(project, found.tree))
         if client is None:
@@ -114,19 +114,22 @@ def resume_conversation(args: argparse.Namespace, project: screen.ProjectLog, fo
         if conversation.parting != "lost":
             return code
         found = asyncio.run(load_listing(project.log, found.tree))
-        shown = found.last_seq
+        shown, unsent = found.last_seq, conversation.take_unsent()
     args.wait_approvals = DETACHED_WAIT_SECONDS if args.wait_approvals is None else args.wait_approvals
     start = keep_runtime(args, prepare(args), found)
     overrides = make_overrides(args, start)
     if found.ended:
         onward = msgspec.structs.replace(overrides, conversation=True)
         screen.print_error(f"{found.tree} has ended: your next message goes on from there, in a new tree")
-        return host_conversation(
-            args, start, begin=lambda control, text: control.continue_run(found.tree, 0, text, onward)
+        opening = Opening(begin=lambda control, text: control.continue_run(found.tree, 0, text, onward))
+    else:
+        opening = Opening(
+            resume=lambda control: control.resume(found.tree, overrides),
+            known=found.last_seq,
+            shown=shown,
+            unsent=unsent,
         )
-    return host_conversation(
-        args, start, resume=lambda control: control.resume(found.tree, overrides), known=found.last_seq, shown=shown
-    )
+    return host_conversation(args, start, opening)
 
 
 async def find_interrupted(log: LogReader, name: str | None) -> Listing:

@@ -48,6 +48,8 @@ from retinue.surfaces.printer.terminal import can_draw
 
 NEEDS_TERMINAL = "a conversation needs a terminal: `retinue run TASK` works without one"
 Resume = Callable[[Control], Awaitable[RunHandle]]
+Unsent = tuple[list[str], str]
+NOTHING_UNSENT: Unsent = ([], "")
 
 
 def configure_talk(parser: argparse.ArgumentParser) -> None:
@@ -86,59 +88,49 @@ def execute_talk(args: argparse.Namespace) -> int:
     def begin(control: Control, text: str) -> Awaitable[RunHandle]:
         return control.spawn(profile, Task(text, model=start.model, conversation=True), limits=start.limits)
 
-    return host_conversation(args, start, begin=begin, profile=profile)
+    return host_conversation(args, start, Opening(begin=begin, profile=profile))
 
 
-def host_conversation(
-    args: argparse.Namespace,
-    start: StartUp,
-    *,
-    begin: Begin | None = None,
-    resume: Resume | None = None,
-    known: int = 0,
-    shown: int = 0,
-    profile: Profile | None = None,
-) -> int:
-    """Hold a conversation whose runs are in this process: a new one, which `begin` starts with its first message, or
-    one that `resume` resumes and that has `known` events, of which the first `shown` are on screen. Returns the exit
-    code."""
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """The way in which a conversation is opened: a new one, which `begin` starts with its first message, or one that
+    `resume` resumes and that has `known` events, of which the first `shown` are on screen. `unsent` was typed before
+    the conversation was open. `profile` is its agent's, where that is known."""
+
+    begin: Begin | None = None
+    resume: Resume | None = None
+    known: int = 0
+    shown: int = 0
+    unsent: Unsent = NOTHING_UNSENT
+    profile: Profile | None = None
+
+
+def host_conversation(args: argparse.Namespace, start: StartUp, opening: Opening) -> int:
+    """Hold a conversation whose runs are in this process, and return the exit code."""
     shell, code = split_process()
     if shell is None:
         return code
-    host = _Host(args, start, shell, begin=begin, resume=resume, known=known, shown=shown, profile=profile)
-    return asyncio.run(host.run())
+    return asyncio.run(_Host(args, start, opening, shell).run())
 
 
 class _Host:
     """The process that has the runs of a conversation. `shell` is the way to the process that the shell waits for."""
 
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        start: StartUp,
-        shell: socket.socket,
-        *,
-        begin: Begin | None,
-        resume: Resume | None,
-        known: int,
-        shown: int,
-        profile: Profile | None,
-    ) -> None:
-        self._start, self._shell, self._profile = start, shell, profile
-        self._begin, self._resume, self._known, self._shown = begin, resume, known, shown
-        self._conversation: Conversation | None = None
+    def __init__(self, args: argparse.Namespace, start: StartUp, opening: Opening, shell: socket.socket) -> None:
+        self._start, self._opening, self._shell = start, opening, shell
         self._serves = not args.no_control
         self._level = choose_level(args)
+        self._conversation: Conversation | None = None
 
     async def run(self) -> int:
         parts = replace(self._start.parts, approver=None)  # the view answers, as one who attends
         async with AsyncExitStack() as screens:
-            view = open_live_screen(level=self._level, after=self._shown, submit=self._submit)
+            view = open_live_screen(level=self._level, after=self._opening.shown, submit=self._submit)
             live = await screens.enter_async_context(view)
             control = open_control(parts)
             async with AsyncExitStack() as servers:
                 servers.push_async_callback(control.close)
-                await control.prepare(self._profile, live.view.show_note)
+                await control.prepare(self._opening.profile, live.view.show_note)
                 if self._serves and parts.state is not None:
                     await serve_control(servers, control, parts, live.view.show_note)
                 conversation = await self._hold(live, control)
@@ -157,11 +149,13 @@ class _Host:
         """Hold the conversation until the person leaves it."""
         with Signals() as signals, catch_telemetry_warnings():
             async with control.attend():
-                run = None if self._resume is None else await self._resume(control)
+                opening = self._opening
+                run = None if opening.resume is None else await opening.resume(control)
                 live.view.starting = ""
                 conversation = self._conversation = Conversation(
-                    live, control, signals, begin=self._begin, known=self._known
+                    live, control, signals, begin=opening.begin, known=opening.known, shown=opening.shown
                 )
+                conversation.restore_unsent(*opening.unsent)
                 loop = asyncio.get_running_loop()
                 loop.add_reader(self._shell, conversation.leave_open)  # the first process is gone
                 try:

@@ -318,7 +318,7 @@ class LiveView:
         return lines
 
     def _layout_status(self, columns: int, now: float) -> list[Line]:
-        lines: list[Line] = [(("faint", self.hint),)] if self.hint else []
+        lines: list[Line] = [(("faint", piece),) for piece in wrap_line(self.hint, columns)] if self.hint else []
         status = format_status(self.activity.measure_totals(now), width=columns)
         return [*lines, (("faint", status),)] if self.activity.runs.runs else lines
 
