@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from retinue.core.approvals import Allow, Approval, Deny
+from retinue.core.approvals import Allow, Approval, Deny, QuestionClosed, describe_closing
 from retinue.core.caller import Caller
 from retinue.core.control import ClientOptions, Control, ResumeOverrides
 from retinue.core.errors import ConfigError, NoSlot, NotFound, RetinueError, SpawnRefused
@@ -270,11 +270,40 @@ async def test_questions_wait_while_somebody_attends(kind: str, tmp_path: Path) 
             assert node.result().status == "done"
             left = h.run({"main": [WRITE, "end"]})
             await h.questions()
+        [question] = await h.questions()  # leaving answers nothing
+        assert await c.answer(question.id, Allow(), by="another", digest=question.digest) == "taken"
         await left.join()
-        assert left.result().final_response == "Run requires confirmation"
+        assert left.result().status == "done"
         alone = h.run({"main": [WRITE, "end"]})
         await alone.join()
         assert (alone.result().final_response, alone.result().code) == ("Run requires confirmation", "unconfirmed")
+
+
+async def test_questions_are_watched_with_who_answered_them_and_where(kind: str, tmp_path: Path) -> None:
+    async with control(kind, tmp_path) as (h, c):
+        h.run({"main": [WRITE, "end"]})
+        [before] = await h.questions()
+        async with aclosing(c.watch_questions()) as changes, aclosing(c.watch_questions("another")) as others:
+            assert await anext(changes) == before
+            yes = await c.answer(before.id, Allow(), by="anna", digest=before.digest, surface="a test")
+            assert yes == "taken"
+            closed = await anext(changes)
+            assert isinstance(closed, QuestionClosed)
+            assert (closed.id, closed.allowed, closed.by, closed.surface) == (before.id, True, "anna", "a test")
+            assert describe_closing(closed).startswith("approved by anna (a test) at ")
+            node = h.run({"main": [WRITE, "end"]})
+            asked = await anext(changes)
+            assert (asked.id, [asked]) == (asked.id, await h.questions())
+            await c.cancel(node.ref.tree)
+            assert await anext(changes) == QuestionClosed(asked.id)
+            quiet = asyncio.ensure_future(anext(others))
+            await asyncio.sleep(0)
+            assert not quiet.done()
+            quiet.cancel()
+            await asyncio.wait([quiet])
+        events = [event async for event in c.watch(before.tree)]
+    [decided] = [event.body for event in events if isinstance(event.body, ApprovalDecided)]
+    assert (decided.by, decided.surface) == ("anna", "a test")
 
 
 async def test_an_answer_counts_for_the_action_that_was_shown(kind: str, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_file_that_is_held_is_written_by_its_holder(project: Project) -> None:
     finished = project.run("--yes", agents=TWO)
     assert finished.stdout == "end\n"
     done_tree = project.rows()[0]["tree"]
-    slow = {"main": [{"tools": [{"name": "list_agents"}]}, {"text": "slow", "delay": 50}]}
+    slow = {"main": [{"tools": [{"name": "list_agents"}]}, {"hang": True}]}
     with project.running("run", "go", "--model", project.script(slow, name="slow.yaml"), "--yes") as process:
         read_until(process.stderr, "list_agents")
         refused = one_line_error(project.retinue("resume", tree))

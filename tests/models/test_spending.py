@@ -10,7 +10,7 @@ import pytest
 import retinue
 from retinue import ConfigError, Limits, Profile
 from retinue.core.errors import ModelError
-from retinue.core.events import UsageReported
+from retinue.core.events import UsageReported, Warned
 from retinue.core.limits import OUTPUT_TOKENS
 from retinue.core.messages import Call, Reply, Request
 from retinue.core.usage import Usage
@@ -54,6 +54,26 @@ async def test_a_call_is_made_once_more_only_while_the_budget_lasts(limits: Limi
     assert (result.status, len(server.requests)) == ("limited", 2)
     assert [body.usage for body in bodies(events, UsageReported)] == [Usage(1998, 2)]
     assert result.error_details is not None and "of the tree is spent (" in result.error_details
+
+
+@pytest.mark.finding("R3")
+async def test_the_message_of_a_spent_budget_says_when_a_part_is_estimated() -> None:
+    """Also when a later attempt of the call, or a later call, was reported in full."""
+    cut = Answer(wire.anthropic(wire.text(WORDS), usage={"input_tokens": 999})[:5], ending="cut")
+    async with serving(*[cut] * 20):
+        result, events = await run(Profile("main", model=PRICED, tools=[], limits=Limits(tokens=1500)))
+    [reported] = bodies(events, UsageReported)
+    assert reported.estimated
+    used = f"({reported.usage.total_tokens} used, part of it estimated)"
+    assert result.error_details == f"Run 'main' stopped: the budget of 1500 tokens of the tree is spent {used}"
+    async with serving(cut, wire.said("ok", usage={"input_tokens": 50_000})):
+        result, events = await run(Profile("main", model=PRICED, tools=[], limits=Limits(cost=Decimal("0.1"))))
+    [reported], [warned] = (
+        bodies(events, UsageReported),
+        [one for one in bodies(events, Warned) if one.code == "budget"],
+    )
+    assert (result.status, reported.estimated) == ("done", True)
+    assert warned.text == f"the budget of $0.1 of the tree was exceeded: ${reported.cost} used, part of it estimated"
 
 
 async def test_what_attempts_spent_is_counted_once_whoever_waits_beside_them() -> None:

@@ -39,7 +39,7 @@ class NamedLink:
 
     ref: RunRef = WORKER
 
-    def show_output(self, text: str) -> None:
+    def show_output(self, call_id: str, text: str) -> None:
         """Nobody watches."""
 
 

@@ -4,14 +4,12 @@ and the calls that a program makes meanwhile."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from retinue.agent.tool_calls import FinishedCall, run_tool_call
-from retinue.core import secrets
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.plans import HostTool, Plan
@@ -20,10 +18,9 @@ from retinue.core.rules import CODE_MODE
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.tools.code_mode import ExecutePython
 from retinue.tools.functions import HostedTool
+from retinue.tools.live_output import LiveOutput
 
 PROGRAM_TOOL_BYTES = 2 * 1024 * 1024
-SHOWN_SECONDS = 0.05
-SHOWN_BYTES = 4096
 MAX_PROGRAM_CALLS = 1000
 MAX_ARGUMENT_DEPTH = 64
 MAX_RESULT_BYTES = 2 * 1024 * 1024
@@ -123,8 +120,7 @@ class HostExecution:
         offered = tool.program_tools if isinstance(tool, ExecutePython) else ()
         self._program_tools = {spec.name: spec for spec in offered}
         self._program_calls = 0
-        self._secrets = secrets.Stream()
-        self._shown_at = 0.0
+        self._output = LiveOutput(lambda text, _: link.show_output(call.id, text), masks=True)
 
     async def wait_for_expiry(self) -> None:
         if self._clock is None:
@@ -152,14 +148,11 @@ class HostExecution:
             raise
         return _to_made(name, done)
 
-    def show_output(self, data: bytes) -> None:
-        """Show the end of a piece of output; those that come too fast for a screen are dropped."""
-        now = time.monotonic()
-        if now - self._shown_at >= SHOWN_SECONDS:
-            self._shown_at = now
-            self._link.show_output(self._secrets.feed(data[-SHOWN_BYTES:].decode("utf-8", "replace")))
+    def show_output(self, data: bytes, *, is_cut: bool = False) -> None:
+        self._output.feed(data, is_cut=is_cut)
 
     def close(self) -> None:
+        self._output.close()
         if self._clock is not None:
             self._clock.stop()
 

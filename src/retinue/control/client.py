@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from retinue.core.approvals import Answered, Approval, Decision
+from retinue.core.approvals import Answered, Approval, Decision, QuestionChange
 from retinue.core.caller import Caller
 from retinue.core.control import (
     NO_OVERRIDES,
@@ -172,8 +172,19 @@ class ControlClient:
     async def pending(self, tree: str | None = None) -> list[Approval]:
         return await self._call(protocol.PENDING, tree=tree)
 
-    async def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
-        return await self._call(protocol.ANSWER, approval_id=approval_id, decision=decision, by=by, digest=digest)
+    async def watch_questions(self, tree: str | None = None) -> AsyncGenerator[QuestionChange]:
+        """Watch the questions of that process. Breaks off with ControlUnreachable when the process is gone."""
+        request = protocol.PendingRequest(tree=tree)
+        async with aclosing(self._channel.stream(protocol.WATCH_QUESTIONS, request)) as lines:
+            async for line in lines:
+                yield protocol.decode_question(line)
+
+    async def answer(
+        self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = ""
+    ) -> Answered:
+        return await self._call(
+            protocol.ANSWER, approval_id=approval_id, decision=decision, by=by, digest=digest, surface=surface
+        )
 
     @asynccontextmanager
     async def attend(self, tree: str | None = None) -> AsyncIterator[None]:

@@ -45,7 +45,8 @@ UNATTENDED = (
     "process {pid} writes the log of {tree} and asks nobody, since it was started with --yes: "
     "add --yes to go on there all the same, or wait until it has ended"
 )
-_STREAMS = (protocol.OPEN_CLIENT, protocol.ATTEND, protocol.WATCH)
+_ENDLESS = (protocol.ATTEND, protocol.WATCH_QUESTIONS)  # streams that end with the server
+_STREAMS = (protocol.OPEN_CLIENT, protocol.WATCH, *_ENDLESS)
 ROUTES: dict[str, protocol.Command[Any] | protocol.StreamCommand] = {
     **protocol.COMMANDS,
     **{stream.path: stream for stream in _STREAMS},
@@ -64,6 +65,7 @@ class ControlServer(Listener):
         self._token = secrets.token_urlsafe(32)
         self._handlers = CommandHandlers(control, unattended=unattended)
         self._calls = _KeyedCalls()
+        self._closing = asyncio.Event()
 
     async def __aenter__(self) -> ControlServer:
         port = self.listen()
@@ -81,6 +83,7 @@ class ControlServer(Listener):
     ) -> None:
         self._file.remove()
         await self.stop_listening()
+        self._closing.set()
         await self.end_connections(GRACE_SECONDS)  # watchers of a tree that has ended get its last events
         await self._calls.close()
         forget_secret(self._token)
@@ -95,7 +98,8 @@ class ControlServer(Listener):
                 arguments = protocol.decode_query(request.query, route.request)
             else:
                 arguments = decode_body(await connection.read_json_body(request), route.request)
-            await _send_lines(await self._handlers.streams[route](arguments), connection)
+            lines = await self._handlers.streams[route](arguments)
+            await _send_lines(lines, connection, self._closing if route in _ENDLESS else asyncio.Event())
         except InvalidBody as error:
             raise HttpError(400, str(error)) from None
         except RetinueError as error:
@@ -146,6 +150,7 @@ class CommandHandlers:
             protocol.OPEN_CLIENT: self._open_client,
             protocol.ATTEND: self._attend,
             protocol.WATCH: self._watch_tree,
+            protocol.WATCH_QUESTIONS: self._watch_questions,
         }
 
     async def run_command(self, command: protocol.Command[Any], request: protocol.Arguments) -> Any:
@@ -163,7 +168,10 @@ class CommandHandlers:
 
     async def _answer_question(self, request: protocol.AnswerRequest) -> Answered:
         by = request.by[: protocol.MAX_NAME] or DEFAULT_ANSWERER
-        return await self._control.answer(request.approval_id, request.decision, by=by, digest=request.digest)
+        surface = request.surface[: protocol.MAX_NAME]
+        return await self._control.answer(
+            request.approval_id, request.decision, by=by, digest=request.digest, surface=surface
+        )
 
     async def _resume_tree(self, request: protocol.ResumeRequest) -> RunHandle:
         self._check_attended(request)
@@ -197,6 +205,14 @@ class CommandHandlers:
             async with self._control.attend(request.tree):
                 yield b"{}"
                 await asyncio.Event().wait()  # until the client leaves
+
+        return lines()
+
+    async def _watch_questions(self, request: protocol.PendingRequest) -> AsyncIterator[bytes]:
+        async def lines() -> AsyncIterator[bytes]:
+            async with aclosing(self._control.watch_questions(request.tree)) as changes:
+                async for change in changes:
+                    yield protocol.encode_question(change)
 
         return lines()
 
@@ -240,16 +256,23 @@ class _KeyedCalls:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _send_lines(lines: AsyncIterator[bytes], connection: ServerConnection) -> None:
-    """Send the lines of a stream command. Returns when there are no more, or the peer is gone.
+async def _send_lines(lines: AsyncIterator[bytes], connection: ServerConnection, closing: asyncio.Event) -> None:
+    """Send the lines of a stream command. Returns when there are no more, the peer is gone, or `closing` is set.
 
     A peer that reads slowly holds up nobody but itself. One that takes nothing for too long is dropped; a watcher then
     comes back with `after=` the last event it has seen. An empty line is a heartbeat."""
     connection.start_response(200, {"Content-Type": "application/x-ndjson"})
     with suppress(OSError, RetinueError):  # the peer is gone or stuck, or the lines end: it sees an unfinished response
-        await run_until_first(
-            [_write_lines(lines, connection), _send_heartbeats(connection), connection.wait_for_peer()]
+        first = await run_until_first(
+            [
+                _write_lines(lines, connection),
+                _send_heartbeats(connection),
+                connection.wait_for_peer(),
+                closing.wait(),
+            ]
         )
+        if first in (0, 3):
+            connection.end_response()
 
 
 async def _write_lines(lines: AsyncIterator[bytes], connection: ServerConnection) -> None:
@@ -263,7 +286,6 @@ async def _write_lines(lines: AsyncIterator[bytes], connection: ServerConnection
                     await connection.drain()
             elif written % LINES_PER_TURN == 0:
                 await asyncio.sleep(0)  # runs get their turn while a fast peer reads a long history
-    connection.end_response()
 
 
 async def _send_heartbeats(connection: ServerConnection) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import typing
+from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +15,7 @@ from retinue.core.errors import ConfigError
 Scope = Literal["call", "run", "tool", "project"]
 SCOPES: tuple[Scope, ...] = ("call", "run", "tool", "project")
 Answered = Literal["taken", "stale", "unknown"]
+INPUT_REQUIRED = "input_required"  # the tool of a question in an agent's own words, which only a person can answer
 
 
 class Approval(msgspec.Struct, frozen=True, gc=False):
@@ -55,6 +57,32 @@ class Deny(msgspec.Struct, frozen=True, gc=False, tag="deny", omit_defaults=True
 
 
 Decision = Allow | Deny
+
+
+class QuestionClosed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A question that does not wait any more. `allowed` is None if its run ended before anybody answered; else the
+    other fields are those of the answer: who gave it, on which surface, and when."""
+
+    id: str
+    allowed: bool | None = None
+    by: str = ""
+    surface: str = ""
+    reason: str = ""
+    at: float = 0.0
+
+
+QuestionChange = Approval | QuestionClosed
+
+
+def describe_closing(closed: QuestionClosed) -> str:
+    """Return who answered what, where and when: `approved by user at pts/3 (retinue approve) at 14:03:11`."""
+    if closed.allowed is None:
+        return "no longer needed: its run ended"
+    where = f" ({closed.surface})" if closed.surface else ""
+    when = f" at {datetime.fromtimestamp(closed.at):%H:%M:%S}" if closed.at else ""
+    reason = f": {closed.reason}" if closed.reason else ""
+    word = "approved" if closed.allowed else "denied"
+    return f"{word} by {closed.by or 'somebody'}{where}{when}{reason}"
 
 
 def describe_denial(decision: Deny) -> str:

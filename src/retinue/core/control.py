@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, Protocol, overload
 
 import msgspec
 
-from retinue.core.approvals import Answered, Approval, Decision
+from retinue.core.approvals import Answered, Approval, Decision, QuestionChange
 from retinue.core.caller import NOBODY, Caller, ClientRequest
 from retinue.core.errors import ConfigError
 from retinue.core.events import Delta, Event, RunEnded
@@ -181,13 +181,19 @@ class Control(Protocol):
     async def pending(self, tree: str | None = None) -> list[Approval]:
         """Return the questions that wait for an answer, in the order they were asked."""
 
-    async def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
+    def watch_questions(self, tree: str | None = None) -> AsyncGenerator[QuestionChange]:
+        """Yield the questions that wait, then each new one as it is asked, and for each one that is answered or no
+        longer needed a QuestionClosed, which says by whom."""
+
+    async def answer(
+        self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = ""
+    ) -> Answered:
         """Answer a question: the first answer is taken, a later one is stale. With the digest of the question it counts
-        only for exactly the action that was shown."""
+        only for exactly the action that was shown. `surface` is where the person answers, for the log."""
 
     def attend(self, tree: str | None = None) -> AbstractAsyncContextManager[None]:
         """Be present as an approver of a tree, or of all: while inside, questions wait for `answer` instead of ending
-        their run."""
+        their run. Leaving answers nothing: what waits then, waits some time for somebody else."""
 
     async def changes(self, tree: str, run: int = 0) -> Changes:
         """Return what an ended run changed in its copied workspace. Raises RetinueError if it has none."""

@@ -132,9 +132,11 @@ class Stop(Exception):
 
 
 class Limited(Stop):
-    """A limit of the run is spent; the text says which. `usage` is what a call spent that is not made once more."""
+    """A limit of the run is spent; the text says which. `usage` is what a call spent that is not made once more, as far
+    as it is known or `estimated`."""
 
     usage: Usage = NO_USAGE
+    estimated: bool = False
 
 
 class TurnsSpent(Limited):
@@ -147,6 +149,10 @@ class Failed(Stop):
 
 class Unconfirmed(Stop):
     """A call needs a person and no approver is attached."""
+
+
+class ApproverLeft(Exception):
+    """An approver cannot answer any more, because its terminal was closed. The question stays open for others."""
 
 
 class Disconnected(Stop):

@@ -207,9 +207,10 @@ class ApprovalAsked(Body, frozen=True, tag="approval.asked"):
 
 
 class ApprovalDecided(Body, frozen=True, tag="approval.decided"):
-    """The one answer that took effect, asked or by a rule. `by` is user, function, expiry or `rule: ...`; `rule` is the
-    rule or earlier answer that decided; `scope` is how far it goes (call, run, tool, project, or pending for all a run
-    had asked); `args` are edited arguments; `seal` is that of the tool, where it is an MCP server's."""
+    """The one answer that took effect, asked or by a rule. `by` is user, function, expiry or `rule: ...`; `surface` is
+    where a person answered; `rule` is the rule or earlier answer that decided; `scope` is how far it goes (call, run,
+    tool, project, or pending for all a run had asked); `args` are edited arguments; `seal` is that of the tool, where
+    it is an MCP server's."""
 
     approval_id: str
     call_id: str
@@ -221,6 +222,7 @@ class ApprovalDecided(Body, frozen=True, tag="approval.decided"):
     args: dict[str, Any] | None = None
     seal: str = ""
     rule: str = ""
+    surface: str = ""
 
 
 class Inbox(Body, frozen=True, tag="inbox"):
@@ -384,7 +386,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 class Delta(msgspec.Struct, frozen=True, gc=False):
     """A piece of text while a model speaks or a tool runs. `kind` is `text` or `thinking`, `output` of a tool, or
     `dropped` where a watcher was too slow for `dropped` of them. `turn` is the turn of the reply that a text belongs
-    to, `offset` the number of characters of that text before it."""
+    to, `offset` the number of characters of that text before it. `call_id` is the call whose output it is."""
 
     tree: str
     run: int
@@ -395,6 +397,7 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     dropped: int = 0
     turn: int = 0
     offset: int = 0
+    call_id: str = ""
 
 
 class _Envelope(msgspec.Struct, frozen=True, gc=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -132,6 +132,13 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     seal: str = ""
 
 
+class CallAgain(Protocol):
+    """A function that a model awaits before it makes a call once more, with what its attempts have spent so far.
+    `estimated` says that a provider did not report a part of that. Raises Limited if the budget does not allow it."""
+
+    async def __call__(self, spent: Usage, *, estimated: bool = False) -> None: ...
+
+
 class Request(msgspec.Struct, frozen=True, gc=False):
     """One model call: who asks, in which turn, with which thread and tools. A reply is never longer than
     `max_output_tokens`: budgets count on it. `attempt` is how often the provider has answered it with an error.
@@ -145,7 +152,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     tools: tuple[ToolSpec, ...]
     max_output_tokens: int = OUTPUT_TOKENS
     attempt: int = 0
-    again: Callable[[Usage], Awaitable[None]] | None = None
+    again: CallAgain | None = None
 
     @property
     def key(self) -> str:
@@ -185,12 +192,10 @@ def join_replies(thread: list[Turn]) -> str:
     """Return the answer of a run: all its replies without tool calls since the user's last words, in order."""
     texts: list[str] = []
     for turn in reversed(thread):
-        if isinstance(turn, ToolTurn):
-            continue
-        if isinstance(turn, AssistantTurn):
+        if type(turn) is AssistantTurn:
             if turn.text and not turn.calls:
                 texts.append(turn.text)
-        elif turn.source == TASK or turn.source in USER_WORDS:
+        elif type(turn) is UserTurn and (turn.source == TASK or turn.source in USER_WORDS):
             break
     return "\n\n".join(reversed(texts))
 

@@ -114,8 +114,9 @@ class Execution(Protocol):
     async def call_tool(self, name: str, args: dict[str, Any]) -> Made:
         """Call an MCP tool of the run for a program of code mode. Raises only what ends the run."""
 
-    def show_output(self, data: bytes) -> None:
-        """Show a piece of output to whoever watches now. May be dropped."""
+    def show_output(self, data: bytes, *, is_cut: bool = False) -> None:
+        """Show a piece of output to whoever watches now. May be dropped. `is_cut` says that some is missing before
+        it."""
 
 
 class LocalTool(Protocol):
@@ -244,8 +245,8 @@ class Link(Protocol):
         """Give a call its result that a program made and does not wait for any more. Does nothing in a run that is
         being stopped, which ends as a whole."""
 
-    def show_output(self, text: str) -> None:
-        """Show a piece of a tool's output to whoever watches now."""
+    def show_output(self, call_id: str, text: str) -> None:
+        """Show a piece of a call's output to whoever watches now."""
 
     def claim_call_id(self, wanted: str) -> str:
         """Return a call id that no other call of the run has."""

@@ -204,9 +204,13 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     conversation: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("text", "context", "subagent_id", "label"):
-            text = getattr(self, name)
-            if text and isinstance(text, str) and not text.isascii():
-                msgspec.structs.force_setattr(self, name, repair_text(text))
+        if not f"{self.text}{self.context}{self.subagent_id}{self.label}".isascii():
+            self._repair_texts()
         if self.timeout_seconds is not None and self.timeout_seconds != self.timeout_seconds:
             raise ConfigError("timeout_seconds must be a number, got nan")
+
+    def _repair_texts(self) -> None:
+        for name in ("text", "context", "subagent_id", "label"):
+            text = getattr(self, name)
+            if isinstance(text, str):
+                msgspec.structs.force_setattr(self, name, repair_text(text))

@@ -68,8 +68,10 @@ def repair_reply(reply: Reply) -> Reply:
     """Return the reply of a model with texts that can be stored, and a problem in each call that cannot be."""
     if (text := repair_text(reply.text)) is not reply.text:
         reply = structs.replace(reply, text=text)
-    if reply.calls:
-        reply = structs.replace(reply, calls=tuple([_check_call(call) for call in reply.calls]))
+    for index, call in enumerate(reply.calls):
+        checked = _check_call(call)
+        if checked is not call:
+            reply = structs.replace(reply, calls=(*reply.calls[:index], checked, *reply.calls[index + 1 :]))
     if reply.thoughts:
         thoughts = tuple([structs.replace(each, text=repair_text(each.text)) for each in reply.thoughts])
         reply = structs.replace(reply, thoughts=thoughts)
@@ -86,10 +88,12 @@ def _repair_native(native: Native) -> Native:
 
 
 def _check_call(call: Call) -> Call:
-    name, call_id = repair_text(call.name), repair_text(call.id)
     why = find_problem(call.args)
+    if not why and call.name.isascii() and call.id.isascii():
+        return call
+    name, call_id = repair_text(call.name), repair_text(call.id)
     if not why:
-        return call if name is call.name and call_id is call.id else structs.replace(call, name=name, id=call_id)
+        return structs.replace(call, name=name, id=call_id)
     kept = call.args.get(INVALID)
     text = repair_text(kept[:_KEPT_CHARACTERS]) if isinstance(kept, str) else why
     problem = repair_text(call.problem) or _REFUSED.format(name=name, why=why)

@@ -260,7 +260,8 @@ def _decision(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block | No
     tool = decided.tool if asked is None else asked.tool
     about = (("plain", " "), *make_question_spans(label, tool, args)[1:]) if tool else ()
     if decided.by not in ("", "user"):
-        about = (*about, ("faint", f" by {decided.by}"))
+        where = f" ({decided.surface})" if decided.surface else ""
+        about = (*about, ("faint", f" by {decided.by}{where}"))
     if decided.allowed:
         how = _REACH.get(decided.scope, "") + (", with edited arguments" if decided.args is not None else "")
         spans = (("good", "✓ approved"), *about, ("plain", how))

@@ -121,7 +121,7 @@ class RunView(Struct, eq=False, gc=False):
         if self.stored_state:
             self.stored_state = ""
         body = event.body
-        apply_body = _APPLY_BODY.get(type(body))
+        apply_body = APPLY_BODY.get(type(body))
         if apply_body is not None and self.ended is None:
             apply_body(self, body, event)
 
@@ -365,7 +365,7 @@ class RunView(Struct, eq=False, gc=False):
 
 
 # Other events, and events after the ending, change nothing.
-_APPLY_BODY: dict[type, Callable[[RunView, Any, Event], None]] = {
+APPLY_BODY: dict[type, Callable[[RunView, Any, Event], None]] = {
     RunStarted: RunView._apply_start,
     RunRemote: RunView._apply_remote,
     RunResumed: RunView._apply_resume,

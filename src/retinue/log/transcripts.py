@@ -122,8 +122,8 @@ def _apply_body(action: Action, body: ApprovalAsked | ApprovalDecided | ToolResu
     match body:
         case ApprovalAsked(preview=preview):
             action.asked, action.preview = True, preview
-        case ApprovalDecided(allowed=allowed, by=by, reason=reason, args=args):
-            action.allowed, action.by, action.reason = allowed, by, reason
+        case ApprovalDecided(allowed=allowed, by=by, surface=surface, reason=reason, args=args):
+            action.allowed, action.by, action.reason = allowed, f"{by} ({surface})" if surface else by, reason
             if args is not None:  # what runs is the call as it was edited, and no longer what was shown
                 action.args, action.preview = args, ""
         case ToolResult(success=success, text=text, duration_ms=took, file=file):

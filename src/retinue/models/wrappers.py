@@ -44,27 +44,28 @@ class RetryingModel:
         self.name: str = getattr(model, "name", type(model).__name__)
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
-        spent, notice = NO_USAGE, ""
+        spent, notice, estimated = NO_USAGE, "", False
         for attempt in itertools.count(1):
             try:
                 if notice:
                     if request.again is not None:
-                        await request.again(spent)
+                        await request.again(spent, estimated=estimated)
                     on_delta("retry", notice)
                 await self._wait_for_back_off()
                 reply = await self._model.complete(request, on_delta)
             except asyncio.CancelledError:
                 if spent == NO_USAGE:
                     raise
-                raise CallCancelled(spent, estimated=False) from None
+                raise CallCancelled(spent, estimated=estimated) from None
             except CallCancelled as error:
-                error.usage = spent + error.usage
+                error.usage, error.estimated = spent + error.usage, estimated or error.estimated
                 raise
             except Limited as error:
-                error.usage = spent
+                error.usage, error.estimated = spent, estimated
                 raise
             except ModelError as error:
                 spent = error.usage = spent + error.usage
+                estimated = error.estimated = estimated or error.estimated
                 seconds = self._choose_delay(error, attempt)
                 if seconds is None:
                     _explain_long_wait(error)
@@ -74,7 +75,10 @@ class RetryingModel:
                     request = msgspec.structs.replace(request, attempt=attempt)
                 notice = f"{error}; asking again in {seconds:.0f} s (attempt {attempt + 1})"
             else:
-                return reply if spent == NO_USAGE else msgspec.structs.replace(reply, usage=spent + reply.usage)
+                if spent == NO_USAGE:
+                    return reply
+                whole = spent + reply.usage
+                return msgspec.structs.replace(reply, usage=whole, estimated=estimated or reply.estimated)
         raise AssertionError("unreachable")
 
     def can_search_web(self, *, domains: bool) -> bool:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
-from retinue.core.approvals import Allow, Answered, Approval, Deny
+from retinue.core.approvals import Allow, Answered, Approval, Deny, QuestionChange, QuestionClosed
 from retinue.core.caller import NOBODY, Caller
 from retinue.core.control import Changes, SpawnBelow, TreeInfo
 from retinue.core.errors import ConfigError, LogError, NoSlot, NotFound, RetinueError, SpawnRefused, ToolError
@@ -152,6 +152,7 @@ class AnswerRequest(Arguments, frozen=True):
     decision: Allow | Deny
     by: str = ""
     digest: str = ""
+    surface: str = ""
 
 
 class ErrorReply(msgspec.Struct, frozen=True):
@@ -216,6 +217,7 @@ COMMANDS: dict[str, Command[Any]] = {
 OPEN_CLIENT = StreamCommand("/v1/client", ClientRequest)
 ATTEND = StreamCommand("/v1/attend", AttendRequest)
 WATCH = StreamCommand("/v1/watch", WatchRequest, reads=True)
+WATCH_QUESTIONS = StreamCommand("/v1/questions", PendingRequest, reads=True)
 
 
 def decode_query(query: dict[str, str], shape: type[Q]) -> Q:
@@ -258,6 +260,26 @@ def from_error_reply(reply: ErrorReply) -> RetinueError:
 
 
 # Lines of a watch
+
+
+class _QuestionLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    asked: Approval | None = None
+    closed: QuestionClosed | None = None
+
+
+def encode_question(change: QuestionChange) -> bytes:
+    if isinstance(change, QuestionClosed):
+        return encode_body(_QuestionLine(closed=change))
+    return encode_body(_QuestionLine(asked=change))
+
+
+def decode_question(line: bytes) -> QuestionChange:
+    """Decode one line of a watch of questions: `{"asked": ...}` or `{"closed": ...}`."""
+    read = msgspec.json.decode(line, type=_QuestionLine)
+    change = read.closed or read.asked
+    if change is None:
+        raise InvalidBody("a line of a watch of questions has neither a question nor a closing")
+    return change
 
 
 class _DeltaLine(msgspec.Struct, frozen=True):

@@ -56,10 +56,12 @@ class Accepted(Frame, frozen=True, gc=False, tag="accepted"):
 
 
 class Output(Frame, frozen=True, gc=False, tag="output"):
-    """A piece of what a running call prints, for the screens. Pieces may be left out."""
+    """A piece of what a running call prints, for the screens. Lines may be left out before it; then `is_cut` is
+    true."""
 
     id: int
     text: str
+    is_cut: bool = False
 
 
 class Result(Frame, frozen=True, gc=False, tag="result"):

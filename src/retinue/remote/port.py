@@ -20,7 +20,6 @@ from retinue.core.messages import RunRef
 from retinue.core.plans import Job
 from retinue.core.ports import Link
 
-INPUT_REQUIRED = "input_required"  # the tool of a question that only a person can answer: an agent's own words
 STARTED = ""  # the id of the run that was asked for, among the runs of its peer
 
 

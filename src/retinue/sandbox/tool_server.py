@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,11 +23,10 @@ from retinue.core.ports import LocalTool, Made, Outcome
 from retinue.protocol import tool_server as frames
 from retinue.sandbox.channel import Channel
 from retinue.sandbox.process_privacy import hide_process
+from retinue.tools.live_output import LiveOutput
 from retinue.tools.local import make_sandboxed_tool
 
 UMASK = 0o027
-SHOWN_SECONDS = 0.05
-SHOWN_BYTES = 4096
 CHUNK = 64 * 1024
 
 
@@ -71,7 +69,7 @@ class _Execution:
         self.expiry = asyncio.Event()
         self._asked = 0
         self.waiting: dict[int, asyncio.Future[frames.ToolReturned]] = {}
-        self._shown_at = 0.0
+        self.output = LiveOutput(self._send_output, is_ready=lambda: server.channel.is_idle, masks=False)
 
     async def wait_for_expiry(self) -> None:
         await self.expiry.wait()
@@ -87,12 +85,12 @@ class _Execution:
             self.waiting.pop(number, None)
         return Made(answer.value, answer.error, answer.note)
 
-    def show_output(self, data: bytes) -> None:
-        """Send the end of a piece of output, unless the host still has to read earlier frames."""
-        now = time.monotonic()
-        if now - self._shown_at >= SHOWN_SECONDS and self._server.channel.is_idle:
-            self._shown_at = now
-            self._server.channel.send(frames.Output(self._number, data[-SHOWN_BYTES:].decode("utf-8", "replace")))
+    def show_output(self, data: bytes, *, is_cut: bool = False) -> None:
+        """Send the last lines of the output, when the host has read all earlier frames."""
+        self.output.feed(data, is_cut=is_cut)
+
+    def _send_output(self, text: str, is_cut: bool) -> None:
+        self._server.channel.send(frames.Output(self._number, text, is_cut))
 
 
 class ToolServer:
@@ -176,6 +174,7 @@ class ToolServer:
         try:
             return await tool(call, execution)
         finally:
+            execution.output.close()  # before the result: the host takes no output after it
             del self._executions[number]
 
     def _make_result(self, number: int, outcome: Outcome) -> frames.Frame:

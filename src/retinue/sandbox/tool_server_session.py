@@ -272,7 +272,7 @@ class Connection:
                 request = self._find(frame.id)
                 _require(request.is_accepted and len(frame.text) <= frames.OUTPUT_BYTES, "output of no call")
                 assert request.execution is not None
-                request.execution.show_output(frame.text.encode("utf-8", "replace"))
+                request.execution.show_output(frame.text.encode("utf-8", "replace"), is_cut=frame.is_cut)
             case frames.CallTool():
                 request = self._find(frame.id)
                 _require(request.is_accepted and request.tool == CODE_MODE, f"a call within {request.tool!r}")

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from retinue.concurrency import TaskOwner
-from retinue.core.approvals import Allow, Decision, Deny
+from retinue.core.approvals import INPUT_REQUIRED, Allow, Decision, Deny
 from retinue.core.control import ONLY_WATCHED
 from retinue.core.errors import Unconfirmed
 from retinue.core.events import (
@@ -40,7 +40,7 @@ from retinue.core.ports import Clock, Receipt
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status, ending_texts
 from retinue.core.secrets import Stream
-from retinue.remote.port import INPUT_REQUIRED, RemoteDelta, RemoteRun, RemoteSpawned, Report, Undelivered
+from retinue.remote.port import RemoteDelta, RemoteRun, RemoteSpawned, Report, Undelivered
 from retinue.remote.validator import Bounds, Rejected, ReportValidator
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.supervisor.approvals import ASKS_PERSON, Approvals, judge_call
@@ -269,7 +269,8 @@ class Adoption:
             return
         self._tree.write(node, body)
         if isinstance(body, UsageReported) and self._account is not None:
-            self._account.add_spent(Amount(body.usage.total_tokens, body.cost or NO_COST))
+            spent = Amount(body.usage.total_tokens, body.cost or NO_COST)
+            self._account.add_spent(spent, estimated=body.estimated)
 
     def _is_written(self, node: Run, body: Body) -> bool:
         """Say whether an earlier process has written this. Reports come again in the order in which they came first,

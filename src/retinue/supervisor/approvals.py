@@ -3,14 +3,15 @@
 Questions belong to a tree, not to a turn. Everybody answers the same way, by the id of the question: the function or
 terminal that was given as approver, a second terminal, a rule, the clock. The first answer is written and takes effect;
 later ones are stale. An answer for more than one call also counts for the questions that wait already. Knows runs and
-trees; not how a call is made or run.
+trees; not how a call is made or run. Somebody who leaves, the terminal of the run included, answers nothing: what
+nobody is there for any more waits some time for somebody else.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,8 +19,18 @@ from functools import partial
 import msgspec
 
 from retinue.concurrency import TaskOwner
-from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny, check_decision, digest_of
-from retinue.core.errors import ConfigError, Failed, Unconfirmed
+from retinue.core.approvals import (
+    Allow,
+    Answered,
+    Approval,
+    Decision,
+    Deny,
+    QuestionChange,
+    QuestionClosed,
+    check_decision,
+    digest_of,
+)
+from retinue.core.errors import ApproverLeft, ConfigError, Failed, Unconfirmed
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolStarted, Warned
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Approver, Clock, Preview, RuleBook, Timer
@@ -32,6 +43,7 @@ from retinue.supervisor.tree import Tree
 
 MAX_REMEMBERED = 10_000
 CLOSE_SECONDS = 2.0
+LEFT_SECONDS = 600.0
 TURN_INTERRUPTED = "the turn was interrupted"
 GIVEN_UP = "The program that made this call ended before it; nobody waited for its result."
 CHANGED = "the call changed while it was being asked about"
@@ -41,7 +53,8 @@ ANOTHER = "It was allowed before, but its server describes it differently now."
 
 class ApprovalTerms(msgspec.Struct, frozen=True):
     """The patience of a question: `expiry` seconds for an answer, then it is a no; `wait` seconds for somebody to come
-    where no approver is attached, then the run ends as without one."""
+    where no approver is attached, then the run ends as without one. Without `wait`, a question whose last approver left
+    waits `LEFT_SECONDS`."""
 
     expiry: float | None = None
     wait: float | None = None
@@ -73,6 +86,7 @@ class Approvals:
         self._approver_tasks = TaskOwner()
         self._attendants: Counter[str | None] = Counter()  # those present for a tree; None is for all
         self._asked: Counter[str] = Counter()  # how many questions each tree has asked
+        self._watchers: set[_Watcher] = set()
 
     # Asking
 
@@ -108,6 +122,7 @@ class Approvals:
         approval, run = question.approval, question.run
         self._questions[approval.id] = question
         question.tree.write(run, _asked_event(approval))
+        self._publish(question.tree.id, approval)
         run.pause_for_person()
         try:
             self._consult(question)
@@ -146,15 +161,17 @@ class Approvals:
         self._attendants[tree] += 1
 
     def remove_attendant(self, tree: str | None) -> None:
-        """Discount one. Questions that nobody is there for any more wait as without an approver."""
+        """Discount one. Questions that nobody is there for any more wait for somebody else."""
         self._attendants[tree] -= 1
         for question in list(self._questions.values()):
-            if question.approver_task is None and question.open and not self._has_attendant(question.tree):
-                if self._terms.wait:
-                    later = self._clock.call_later(self._terms.wait, partial(self._give_up, question))
-                    question.timers.append(later)
-                else:
-                    self._give_up(question)
+            if question.approver_task is None and question.open:
+                self._wait_for_others(question)
+
+    def _wait_for_others(self, question: Question) -> None:
+        """Give a question up after some time, unless somebody is there for it then."""
+        if not self._has_attendant(question.tree):
+            seconds = self._terms.wait or LEFT_SECONDS
+            question.timers.append(self._clock.call_later(seconds, partial(self._give_up, question, seconds)))
 
     def _consult(self, question: Question) -> None:
         """Ask the approver function, and set the timers of the question."""
@@ -163,8 +180,8 @@ class Approvals:
             question.timers.append(later(terms.expiry, lambda: self._expire(question)))
         if self.approver is not None and self._has_approver(question.tree):
             question.approver_task = self._approver_tasks.start(self._ask_approver(self.approver, question))
-        elif terms.wait and not self._has_attendant(question.tree):
-            question.timers.append(later(terms.wait, lambda: self._give_up(question)))
+        else:
+            self._wait_for_others(question)
 
     async def _ask_approver(self, approver: Approver, question: Question) -> None:
         try:
@@ -172,6 +189,11 @@ class Approvals:
         except asyncio.CancelledError:
             self._resolve(question, Deny("the approver was cancelled"), by="function")
             raise
+        except ApproverLeft:
+            question.approver_task = None
+            if question.open:
+                self._wait_for_others(question)
+            return
         except Exception as error:  # noqa: BLE001 - the boundary to the approver: one that breaks has not said yes
             text = (
                 str(error)
@@ -180,7 +202,8 @@ class Approvals:
             )
             self._fail(question, text)
             return
-        self._resolve(question, decision, by=getattr(approver, "by", "function"))
+        by, surface = getattr(approver, "by", "function"), getattr(approver, "surface", "")
+        self._resolve(question, decision, by=by, surface=surface)
 
     def _fail(self, question: Question, text: str) -> None:
         """End the run of a question whose approver is broken: that is an error of the program, not a person's no."""
@@ -192,9 +215,9 @@ class Approvals:
     def _expire(self, question: Question) -> None:
         self._resolve(question, Deny(f"nobody answered within {self._terms.expiry:g} s"), by="expiry")
 
-    def _give_up(self, question: Question) -> None:
-        if question.open:
-            reason = f"nobody came to answer within {self._terms.wait or 0:g} s"
+    def _give_up(self, question: Question, seconds: float) -> None:
+        if question.open and not self._has_attendant(question.tree):
+            reason = f"nobody came to answer within {seconds:g} s"
             self._write(question, Deny(reason), by="expiry", scope="call")
             question.answer.set_result(None)
             self._close(question)
@@ -205,7 +228,27 @@ class Approvals:
         """Return the questions that wait, in the order they came."""
         return [q.approval for q in self._questions.values() if q.open and tree in (None, q.tree.id)]
 
-    def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
+    async def watch_questions(self, tree: str | None = None) -> AsyncGenerator[QuestionChange]:
+        """Yield the questions that wait, then each change. A watcher that reads slowly holds up nobody."""
+        watcher = _Watcher(tree)
+        watcher.changes.extend(self.pending(tree))
+        self._watchers.add(watcher)
+        try:
+            while True:
+                while watcher.changes:
+                    yield watcher.changes.popleft()
+                watcher.wake.clear()
+                await watcher.wake.wait()
+        finally:
+            self._watchers.discard(watcher)
+
+    def _publish(self, tree: str, change: QuestionChange) -> None:
+        for watcher in self._watchers:
+            if watcher.tree in (None, tree):
+                watcher.changes.append(change)
+                watcher.wake.set()
+
+    def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = "") -> Answered:
         """Answer a question: the first answer is taken. With a digest it counts only for the action that has it."""
         decision = check_decision(decision)
         question = self._questions.get(approval_id)
@@ -213,19 +256,21 @@ class Approvals:
             return "stale" if approval_id in self._answered else "unknown"
         if digest and digest != question.approval.digest:
             return "stale"
-        return "taken" if self._resolve(question, decision, by=by) else "stale"
+        return "taken" if self._resolve(question, decision, by=by, surface=surface) else "stale"
 
-    def _resolve(self, question: Question, decision: Decision, *, by: str, scope: str = "", rule: str = "") -> bool:
+    def _resolve(
+        self, question: Question, decision: Decision, *, by: str, surface: str = "", scope: str = "", rule: str = ""
+    ) -> bool:
         """Make this the answer; False if there is one already."""
         if not question.open:
             return False
         decision = self._check_answer(question, decision)
         decision = self._keep_rule(question, decision) if isinstance(decision, Allow) else decision
         reach = decision.scope if isinstance(decision, Allow) else "call"
-        self._write(question, decision, by=by, scope=scope or reach, rule=rule)
+        self._write(question, decision, by=by, surface=surface, scope=scope or reach, rule=rule)
         question.answer.set_result(decision)
         self._close(question)
-        self._answer_others(question, decision, by=by)
+        self._answer_others(question, decision, by=by, surface=surface)
         return True
 
     def _check_answer(self, question: Question, decision: Decision) -> Decision:
@@ -258,20 +303,21 @@ class Approvals:
             return msgspec.structs.replace(decision, scope="call")
         return decision
 
-    def _answer_others(self, question: Question, decision: Decision, *, by: str) -> None:
+    def _answer_others(self, question: Question, decision: Decision, *, by: str, surface: str) -> None:
         """Answer the questions that wait beside this one, where the answer covers them too."""
         tree, run, tool = question.tree.id, question.run.ref.run, join_seal(question.call.name, question.spec.seal)
         if decision.all_pending_of_run:
             same = Deny(decision.reason) if isinstance(decision, Deny) else Allow()
-            self._resolve_all(lambda q: same if (q.tree.id, q.run.ref.run) == (tree, run) else None, "pending", by=by)
+            self._resolve_all(lambda q: same if q.run is question.run else None, "pending", surface, by=by)
         if isinstance(decision, Deny) or decision.scope == "call":
             return
         if decision.scope == "project":
             rule = question.approval.rule
-            self._resolve_all(lambda q: Allow() if q.judge().what == "allow" else None, "project", rule=rule)
+            self._resolve_all(lambda q: Allow() if q.judge().what == "allow" else None, "project", surface, rule=rule)
             return
         words = self.remember(tree, run, tool, scope=decision.scope, by=by)
-        self._resolve_all(lambda q: Allow() if self._find_standing_for(q) else None, decision.scope, rule=words)
+        find = self._find_standing_for
+        self._resolve_all(lambda q: Allow() if find(q) else None, decision.scope, surface, rule=words)
 
     def remember(self, tree: str, run: int, tool: str, *, scope: str, by: str) -> str:
         """Remember an answer for all calls of a tool, in a run or in its tree. Return the answer in words."""
@@ -292,12 +338,13 @@ class Approvals:
             self._restored.add((tree, run if body.scope == "run" else None, tool))
 
     def _resolve_all(
-        self, choose: Callable[[Question], Decision | None], scope: str, *, by: str = "", rule: str = ""
+        self, choose: Callable[[Question], Decision | None], scope: str, surface: str, *, by: str = "", rule: str = ""
     ) -> None:
         for question in list(self._questions.values()):
             decision = choose(question)
             if decision is not None:
-                self._resolve(question, decision, by=by or f"rule: {rule}", scope=scope, rule=rule)
+                by = by or f"rule: {rule}"
+                self._resolve(question, decision, by=by, surface=surface, scope=scope, rule=rule)
 
     def _find_standing_for(self, question: Question) -> str:
         tool = join_seal(question.call.name, question.spec.seal)
@@ -319,17 +366,27 @@ class Approvals:
         before = f"{tool.partition('@')[0]}@"
         return any(its == tree and name != tool and name.startswith(before) for its, _, name in self._standing_answers)
 
-    def _write(self, question: Question, decision: Decision, *, by: str, scope: str, rule: str = "") -> None:
-        body = _decided_event(
-            question.approval.id, question.call, question.spec, decision, by=by, scope=scope, rule=rule
-        )
+    def _write(
+        self, question: Question, decision: Decision, *, by: str, scope: str, surface: str = "", rule: str = ""
+    ) -> None:
+        call, spec, ours = question.call, question.spec, question.approval.id
+        body = _decided_event(ours, call, spec, decision, by=by, surface=surface, scope=scope, rule=rule)
         question.written = question.tree.write(question.run, body, True)
+        question.closed = QuestionClosed(
+            id=ours,
+            allowed=body.allowed,
+            by=clean_text(by),
+            surface=surface,
+            reason=clean_text(body.reason),
+            at=self._clock.wall(),
+        )
 
     # Leaving
 
     def _close(self, question: Question) -> None:
         question.close()
         if self._questions.pop(question.approval.id, None) is not None:
+            self._publish(question.tree.id, question.closed or QuestionClosed(question.approval.id))
             self._answered[question.approval.id] = None
             if len(self._answered) > MAX_REMEMBERED:
                 del self._answered[next(iter(self._answered))]
@@ -347,9 +404,19 @@ class Approvals:
         await self._approver_tasks.close(CLOSE_SECONDS)
 
 
+class _Watcher:
+    """Somebody who watches the questions of a tree, or of all, and the changes they have not read yet."""
+
+    def __init__(self, tree: str | None) -> None:
+        self.tree = tree
+        self.changes: deque[QuestionChange] = deque()
+        self.wake = asyncio.Event()
+
+
 @dataclass(slots=True, eq=False)
 class Question:
-    """One question that waits. `answer` is None when nobody came; `written` is done when the log has the answer."""
+    """One question that waits. `answer` is None when nobody came; `written` is done when the log has the answer, which
+    `closed` tells."""
 
     tree: Tree
     run: Run
@@ -360,6 +427,7 @@ class Question:
     written: Awaitable[None] | None = None
     approver_task: asyncio.Task[None] | None = None
     timers: list[Timer] = field(default_factory=list)
+    closed: QuestionClosed | None = None
 
     @property
     def open(self) -> bool:
@@ -474,7 +542,15 @@ def _asked_event(approval: Approval) -> ApprovalAsked:
 
 
 def _decided_event(
-    approval_id: str, call: Call, spec: ToolSpec, decision: Decision, *, by: str, scope: str, rule: str
+    approval_id: str,
+    call: Call,
+    spec: ToolSpec,
+    decision: Decision,
+    *,
+    by: str,
+    scope: str,
+    rule: str,
+    surface: str = "",
 ) -> ApprovalDecided:
     return ApprovalDecided(
         approval_id=approval_id,
@@ -487,4 +563,5 @@ def _decided_event(
         args=decision.args if isinstance(decision, Allow) else None,
         seal=spec.seal,
         rule=rule,
+        surface=surface,
     )

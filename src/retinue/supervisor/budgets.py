@@ -54,6 +54,7 @@ class Account:
 
     __slots__ = (
         "_excess",
+        "_has_estimates",
         "_in_flight",
         "_owner",
         "_queue",
@@ -78,6 +79,7 @@ class Account:
         self._queue: list[tuple[Account, Reservation, asyncio.Future[None]]] = [] if parent is None else parent._queue
         self.counts_cost: bool = cost is not None or (parent is not None and parent.counts_cost)
         self._excess: Decimal | None = None
+        self._has_estimates = False
 
     @property
     def spent(self) -> Amount:
@@ -98,19 +100,24 @@ class Account:
         for account in self.chain:
             tokens, cost = account.tokens, account.cost
             if tokens is not None and account._spent_tokens >= tokens:
-                used = f"{account._spent_tokens} used"
+                used = f"{account._spent_tokens} used{account._mark_estimates()}"
                 raise Limited(f"the budget of {tokens} tokens of {account._owner} is spent ({used})")
             if cost is not None and account._spent_cost >= cost:
-                used = f"${account._spent_cost:f} used"
+                used = f"${account._spent_cost:f} used{account._mark_estimates()}"
                 raise Limited(f"the budget of ${cost:f} of {account._owner} is spent ({used})")
 
     def describe_excess(self) -> str:
         """Return a sentence if more was spent from this account than it has; else nothing."""
         if self.tokens is not None and self._spent_tokens > self.tokens:
-            return f"the budget of {self.tokens} tokens of {self._owner} was exceeded: {self._spent_tokens} used"
+            used = f"{self._spent_tokens} used{self._mark_estimates()}"
+            return f"the budget of {self.tokens} tokens of {self._owner} was exceeded: {used}"
         if self.cost is not None and self._spent_cost > self.cost:
-            return f"the budget of ${self.cost:f} of {self._owner} was exceeded: ${self._spent_cost:f} used"
+            used = f"${self._spent_cost:f} used{self._mark_estimates()}"
+            return f"the budget of ${self.cost:f} of {self._owner} was exceeded: {used}"
         return ""
+
+    def _mark_estimates(self) -> str:
+        return ", part of it estimated" if self._has_estimates else ""
 
     def check_room(self, least: Amount, name: str) -> None:
         """Raise ConfigError if this account, or one above it, cannot hold the first request of the run of that name.
@@ -133,9 +140,10 @@ class Account:
                 TOO_SMALL.format(limit=limit, owner=account._owner, left=left, whose=whose, least=amount, cure=cure)
             )
 
-    def add_spent(self, spent: Amount) -> None:
+    def add_spent(self, spent: Amount, *, estimated: bool = False) -> None:
         """Count what an earlier process has spent."""
         for account in self.chain:
+            account._has_estimates |= estimated
             account._spent_tokens += spent.tokens
             account._spent_cost += spent.cost
 
@@ -165,10 +173,14 @@ class Account:
                 self._queue[:] = [entry for entry in self._queue if entry[2] is not request]
             raise
 
-    def settle(self, reservation: Reservation, tokens: int = 0, cost: Decimal = NO_COST) -> None:
-        """Give the reservation of a finished call back and count what the call spent."""
+    def settle(
+        self, reservation: Reservation, tokens: int = 0, cost: Decimal = NO_COST, *, estimated: bool = False
+    ) -> None:
+        """Give the reservation of a finished call back and count what the call spent. `estimated` says that its
+        provider did not report all of that."""
         for account in self.chain:
             account._in_flight.remove(reservation)
+            account._has_estimates |= estimated
             account._spent_tokens += tokens
             if cost is not NO_COST:
                 account._spent_cost += cost
@@ -319,9 +331,9 @@ class CallReservation(msgspec.Struct, eq=False, gc=False):
         request = self.account.reserve(self)
         return None if request is None else self.account.wait(self, request)
 
-    async def reserve_again(self, spent: Usage, wait: Waiter) -> None:
+    async def reserve_again(self, spent: Usage, wait: Waiter, *, estimated: bool) -> None:
         """Settle the attempts so far and reserve for one more."""
-        self.settle(spent)
+        self.settle(spent, estimated=estimated)
         self.settled = Amount(spent.total_tokens, self._cost_of(spent))
         self.released = True
         waiting = self.acquire()
@@ -329,14 +341,14 @@ class CallReservation(msgspec.Struct, eq=False, gc=False):
             await wait(waiting)
         self.released = False
 
-    def settle(self, usage: Usage) -> None:
+    def settle(self, usage: Usage, *, estimated: bool = False) -> None:
         """Count what the call spent, less what earlier attempts have settled, and give the rest back."""
         if self.released:
             return
         tokens, cost, before = usage.total_tokens, self._cost_of(usage), self.settled
         if before is not None:  # nothing comes back of what earlier attempts have spent
             tokens, cost = max(0, tokens - before.tokens), max(NO_COST, cost - before.cost)
-        self.account.settle(self, tokens, cost)
+        self.account.settle(self, tokens, cost, estimated=estimated)
 
     def _cost_of(self, usage: Usage) -> Decimal:
         """Return the cost of a call; of one that failed or was cancelled, as far as it is known."""

@@ -383,7 +383,8 @@ class TreeRestorer:
         for event in self._events:
             account = tree.runs[event.run].account
             if account is not None and isinstance(event.body, UsageReported):
-                account.add_spent(Amount(event.body.usage.total_tokens, event.body.cost or NO_COST))
+                spent = Amount(event.body.usage.total_tokens, event.body.cost or NO_COST)
+                account.add_spent(spent, estimated=event.body.estimated)
 
     def _count_held_slots(self, tree: Tree) -> int:
         """Count the runs that hold a slot and wait for a child that holds one too: with fewer slots none would move."""

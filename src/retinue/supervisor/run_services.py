@@ -204,9 +204,9 @@ class RunServices(msgspec.Struct, eq=False):
         if not self.run.is_stopping:
             self.finish(call, Outcome(GIVEN_UP, success=False), 0)
 
-    def show_output(self, text: str) -> None:
+    def show_output(self, call_id: str, text: str) -> None:
         if text:
-            self._show_delta("output", text)
+            self._show_delta("output", text, call_id=call_id)
 
     def claim_call_id(self, wanted: str) -> str:
         return self.run.claim_call_id(wanted)
@@ -262,7 +262,7 @@ class RunServices(msgspec.Struct, eq=False):
         self._check_wanted()
         if plan.model is None:
             raise ModelError(f"{run.name} has no model")
-        account, reservation, usage = run.account, None, NO_USAGE
+        account, reservation, usage, estimated = run.account, None, NO_USAGE, False
         again = None if account is None else self._reserve_again
         request = Request(run.ref, turn, plan.model_name, system, thread, tools, OUTPUT_TOKENS, 0, again)
         if account is not None:
@@ -276,17 +276,17 @@ class RunServices(msgspec.Struct, eq=False):
             reply = await plan.model.complete(request, self._follow_reply(turn))
             usage = reply.usage
             reply = _complete_usage(repair_reply(reply), request)
-            usage = reply.usage
+            usage, estimated = reply.usage, reply.estimated
             self.spoken = []
         except (ModelError, Limited) as error:
-            usage = error.usage
+            usage, estimated = error.usage, error.estimated
             self._report_failure(error, plan.model_name)
             raise
         except CallCancelled as error:
-            usage = error.usage
+            usage, estimated = error.usage, error.estimated
             run.keep_partial(error.partial)
             cost = self.prices.price(plan.model_name, usage)
-            self.emit(UsageReported(plan.model_name, usage, cost, error.estimated))
+            self.emit(UsageReported(plan.model_name, usage, cost, estimated))
             raise asyncio.CancelledError from None
         except (RetinueError, Stop):
             raise
@@ -295,7 +295,7 @@ class RunServices(msgspec.Struct, eq=False):
         finally:
             if reservation is not None:  # what it did not spend of its worst case is given back
                 run.set_reservation(None)
-                reservation.settle(usage)
+                reservation.settle(usage, estimated=estimated)
         if reply.calls:
             reply = self._with_own_ids(reply)
             run.slot.begin_calls(len(reply.calls))
@@ -304,19 +304,19 @@ class RunServices(msgspec.Struct, eq=False):
             await run.wait_for_first_write()
         return reply
 
-    async def _reserve_again(self, spent: Usage) -> None:
+    async def _reserve_again(self, spent: Usage, *, estimated: bool = False) -> None:
         """Settle a model call that is retried, and reserve for it like for another one."""
         if self.run.reservation is not None:
-            await self.run.reservation.reserve_again(spent, self.run.without_stall_timer)
+            await self.run.reservation.reserve_again(spent, self.run.without_stall_timer, estimated=estimated)
 
     def _with_own_ids(self, reply: Reply) -> Reply:
         """Return the reply with call ids that no earlier call of the run has."""
-        calls = list(reply.calls)
+        calls = reply.calls
         for index, call in enumerate(reply.calls):
             own = self.run.claim_call_id(call.id)
             if own != call.id:
-                calls[index] = msgspec.structs.replace(call, id=own)
-        return reply if calls == list(reply.calls) else msgspec.structs.replace(reply, calls=tuple(calls))
+                calls = (*calls[:index], msgspec.structs.replace(call, id=own), *calls[index + 1 :])
+        return reply if calls is reply.calls else msgspec.structs.replace(reply, calls=calls)
 
     def _follow_reply(self, turn: int) -> OnDelta:
         """Return the function that shows the deltas of one model call, each with its place in the reply."""
@@ -335,7 +335,7 @@ class RunServices(msgspec.Struct, eq=False):
 
         return show
 
-    def _show_delta(self, kind: str, text: str, turn: int = 0, offset: int = 0) -> None:
+    def _show_delta(self, kind: str, text: str, turn: int = 0, offset: int = 0, *, call_id: str = "") -> None:
         ref, run, show = self.ref, self.run, self.tree.log.show
         if run.ending:
             return
@@ -343,7 +343,7 @@ class RunServices(msgspec.Struct, eq=False):
         if kind == "retry":
             self.emit(Warned(text, code="retry"))
             return
-        delta = Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind, turn=turn, offset=offset)
+        delta = Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind, turn=turn, offset=offset, call_id=call_id)
         if run.first_write is None:
             show(delta)
         else:  # in order, and not before watchers can know of the run
@@ -393,8 +393,7 @@ class RunServices(msgspec.Struct, eq=False):
 
     def _report_failure(self, error: ModelError | Limited, model: str) -> None:
         if error.usage.total_tokens:
-            estimated = isinstance(error, ModelError) and error.estimated
-            self.emit(UsageReported(model, error.usage, self.prices.price(model, error.usage), estimated))
+            self.emit(UsageReported(model, error.usage, self.prices.price(model, error.usage), error.estimated))
         if isinstance(error, StreamCut):
             self.run.keep_partial(error.partial)
 

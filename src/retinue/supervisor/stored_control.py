@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from retinue.core.approvals import Answered, Approval, Decision
+from retinue.core.approvals import Answered, Approval, Decision, QuestionChange
 from retinue.core.caller import Caller
 from retinue.core.control import (
     Changes,
@@ -198,7 +198,13 @@ class StoredControl:
     async def pending(self, tree: str | None = None) -> list[Approval]:
         return []
 
-    async def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
+    async def watch_questions(self, tree: str | None = None) -> AsyncGenerator[QuestionChange]:
+        for question in await self.pending(tree):
+            yield question
+
+    async def answer(
+        self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = ""
+    ) -> Answered:
         return "unknown"
 
     @asynccontextmanager

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import structs
 
-from retinue.core.approvals import Answered, Approval, Decision
+from retinue.core.approvals import Answered, Approval, Decision, QuestionChange
 from retinue.core.caller import NOBODY, Caller, narrow_caller
 from retinue.core.context import Context
 from retinue.core.control import (
@@ -218,8 +218,13 @@ class Supervisor:
     async def pending(self, tree: str | None = None) -> list[Approval]:
         return self.approvals.pending(tree)
 
-    async def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
-        return self.approvals.answer(approval_id, decision, by=by, digest=digest)
+    def watch_questions(self, tree: str | None = None) -> AsyncGenerator[QuestionChange]:
+        return self.approvals.watch_questions(tree)
+
+    async def answer(
+        self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = ""
+    ) -> Answered:
+        return self.approvals.answer(approval_id, decision, by=by, digest=digest, surface=surface)
 
     @asynccontextmanager
     async def attend(self, tree: str | None = None) -> AsyncIterator[None]:

@@ -14,7 +14,7 @@ from retinue.control.client import ControlClient
 from retinue.core.approvals import Approval
 from retinue.core.errors import RetinueError
 from retinue.protocol.control import Address
-from retinue.surfaces.cli.approvals import Waiting, choose_question
+from retinue.surfaces.cli.questions import Waiting, choose_question
 from tests.surfaces.cli.shell import Project, interrupt, one_line_error, read_until, until
 from tests.surfaces.cli.test_terminal import Terminal
 
@@ -166,10 +166,11 @@ def test_approvals_watch_shows_questions_as_they_come_and_what_came_of_them(proj
         assert "\n│ +x" in shown  # the whole preview, as at the terminal
         assert project.retinue("approve", "--yes", "1").returncode == 0
         rest = read_until(watch.stdout, "retinue approve 2 ·")
-        rest += "" if "1  approved by user" in rest else read_until(watch.stdout, "1  approved by user")
+        rest += "" if "/0: approved by user" in rest else read_until(watch.stdout, "/0: approved by user")
+        assert "1  write(a.txt) of " in rest
         assert project.retinue("deny", "2").returncode == 0
         assert process.wait() == 0
-        read_until(watch.stdout, "2  denied by user")
+        assert "2  write(b.txt) of " in read_until(watch.stdout, "/0: denied by user")
         interrupt(watch)
         assert watch.wait() == 130
 

@@ -189,7 +189,7 @@ def test_words_sent_in_the_container_are_read_on_the_host(place: Place) -> None:
     try:
         with project.running(*argv):
             until(lambda: any(event["kind"] == "tool.call" and event["run"] == 1 for event in project.events()))
-            with project.running("send", "/main/explorer-1", "left, not right", "--wait", "30") as sending:
+            with project.running("send", "/main/explorer-1", "left, not right", "--wait", "150") as sending:
                 until(lambda: any(event["kind"] == "inbox" for event in place.project.events()))
                 go.touch()
                 assert sending.stdout is not None and sending.stdout.read() == "delivered at turn 2\n"

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from a2a.types import GetTaskRequest, TaskState
+from a2a.types import GetTaskRequest, SubscribeToTaskRequest, TaskState
 from a2a.utils.errors import InvalidParamsError, UnsupportedOperationError
 from google.protobuf.json_format import MessageToDict
 
@@ -41,6 +41,23 @@ async def test_a_client_allows_what_it_was_shown_and_the_run_goes_on(tmp_path: P
     assert done.artifacts[0].parts[0].text == "deployed to prod"
     [decided] = [event.body for event in notes.shown if isinstance(event.body, ApprovalDecided)]
     assert decided.by == "a2a client anyone"
+
+
+async def test_a_subscription_goes_on_through_questions_to_the_end(tmp_path: Path) -> None:
+    calls = [{"tools": [{"name": "deploy", "args": {"target": name}}]} for name in ("one", "two")]
+    script: dict[str, Any] = {"argocd": [*calls, {"text": "both"}]}
+    async with serve(tmp_path, make_argocd(script), asks_client=True) as server, connect(server) as client:
+        task = (await ask(client, "deploy"))[0].task.id
+        updates = client.subscribe(SubscribeToTaskRequest(id=task))
+        states = [(await anext(updates)).task.status.state]
+        await server.control.answer((await pending(server, task)).id, Allow(), by="user")
+        async for update in updates:
+            if update.HasField("status_update"):
+                states.append(update.status_update.status.state)
+                if states[-1] == TaskState.TASK_STATE_INPUT_REQUIRED:
+                    await server.control.answer((await pending(server, task)).id, Allow(), by="user")
+    asked, done = TaskState.TASK_STATE_INPUT_REQUIRED, TaskState.TASK_STATE_COMPLETED
+    assert states == [asked, asked, done]
 
 
 async def test_a_blocking_answer_waits_for_what_comes_of_it(tmp_path: Path) -> None:

@@ -53,13 +53,15 @@ def test_help_names_every_command(project: Project) -> None:
     assert nothing.stderr == done.stdout
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_examples(project: Project, command: str) -> None:
-    done = project.retinue(command, "--help")
+@pytest.mark.parametrize("command", [*COMMANDS, "mcp serve", "mcp install", "a2a serve", "a2a call", "a2a add"])
+def test_every_command_has_help_with_examples_at_its_end(project: Project, command: str) -> None:
+    done = project.retinue(*command.split(), "--help", COLUMNS="120")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: retinue {command}")
-    assert "examples:" in done.stdout
-    assert max(len(line) for line in done.stdout.splitlines()) <= 120
+    lines = done.stdout.splitlines()
+    assert max(len(line) for line in lines) <= 120
+    examples = lines[lines.index("examples:") + 1 :]
+    assert examples and all(line.startswith("  ") for line in examples)
 
 
 def test_version(project: Project) -> None:
@@ -162,7 +164,7 @@ def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
 
 
 def test_doctor_sees_a_control_server(project: Project) -> None:
-    model = project.script({"main": [{"delay": 60, "text": "x"}]})
+    model = project.script({"main": [{"hang": True}]})
     with project.running("run", "x", "--model", model) as process:
         until((project.folder / f".retinue/control/{process.pid}.json").exists)
         assert f"ok    control   process {process.pid} can be reached from here" in project.retinue("doctor").stdout

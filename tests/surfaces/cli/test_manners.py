@@ -8,7 +8,7 @@ import pytest
 from retinue.supervisor.tree import new_tree_id
 from retinue.surfaces.cli.help_texts import SYNONYMS
 from retinue.surfaces.cli.main import COMMANDS
-from tests.surfaces.cli.shell import Project, one_line_error
+from tests.surfaces.cli.shell import Project, one_line_error, until
 from tests.surfaces.cli.test_terminal import HOSTILE, UNSEEN, Terminal
 
 TASK = {"task": "find out where the discount is computed", "subagent_type": "explorer"}
@@ -129,6 +129,17 @@ def test_ps_drops_columns_by_importance_and_the_task_last(project: Project) -> N
     assert heads[200] == ["RUN", "LABEL", "AGENT", "STATE", "TURNS", "TOOLS", "TOKENS", "TIME", "STARTED", "TASK"]
     assert heads[80] == ["RUN", "LABEL", "STATE", "TIME", "STARTED", "TASK"]
     assert heads[40] == ["RUN", "STATE", "TASK"]
+
+
+def test_ps_says_that_runs_wait_for_an_answer(project: Project) -> None:
+    write = {"name": "write", "args": {"path": "a.txt", "content": "x"}}
+    model = project.script({"main": [{"tools": [write]}, "end"]})
+    with project.running("run", "change a file", "--model", model, "--wait-approvals", "600"):
+        until(lambda: [row["state"] for row in project.rows()] == ["waiting_approval"])
+        assert "\n1 run waits for your answer: retinue approvals\n" in project.retinue("ps").stdout
+        lines = show_on_terminal(project, "ps", COLUMNS="70", NO_COLOR="")
+    assert COLOR.sub("", lines[0]).split() == ["RUN", "LABEL", "STATE", "STARTED", "TASK"]
+    assert "\x1b[33mwaiting_approval\x1b[0m" in lines[1] and lines[1].endswith("  change a file")
 
 
 def test_ps_is_in_colour_on_a_terminal_that_wants_it(project: Project) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from retinue.core.approvals import Allow, Approval, Deny
+from retinue.core.approvals import INPUT_REQUIRED, Allow, Approval, Deny
+from retinue.core.errors import ApproverLeft
 from retinue.core.events import ApprovalAsked, Delta, Thinking
-from retinue.surfaces.printer.approver import NOBODY, PROMPT, SURE, TerminalApprover, parse_answer
+from retinue.surfaces.printer.approver import ANSWER, LEFT, PROMPT, SURE, TerminalApprover, parse_answer
 from retinue.surfaces.printer.printer import Printer
 from tests.surfaces.printer.facts import ANNA, Facts
 
@@ -67,6 +68,15 @@ class Person:
     def types(self, text: str) -> None:
         os.write(self.master, text.encode())
 
+    def ask_in_words(self, text: str) -> asyncio.Task[Allow | Deny]:
+        """A question of an agent elsewhere, which wants words."""
+        self.number += 1
+        args = {"question": text}
+        question = Approval(
+            "input-1", "t1", 1, "/main/anna-1", "anna", INPUT_REQUIRED, args, "c1", "anna", text, number=self.number
+        )
+        return asyncio.ensure_future(self.approver(question))
+
     def leave(self) -> None:
         os.close(self.master)
         self.master = -1
@@ -91,7 +101,6 @@ def person() -> Iterator[Person]:
         ("no\n", Deny()),
         ("n because it is late\n", Deny("because it is late")),
         ("No, not today\n", Deny("not today")),
-        ("\x04", Deny(NOBODY)),
     ],
 )
 async def test_answers(person: Person, typed: str, expected: Allow | Deny) -> None:
@@ -99,6 +108,22 @@ async def test_answers(person: Person, typed: str, expected: Allow | Deny) -> No
     asking = person.ask("one")
     await person.sees(PROMPT)
     assert person.seen == "◐ [one] edit(one.py)\n│ -old one\n│ +new one\n\n"
+    person.types(typed)
+    assert await asking == expected
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("blue\n", Allow(args={"question": "Which cluster?", "answer": "blue"})),
+        ("\n3\n", Allow(args={"question": "Which cluster?", "answer": "3"})),
+        ("no, none of them\n", Deny("no, none of them")),
+    ],
+)
+async def test_an_agent_that_asks_for_words_gets_them(person: Person, typed: str, expected: Allow | Deny) -> None:
+    person.sit_down()
+    asking = person.ask_in_words("Which cluster?")
+    await person.sees(ANSWER)
     person.types(typed)
     assert await asking == expected
 
@@ -254,20 +279,31 @@ async def test_an_editor_that_is_no_longer_needed_gives_the_terminal_back(
     assert termios.tcgetattr(person.terminal) == modes
 
 
-async def test_when_the_terminal_is_gone_the_answer_is_no(person: Person) -> None:
+async def test_the_end_of_the_input_answers_nothing(person: Person) -> None:
+    person.sit_down()
+    asking = person.ask("one")
+    await person.sees(PROMPT)
+    person.types("\x04")
+    await person.sees(LEFT.format(number=4))
+    with pytest.raises(ApproverLeft):
+        await asking
+
+
+async def test_a_terminal_that_is_gone_answers_nothing(person: Person) -> None:
     person.sit_down()
     asking = person.ask("one")
     await person.sees(PROMPT)
     person.leave()
-    assert await asking == Deny(NOBODY)
-    assert await person.ask("two") == Deny(NOBODY)
+    for question in (asking, person.ask("two")):
+        with pytest.raises(ApproverLeft):
+            await question
 
 
 async def test_a_file_is_nobody(person: Person) -> None:
     person.sit_down()
-    with open(os.devnull, "rb") as nothing:
+    with open(os.devnull, "rb") as nothing, pytest.raises(ApproverLeft):
         person.approver = TerminalApprover(person.printer, nothing.fileno())
-        assert await person.ask("one") == Deny(NOBODY)
+        await person.ask("one")
 
 
 def test_a_line_decides_only_when_it_is_clear() -> None:

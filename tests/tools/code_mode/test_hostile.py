@@ -14,10 +14,12 @@ from retinue.core.events import Delta, Event, RunEnded, ToolCall, ToolResult
 from retinue.core.profiles import Profile, Task
 from retinue.sandbox.tool_server_session import ToolServerSandbox
 from retinue.testing import scripted
-from tests.sandbox.test_hostile import CALLED, NoProtection, use_sandbox
+from tests.sandbox.test_hostile import CALLED as HEARD
+from tests.sandbox.test_hostile import NoProtection, use_sandbox
 from tests.supervisor.tree.kit import bodies, call
 from tests.tools.code_mode.kit import NAME, TOOLS, program, served
 
+CALLED = HEARD + "say(Accepted(call.id))\n"
 REPORT = "'mcp__weather__report', {'city': 'Rome'}"
 
 

@@ -15,6 +15,7 @@ import msgspec
 from a2a.types import Artifact, Message, Part, Role, StreamResponse, Task, TaskState, TaskStatus
 from google.protobuf.json_format import MessageToDict
 
+from retinue.core.approvals import INPUT_REQUIRED
 from retinue.core.events import (
     ApprovalAsked,
     Body,
@@ -28,7 +29,7 @@ from retinue.core.events import (
 from retinue.core.events import Message as Said
 from retinue.core.limits import EVENT_BYTES
 from retinue.protocol.notices import PLAN_OPENS, Notice, parse_notice, remove_plans
-from retinue.remote.port import INPUT_REQUIRED, STARTED, RemoteDelta, RemoteSpawned, Report
+from retinue.remote.port import STARTED, RemoteDelta, RemoteSpawned, Report
 
 NOTICE_ARTIFACTS = ("tool_notification_start", "tool_notification_end")
 MOST_ARTIFACTS = 1000

@@ -50,7 +50,7 @@ from a2a.utils.task import (
 from google.protobuf.json_format import MessageToDict
 
 from retinue.concurrency import run_until_first
-from retinue.core.approvals import Approval
+from retinue.core.approvals import Approval, describe_closing
 from retinue.core.caller import ClientRequest
 from retinue.core.control import Control, ResumeOverrides, RunHandle
 from retinue.core.errors import RetinueError
@@ -58,9 +58,9 @@ from retinue.core.events import Delta, Event, RunEnded, RunSpawned
 from retinue.core.messages import ASKER
 from retinue.core.profiles import Profile
 from retinue.core.profiles import Task as RunTask
-from retinue.core.secrets import clean_text
 from retinue.files.atomic import replace_file
 from retinue.files.private import make_private_folder
+from retinue.log.questions import find_closing
 from retinue.protocol.a2a import AFTER_HEADER, EXTENSION, ApprovalAnswer, read_command_metadata
 from retinue.surfaces.a2a.gate import ANONYMOUS, GONE
 from retinue.surfaces.a2a.requests import ClientMessage, read_message
@@ -82,7 +82,7 @@ from retinue.surfaces.a2a.tasks import SURFACE, ServedTask, ServedTasks
 CANCEL_SECONDS = 40.0
 FILES_NOTE = "Files of this message are in your workspace: {names}"
 ENDED = "the task {task} has ended; a message with its contextId and without a taskId goes on from there"
-USED = "params.message.messageId '{name}' was used for another message: give each message an id of its own"
+REPEATED = "client '{client}' sends the message '{name}' again: it gets the task {task}, which that message began"
 BUSY = "the server works on {count} tasks already, which is as many as it takes at once: try again later"
 NOT_ASKED = "questions of this server are answered by its host: it runs without --approve-by client"
 OnDisconnect = Literal["continue", "cancel"]
@@ -136,7 +136,7 @@ class TaskHandler(RequestHandler):
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Update]:
         accepted = await self._accept(params, context)
-        async with aclosing(self._stream(accepted.task, context, after=accepted.after)) as updates:
+        async with aclosing(self._stream(accepted.task, context, after=accepted.after, pauses=True)) as updates:
             async for update in updates:
                 yield update
 
@@ -148,7 +148,7 @@ class TaskHandler(RequestHandler):
         async with self._accepting:  # the same message may come twice at once
             known = self._tasks.find_message(client, message.message_id)
             if known is not None:
-                await self._check_repeated(known, message)
+                self._options.say(REPEATED.format(client=client, name=message.message_id, task=known.tree))
                 return Accepted(known)
             if message.task_id:
                 return await self._address(self._find(message.task_id, context), message)
@@ -164,7 +164,8 @@ class TaskHandler(RequestHandler):
         request = ClientRequest(surface=SURFACE, client=client, context=context, message=message.message_id)
         before = [task for task in self._tasks.list_context(client, context) if not self._tasks.is_live(task)]
         files = await asyncio.to_thread(self._keep_files, message)
-        text = _make_task_text(message)
+        names = ", ".join(name for name, _ in message.files)
+        text = "\n\n".join(filter(None, (message.text, FILES_NOTE.format(names=names) if names else "")))
         options = self._options
         try:
             with self._control.serve_caller(message.caller):
@@ -180,13 +181,6 @@ class TaskHandler(RequestHandler):
         self._tasks.follow(task)
         options.begun(run, client, text)
         return task  # without a pause: a stream has the first words of the model only if it watches from here on
-
-    async def _check_repeated(self, task: ServedTask, message: ClientMessage) -> None:
-        """Raise InvalidParamsError if the id of the message that began a task comes with other words."""
-        begun = (await self._tasks.read_view(task)).beginning
-        is_first = message.message_id == task.request.message
-        if is_first and begun is not None and clean_text(_make_task_text(message)) != begun.task:
-            raise InvalidParamsError(USED.format(name=message.message_id))
 
     def _keep_files(self, message: ClientMessage) -> tuple[str, ...]:
         if not message.files:
@@ -226,11 +220,13 @@ class TaskHandler(RequestHandler):
         asked = {question.id: question for question in await self._control.pending(task.tree)}.get(answer.approval_id)
         if asked is None or not asked.digest or asked.digest != answer.digest:
             raise InvalidParamsError("the answer is not to a question that is open: its approval_id and digest differ")
-        if (
-            await self._control.answer(asked.id, answer.verdict, by=_name_answerer(task), digest=answer.digest)
-            != "taken"
-        ):
-            raise InvalidParamsError("the question was answered meanwhile")
+        by = _name_answerer(task)
+        given = await self._control.answer(asked.id, answer.verdict, by=by, digest=answer.digest, surface="a2a")
+        if given != "taken":
+            async with aclosing(self._control.watch(task.tree)) as events:
+                closed = await find_closing(events, asked.id)
+            told = msgspec.structs.replace(closed, by="somebody here", reason="")  # who that is, is not the client's
+            raise InvalidParamsError(f"the question was answered meanwhile: {describe_closing(told)}")
 
     # Streams
 
@@ -244,15 +240,18 @@ class TaskHandler(RequestHandler):
         if view.ending is not None and not is_typed:
             raise UnsupportedOperationError(f"the task {task.tree} has ended: there is nothing more to stream")
         after = int(cursor) if is_typed else view.last_seq
-        async with aclosing(self._stream(task, context, after=after)) as updates:
+        async with aclosing(self._stream(task, context, after=after, pauses=False)) as updates:
             async for update in updates:
                 yield update
 
-    async def _stream(self, task: ServedTask, context: ServerCallContext, *, after: int) -> AsyncGenerator[Update]:
-        """Yield the task, then what happens in it after that event, to its end. Closed early, its client has left."""
+    async def _stream(
+        self, task: ServedTask, context: ServerCallContext, *, after: int, pauses: bool
+    ) -> AsyncGenerator[Update]:
+        """Yield the task, then what happens in it after that event, to its end; one that `pauses` ends with a question
+        to the client. Closed early, its client has left."""
         is_whole = False
         is_typed = EXTENSION in context.requested_extensions
-        updates = self._stream_typed(task, after) if is_typed else self._stream_shown(task, after)
+        updates = self._stream_typed(task, after) if is_typed else self._stream_shown(task, after, pauses=pauses)
         try:
             async with aclosing(updates):
                 async for update in updates:
@@ -271,14 +270,14 @@ class TaskHandler(RequestHandler):
         status = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)
         return Task(id=place.task_id, context_id=place.context_id, history=history, status=status)
 
-    async def _stream_shown(self, task: ServedTask, after: int) -> AsyncGenerator[Update]:
-        """Yield what a client of the pattern sees. A question that the client is asked ends the stream."""
+    async def _stream_shown(self, task: ServedTask, after: int, *, pauses: bool) -> AsyncGenerator[Update]:
+        """Yield what a client of the pattern sees."""
         options = self._options
         fold = StreamFold(task.place, options.pattern, asks_client=options.asks_client)
         async with aclosing(self._control.watch(task.tree, deltas=True)) as items:
             first = await anext(items, None)  # the log has the task now: its id can be told
             yield await self._make_first(task, first, after)
-            open_questions = await self._list_open_questions(task) if after else []
+            open_questions = await self._list_open_questions(task) if after and pauses else []
             if open_questions:
                 yield make_input_required(task.place, open_questions)
                 return
@@ -289,7 +288,7 @@ class TaskHandler(RequestHandler):
                 for update in fold.apply(item):
                     if seq > after:
                         yield update
-                        if asks_input(update):
+                        if pauses and asks_input(update):
                             return
 
     async def _list_open_questions(self, task: ServedTask) -> list[Approval]:
@@ -420,11 +419,6 @@ class TaskHandler(RequestHandler):
         self, params: GetExtendedAgentCardRequest, context: ServerCallContext
     ) -> AgentCard:
         raise ExtendedAgentCardNotConfiguredError
-
-
-def _make_task_text(message: ClientMessage) -> str:
-    names = ", ".join(name for name, _ in message.files)
-    return "\n\n".join(filter(None, (message.text, FILES_NOTE.format(names=names) if names else "")))
 
 
 def _name_client(context: ServerCallContext) -> str:

@@ -151,8 +151,8 @@ def _find_runs(word: str) -> list[str]:
 
 def _find_questions(word: str) -> list[str]:
     """Return the numbers of waiting questions; the ids, where a number means several or an id is begun."""
-    from retinue.surfaces.cli.approvals import find_waiting
     from retinue.surfaces.cli.output import open_project_log
+    from retinue.surfaces.cli.questions import find_waiting
 
     waiting = [each.approval for each in asyncio.run(find_waiting(open_project_log()))]
     numbers = [str(question.number) for question in waiting]

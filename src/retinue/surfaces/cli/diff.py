@@ -32,12 +32,14 @@ def configure_diff(parser: argparse.ArgumentParser) -> None:
 
 
 def execute_diff(args: argparse.Namespace) -> int:
-    """Show what a run changed in its copy or worktree. Works while the run is still at it.
+    """Show what a run changed in its copy or worktree, also while it is at work.
+
+    On a terminal, a diff that is longer than the screen is shown in $PAGER (less -FRX).
 
     examples:
-      retinue diff                      what the latest tree's primary changed
+      retinue diff                      what the primary of the newest tree changed
       retinue diff 7jw4p2xk9mtb/3 --stat
-      retinue diff /main/coder-1 | less -R
+      retinue diff /main/coder-1 > coder.patch
       retinue diff --json | jq '.[].path'
     """
     tree, found, shown = asyncio.run(find_copies(args.name))
@@ -102,7 +104,7 @@ def execute_apply(args: argparse.Namespace) -> int:
     examples:
       retinue diff 7jw4p2xk9mtb/1        look at the changes first
       retinue apply 7jw4p2xk9mtb/1       show them again, ask, apply
-      retinue apply --yes                apply the changes of the latest tree without asking
+      retinue apply --yes                apply the changes of the newest tree without asking
     """
     tree, _, copies = asyncio.run(find_copies(args.name))
     runs = _select_unapplied(tree, copies)

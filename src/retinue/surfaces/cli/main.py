@@ -21,8 +21,8 @@ from retinue.surfaces.cli.start_line import clear_start_line, show_start_line
 COMMANDS = {
     "init": "write a retinue.yaml and a first agent for this project",
     "run": "run an agent on a task and print its answer",
-    "resume": "resume a tree whose process is gone",
-    "continue": "continue a run that has ended, with a new message",
+    "resume": "go on with a tree whose process is gone",
+    "continue": "give a run that has ended a new message",
     "demo": "watch a tree of agents at work; needs no key and no network",
     "ps": "list runs and their states",
     "show": "show everything about one run",
@@ -30,9 +30,9 @@ COMMANDS = {
     "replay": "replay a recorded tree without a model, and compare",
     "send": "send a message to a run at work",
     "cancel": "cancel a run and everything below it",
-    "approvals": "list pending approvals",
-    "approve": "approve a tool call",
-    "deny": "deny a tool call, with a reason",
+    "approvals": "list the questions that wait for your answer",
+    "approve": "say yes to a tool call that waits for an answer",
+    "deny": "say no to a tool call, with a reason",
     "diff": "show the changes of a run in its copy of the project",
     "apply": "apply the changes of a run to the project",
     "mcp": "offer subagents to MCP clients such as Claude Code",
@@ -51,6 +51,12 @@ MODULES = {
     "help": "main",
 }  # fmt: skip
 EPILOG = """\
+A run is one agent at work on a task. A tree is a run with all its subagents; the first run of a tree is its primary.
+
+The answer goes to stdout (as JSON with --json), everything live to stderr.
+
+exit codes: 0 done, 1 failed, 2 usage, 124 timed out, 130 cancelled
+
 examples:
   retinue                                       talk with an agent (takes the options of `retinue run`)
   retinue demo                                  see it work, without a key
@@ -58,12 +64,7 @@ examples:
   retinue run "make test fails. Fix it."        run an agent
   retinue diff                                  see what it changed
   retinue apply                                 merge that into your files
-
-The answer goes to stdout (as JSON with --json), everything live to stderr.
-
-Exit codes: 0 done, 1 failed, 2 usage, 124 timed out, 130 cancelled.
-
-`retinue help COMMAND` describes a command."""
+  retinue help run                              read about a command"""
 TOP_OPTIONS = ("-h", "--help", "--version", "-C")
 USAGE = 2
 FAILED = 1
@@ -106,6 +107,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", Help)
         super().__init__(allow_abbrev=False, **options)
+        self._positionals.title = "arguments"
 
     def error(self, message: str) -> NoReturn:
         complain(f"{message} (see `{self.prog} --help`)")

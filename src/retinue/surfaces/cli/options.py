@@ -39,7 +39,7 @@ def add_live_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that shows a tree at work."""
     parser.add_argument("--json", action="store_true", help="print the whole result as one JSON object")
     add_level_options(parser)
-    parser.add_argument("--detach", action="store_true", help="run in the background; print the id of the tree")
+    parser.add_argument("--detach", action="store_true", help="run in the background and print the id of the tree")
     parser.add_argument(
         "--wait-approvals",
         metavar="SECONDS",
@@ -81,12 +81,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="anthropic:NAME, openai:NAME, another PROVIDER:NAME or scripted:FILE; the default is `model:` in "
         "retinue.yaml, else RETINUE_MODEL, else that of the only provider whose key is set",
     )
-    parser.add_argument("--no-control", action="store_true", help="do not let other terminals answer, send or cancel")
     parser.add_argument(
-        "--config", metavar="FILE", type=Path, help="use this file instead of the project's retinue.yaml, and trust it"
+        "--no-control", action="store_true", help="do not let other terminals answer questions, send messages or cancel"
     )
     parser.add_argument(
-        "--yes", action="store_true", help="run every tool without asking; ask and deny rules still hold"
+        "--config",
+        metavar="FILE",
+        type=Path,
+        help="use this file instead of the project's retinue.yaml, and trust what it allows",
+    )
+    parser.add_argument(
+        "--yes", action="store_true", help="run tools without asking; `ask` and `deny` rules of retinue.yaml still hold"
     )
     parser.add_argument(
         "--runtime",
@@ -102,22 +107,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     limits = parser.add_argument_group("limits", "0 means 0, not unlimited")
     for name, metavar, parse, text in (
-        ("--max-depth", "N", parse_whole, "levels of subagents below the primary (3)"),
-        ("--max-concurrent", "N", parse_limit_count, "subagents at once (8); none: no limit"),
-        ("--max-turns", "N", parse_limit_count, "turns of each run (100); none: no limit"),
-        ("--timeout", "SECONDS", parse_seconds, "time for the whole run (no limit)"),
+        ("--max-depth", "N", parse_whole, "levels of subagents below the primary (default: 3)"),
+        ("--max-concurrent", "N", parse_limit_count, "subagents at once (default: 8; `none`: no limit)"),
+        (
+            "--max-turns",
+            "N",
+            parse_limit_count,
+            "turns of each run, which are calls of its model (default: 100; `none`: no limit)",
+        ),
+        ("--timeout", "SECONDS", parse_seconds, "time for the whole run (default: no limit)"),
         (
             "--stall",
             "SECONDS",
             parse_seconds,
-            "warn after this time without any event in a run and below it, and end the run after twice that (no limit)",
+            "warn if nothing happens in a run and below it for this long, and end it after twice that "
+            "(default: no limit)",
         ),
-        ("--max-tokens", "N", parse_limit_count, "tokens the whole tree may spend (no limit)"),
+        ("--max-tokens", "N", parse_limit_count, "tokens the whole tree may spend (default: no limit)"),
         (
             "--max-cost",
             "AMOUNT",
             parse_limit_amount,
-            "US dollars the whole tree may spend (no limit); needs known prices",
+            "US dollars the whole tree may spend (default: no limit); the prices of its models must be known",
         ),
     ):
         limits.add_argument(name, metavar=metavar, type=parse, default=UNSET, help=text)

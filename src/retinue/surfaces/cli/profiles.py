@@ -21,7 +21,9 @@ HEADS = ("NAME", "ACTIVE", "SOURCE", "DESCRIPTION")
 
 def configure_profiles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="also list profiles that are not active")
-    parser.add_argument("--config", metavar="FILE", type=Path, help="read this instead of the project's retinue.yaml")
+    parser.add_argument(
+        "--config", metavar="FILE", type=Path, help="use this file instead of the project's retinue.yaml"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON array with an object for each profile")
 
 

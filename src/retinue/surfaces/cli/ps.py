@@ -11,7 +11,7 @@ from pathlib import Path
 from retinue.control.address_files import find_address
 from retinue.core.errors import LogError
 from retinue.log.accounts import format_cost
-from retinue.log.blocks import Role
+from retinue.log.blocks import Role, format_count
 from retinue.log.listing import Listing, load_listings
 from retinue.protocol.subagent_tools import INTERRUPTED
 from retinue.surfaces.cli import output as screen
@@ -20,12 +20,14 @@ from retinue.surfaces.printer import colors, safe
 
 HEADS = ("RUN", "LABEL", "AGENT", "STATE", "TURNS", "TOOLS", "TOKENS", "COST", "TIME", "STARTED", "TASK")
 NUMBERS = frozenset({"TURNS", "TOOLS", "TOKENS", "COST", "TIME"})
-FLEXIBLE = {"LABEL": 12, "TASK": 20, "STATE": 10}  # the least width of columns that may be shortened
+FLEXIBLE = {"LABEL": 12, "TASK": 20}  # the least width of columns that are shortened before others are dropped
+LEAST_STATE = {"STATE": 10}  # where nothing is left to drop
 EXPENDABLE = ("TOOLS", "TURNS", "COST", "TOKENS", "AGENT", "TIME", "STARTED", "LABEL")  # least important first
+ASKING = "waiting_approval"
 COLORS: dict[str, Role] = {
     "done": "good",
     **dict.fromkeys(("refused", "failed", "limited", "timed_out", "cancelled", "disconnected"), "bad"),
-    **dict.fromkeys(("waiting_approval", "stalled", INTERRUPTED), "warn"),
+    **dict.fromkeys((ASKING, "stalled", INTERRUPTED), "warn"),
 }
 UNREAD = "No runs that can be read."
 LABEL_WIDTH = 40
@@ -34,21 +36,22 @@ TASK_WIDTH = 80
 
 def configure_ps(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--all", action="store_true", help="list every tree, also those that were reported to another process"
+        "--all", action="store_true", help="list every tree, also those that another process shows as its subagents"
     )
     parser.add_argument(
         "--since",
         metavar="AGE",
         type=parse_age,
-        help="list trees that started in this time, and live ones: 1d, 12h, 30min",
+        help="list trees that started in the last 1d, 12h or 30min, and live ones",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON array with an object for each run")
 
 
 def execute_ps(args: argparse.Namespace) -> int:
-    """List the runs of this project and their states, as trees, newest first.
+    """List the runs of this project and their states: the newest tree first, subagents below their parents.
 
-    Without --all it lists every tree with a live run, and the latest 10.
+    Without --all it lists the latest 10 trees and every tree with a live run. On a narrow terminal it leaves out
+    columns; --json has everything.
 
     states:
       queued starting running waiting_approval waiting_children stalled   the run is alive
@@ -79,6 +82,11 @@ def execute_ps(args: argparse.Namespace) -> int:
     rows = [row for each in found for row in _make_rows(each, now)]
     has_costs = any(view.cost for each in found for view in each.list_runs())  # nothing but "unknown" says nothing
     print("\n".join(_format_rows([head for head in HEADS if has_costs or head != "COST"], rows)))
+    asking = sum(each.state_of(view) == ASKING for each in found for view in each.list_runs())
+    if asking:
+        print(
+            f"\n{format_count(asking, 'run')} {'waits' if asking == 1 else 'wait'} for your answer: retinue approvals"
+        )
     for each in found:
         if each.pid is not None and any(view.ended is None for view in each.list_runs()):
             print(f"\n{_describe_process(project.state, each)}")
@@ -92,10 +100,9 @@ def execute_ps(args: argparse.Namespace) -> int:
 
 def _format_rows(heads: list[str], rows: list[dict[str, str]]) -> list[str]:
     """Return the lines of the table. Without room for labels, they stand where a subagent has no task."""
-    flexible, expendable = FLEXIBLE, EXPENDABLE
-    heads = [*screen.drop_columns(heads, _select_cells(heads, rows), flexible=flexible, expendable=expendable)]
+    heads = [*screen.drop_columns(heads, _select_cells(heads, rows), flexible=FLEXIBLE, expendable=EXPENDABLE)]
+    flexible = {head: least for head, least in {**FLEXIBLE, **LEAST_STATE}.items() if head in heads}
     if "LABEL" not in heads:
-        flexible = {head: least for head, least in FLEXIBLE.items() if head != "LABEL"}
         rows = [{**row, "TASK": row["TASK"] or row["LABEL"]} for row in rows]
     paint = _paint_cell if colors.wants_color(sys.stdout) else None
     return screen.format_table(heads, _select_cells(heads, rows), right=NUMBERS, flexible=flexible, paint=paint)

@@ -51,10 +51,11 @@ def execute_replay(args: argparse.Namespace) -> int:
     ended is played up to the end of its record, and the output says where that is.
 
     stdout is the recorded answer (or the comparison, with --json); everything else goes to stderr.
+
     exit codes: 0 no difference, 1 it differs, 2 usage
 
     examples:
-      retinue replay                    the latest tree
+      retinue replay                    the newest tree
       retinue replay 7jw4p2xk9mtb --quiet
       retinue replay --from-disk        with the profiles and skills as they are on disk now
       retinue replay 7jw4 --json | jq .differences

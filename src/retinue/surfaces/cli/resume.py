@@ -178,7 +178,7 @@ def execute_continue(args: argparse.Namespace) -> int:
     exit codes: as `retinue run`
 
     examples:
-      retinue continue 7jw4p2xk9mtb "now write the tests too"
+      retinue continue last "now write the tests too"
       retinue continue /main/explorer-1 @question.md
       retinue continue 7jw4 - --json
     """

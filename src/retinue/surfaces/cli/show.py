@@ -32,7 +32,9 @@ INDENT = "  "
 
 def configure_show(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", nargs="?", help=RUN_HELP)
-    parser.add_argument("--all", action="store_true", help="also look in trees that were reported to another process")
+    parser.add_argument(
+        "--all", action="store_true", help="also look in trees that another process shows as its subagents"
+    )
     parser.add_argument(
         "--json", action="store_true", help="print the result as one JSON object; of a live run, what is known so far"
     )
@@ -49,8 +51,11 @@ def configure_show(parser: argparse.ArgumentParser) -> None:
 def execute_show(args: argparse.Namespace) -> int:
     """Show everything about one run: its task, its tool calls and its result.
 
+    On a terminal, a page that is longer than the screen is shown in $PAGER (less -FRX).
+
     examples:
-      retinue show                      the latest tree's primary
+      retinue show                      the primary of the newest tree
+      retinue show @2                   that of the tree before it
       retinue show 7jw4p2xk9mtb/3       run 3 of a tree (`retinue ps` lists them)
       retinue show /main/explorer-1     by path
       retinue show "look at src"        by label

@@ -26,7 +26,9 @@ def configure_tail(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--after", metavar="SEQ", type=parse_whole, default=0, help="print only events after this number"
     )
-    parser.add_argument("--all", action="store_true", help="also look in trees that were reported to another process")
+    parser.add_argument(
+        "--all", action="store_true", help="also look in trees that another process shows as its subagents"
+    )
     parser.add_argument("--json", action="store_true", help="print one event per line, exactly as stored")
     parser.add_argument(
         "--deltas", action="store_true", help='with -f --json: also print pieces of text, as {"delta": ...}'
@@ -42,8 +44,8 @@ def execute_tail(args: argparse.Namespace) -> int:
     saying at this moment.
 
     examples:
-      retinue tail                            the latest tree, as blocks
-      retinue tail -f toje555k2w              follow a tree until it ends
+      retinue tail                            the newest tree, as blocks
+      retinue tail -f 7jw4                    follow a tree until it ends
       retinue tail --json --after 120         one event per line, exactly as stored
       retinue tail --json | jq -r .kind | sort | uniq -c
     """

@@ -38,6 +38,7 @@ from retinue.protocol import inherited_limits
 from retinue.protocol.subagent_tools import KnownRun, find_known
 
 ANSWERED_BY = "mcp client"
+SURFACE = "mcp"
 _CLIENT_LIMITS = Limits(seconds=None, stall=None)  # a client has no end of its own
 
 
@@ -110,7 +111,7 @@ class Backend:
 
     async def answer(self, asked: Approval, decision: Decision) -> Answered:
         """Answer a question for the client's user, if it is still the one that was shown."""
-        return await self.control.answer(asked.id, decision, by=ANSWERED_BY, digest=asked.digest)
+        return await self.control.answer(asked.id, decision, by=ANSWERED_BY, digest=asked.digest, surface=SURFACE)
 
     def make_command(self, words: str) -> str:
         """Return a command for the user, which works in any terminal."""

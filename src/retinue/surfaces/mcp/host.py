@@ -21,7 +21,7 @@ from retinue.log.blocks import format_question_body
 from retinue.protocol.inherited_limits import ASKER_KEY
 from retinue.protocol.subagent_tools import CONTINUE, PREFIX, SPAWN, WAIT, Reply
 from retinue.surfaces.mcp import catalog, profile_tool
-from retinue.surfaces.mcp.backend import ANSWERED_BY, Backend
+from retinue.surfaces.mcp.backend import Backend
 from retinue.surfaces.mcp.messages import INVALID_PARAMS, RpcError
 from retinue.surfaces.mcp.progress import question_line
 from retinue.surfaces.mcp.server import ELICIT, Channel, Exchange, Session
@@ -371,7 +371,7 @@ class ClientApprover:
     """The supervisor's approver for the users of clients. It answers nothing itself: it keeps a question open for
     `seconds` at most, while somebody `attends` to its tree."""
 
-    by = ANSWERED_BY
+    by = "expiry"
 
     def __init__(self, attends: Callable[[str], bool], seconds: float) -> None:
         self.attends, self._seconds = attends, seconds

@@ -1,7 +1,8 @@
 """The approver at a terminal: asks one question at a time, in the order they came, and reads the answer as a line.
 
 Reads the terminal only while a question is open. A line typed before a question was shown does not answer it. The other
-questions that wait are numbered, and a number goes to that question. Fails closed: the end of the input denies.
+questions that wait are numbered, and a number goes to that question. The end of the input answers nothing: the question
+stays open for other terminals.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from retinue.core.approvals import Allow, Approval, Deny
+from retinue.core.approvals import INPUT_REQUIRED, Allow, Approval, Deny
+from retinue.core.errors import ApproverLeft
 from retinue.core.rules import explain_missing_rule
 from retinue.log.blocks import make_question_spans
 from retinue.surfaces.printer import safe
@@ -22,11 +24,12 @@ from retinue.surfaces.printer.edit_call import UNCHANGED, edit_in_editor, find_e
 from retinue.surfaces.printer.printer import Printer
 
 PROMPT = "(? for more) [y]es [n]o > "
+ANSWER = "your answer > "
 SURE = "sure? [y]es [n]o > "
 JSON = "arguments as a line of JSON > "
 SHOWN_SECONDS = 1.0
 LISTED = 20
-NOBODY = "nobody answered: the input has ended"
+LEFT = "(the input has ended: answer with `retinue approve {number}` in another terminal)"
 HELP = """\
 y           yes, this call
 u           yes, and to this tool for the rest of this run
@@ -81,6 +84,13 @@ def parse_answer(line: str) -> Allow | Deny | Action | None:
         case "?" | "h" | "help":
             return Action("help")
     return _YES.get(word.lower())
+
+
+def parse_words(line: str, question: Approval) -> Allow | Deny:
+    """Return the answer to an agent that asks for words. A no is a no, with all its words."""
+    if isinstance(parse_answer(line), Deny):
+        return Deny(line)
+    return Allow(args={**question.args, "answer": line})
 
 
 class LineReader:
@@ -138,6 +148,7 @@ class TerminalApprover:
     """The approver of a person at a terminal. The printer says when it has reached a question among the blocks."""
 
     by = "user"
+    surface = "terminal"
 
     def __init__(self, printer: Printer, stdin_fd: int = 0) -> None:
         self._printer = printer
@@ -145,7 +156,12 @@ class TerminalApprover:
         self._waiting: dict[str, _Waiting] = {}
         self._current: _Waiting | None = None
         self._is_open = False
+        self._is_leaving = False
         printer.on_asked = self._mark_shown
+
+    def leave(self) -> None:
+        """Take back no question from now on: the person leaves, and the questions stay open elsewhere."""
+        self._is_leaving = True
 
     async def __call__(self, question: Approval) -> Allow | Deny:
         waiting = self._waiting[question.id] = _Waiting(question)
@@ -191,16 +207,21 @@ class TerminalApprover:
         self._is_open = True
         try:
             while True:
-                line = await self._read_line(PROMPT)
+                is_in_words = question.tool == INPUT_REQUIRED and question.args.keys() == {"question"}
+                line = await self._read_line(ANSWER if is_in_words else PROMPT)
                 if line is None:
-                    return Deny(NOBODY)
+                    self._printer.show_note(LEFT.format(number=question.number))
+                    raise ApproverLeft
+                if is_in_words and line.strip():
+                    return parse_words(line.strip(), question)
                 typed = parse_answer(line)
                 answer = await self._perform(typed, question) if isinstance(typed, Action) else typed
                 if answer is not None:
                     return answer
         except asyncio.CancelledError:
             self._printer.end_prompt(answered=False)
-            self._printer.show_note("(no longer needed)")
+            if not self._is_leaving:
+                self._printer.show_note("(no longer needed)")
             raise
         finally:
             self._is_open = False

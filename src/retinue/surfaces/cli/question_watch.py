@@ -1,0 +1,148 @@
+"""`retinue approvals --watch`: every question of the project as it is asked, to be answered here or elsewhere.
+
+At a terminal the questions are asked as the terminal of a run asks them, by the same approver. Being there counts:
+while it is open, runs without a terminal wait for an answer. Leaving answers nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack, aclosing
+
+from retinue.concurrency import TaskOwner
+from retinue.control.client import ControlClient
+from retinue.core.approvals import Allow, Approval, QuestionChange, QuestionClosed, describe_closing
+from retinue.core.errors import ApproverLeft, RetinueError
+from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli.control_clients import find_clients, who
+from retinue.surfaces.cli.questions import (
+    KEPT,
+    NOT_KEPT,
+    Waiting,
+    describe_outcome,
+    format_question,
+    format_rules,
+    is_rule_kept,
+    spread_rule,
+)
+from retinue.surfaces.printer.approver import TerminalApprover
+from retinue.surfaces.printer.printer import Printer
+
+SURFACE = "retinue approvals --watch"
+POLL_SECONDS = 0.1
+EMPTY = "No question waits. New ones appear here; Ctrl-C leaves, and answers nothing."
+
+
+class QuestionWatch:
+    """Shows the questions of all processes of a project. `asks` lets the person answer them."""
+
+    def __init__(self, project: screen.ProjectLog, *, as_json: bool, asks: bool) -> None:
+        self._project = project
+        self._as_json = as_json
+        self._printer = Printer(sys.stdout)
+        self._approver = TerminalApprover(self._printer) if asks else None
+        self._open: dict[str, Waiting] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._closed: dict[str, QuestionClosed] = {}  # of questions that are being answered here
+        self._left = asyncio.Event()
+        self._tasks = TaskOwner()
+
+    async def run(self) -> None:
+        """Watch until the person leaves."""
+        followed: dict[int, asyncio.Task[None]] = {}
+        is_first = self._approver is not None
+        async with self._tasks:
+            try:
+                while not self._left.is_set():
+                    for client in find_clients(self._project):
+                        pid = client.address.pid
+                        if pid not in followed or followed[pid].done():
+                            followed[pid] = self._tasks.start(self._follow(client))
+                    self._printer.check_output()
+                    await asyncio.sleep(POLL_SECONDS)
+                    if is_first and not self._open:
+                        self._printer.show_note(EMPTY)
+                    is_first = False
+            finally:
+                if self._approver is not None:
+                    self._approver.leave()
+
+    async def _follow(self, client: ControlClient) -> None:
+        """Follow the questions of one process until it is gone."""
+        try:
+            async with AsyncExitStack() as stack:
+                if self._approver is not None:
+                    await stack.enter_async_context(client.attend())
+                changes = await stack.enter_async_context(aclosing(client.watch_questions()))
+                async for change in changes:
+                    self._apply(client, change)
+        except RetinueError:  # it is gone, or going
+            pass
+        for name in [name for name, each in self._open.items() if each.client is client]:
+            self._close(name, await describe_outcome(self._project.log, self._open[name].approval))
+
+    def _apply(self, client: ControlClient, change: QuestionChange) -> None:
+        if isinstance(change, QuestionClosed):
+            if change.id in self._open:
+                self._closed[change.id] = change
+                self._close(change.id, describe_closing(change))
+            return
+        waiting = self._open[change.id] = Waiting(change, client)
+        if self._as_json:
+            screen.print_json(waiting.to_json())
+            sys.stdout.flush()
+        elif self._approver is not None:
+            self._asking[change.id] = self._tasks.start(self._ask(self._approver, waiting))
+        else:
+            self._printer.show_question(change)
+            number, name = change.number, f"{change.tree}/{change.run}"
+            self._printer.show_note(f"{number}  {name}: retinue approve {number} · retinue deny {number} REASON")
+
+    def _close(self, name: str, outcome: str) -> None:
+        """Take back a question that was closed elsewhere, and say how."""
+        waiting, asking = self._open.pop(name), self._asking.pop(name, None)
+        if asking is not None:
+            asking.cancel()
+        elif self._approver is not None:
+            return  # it is being answered here, which tells what became of it
+        if not self._as_json:
+            asyncio.get_running_loop().call_soon(self._say, waiting.approval, outcome)  # after the prompt is gone
+
+    async def _ask(self, approver: TerminalApprover, waiting: Waiting) -> None:
+        """Ask the person, and give the answer to the process that asks."""
+        about = waiting.approval
+        asking = self._tasks.start(approver(about))
+        await asyncio.sleep(0)
+        if self._printer.on_asked is not None:
+            self._printer.on_asked(about.id)
+        try:
+            decision = await asking
+        except ApproverLeft:
+            self._left.set()
+            return
+        self._asking.pop(about.id, None)
+        try:
+            outcome = await waiting.client.answer(about.id, decision, by=who(), digest=about.digest, surface=SURFACE)
+        except RetinueError as error:
+            self._say(about, f"was not answered: {error}")
+            return
+        self._open.pop(about.id, None)
+        closed = self._closed.pop(about.id, None)
+        if outcome != "taken":
+            late = await describe_outcome(self._project.log, about) if closed is None else describe_closing(closed)
+            self._say(about, f"too late, somebody else was first: {late}")
+            return
+        self._say(about, "approved" if isinstance(decision, Allow) else "denied")
+        if isinstance(decision, Allow) and decision.scope == "project":
+            await self._tell_rule(waiting)
+
+    async def _tell_rule(self, waiting: Waiting) -> None:
+        is_kept = await is_rule_kept(self._project.log, waiting.approval)
+        self._printer.show_note((KEPT if is_kept else NOT_KEPT).format(rules=format_rules(waiting.approval)))
+        if is_kept:
+            async for other in spread_rule(self._project, waiting, surface=SURFACE):
+                self._say(other, "approved by the same rule")
+
+    def _say(self, about: Approval, text: str) -> None:
+        self._printer.show_note(f"{about.number}  {format_question(about)} of {about.tree}/{about.run}: {text}")

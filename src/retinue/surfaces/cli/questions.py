@@ -1,0 +1,175 @@
+"""The questions that wait in all processes of the project, for the commands that list, show and answer them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from retinue.control.client import ControlClient, ControlUnreachable
+from retinue.core.approvals import Allow, Approval, Decision, QuestionClosed, describe_closing
+from retinue.core.errors import ConfigError, NotFound, RetinueError
+from retinue.core.events import ApprovalAsked, ApprovalDecided, Event
+from retinue.core.ports import LogReader
+from retinue.log.blocks import make_question_spans
+from retinue.log.questions import find_closing
+from retinue.log.reading import iterate_events, wait_for_event
+from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli.control_clients import find_clients, who
+from retinue.surfaces.printer import safe
+
+KEPT_SECONDS = 5.0
+NOT_KEPT = "the answer holds for this call only: the rule {rules} could not be written"
+KEPT = "allowed in this project from now on, by the rule in retinue.yaml: {rules}"
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A pending question, and the client that answers it."""
+
+    approval: Approval
+    client: ControlClient
+
+    def to_json(self) -> dict[str, Any]:
+        return {**msgspec.to_builtins(self.approval), "pid": self.client.address.pid}
+
+
+# Finding
+
+
+async def find_waiting(project: screen.ProjectLog) -> list[Waiting]:
+    """Return every pending question of every process with a control server, the oldest of each tree first."""
+    clients = find_clients(project)
+    pending = await asyncio.gather(*map(_list_pending, clients))
+    found = [
+        Waiting(approval, client) for client, approvals in zip(clients, pending, strict=True) for approval in approvals
+    ]
+    return sorted(found, key=lambda each: (each.approval.tree, each.approval.number))
+
+
+async def _list_pending(client: ControlClient) -> list[Approval]:
+    try:
+        return await client.pending()
+    except ControlUnreachable:
+        return []  # it closed this moment, and its questions with it
+    except RetinueError as error:
+        screen.print_warning(f"process {client.address.pid} does not answer which questions it asks: {error}")
+        return []
+
+
+def choose_question(found: Sequence[Waiting], name: str) -> Waiting:
+    """Return the question with that number or id. Raises an error that lists what there is if several or none fit.
+
+    A number is never the beginning of an id: if its question has been answered, it must not mean another one."""
+    if is_number(name):
+        matching = [each for each in found if each.approval.number == int(name)]
+    else:
+        matching = [each for each in found if each.approval.id == name]
+        matching = matching or [each for each in found if each.approval.id.startswith(name)]
+    if len(matching) == 1:
+        return matching[0]
+    listed = ", ".join(f"{each.approval.number} ({each.approval.id})" for each in (matching or found)[:10])
+    if matching:
+        raise ConfigError(f"'{name}' could be any of {listed}: give the id")
+    raise NotFound(f"no question '{name}' is waiting; " + (f"there is {listed}" if found else "there is none"))
+
+
+def is_number(name: str) -> bool:
+    """Return whether a word is the number of a question, not an id."""
+    return name.isascii() and name.isdigit()
+
+
+async def choose_or_explain(project: screen.ProjectLog, found: Sequence[Waiting], name: str) -> Waiting:
+    """Return the question with that number or id. The error about one that was answered says by whom."""
+    try:
+        return choose_question(found, name)
+    except NotFound as error:
+        answered = await _find_answered(project, name)
+        if answered is None:
+            raise
+        approval, closed = answered
+        what = f"{format_call(approval.label, approval.tool, approval.args)} of {closed.id.rpartition('/')[0]}"
+        raise NotFound(f"too late: {what} was {describe_closing(closed)}; {error}") from None
+
+
+async def _find_answered(project: screen.ProjectLog, name: str) -> tuple[ApprovalAsked, QuestionClosed] | None:
+    """Return the answered question of that id, or of that number if only one tree at work has had it."""
+    trees = [name.partition("/")[0]]
+    if is_number(name):
+        listed = [stored.tree for stored in await project.log.list_trees(only="live")]
+        trees = listed if len(listed) == 1 else []
+    for tree in trees:
+        number = 0
+        async for event in iterate_events(project.log, tree):
+            if isinstance(event.body, ApprovalAsked):
+                number += 1
+                if name in (str(number), event.body.approval_id):
+                    closed = await find_closing(iterate_events(project.log, tree), event.body.approval_id)
+                    return None if closed.allowed is None else (event.body, closed)
+    return None
+
+
+def format_question(approval: Approval) -> str:
+    """Return the question on a line: `[label] edit(src/lib.rs)`."""
+    return format_call(approval.label, approval.tool, approval.args)
+
+
+def format_call(label: str | None, tool: str, args: dict[str, Any]) -> str:
+    return safe.escape_line("".join(text for _, text in make_question_spans(label, tool, args)[1:]))
+
+
+# Answering
+
+
+async def describe_outcome(log: LogReader, approval: Approval) -> str:
+    """Say who decided what about a question that is no longer open, where and when."""
+    return describe_closing(await find_closing(iterate_events(log, approval.tree), approval.id))
+
+
+async def give_answer(project: screen.ProjectLog, chosen: Waiting, decision: Decision, *, surface: str) -> bool:
+    """Give an answer to the process that asks, and print what became of it; False if another one was first."""
+    about = chosen.approval
+    outcome = await chosen.client.answer(about.id, decision, by=who(), digest=about.digest, surface=surface)
+    if outcome != "taken":
+        what = await describe_outcome(project.log, about)
+        screen.print_error(f"somebody else was first: {format_question(about)} of {about.tree}/{about.run} {what}")
+        return False
+    word = "approved" if isinstance(decision, Allow) else "denied"
+    print(f"{word} {format_question(about)} of {about.tree}/{about.run}")
+    if isinstance(decision, Allow) and decision.scope == "project":
+        if await is_rule_kept(project.log, about):
+            print(KEPT.format(rules=format_rules(about)))
+            async for other in spread_rule(project, chosen, surface=surface):
+                print(f"approved {format_question(other)} of {other.tree}/{other.run}, by the same rule")
+        else:
+            screen.print_warning(NOT_KEPT.format(rules=format_rules(about)))
+    return True
+
+
+def format_rules(approval: Approval) -> str:
+    return safe.escape_line(", ".join(approval.rule.splitlines()))
+
+
+async def is_rule_kept(log: LogReader, approval: Approval) -> bool:
+    """Return whether the answer for the project that was just taken wrote its rule. It may not be in the log yet."""
+
+    def is_decision(event: Event) -> bool:
+        return isinstance(event.body, ApprovalDecided) and event.body.approval_id == approval.id
+
+    event = await wait_for_event(log, approval.tree, is_decision, seconds=KEPT_SECONDS)
+    return event is not None and isinstance(event.body, ApprovalDecided) and event.body.scope == "project"
+
+
+async def spread_rule(project: screen.ProjectLog, answered: Waiting, *, surface: str) -> AsyncIterator[Approval]:
+    """Tell the other processes of the project a rule that one was just given, and yield their questions that it
+    answers. Without that they would know it only after their next start."""
+    rule, pid = answered.approval.rule, answered.client.address.pid
+    for each in await find_waiting(project):
+        about = each.approval
+        if each.client.address.pid != pid and about.rule == rule:
+            yes = Allow("project")
+            if await each.client.answer(about.id, yes, by=who(), digest=about.digest, surface=surface) == "taken":
+                yield about

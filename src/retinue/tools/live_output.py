@@ -1,0 +1,72 @@
+"""The output of a running command for screens: pieces that may be dropped, but never with half a secret in them.
+
+Used at both ends of a sandbox. The tool server knows no secrets: it drops whole lines, and says so. The host masks what
+it gets before it drops anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import re
+from collections.abc import Callable
+
+from retinue.core.secrets import Stream
+
+PIECE_SECONDS = 0.05
+PIECE_CHARACTERS = 4096
+_LINE_END = re.compile(r"[\r\n]")
+
+
+class LiveOutput:
+    """Gives `show` at most a piece of output in `PIECE_SECONDS`: the last lines of what came since the one before, and
+    whether something was cut off before them. With `is_ready` it waits until that is true. `masks` hides secrets."""
+
+    def __init__(
+        self, show: Callable[[str, bool], None], *, is_ready: Callable[[], bool] = lambda: True, masks: bool
+    ) -> None:
+        self._show, self._is_ready, self._masks = show, is_ready, masks
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._secrets = Stream()
+        self._text = ""
+        self._is_cut = False
+        self._skips = False  # to the next line
+        self._timer: asyncio.TimerHandle | None = None
+
+    def feed(self, data: bytes, *, is_cut: bool = False) -> None:
+        """Take the next bytes. `is_cut` says that some before them are missing: what was held back is dropped, since
+        it may be the beginning of a secret whose rest is missing."""
+        if is_cut:
+            self._decoder.reset()
+            self._secrets = Stream()
+            self._is_cut = True
+        text = self._decoder.decode(data)
+        self._text += self._secrets.feed(text) if self._masks else text
+        self._drop_lines()
+        if self._text and self._timer is None:
+            self._send()
+
+    def _drop_lines(self) -> None:
+        """Keep the last lines only. A line whose beginning is dropped is dropped as a whole."""
+        if len(self._text) > PIECE_CHARACTERS:
+            self._text = self._text[-PIECE_CHARACTERS:]
+            self._is_cut = self._skips = True
+        if self._skips:
+            end = _LINE_END.search(self._text)
+            self._skips = end is None
+            self._text = "" if end is None else self._text[end.end() :]
+
+    def _send(self) -> None:
+        if self._text and self._is_ready():
+            text, is_cut, self._text, self._is_cut = self._text, self._is_cut, "", False
+            self._show(text, is_cut)
+        elif not self._text:
+            self._timer = None
+            return
+        self._timer = asyncio.get_running_loop().call_later(PIECE_SECONDS, self._send)
+
+    def close(self) -> None:
+        """Show nothing more: the result of the call has the whole."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._text = ""

@@ -1,0 +1,124 @@
+"""Live output of commands: pieces for screens that may be dropped, without a secret or half of one in them."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import retinue
+from retinue.core import secrets
+from retinue.core.events import Delta
+from retinue.tools.live_output import PIECE_CHARACTERS, LiveOutput
+from tests.supervisor.tree.kit import call, main
+
+KEY = "sk-planted-0123456789abcdefghij"
+
+
+class Screen:
+    """What was shown, and whether the one who shows it can take more."""
+
+    def __init__(self, *, masks: bool) -> None:
+        self.pieces: list[tuple[str, bool]] = []
+        self.is_ready = True
+        self.output = LiveOutput(
+            lambda text, is_cut: self.pieces.append((text, is_cut)), is_ready=lambda: self.is_ready, masks=masks
+        )
+
+    async def sees(self, words: str) -> None:
+        async with asyncio.timeout(10):
+            while not any(words in text for text, _ in self.pieces):
+                await asyncio.sleep(0)
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.pieces)
+
+
+@pytest.fixture(autouse=True)
+def planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "_known", ())
+    secrets.hide_secret(KEY)
+
+
+async def test_the_first_piece_comes_at_once_and_the_next_ones_together() -> None:
+    screen = Screen(masks=True)
+    screen.output.feed(b"one\n")
+    assert screen.pieces == [("one\n", False)]
+    screen.output.feed(b"two\n")
+    screen.output.feed("thr\u00e9".encode()[:-1])
+    screen.output.feed("\u00e9".encode()[-1:] + b"e\n")
+    assert screen.pieces == [("one\n", False)]
+    await screen.sees("thr\u00e9e")
+    assert screen.pieces[1:] == [("two\nthr\u00e9e\n", False)]
+
+
+async def test_more_than_a_screen_takes_is_dropped_by_the_line_and_marked() -> None:
+    screen = Screen(masks=False)
+    screen.is_ready = False
+    for number in range(10_000):
+        screen.output.feed(b"line %d\n" % number)
+    screen.output.feed(b"the end\n")
+    screen.is_ready = True
+    await screen.sees("the end")
+    [(text, is_cut)] = screen.pieces
+    assert is_cut and len(text) <= PIECE_CHARACTERS and text.endswith("line 9999\nthe end\n")
+    assert all(line.startswith("line ") for line in text.splitlines()[:-1])
+
+
+async def test_a_line_without_an_end_is_dropped_as_a_whole() -> None:
+    screen = Screen(masks=False)
+    for _ in range(300):
+        screen.output.feed(b"x" * 5000)
+    screen.output.feed(b"x\nafter it\n")
+    await screen.sees("after it")
+    assert screen.text == "after it\n"
+
+
+@pytest.mark.requirement("I8")
+@pytest.mark.parametrize("cut", range(len(KEY) + 1))
+async def test_a_secret_is_masked_wherever_its_pieces_part(cut: int) -> None:
+    screen = Screen(masks=True)
+    screen.output.feed(f"a {KEY[:cut]}".encode())
+    await asyncio.sleep(0)
+    screen.output.feed(f"{KEY[cut:]} b\n".encode())
+    await screen.sees(" b\n")
+    assert screen.text == f"a {secrets.HIDDEN} b\n"
+
+
+@pytest.mark.requirement("I8")
+@pytest.mark.parametrize("cut", range(1, len(KEY)))
+async def test_no_half_of_a_secret_is_shown_where_lines_are_dropped_in_a_sandbox(cut: int) -> None:
+    """The tool server, which knows no secrets, drops; the host masks what is left."""
+    host = Screen(masks=True)
+    server = LiveOutput(
+        lambda text, is_cut: host.output.feed(text.encode(), is_cut=is_cut), is_ready=lambda: host.is_ready, masks=False
+    )
+    server.feed(f"a {KEY[:cut]}".encode())
+    host.is_ready = False
+    server.feed(KEY[cut:].encode() + b"\n" + b"x" * 40 * PIECE_CHARACTERS)
+    server.feed(f"{KEY[:cut]}".encode())
+    server.feed(f"{KEY[cut:]}\nthe end {KEY}\n".encode())
+    host.is_ready = True
+    await host.sees("the end")
+    assert host.text == f"a the end {secrets.HIDDEN}\n"
+
+
+@pytest.mark.requirement("I8")
+@pytest.mark.parametrize("runtime", ["inherited", "isolated"])
+async def test_a_command_is_seen_while_it_runs_and_its_secrets_are_not(runtime: str, tmp_path: Path) -> None:
+    command = (
+        f"printf 'begins {KEY[:12]}'; sleep 0.2; printf '{KEY[12:]} goes on\\n'; sleep 0.2; "
+        f"seq 1 200000; printf '{KEY[:20]}'; printf '{KEY[20:]}\\n'; sleep 0.2; echo ended; sleep 0.2"
+    )
+    script = {"main": [call("shell", command=command), {"text": "end"}]}
+    async with retinue.open(mode="yes", path=tmp_path / ".retinue", runtime=runtime) as r:
+        run = await r.spawn(main(script), "go")
+        items = [item async for item in r.control.watch(run.tree, deltas=True)]
+    deltas = [item for item in items if isinstance(item, Delta) and item.kind == "output"]
+    text = "".join(delta.text for delta in deltas)
+    kinds = [item.kind for item in items]
+    assert kinds.index("tool.call") < kinds.index("output") < kinds.index("tool.result")
+    assert {delta.call_id for delta in deltas} == {items[kinds.index("tool.call")].body.call_id}  # type: ignore[union-attr]
+    assert text.startswith(f"begins {secrets.HIDDEN} goes on\n") and text.endswith("ended\n")
+    assert len(text) < 200_000  # most numbers were dropped
+    assert KEY[:12] not in text and KEY[12:] not in text and KEY[20:] not in text
