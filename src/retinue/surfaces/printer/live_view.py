@@ -46,7 +46,7 @@ CANCEL_KEYS = 9
 
 
 class Callbacks(msgspec.Struct, frozen=True):
-    """What the view asks its surface to do. `edit` is None where no editor can be opened."""
+    """Requests of the view to its surface. `edit` is None where no editor can be opened."""
 
     answer: Callable[[Approval, Decision], object] = lambda question, decision: None
     edit: Callable[[Approval], object] | None = None
