@@ -73,7 +73,7 @@ class CopiedWorkspace:
     def find_start(self, store: Store) -> str:
         """Return the state that the changes begin with: up to there they were applied while the run went on."""
         made = self.workspace
-        return made.applied if store.has_ref(made.applied) else made.base
+        return made.last_apply if store.has_ref(made.last_apply) else made.base
 
     def diff(self, *options: str, live: bool = False) -> bytes:
         """Return the changes of a run as git shows them; of one that is `live`, those so far."""
@@ -106,7 +106,7 @@ class CopiedWorkspace:
         if not self.find_changes().count:
             return NOTHING.format(who=self.name)
         store, made = find_store(self.workspace.own), self.workspace
-        is_applied = store.has_ref(made.applied) and store.list_files(made.applied) == store.list_files(made.end)
+        is_applied = store.has_ref(made.last_apply) and store.list_files(made.last_apply) == store.list_files(made.end)
         return ALREADY_ALL.format(who=self.name, into=made.source) if is_applied else ""
 
     def describe(self) -> Changes:
@@ -137,7 +137,7 @@ class CopiedWorkspace:
         plan, aside = merge.plan_changes(made.source, [(before, now)], store), self._prepare_source()
         make_changes(plan, store, aside=aside)
         with Import(store) as into:
-            into.add_tree(made.applied, now)
+            into.add_tree(made.last_apply, now)
         return [describe_change(path, before, now) for path in changed[:LISTED]]
 
     def _prepare_source(self) -> str:

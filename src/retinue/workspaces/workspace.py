@@ -50,7 +50,7 @@ class Workspace:
         return f"refs/runs/{self.run}/start-{index}"
 
     @property
-    def applied(self) -> str:
+    def last_apply(self) -> str:
         """The state up to which the changes of a run that goes on were applied."""
         return f"refs/runs/{self.run}/applied"
 
