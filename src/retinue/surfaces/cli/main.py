@@ -53,12 +53,13 @@ MODULES = {
 EPILOG = """\
 A run is one agent at work on a task. A tree is a run with all its subagents; the first run of a tree is its primary.
 
+`retinue` alone starts a conversation with an agent. It takes the options of `retinue run`.
+
 The answer goes to stdout (as JSON with --json), everything live to stderr.
 
 exit codes: 0 done, 1 failed, 2 usage, 124 timed out, 130 cancelled
 
 examples:
-  retinue                                       talk with an agent (takes the options of `retinue run`)
   retinue demo                                  see it work, without a key
   retinue init                                  set up a project
   retinue run "make test fails. Fix it."        run an agent

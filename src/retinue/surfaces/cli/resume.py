@@ -96,7 +96,8 @@ async def find_conversation(log: LogReader, name: str | None) -> Listing | None:
         stored = interrupted or await log.list_trees(screen.print_warning)
         found = await load_listing(log, stored[0].tree) if stored else None
     else:
-        found = await load_listing(log, (await find_run(log, name, screen.print_warning)).tree)
+        ref = await find_run(log, await resolve_recent(log, name), screen.print_warning)
+        found = await load_listing(log, ref.tree)
     return found if found is not None and found.runs.runs[0].spawned.conversation else None
 
 

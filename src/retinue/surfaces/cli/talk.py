@@ -17,7 +17,6 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from retinue.build.servers import serve_control
@@ -28,10 +27,9 @@ from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.messages import RunRef
 from retinue.core.profiles import WORKSPACES, Profile, Task
 from retinue.core.results import Result
-from retinue.files.private import make_private_folder, open_private_file
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.conversation import Begin, Conversation
-from retinue.surfaces.cli.foreground import DETACHED_FILES, EXIT_CODES, FAILED
+from retinue.surfaces.cli.foreground import EXIT_CODES, FAILED, leave_session, redirect_output
 from retinue.surfaces.cli.live import catch_telemetry_warnings
 from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
 from retinue.surfaces.cli.options import (
@@ -169,7 +167,8 @@ class _Host:
         assert conversation.run is not None and self._start.parts.state is not None
         if not conversation.list_children():
             return
-        leave_terminal(self._start.parts.state, conversation.run)
+        leave_session(0)
+        redirect_output(self._start.parts.state, conversation.run)
         with suppress(OSError):
             self._shell.send(b".")
         await conversation.watch_until_quiet()
@@ -262,18 +261,3 @@ def split_process() -> tuple[socket.socket | None, int]:
         return None, 0
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return None, code if code >= 0 else 128 - code
-
-
-def leave_terminal(state: Path, run: RunHandle) -> None:
-    """Continue in a session of our own; what is printed from now on goes to files of the run."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.setsid()
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, 0)
-    os.close(nowhere)
-    folder = make_private_folder(state / "runs" / run.tree / str(run.number))
-    for fd, name in DETACHED_FILES:
-        file = open_private_file(folder / name, append=True)
-        os.dup2(file, fd)
-        os.close(file)
