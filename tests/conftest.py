@@ -50,7 +50,8 @@ def run_in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
     @functools.wraps(test)
     def sync_test(*args: Any, **kwargs: Any) -> None:
         async def bounded() -> None:
-            async with asyncio.timeout(ASYNC_TEST_SECONDS):
+            async with asyncio.timeout(ASYNC_TEST_SECONDS) as limit:
+                asyncio.get_running_loop().test_limit = limit  # type: ignore[attr-defined] # for `pass_time`
                 await test(*args, **kwargs)
 
         asyncio.run(bounded(), debug=False)

@@ -87,10 +87,13 @@ class HeldClock(ManualClock):
 
 
 async def pass_time(seconds: float) -> None:
-    """Let the tasks run that can, then move the loop's clock on. The end of a test that hangs comes nearer too."""
+    """Let the tasks run that can, then move the loop's clock on. The end of a test that hangs comes no nearer."""
     for _ in range(20):
         await asyncio.sleep(0)
     loop = asyncio.get_running_loop()
+    limit: asyncio.Timeout | None = getattr(loop, "test_limit", None)  # set in conftest.py
+    if limit is not None and not limit.expired():
+        limit.reschedule((limit.when() or 0.0) + seconds)
     ahead = loop.time() - time.monotonic() + seconds
     loop.time = lambda: time.monotonic() + ahead  # type: ignore[method-assign]
 

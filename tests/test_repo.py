@@ -54,7 +54,7 @@ MECHANISMS = {
             "sandbox/escapes.py": 1,
             "sandbox/ordinary_user.py": 1,
             "surfaces/mcp/install.py": 1,
-            "surfaces/printer/approver.py": 1,
+            "surfaces/printer/edit_call.py": 1,
             "workspaces/atomic_apply.py": 1,
             "workspaces/copy_tree.py": 1,
         },

@@ -50,13 +50,15 @@ ANSWERS = {
 }  # fmt: skip
 REPLIES = {
     "retinue init": (Reply("-5-5] ", "\n"), Reply("you? [Y/n] ", "n\n"), Reply("you? [Y/n] ", "y\n")),
-    'retinue run "make test fails': (Reply("[n]o > ", "y\n"),),
+    'retinue run "make test fails': (Reply("[n]o [a]", "y"),),
     "retinue apply --yes": (),
     "retinue apply": (Reply("[n]o > ", "y\n"),),
-    '"Go on."': (Reply("[n]o > ", None),),
-    "retinue resume": (Reply("[n]o > ", "y\n"),),
-    "retinue continue": (Reply("[n]o > ", "n shorter, please: test_no_discount\n"), Reply("[n]o > ", "y\n")),
-    'retinue run "Add': (Reply("discount) / 100", "\x03"),),
+    '"Go on."': (Reply("[n]o [a]", None),),
+    "retinue resume": (Reply("[n]o [a]", "y"),),
+    "retinue continue": (
+        Reply("[n]o [a]", "N"), Reply("reason > ", "shorter, please: test_no_discount\r"), Reply("[n]o [a]", "y"),
+    ),
+    'retinue run "Add': (Reply("✓ read(cart.py)", "\x03"), Reply("Cancel what?", "\x03")),
 }  # fmt: skip
 
 

@@ -26,8 +26,12 @@ COLUMNS = 200
 _BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _TREE = re.compile(r"\b[0-9a-hjkmnp-tv-z]{12}\b")
 _NAMED = re.compile(r"^retinue (?:continue|send|cancel|tail -f) ([a-z0-9]{4,12})\b")
+_BOTTOM = re.compile(rb"\x1b\[\?7l(.*?)\x1b\[\?7h", re.DOTALL)
+_MOVES = re.compile(rb"\xe2\x97\x90 starting\r\x1b\[K|\x1b\[[?0-9;]*[A-Za-z]")
 _CHANGING = (
     (_TREE, "TREE"),
+    (re.compile(r" \(\d+\.\ds\)$", re.MULTILINE), ""),  # of a call that took long
+    (re.compile(r"^[◐◓◑◒] (?=main )", re.MULTILINE), "◐ "),
     (re.compile(r"\bjust now\b|\b\d+ \w+ ago\b"), "AGE"),
     (re.compile(r"\b\d+(\.\d+)? ?(ms|s|min|m|h)\b( ?\d+ ?(s|min|m)\b)?"), "N s"),
     (re.compile(r"\b[0-9a-f]{7,40}\.\.[0-9a-f]{7,40}\b"), "BLOBS"),
@@ -116,6 +120,17 @@ def run_page(
         page.write_text(text)
 
 
+def _flatten(data: bytes, answered: Sequence[int]) -> bytes:
+    """Return what lasts on the screen, and the bottom of the live view as it was when a person typed."""
+    pieces, start = [], 0
+    for bottom in _BOTTOM.finditer(data):
+        pieces.append(data[start : bottom.start()])
+        if any(bottom.start() <= at < bottom.end() for at in answered):
+            pieces.append(b"\n" + bottom[1].strip() + b"\n\n")
+        start = bottom.end()
+    return _MOVES.sub(b"", b"".join([*pieces, data[start:]]))
+
+
 def _trim(output: str) -> str:
     return "\n".join(line.rstrip() for line in output.strip("\n").splitlines())
 
@@ -138,6 +153,7 @@ class TerminalSession:
         )  # fmt: skip
         os.close(slave)
         waiting, data, read = list(replies), b"", 0
+        answered: list[int] = []
         until = time.monotonic() + SECONDS
         while True:
             if not select.select([master], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -153,6 +169,7 @@ class TerminalSession:
             while waiting and (found := data.find(waiting[0].after.encode(), read)) >= 0:
                 reply = waiting.pop(0)
                 read = found + len(reply.after.encode())
+                answered.append(found)
                 if reply.keys is not None:
                     os.write(master, reply.keys.encode())
                 else:
@@ -160,7 +177,7 @@ class TerminalSession:
         process.wait()
         os.close(master)
         assert not waiting, f"`{command}` never showed {waiting[0].after!r}:\n{data.decode()}"
-        text = data.decode().replace("\r\n", "\n").replace("\r", "")
+        text = _flatten(data, answered).decode().replace("\r\n", "\n").replace("\r", "")
         for real, put in self._hidden.items():
             text = text.replace(real, put)
         return text

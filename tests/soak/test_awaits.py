@@ -173,7 +173,7 @@ async def sweep(folder: Path, note: Note, part: range, ways: tuple[str, ...], *,
 async def test_the_tree_that_is_swept_does_all_it_should(tmp_path: Path, note: Note) -> None:
     steps = await stopped_at(10**9, "primary", tmp_path, durable=False)
     note(steps=steps)
-    assert steps > 80
+    assert steps > 40  # more of them where threads and processes are quicker than the loop
 
 
 @pytest.mark.parametrize("way", WAYS)

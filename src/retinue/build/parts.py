@@ -38,6 +38,7 @@ class Parts:
     rules_file          the file that a rule for the whole project is written to
     keeps_trust         `rules_file` is the project's own retinue.yaml, which stays trusted when we write to it
     approval_timeout    seconds after which an approval is denied
+    notify_command      a command run for each question that waits for a person
     wait_approvals      seconds to wait for an answer when no approver is attached
     limits, timeouts    limits of the primary and its tree; bounds for what a model asks for
     skills              returns the part of a profile's system prompt that lists its skills
@@ -71,6 +72,7 @@ class Parts:
     keeps_trust: bool = False
     policy: Policy | None = None
     approval_timeout: float | None = None
+    notify_command: Sequence[str] = ()
     wait_approvals: float | None = None
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)

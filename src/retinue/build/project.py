@@ -48,6 +48,7 @@ def load_project_parts(
         "rules_file": settings.file or project.folder / "retinue.yaml",
         "keeps_trust": config is None,
         "approval_timeout": settings.approval_timeout,
+        "notify_command": settings.notify_command,
         "setup": _make_setup(settings),
         "workspace_max_mib": settings.workspace_max_mib,
         "caps": settings.caps.to_caps(),

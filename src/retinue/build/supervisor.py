@@ -9,12 +9,14 @@ from pathlib import Path
 from retinue.agent.plans import ProfilePlanner
 from retinue.build.logs import open_observed_log
 from retinue.build.models import LibraryPrices, ModelSource, wrap_with_cassette
+from retinue.build.notifications import Notifier
 from retinue.build.parts import Parts
 from retinue.build.remote_agents import RemoteAgents
 from retinue.build.sandboxes import make_placement
 from retinue.build.servers import make_reporting, make_tool_servers
 from retinue.concurrency import SystemClock
 from retinue.core import secrets
+from retinue.core.approvals import Approval
 from retinue.core.control import Control
 from retinue.core.errors import ConfigError
 from retinue.core.limits import WORKSPACE_MIB
@@ -54,8 +56,10 @@ def make_supervisor(parts: Parts) -> Supervisor:
     workspaces = Workspaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
     servers = make_tool_servers(parts.mcp_servers, parts.project, parts.state, reporting.collector)
 
+    notifier: Notifier | None = None
+
     async def close() -> None:
-        for each in (servers, agents, reporting, workspaces, models):
+        for each in (notifier, servers, agents, reporting, workspaces, models):
             if each is not None:
                 await each.close()
 
@@ -91,6 +95,13 @@ def make_supervisor(parts: Parts) -> Supervisor:
     )
     supervisor = Supervisor(ports)
     reporting.attach(supervisor)
+    if parts.notify_command:
+
+        def warn(question: Approval, text: str) -> None:
+            supervisor.warn_run(question.tree, question.run, text, code="notify")
+
+        notifier = Notifier(parts.notify_command, parts.project, warn)
+        notifier.follow(supervisor.watch_questions())
 
     def name_run(ref: RunRef) -> str:
         return supervisor.trees[ref.tree].runs[ref.run].lasting_path()

@@ -16,6 +16,7 @@ workspace_setup_timeout: 600     # its seconds
 workspace_max_mib: 2048          # how large a copy or worktree may be when it is made
 caps: {memory_mib: 4096, processes: 512, cpu_seconds: 14400, file_mib: 2048, open_files: 4096, workspace_mib: 8192}
 approval_timeout: 600            # seconds a question waits, then it is a no; null (and the default) is for ever
+notify_command: [notify-send, Retinue, "A question waits"]  # run for each question; its facts are in RETINUE_QUESTION
 context_paths: [../api-specs]    # files and folders outside the project that every primary may read
 expose_paths: [/usr/share]       # what sandboxed runs may read beside their own folders
 container_image: localhost/retinue:py3.11-x86_64    # of runtime container; it is never pulled
@@ -351,6 +352,13 @@ class Settings:
     )
     approval_timeout: float | None = setting(
         NUMBER, "seconds after which a question without an answer is denied; null: never", example="600"
+    )
+    notify_command: tuple[str, ...] = setting(
+        TEXTS,
+        "a command run for each question that waits for a person, such as a desktop notification",
+        default=(),
+        example="[notify-send, Retinue, A question waits]",
+        trust=TrustRule("any value", lambda value, _: ((), [Loosening("", " ".join(value))])),
     )
     max_depth: int | UnsetType = limit(
         WHOLE, "levels of subagents below the primary; 0: none", default=DEFAULT_DEPTH, null="refused"

@@ -43,7 +43,7 @@ def open_replacement(
 
     `mode` holds whatever the umask says; None keeps the mode of the file that is replaced, which must be regular, and
     leaves a new file to the umask."""
-    folder, name = os.path.split(path)
+    folder = os.path.dirname(path)  # noqa: PTH120 - may hold foreign bytes
     temporary = os.path.join(folder, f"{prefix}{secrets.token_hex(8)}")  # noqa: PTH118 - may hold foreign bytes
     exact = mode if mode is not None else _mode_of(path, dir_fd)
     fd = os.open(temporary, NEW_FLAGS, 0o666 if exact is None else exact & PRIVATE_MODE, dir_fd=dir_fd)
@@ -57,7 +57,7 @@ def open_replacement(
         finally:
             os.close(fd)
         before_rename()
-        os.replace(temporary, os.path.join(folder, name), src_dir_fd=dir_fd, dst_dir_fd=dir_fd)  # noqa: PTH118
+        os.replace(temporary, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary, dir_fd=dir_fd)

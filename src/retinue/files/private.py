@@ -18,16 +18,22 @@ def make_private_folder(path: AnyPath) -> Path:
     """Make a folder and the missing ones above it; a folder that is already there is left as it is.
 
     Raises RetinueError if that cannot be done or something else stands there."""
+    ensure_private_folder(path)
+    return Path(path)
+
+
+def ensure_private_folder(path: AnyPath) -> None:
+    """Make a folder as `make_private_folder` does, for who has the path already: every subagent has some, and a Path
+    costs as much as the folder."""
     try:
         _make_folders(os.fspath(path))
     except OSError as error:
         raise RetinueError(f"cannot make {path}: {error.strerror or error}") from None
-    return Path(path)
 
 
 def _make_folders(folder: str) -> None:
     try:
-        os.mkdir(folder, FOLDER_MODE)  # noqa: PTH102 - every subagent has some: a Path costs as much as the folder
+        os.mkdir(folder, FOLDER_MODE)  # noqa: PTH102
     except FileNotFoundError:
         above = os.path.dirname(folder)  # noqa: PTH120
         if above in ("", folder):

@@ -165,8 +165,13 @@ def _list_candidates(found: Sequence[StoredRun]) -> list[str]:
 
 def _describe_candidate(run: StoredRun) -> str:
     """Return what tells a run from others of the same name: its number, when it began, and its task."""
-    ref, body = run.ref, run.first.body
+    ref = run.ref
+    return f"{ref.name} ({ref.path}, '{ref.label}') of {describe_origin(run)}"
+
+
+def describe_origin(run: StoredRun) -> str:
+    """Return when a run began, and the beginning of its task."""
+    body = run.first.body
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.first.at))
     task = " ".join(body.task.split()) if isinstance(body, RunSpawned) else ""
-    shown = task if len(task) <= TASK_CHARACTERS else f"{task[: TASK_CHARACTERS - 1]}…"
-    return f"{ref.name} ({ref.path}, '{ref.label}') of {began}: {shown}"
+    return f"{began}: {task if len(task) <= TASK_CHARACTERS else f'{task[: TASK_CHARACTERS - 1]}…'}"

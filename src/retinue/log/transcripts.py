@@ -22,11 +22,15 @@ from retinue.core.events import (
     Warned,
 )
 
+_TOLD = frozenset({RunSpawned, Thinking, Message, ToolCall, ToolResult, Inbox, Warned, RunEnded})
+
 
 def format_transcript(events: Iterable[Event]) -> str:
     """Format the events of a run in order: task, thoughts, messages, calls. Texts of others are quoted or fenced."""
     parts: list[str] = []
     for event in events:
+        if type(event.body) not in _TOLD:
+            continue
         match event.body:
             case RunSpawned(label=label, task=task):
                 parts.append(f"# {event.agent} [{label}]\n\n{event.path} in tree {event.tree}\n\n## Task\n\n{task}")

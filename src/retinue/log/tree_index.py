@@ -37,12 +37,14 @@ class TreeRow(Struct, eq=False):
         return cls(first.tree, first.at, origin, reported)
 
     def apply(self, event: Event) -> None:
+        kind = type(event.body)
         self.last_seq, self.last_at = event.seq, event.at
-        if type(event.body) is not RunResumed:
+        if kind is not RunResumed:
             self.gone_at = event.at
-        if event.run == self.root and type(event.body) is RunEnded:
-            self.ended = True
-        elif self.ended and type(event.body) is RunSpawned:
+        if kind is RunEnded:
+            if event.run == self.root:
+                self.ended = True
+        elif kind is RunSpawned and self.ended:
             self.root, self.ended = event.run, False
 
     def describe(self, writer: int | None) -> StoredTree:
@@ -97,7 +99,13 @@ class TreeIndex:
                 row = self._load_tree(event.tree) if event.seq > 1 else None
                 tree = self._trees[event.tree] = _Tree(row or TreeRow.begin(event))
             self._changed[event.tree] = None
-            self._apply_run(tree, event)
+            known = tree.runs.get(event.run) or self._find_run(tree, event)
+            if known is not None:
+                view = known[1]
+                if type(event.body) is RunResumed:
+                    view.add_absence(event.at - tree.row.gone_at)
+                view.apply(event)
+                tree.changed[event.run] = None
             tree.row.apply(event)
 
     def list_changes(self) -> Changes:
@@ -128,26 +136,21 @@ class TreeIndex:
                 del self._trees[name]
         self._changed.clear()
 
-    def _apply_run(self, tree: _Tree, event: Event) -> None:
-        known = tree.runs.get(event.run)
-        if known is None and not isinstance(event.body, RunSpawned):
-            stored = self._load_run(event.tree, event.run)
-            if stored is not None:
-                known = tree.runs[event.run] = stored.first, make_view(stored)
-        if known is not None:
-            view = known[1]
-            if type(event.body) is RunResumed:
-                view.add_absence(event.at - tree.row.gone_at)
-            view.apply(event)
-        elif isinstance(event.body, RunSpawned):
+    def _find_run(self, tree: _Tree, event: Event) -> tuple[Event, RunView] | None:
+        """Return the run of an event that is not held: a new one, or one that is stored. Events of others change
+        nothing."""
+        if isinstance(event.body, RunSpawned):
             first = strip_spawned(event)
             assert isinstance(first.body, RunSpawned)
-            view = RunView(event.run, event.path, event.agent, event.at, first.body, last_seq=event.seq)
-            tree.runs[event.run] = first, view
+            known = first, RunView(event.run, event.path, event.agent, event.at, first.body)
             tree.spawned.append(event.run)
         else:
-            return
-        tree.changed[event.run] = None
+            stored = self._load_run(event.tree, event.run)
+            if stored is None:
+                return None
+            known = stored.first, make_view(stored)
+        tree.runs[event.run] = known
+        return known
 
 
 def summarize_runs(events: Sequence[Event]) -> list[StoredRun]:

@@ -28,11 +28,11 @@ from retinue.core.events import (
     RunEnded,
     RunStarted,
     TurnEnded,
-    encode_event,
+    encode_events,
 )
 from retinue.core.ports import Log
 from retinue.files.atomic import replace_file
-from retinue.files.private import make_private_folder, write_private_file
+from retinue.files.private import ensure_private_folder, write_private_file
 from retinue.log.runs import Runs, RunView
 from retinue.log.transcripts import format_transcript
 from retinue.supervisor.tree import Tree
@@ -158,12 +158,13 @@ class RunFiles:
             self._release(tree)
 
     def _take_event(self, tree: _TreeFiles, event: Event) -> None:
-        if (event.run in tree.kept or isinstance(event.body, RunEnded)) and not tree.failed:
+        if (event.run in tree.kept or type(event.body) is RunEnded) and not tree.failed:
+            if not tree.pending:
+                self._changed[tree] = None
+                if not self._is_writing:
+                    self._is_writing = True
+                    self._owner.start(self._write_changes())
             tree.pending.append(event)
-            self._changed[tree] = None
-            if not self._is_writing:
-                self._is_writing = True
-                self._owner.start(self._write_changes())
 
     def _release(self, tree: _TreeFiles) -> None:
         for file in tree.kept.values():
@@ -187,8 +188,10 @@ class RunFiles:
                 count = min(THREADS, len(trees))
                 shares = [(trees[first::count], batches[first::count]) for first in range(count)]
                 await asyncio.gather(*(asyncio.to_thread(self._write_batches, *share) for share in shares))
-                for tree, batch in zip(trees, batches, strict=True):
-                    self._settle(tree, batch)
+                for tree in trees:
+                    tree.is_written = False
+                    if tree.failed or (tree.over and not tree.pending):
+                        self._release(tree)
                 self._wake_waiters()
         except LogLost as error:
             _LOG.warning("the files of runs are not complete: %s", error)
@@ -213,19 +216,6 @@ class RunFiles:
             except LogError:
                 await asyncio.sleep(RETRY_SECONDS)
 
-    def _settle(self, tree: _TreeFiles, batch: list[Event]) -> None:
-        """Note what was written."""
-        tree.is_written = False
-        for event in batch:
-            file = tree.kept.get(event.run)
-            if file is not None:
-                file.is_begun = True
-                if isinstance(event.body, RunEnded):
-                    file.events = []
-                    file.is_ended = True
-        if tree.failed or (tree.over and not tree.pending):
-            self._release(tree)
-
     # The methods from here on run in a thread.
 
     def _write_batches(self, trees: list[_TreeFiles], batches: list[list[Event]]) -> None:
@@ -240,29 +230,31 @@ class RunFiles:
         """Write what happened since the last batch: once for each run, however many events it has."""
         by_run: dict[int, list[Event]] = {}
         for event in batch:
-            if event.run in tree.kept:
-                by_run.setdefault(event.run, []).append(event)
+            by_run.setdefault(event.run, []).append(event)
         for run, new in by_run.items():
-            self._write(tree.runs.tree, tree.runs.runs[run], new, tree.kept[run].events)
-        if any(isinstance(event.body, RunEnded) for event in batch):
+            if run in tree.kept:
+                self._write(tree.runs.tree, tree.runs.runs[run], new, tree.kept[run])
+        if any(type(new[-1].body) is RunEnded for new in by_run.values()):
             self._summarise(tree.runs)
 
-    def _write(self, tree: str, run: RunView, new: list[Event], events: list[Event]) -> None:
-        """Write the new events of a run whose earlier `events` are written, and add them to those."""
+    def _write(self, tree: str, run: RunView, new: list[Event], file: _RunFile) -> None:
+        """Write the new events of a run beside those that are written."""
         own = self._state.run_folder(tree, run.number)
         live, full = f"{own}/live_logs", f"{own}/full_logs"
-        if not events:
+        if not file.events:
             for folder in (self._state.tree_folder(tree), own, live, full):  # so that none is tried in vain
-                make_private_folder(folder)
-        lines = b"".join(encode_event(event) + b"\n" for event in new)
+                ensure_private_folder(folder)
         # A run that resumes after a crash starts its file anew.
-        write_private_file(f"{live}/events.ndjson", lines, append=bool(events))
-        if not events or any(isinstance(event.body, _STATUS_KINDS) for event in new):
+        write_private_file(f"{live}/events.ndjson", encode_events(new), append=bool(file.events))
+        if not file.events or any(isinstance(event.body, _STATUS_KINDS) for event in new):
             replace_file(f"{full}/status.json", msgspec.json.format(msgspec.json.encode(status_of(tree, run))))
-        events += new
-        if isinstance(new[-1].body, RunEnded):
+        file.events += new
+        file.is_begun = True
+        if type(new[-1].body) is RunEnded:
             _copy_file(f"{live}/events.ndjson", f"{full}/events.ndjson")
-            replace_file(f"{full}/transcript.md", format_transcript(events).encode())
+            replace_file(f"{full}/transcript.md", format_transcript(file.events).encode())
+            file.events = []
+            file.is_ended = True
 
     def _summarise(self, runs: Runs) -> None:
         views = list(runs.runs.values())

@@ -10,6 +10,7 @@ import os
 import select
 import stat
 import subprocess
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +22,8 @@ from retinue.processes.group import start_group
 from retinue.workspaces import git
 from retinue.workspaces.walk import Entry, open_entry
 
-SECONDS = 5.0
+SECONDS = 5.0  # of git's own processor time for one answer: the machine may be busy with something else
+BUSY_FACTOR = 6  # so many times as long it may take by the clock
 FILE_BYTES = 256 * 1024
 _FIELDS = 4
 
@@ -110,8 +112,11 @@ class Ignores:
         waiting = select.poll()
         waiting.register(answering.fileno(), select.POLLIN)
         answer = b""
+        used, deadline = self._measure_work(), time.monotonic() + SECONDS * BUSY_FACTOR
         while answer.count(b"\0") < _FIELDS:
-            if not waiting.poll(SECONDS * 1000):
+            if not waiting.poll(SECONDS * 100):
+                if self._measure_work() - used < SECONDS and time.monotonic() < deadline:
+                    continue
                 self.gave_up = True
                 return False
             chunk = os.read(answering.fileno(), 65536)
@@ -121,6 +126,15 @@ class Ignores:
             answer += chunk
         source, _, pattern, _ = answer.split(b"\0")[:_FIELDS]
         return bool(source) and not pattern.startswith(b"!")
+
+    def _measure_work(self) -> float:
+        """Return the seconds of processor time that git has used; where the system does not tell, those of the
+        clock."""
+        try:
+            fields = Path(f"/proc/{self._group.pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            return time.monotonic()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _read_rules(file: str) -> bytes:

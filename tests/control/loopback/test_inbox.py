@@ -114,7 +114,7 @@ def test_a_surface_that_is_killed_or_left_answers_nothing(project: Project) -> N
 
 def test_the_terminal_of_the_run_is_left_and_another_one_answers(project: Project) -> None:
     model = project.script({"main": [{"tools": [write("a.txt")]}, "end"]})
-    terminal = Terminal(project, "run", "x", "--model", model)
+    terminal = Terminal(project, "run", "x", "--plain", "--model", model)
     terminal.read_until(PROMPT)
     terminal.type("\x04")
     terminal.read_until("answer with `retinue approve 1` in another terminal")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -12,9 +13,8 @@ import pytest
 
 from retinue.control.client import ControlClient
 from retinue.core.approvals import Approval
-from retinue.core.errors import RetinueError
 from retinue.protocol.control import Address
-from retinue.surfaces.cli.questions import Waiting, choose_question
+from retinue.surfaces.cli.questions import Waiting, match_questions
 from tests.surfaces.cli.shell import Project, interrupt, one_line_error, read_until, until
 from tests.surfaces.cli.test_terminal import Terminal
 
@@ -130,7 +130,7 @@ def test_questions_are_listed_numbered_and_answered(project: Project) -> None:
         assert lines[0].split() == ["NO", "RUN", "AGENT", "QUESTION", "ID"]
         assert lines[1].split()[:4] == ["1", f"{tree}/0", "main", "write(a.txt)"]
         assert "no question '7' is waiting; there is 1 (" in one_line_error(project.retinue("approve", "--yes", "7"))
-        assert f"'{tree}' could be any of" in one_line_error(project.retinue("approve", "--yes", tree))
+        assert f"retinue: '{tree}' could be any of:\n" in project.retinue("approve", "--yes", tree).stderr
         denied = project.retinue("deny", "1", "not here")
         assert (denied.returncode, denied.stdout) == (0, f"denied write(a.txt) of {tree}/0\n")
         assert "there is 2 (" in one_line_error(project.retinue("approve", "--yes", "1"))  # it never means another one
@@ -148,10 +148,8 @@ def test_questions_are_listed_numbered_and_answered(project: Project) -> None:
 def test_a_number_is_never_the_beginning_of_an_id() -> None:
     asked = Approval("7bs9/0/12", "7bs9", 0, "/main", "main", "write", {}, "call_1_1", number=2)
     waits = [Waiting(asked, ControlClient(Address(version=1, pid=1, port=9, token="t")))]
-    assert choose_question(waits, "7b") is choose_question(waits, "2") is waits[0]
-    for number in ("7", "1"):
-        with pytest.raises(RetinueError, match=f"no question '{number}' is waiting; there is 2"):
-            choose_question(waits, number)
+    assert match_questions(waits, "7b") == match_questions(waits, "2") == waits
+    assert match_questions(waits, "7") == match_questions(waits, "1") == []
 
 
 def test_approvals_watch_shows_questions_as_they_come_and_what_came_of_them(project: Project) -> None:
@@ -196,7 +194,7 @@ def test_two_real_terminals_answer_at_once_and_one_is_told_that_it_was_late(proj
 
 def test_a_question_open_at_the_first_terminal_is_answered_at_the_second(project: Project) -> None:
     model = project.script({"main": [{"tools": [write("a.txt")]}, {"tools": [write("b.txt")]}, "end"]})
-    terminal = Terminal(project, "run", "x", "--model", model)
+    terminal = Terminal(project, "run", "x", "--plain", "--model", model)
     terminal.read_until("[y]es [n]o > ")
     waiting(project)
     assert project.retinue("approve", "--yes", "1").returncode == 0
@@ -246,7 +244,7 @@ def test_a_terminal_shows_what_is_being_said_on_its_last_line(project: Project) 
 def test_the_first_terminal_shows_what_is_being_said_too(project: Project) -> None:
     spoken = {"tools": [write("a.txt")], "text": "spoken \x1b[31mslowly", "chunks": 2, "thinking": "hm"}
     model = project.script({"main": [spoken, "the end"]})
-    terminal = Terminal(project, "run", "x", "--model", model, NO_COLOR="")
+    terminal = Terminal(project, "run", "x", "--plain", "--model", model, NO_COLOR="")
     terminal.read_until("[y]es [n]o > ")
     terminal.type("y\n")
     shown = terminal.read_until(None)
@@ -363,10 +361,15 @@ def test_what_is_wrong_is_said_before_detaching(project: Project) -> None:
 
 def test_a_number_that_two_trees_have_is_no_answer_to_either(project: Project) -> None:
     model = project.script({"main": [{"tools": [write("a.txt")]}, "end"]})
-    trees = [project.retinue("run", "x", "--detach", "--model", model).stdout.strip() for _ in range(2)]
+    trees = [project.retinue("run", task, "--detach", "--model", model).stdout.strip() for task in ("this", "that")]
     assert [question["number"] for question in waiting(project, 2)] == [1, 1]
-    said = one_line_error(project.retinue("approve", "--yes", "1"))
-    assert all(f"1 ({tree}/0/" in said for tree in trees)
+    refused = project.retinue("approve", "--yes", "1")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    said, *candidates = sorted(refused.stderr.splitlines(), key=len)
+    assert said == "retinue: '1' could be any of:"
+    assert all(re.search(r"/0/\d+ \(write\(a\.txt\)\) of \d{4}-\d\d-\d\d \d\d:\d\d: ", line) for line in candidates)
+    for tree, task in zip(trees, ("this", "that"), strict=True):
+        assert any(line.startswith(f"  {tree}/0/") and line.endswith(f": {task}") for line in candidates)
     for tree in trees:
         assert project.retinue("deny", tree).returncode == 0
     until(lambda: not list((project.folder / ".retinue/control").iterdir()))

@@ -194,13 +194,13 @@ def test_in_mode_sandboxed_a_program_asks_as_little_as_a_shell(project: Project)
 def test_where_no_sandbox_can_be_built_the_user_chooses_and_the_choice_is_kept(project: Project) -> None:
     project.prefix = WITHOUT
     model = project.script({"main": [{"text": "the answer"}]})
-    terminal = Terminal(project, "run", "x", "--model", model)
+    terminal = Terminal(project, "run", "x", "--plain", "--model", model)
     terminal.read_until("Which? [q] ")
     terminal.type("q\n")
     assert "apt-get install bubblewrap" in terminal.read_until(None)
     assert terminal.end() == 2
     assert not (project.folder / ".retinue/logs").exists()
-    terminal = Terminal(project, "run", "x", "--model", model)
+    terminal = Terminal(project, "run", "x", "--plain", "--model", model)
     terminal.read_until("Which? [q] ")
     terminal.type("i\n")
     assert "the answer" in terminal.read_until(None)
@@ -218,7 +218,7 @@ def test_where_no_sandbox_can_be_built_a_container_can_be_chosen_for_the_project
     make_image()
     project.prefix = WITHOUT
     model = project.script({"main": [shell("echo $((6 * 7)) > b.txt; cat b.txt"), {"text": "said {{last_result}}"}]})
-    terminal = Terminal(project, "run", "x", "--yes", "--model", model)
+    terminal = Terminal(project, "run", "x", "--plain", "--yes", "--model", model)
     screen = terminal.read_until("Which? [q] ")
     file = project.folder / "retinue.yaml"
     assert f"c  run it in a container of {engine_name()}, in this project from now on (written to {file})" in screen
@@ -239,7 +239,7 @@ def test_where_there_is_no_engine_a_container_is_not_offered(project: Project) -
         for word in ("--ro-bind", "/dev/null", path)
     ]
     project.prefix = [*WITHOUT[:-1], *hidden, "--"]
-    terminal = Terminal(project, "run", "x", "--model", project.script({"main": [{"text": "the answer"}]}))
+    terminal = Terminal(project, "run", "x", "--plain", "--model", project.script({"main": [{"text": "the answer"}]}))
     assert "container" not in terminal.read_until("Which? [q] ")
     terminal.type("c\n")
     assert "nothing was run" in terminal.read_until(None)

@@ -77,7 +77,13 @@ def test_hostile_text_is_escaped_wherever_it_comes_from(project: Project) -> Non
         "explorer": [{"text": f"child {HOSTILE}"}],
     }
     model = project.script(agents)
-    commands = (["run", f"task {HOSTILE}", "--yes", "--model", model], ["ps"], ["show"], ["tail"], ["show", "--json"])
+    commands = (
+        ["run", f"task {HOSTILE}", "--yes", "--plain", "--model", model],
+        ["ps"],
+        ["show"],
+        ["tail"],
+        ["show", "--json"],
+    )
     for command in commands:
         terminal = Terminal(project, *command)
         screen = terminal.read_until(None)

@@ -36,7 +36,7 @@ def allowed(project: Project, *arguments: str) -> bool:
 
 
 def test_without_a_yes_the_loose_part_is_ignored_and_said_in_one_line(clone: Project) -> None:
-    done = clone.retinue(*run(clone))
+    done = clone.retinue(*run(clone, "--plain"))
     assert done.returncode == 1
     file = clone.folder / "retinue.yaml"
     assert done.stderr.splitlines()[0] == (
@@ -126,7 +126,7 @@ def test_a_file_that_is_named_is_trusted_and_a_copy_elsewhere_is_not(clone: Proj
 
 
 def test_at_a_terminal_it_is_shown_and_asked_once(clone: Project) -> None:
-    terminal = Terminal(clone, *run(clone))
+    terminal = Terminal(clone, *run(clone, "--plain"))
     screen = terminal.read_until("Trust it, until it changes? [y/N] ")
     assert "loosens what agents may do here:\r\n  approvals.mode: yes\r\n  approvals.allow: shell(echo *)\r\n" in screen
     terminal.type("\n")
@@ -134,14 +134,14 @@ def test_at_a_terminal_it_is_shown_and_asked_once(clone: Project) -> None:
     terminal.type("n\n")
     terminal.read_until(None)
     assert terminal.end() == 0
-    again = Terminal(clone, *run(clone))
+    again = Terminal(clone, *run(clone, "--plain"))
     assert "Trust it" not in again.read_until("[y]es [n]o > ")
     assert "is not trusted, so this part of it is ignored" in again.text
     again.type("n\n")
     again.read_until(None)
     assert again.end() == 0
     (clone.folder / "retinue.yaml").write_text(LOOSE + "# changed\n")
-    changed = Terminal(clone, *run(clone))
+    changed = Terminal(clone, *run(clone, "--plain"))
     changed.read_until("Trust it, until it changes? [y/N] ")
     changed.type("y\n")
     screen = changed.read_until(None)
@@ -153,7 +153,7 @@ def test_at_a_terminal_it_is_shown_and_asked_once(clone: Project) -> None:
 def test_nothing_is_asked_of_a_file_that_loosens_nothing(project: Project) -> None:
     (project.folder / "retinue.yaml").write_text("approvals: {mode: strict, deny: [shell]}\nmax_turns: 5\n")
     project.script({"main": ["end"]})
-    terminal = Terminal(project, *run(project))
+    terminal = Terminal(project, *run(project, "--plain"))
     assert "rust" not in terminal.read_until(None)
     assert terminal.end() == 0
     assert "loosens nothing" in project.retinue("trust").stdout
@@ -171,7 +171,7 @@ def test_always_keeps_the_trust_a_file_has_and_gives_none(clone: Project) -> Non
 
 
 def _answered_always(project: Project, *, trust: bool = True) -> Path:
-    terminal = Terminal(project, *run(project))
+    terminal = Terminal(project, *run(project, "--plain"))
     if not trust:
         terminal.read_until("Trust it, until it changes? [y/N] ")
         terminal.type("n\n")

@@ -75,6 +75,7 @@ def test_stopping_gives_the_terminal_to_the_shell_and_back(terminals: list[Tmux]
     terminal.press("Enter")
     terminal.read_until("the last line")
     terminal.type("half a line")
+    terminal.read_until("> half a line")
     terminal.press("C-z")
     screen = terminal.read_until("Stopped")
     assert "the last line" not in screen

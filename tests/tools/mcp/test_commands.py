@@ -152,7 +152,7 @@ def test_a_server_asks_at_the_terminal_and_its_words_move_no_cursor(project: Pro
     servers(project, bad=program("bad", "asks", str(tmp_path), env={"ASKS": "Really\x1b[2J?"}))
     assert project.retinue("trust", "--yes").returncode == 0
     model = project.script({"main": turns(call("mcp__bad__one"))})
-    terminal = Terminal(project, "run", "go", "--model", model)
+    terminal = Terminal(project, "run", "go", "--plain", "--model", model)
     terminal.read_until("[y]es [n]o > ")
     terminal.type("y\n")
     terminal.text = ""
@@ -162,6 +162,8 @@ def test_a_server_asks_at_the_terminal_and_its_words_move_no_cursor(project: Pro
     terminal.type("e\n")
     terminal.read_until("arguments as a line of JSON > ")
     terminal.type('{"ok": true}\n')
+    terminal.read_until("sure? [y]es [n]o > ")
+    terminal.type("y\n")
     shown = terminal.read_until(None)
     assert terminal.end() == 0
     assert "\x1b[2J" not in shown and "The MCP server 'bad' asks:" in shown

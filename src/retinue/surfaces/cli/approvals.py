@@ -21,7 +21,6 @@ from retinue.surfaces.cli.question_watch import QuestionWatch
 from retinue.surfaces.cli.questions import (
     Waiting,
     choose_or_explain,
-    choose_question,
     find_waiting,
     format_question,
     give_answer,
@@ -75,7 +74,7 @@ def execute_approvals(args: argparse.Namespace) -> int:
         return 0
     found = asyncio.run(find_waiting(project))
     if args.id is not None:
-        found = [choose_question(found, args.id)]
+        found = [asyncio.run(choose_or_explain(project, found, args.id))]
     if args.json:
         screen.print_json([each.to_json() for each in found])
     elif args.id is not None:

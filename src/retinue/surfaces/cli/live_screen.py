@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 
 from retinue.concurrency import TaskOwner
-from retinue.core.approvals import Approval, Decision
+from retinue.core.approvals import Approval, Decision, describe_closing
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event
+from retinue.log.questions import find_closing
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer import colors
 from retinue.surfaces.printer.edit_call import edit_in_editor, find_editor
@@ -28,7 +29,8 @@ from retinue.surfaces.printer.terminal import Terminal
 AT_ONCE_SECONDS = 0.02  # of events that are folded before keys and frames get their turn
 EDITOR_SECONDS = 3.0  # for an editor that is open when the tree ends
 BY = "user"
-TOO_LATE = "question {number} was already answered"
+SURFACE = "terminal"
+TOO_LATE = "somebody else was first: question {number} {what}"
 
 
 class LiveScreen:
@@ -85,12 +87,17 @@ class LiveScreen:
         if self._control is None:
             return
         try:
-            answered = await self._control.answer(question.id, decision, by=BY, digest=question.digest)
+            answered = await self._control.answer(question.id, decision, by=BY, digest=question.digest, surface=SURFACE)
+            closed = None
+            if answered != "taken":
+                async with aclosing(self._control.watch(question.tree)) as events:
+                    closed = await find_closing(events, question.id)
         except RetinueError as error:
             self.view.show_note(str(error))
+            self.view.reopen_question(question)
             return
-        if answered != "taken":
-            self.view.show_note(TOO_LATE.format(number=question.number))
+        if closed is not None:
+            self.view.show_note(TOO_LATE.format(number=question.number, what=describe_closing(closed)))
 
     def _send_cancel(self, run: int) -> None:
         self._tasks.start(self._cancel(run))

@@ -11,10 +11,11 @@ import msgspec
 
 from retinue.control.client import ControlClient, ControlUnreachable
 from retinue.core.approvals import Allow, Approval, Decision, QuestionClosed, describe_closing
-from retinue.core.errors import ConfigError, NotFound, RetinueError
+from retinue.core.errors import Ambiguous, NotFound, RetinueError
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Event
 from retinue.core.ports import LogReader
 from retinue.log.blocks import make_question_spans
+from retinue.log.lookup import MOST_CANDIDATES, describe_origin
 from retinue.log.questions import find_closing
 from retinue.log.reading import iterate_events, wait_for_event
 from retinue.surfaces.cli import output as screen
@@ -60,21 +61,14 @@ async def _list_pending(client: ControlClient) -> list[Approval]:
         return []
 
 
-def choose_question(found: Sequence[Waiting], name: str) -> Waiting:
-    """Return the question with that number or id. Raises an error that lists what there is if several or none fit.
+def match_questions(found: Sequence[Waiting], name: str) -> list[Waiting]:
+    """Return the questions with that number or id.
 
     A number is never the beginning of an id: if its question has been answered, it must not mean another one."""
     if is_number(name):
-        matching = [each for each in found if each.approval.number == int(name)]
-    else:
-        matching = [each for each in found if each.approval.id == name]
-        matching = matching or [each for each in found if each.approval.id.startswith(name)]
-    if len(matching) == 1:
-        return matching[0]
-    listed = ", ".join(f"{each.approval.number} ({each.approval.id})" for each in (matching or found)[:10])
-    if matching:
-        raise ConfigError(f"'{name}' could be any of {listed}: give the id")
-    raise NotFound(f"no question '{name}' is waiting; " + (f"there is {listed}" if found else "there is none"))
+        return [each for each in found if each.approval.number == int(name)]
+    exact = [each for each in found if each.approval.id == name]
+    return exact or [each for each in found if each.approval.id.startswith(name)]
 
 
 def is_number(name: str) -> bool:
@@ -83,16 +77,31 @@ def is_number(name: str) -> bool:
 
 
 async def choose_or_explain(project: screen.ProjectLog, found: Sequence[Waiting], name: str) -> Waiting:
-    """Return the question with that number or id. The error about one that was answered says by whom."""
-    try:
-        return choose_question(found, name)
-    except NotFound as error:
-        answered = await _find_answered(project, name)
-        if answered is None:
-            raise
-        approval, closed = answered
-        what = f"{format_call(approval.label, approval.tool, approval.args)} of {closed.id.rpartition('/')[0]}"
-        raise NotFound(f"too late: {what} was {describe_closing(closed)}; {error}") from None
+    """Return the question with that number or id. The error about several lists each with its tree's time and task; the
+    error about one that was answered says by whom."""
+    matching = match_questions(found, name)
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise Ambiguous(name, await _list_candidates(project.log, matching[:MOST_CANDIDATES]))
+    listed = ", ".join(f"{each.approval.number} ({each.approval.id})" for each in found[:MOST_CANDIDATES])
+    error = f"no question '{name}' is waiting; " + (f"there is {listed}" if found else "there is none")
+    answered = await _find_answered(project, name)
+    if answered is None:
+        raise NotFound(error)
+    approval, closed = answered
+    what = f"{format_call(approval.label, approval.tool, approval.args)} of {closed.id.rpartition('/')[0]}"
+    raise NotFound(f"too late: {what} was {describe_closing(closed)}; {error}")
+
+
+async def _list_candidates(log: LogReader, found: Sequence[Waiting]) -> list[str]:
+    """Describe questions that have the same number: the call, and when and why its tree was started."""
+    trees = list(dict.fromkeys(each.approval.tree for each in found))
+    origins = {run.first.tree: describe_origin(run) for run in await log.read_runs(trees) if run.first.run == 0}
+    return [
+        f"{about.id} ({format_question(about)}) of {origins.get(about.tree, 'an unknown tree')}"
+        for about in (each.approval for each in found)
+    ]
 
 
 async def _find_answered(project: screen.ProjectLog, name: str) -> tuple[ApprovalAsked, QuestionClosed] | None:

@@ -36,7 +36,8 @@ def execute_run(args: argparse.Namespace) -> int:
     The answer goes to stdout, everything else to stderr, live. Tools that change something ask you at this terminal;
     you can also answer from another one (`retinue approvals`). Without a terminal, a run that has to ask ends, unless
     --wait-approvals lets it wait for another terminal, or --yes lets every tool run.
-    Ctrl-C cancels the run and everything below it. A second Ctrl-C kills it.
+    Ctrl-C asks what to cancel, a second one cancels the run and everything below it, a third kills it. With --plain,
+    the first cancels and the second kills.
 
     exit codes: 0 done, 1 failed, refused, limited or disconnected, 2 usage, 124 timed out, 130 cancelled
 

@@ -17,9 +17,11 @@ from retinue.core.approvals import Approval, Decision
 from retinue.core.events import Delta, Event, RunSpawned, RunStarted, decode_raw
 from retinue.log.accounts import format_cost
 from retinue.log.activity import Activity, Totals, Work
-from retinue.log.blocks import Span, format_count, make_call_spans
+from retinue.log.blocks import Role, Span, format_count, make_call_spans
 from retinue.log.entries import Entries, Entry
+from retinue.log.receipts import MessageReceipt, Receipts, describe_receipt
 from retinue.log.runs import NOTHING, Runs
+from retinue.log.summaries import shorten_text
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.input_line import InputLine, Position
 from retinue.surfaces.printer.keys import Key, Paste
@@ -43,6 +45,7 @@ WHOLE = "`retinue show {tree}/{run}` shows all"
 INDENT = "  "
 WORDS = ("message", "turn.started", "run.waiting", "run.ended", "thinking", "inbox")
 CANCEL_KEYS = 9
+RECEIPT_CHARACTERS = 60
 
 
 class Callbacks(msgspec.Struct, frozen=True):
@@ -71,6 +74,7 @@ class LiveView:
         self._after = after
         self._callbacks = callbacks
         self._entries = Entries()
+        self._receipts = Receipts()
         self._panel = QuestionPanel(self._answer, None if callbacks is None else callbacks.edit, screen.request_redraw)
         self._cancel_choices: list[tuple[int, str]] | None = None
         self._on_interrupt_closed: Callable[[], object] = lambda: None
@@ -92,12 +96,18 @@ class LiveView:
             entry = self._entries.apply(item)
             if entry is not None and item.seq > self._after:
                 self._print_entry(entry)
+            for receipt in self._receipts.apply(item):
+                if item.seq > self._after:
+                    self._print_receipt(receipt)
+            before = self._panel.current
             self._panel.show_questions(self.activity.questions)
+            if self._panel.current is not None and self._panel.current is not before:
+                self._screen.request_redraw(at_once=True)
         self._screen.request_redraw()
 
     def show_tree(self, tree: str) -> None:
         """Show this tree from its first event on."""
-        self.activity, self._entries = Activity(tree), Entries()
+        self.activity, self._entries, self._receipts = Activity(tree), Entries(), Receipts()
         self._screen.request_redraw()
 
     def show_note(self, text: str) -> None:
@@ -161,6 +171,11 @@ class LiveView:
         if self._callbacks is not None:
             self._callbacks.answer(question, decision)
 
+    def reopen_question(self, question: Approval) -> None:
+        """Show a question again whose answer could not be sent."""
+        self._panel.reopen_question(question.id)
+        self._panel.show_questions(self.activity.questions)
+
     def offer_edit(self, question: Approval, args: dict[str, object] | str) -> None:
         """Take the arguments that an editor left, or a message about what went wrong."""
         self._panel.offer_edit(question, args)
@@ -186,13 +201,14 @@ class LiveView:
         profile = decode_raw(spawned.profile)
         budget = _format_budget(spawned)
         pieces = [
-            _name_model(spawned.model) or run.agent,
+            "",
             f"tree {event.tree}",
             "no sandbox" if run.place.runtime == "inherited" else f"sandbox {run.place.runtime}",
-            f"workspace {profile.get('workspace') or 'shared'}" if isinstance(profile, dict) else "",
+            _name_workspace(profile.get("workspace"), run.place.runtime) if isinstance(profile, dict) else "",
             f"budget {budget}" if budget else "no budget",
         ]
-        self._print_spans((("name", "retinue "), ("faint", " · ".join(piece for piece in pieces if piece))))
+        named = _name_model(spawned.model) or run.agent
+        self._print_spans((("name", named), ("faint", " · ".join(pieces))))
 
     def _print_entry(self, entry: Entry) -> None:
         if self._level == "quiet":
@@ -215,6 +231,15 @@ class LiveView:
         if body:
             header = f"{header}\n{_indent(body, INDENT)}"
         self._print(header, spaced=False)
+
+    def _print_receipt(self, receipt: MessageReceipt) -> None:
+        """Print what became of a message that was sent to a run at work. Its words stand there while it is queued."""
+        words = " ".join(receipt.text.split())
+        about = (
+            "" if receipt.state == "queued" else f" · {shorten_text(words, RECEIPT_CHARACTERS, RECEIPT_CHARACTERS - 1)}"
+        )
+        role: Role = "bad" if receipt.state == "too_late" else "faint"
+        self._print_spans(((role, f"{INDENT}{describe_receipt(receipt)}{about}"),))
 
     def _format_body(self, entry: Entry) -> str:
         text = entry.body.strip("\n")
@@ -380,6 +405,13 @@ def format_elapsed(seconds: float) -> str:
 def _name_model(model: str) -> str:
     """Return the name of a model; of a script file without its folder."""
     return f"scripted:{model.rpartition('/')[2]}" if model.startswith("scripted:") and "/" in model else model
+
+
+def _name_workspace(workspace: str | None, runtime: str) -> str:
+    """Return where a run works; the default depends on its runtime, and on git."""
+    if workspace is None:
+        return "works in the project itself" if runtime == "inherited" else "works in its own copy"
+    return f"workspace {workspace}"
 
 
 def _format_budget(spawned: RunSpawned) -> str:

@@ -59,7 +59,8 @@ class QuestionPanel:
         self._answer = answer
         self._edit = edit
         self._change = change
-        self._questions: Mapping[str, Approval] = {}
+        self._questions: dict[str, Approval] = {}
+        self._sent: set[str] = set()  # answered here, which the log does not say yet
         self._id = ""
         self._mode: Mode = "ask"
         self._input = InputLine()
@@ -85,11 +86,16 @@ class QuestionPanel:
         return self.current is not None and self._mode != "ask"
 
     def show_questions(self, questions: Mapping[str, Approval]) -> None:
-        """Take the questions that wait now."""
-        self._questions = questions
+        """Take the questions that wait now. One that was answered here does not come back."""
+        self._sent &= questions.keys()
+        self._questions = {key: question for key, question in questions.items() if key not in self._sent}
         current = self.current
         if (current.id if current is not None else "") != self._id:
             self._go_to(current)
+
+    def reopen_question(self, question_id: str) -> None:
+        """Show a question again whose answer could not be sent."""
+        self._sent.discard(question_id)
 
     def arm(self, question_id: str) -> None:
         """Take keys for this question from now on: all of it is on screen."""
@@ -196,11 +202,17 @@ class QuestionPanel:
         self._mode, self._decisions, self._about = "confirm", decisions, tuple(about)
         self._page = 0
 
+    def _send(self, *answers: tuple[Approval, Decision]) -> None:
+        """Send answers, and show the next question at once."""
+        for question, decision in answers:
+            self._sent.add(question.id)
+            self._answer(question, decision)
+        self._return_to_ask()
+        self.show_questions(dict(self._questions))
+
     def _press_confirm(self, key: Key) -> None:
         if key.name == "y":
-            for question, decision in self._decisions:
-                self._answer(question, decision)
-            self._return_to_ask()
+            self._send(*self._decisions)
         elif key.name in ("n", ESCAPE):
             self._return_to_ask()
         elif not self._turn_page(key):
@@ -209,9 +221,9 @@ class QuestionPanel:
     def _press_answer(self, question: Approval, key: Key) -> None:
         self._about = ()
         if key.name in _SCOPES:
-            self._answer(question, _SCOPES[key.name])
+            self._send((question, _SCOPES[key.name]))
         elif key.name == "n":
-            self._answer(question, Deny())
+            self._send((question, Deny()))
         elif key.name == "N":
             self._mode, self._input = "reason", InputLine()
         elif key.name == "?":
@@ -286,8 +298,7 @@ class QuestionPanel:
         if text is None:
             return
         if self._mode == "reason":
-            self._answer(question, Deny(text.strip()))
-            self._return_to_ask()
+            self._send((question, Deny(text.strip())))
         else:
             self._return_to_ask()
             self.offer_edit(question, parse_args(text) if text.strip() else question.args)

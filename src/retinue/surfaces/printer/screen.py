@@ -50,9 +50,11 @@ class Screen:
         self.on_drawn: Callable[[object], object] = lambda mark: None
         self._lasting: list[str] = []
         self._drawn = _Drawn()
+        self._shown: object = None  # the size and the bottom that were drawn last
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
         self._is_due = False
+        self._is_urgent = False
         self._is_open = False
         self._thread = ThreadPoolExecutor(1, "retinue-screen")
         terminal.on_resize = self._settle
@@ -87,12 +89,17 @@ class Screen:
         """Print a lasting line of unescaped pieces with their roles."""
         self.print_text(colors.paint_header(spans, color=self.color, bold=False))
 
-    def request_redraw(self) -> None:
-        """Draw soon: something has changed."""
+    def request_redraw(self, *, at_once: bool = False) -> None:
+        """Draw soon: something has changed. `at_once` does not collect other changes first."""
         if self._writing is not None:
             self._is_due = True
-        elif self._is_open and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FRAME_SECONDS, self._draw)
+            self._is_urgent |= at_once
+            return
+        if at_once:
+            self._cancel_timer()
+        if self._is_open and self._timer is None:
+            wait = 0.0 if at_once else FRAME_SECONDS
+            self._timer = asyncio.get_running_loop().call_later(wait, self._draw)
 
     def call_later(self, seconds: float, work: Callable[[], object]) -> None:
         """Call something later, unless the screen is closed by then."""
@@ -112,6 +119,7 @@ class Screen:
     def _settle(self) -> None:
         """Draw when the size has not changed for a moment: a window that is being dragged tells of every step late."""
         self._cancel_timer()
+        self._shown = None
         if self._is_open:
             self._timer = asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._draw)
 
@@ -120,7 +128,12 @@ class Screen:
         if self.terminal.is_away or self._writing is not None:
             self._is_due = True
             return
-        bottom = self.compose(*self.terminal.size)
+        size = self.terminal.size
+        bottom = self.compose(*size)
+        if self._shown == (size, bottom) and not self._lasting:
+            self._wait_animation(bottom)
+            return
+        self._shown = size, bottom
         self._start_write(self._make_frame(bottom), bottom)
 
     def _make_frame(self, bottom: Bottom) -> str:
@@ -138,7 +151,7 @@ class Screen:
 
     def _start_write(self, frame: str, bottom: Bottom | None) -> None:
         loop = asyncio.get_running_loop()
-        self._is_due = False
+        self._is_due = self._is_urgent = False
         writing = self._writing = loop.run_in_executor(self._thread, self.terminal.write, frame)
         writing.add_done_callback(lambda _: self._end_write(writing, bottom))
 
@@ -150,8 +163,12 @@ class Screen:
         if not self._is_open:
             return
         if self._is_due or self._lasting:
-            self.request_redraw()
-        elif bottom is not None and bottom.animated and self._timer is None:
+            self.request_redraw(at_once=self._is_urgent)
+        elif bottom is not None:
+            self._wait_animation(bottom)
+
+    def _wait_animation(self, bottom: Bottom) -> None:
+        if bottom.animated and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(ANIMATION_SECONDS, self._draw)
 
     async def _wait_written(self, seconds: float) -> bool:
@@ -164,7 +181,7 @@ class Screen:
         for long."""
         self._cancel_timer()
         erase = self._thread.submit(self.terminal.write, self._drawn.erase(self.terminal.size[0]))
-        self._drawn = _Drawn()
+        self._drawn, self._shown = _Drawn(), None
         try:
             erase.result(AWAY_SECONDS)
         except TimeoutError:

@@ -1,0 +1,60 @@
+"""The fold of events into receipts of the messages that people send to runs at work: queued, delivered, or too late."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Literal
+
+import msgspec
+
+from retinue.core.events import Event, Inbox, RunEnded, RunWaiting, TurnStarted
+from retinue.core.messages import USER_WORDS
+
+
+class MessageReceipt(msgspec.Struct, frozen=True):
+    """The state of a message, which is the event `seq` of run `run`. `turn` is the one that reads it."""
+
+    seq: int
+    run: int
+    text: str
+    state: Literal["queued", "delivered", "too_late"]
+    turn: int = 0
+
+
+class Receipts:
+    """Takes the events of a tree in their order. A message to a run that waits for one is its next task, no steer: it
+    has no receipt."""
+
+    def __init__(self) -> None:
+        self._queued: defaultdict[int, list[MessageReceipt]] = defaultdict(list)
+        self._idle: set[int] = set()
+
+    def apply(self, event: Event) -> list[MessageReceipt]:
+        """Return the receipts that an event gives."""
+        run = event.run
+        match event.body:
+            case RunWaiting():
+                self._idle.add(run)
+            case Inbox(text=text, source=source) if source in USER_WORDS and run not in self._idle:
+                receipt = MessageReceipt(seq=event.seq, run=run, text=text, state="queued")
+                self._queued[run].append(receipt)
+                return [receipt]
+            case TurnStarted(turn=turn):
+                self._idle.discard(run)
+                if run in self._queued:
+                    read = self._queued.pop(run)
+                    return [msgspec.structs.replace(each, state="delivered", turn=turn) for each in read]
+            case RunEnded() if run in self._queued:
+                return [msgspec.structs.replace(each, state="too_late") for each in self._queued.pop(run)]
+        return []
+
+
+def describe_receipt(receipt: MessageReceipt) -> str:
+    """Return the receipt as `retinue send` says it."""
+    match receipt.state:
+        case "delivered":
+            return f"delivered at turn {receipt.turn}"
+        case "too_late":
+            return "too late: the run ended before it read it"
+        case _:
+            return "queued: the run reads it at its next turn"
