@@ -6,7 +6,7 @@ import re
 import pytest
 
 from retinue.supervisor.tree import new_tree_id
-from retinue.surfaces.cli.help_texts import SYNONYMS
+from retinue.surfaces.cli.help_texts import SYNONYMS, wrap_text
 from retinue.surfaces.cli.main import COMMANDS
 from tests.surfaces.cli.shell import Project, one_line_error, until
 from tests.surfaces.cli.test_terminal import HOSTILE, UNSEEN, Terminal
@@ -199,3 +199,22 @@ def test_show_and_diff_print_paths_relative_to_the_current_folder(project: Proje
     assert json.loads(project.retinue("ps", "--json").stdout)[0]["workspace"] == str(project.folder / workspace)
     project.run("--workspace", "shared", agents={"main": ["ok"]})
     assert "workspace   . (the project itself)\n" in project.retinue("show").stdout
+
+
+def test_a_table_of_the_help_keeps_its_columns_while_there_is_room() -> None:
+    table = (
+        "examples:\n"
+        "  retinue a --long     read all about it, and about it\n"
+        "  retinue b            c\n"
+        "  retinue d | jq .x"
+    )
+    assert "\n".join(wrap_text(table, 60)) == table
+    assert [*wrap_text(table, 46)] == [
+        "examples:",
+        "  retinue a --long  read all about it, and",
+        "                    about it",
+        "  retinue b         c",
+        "  retinue d | jq .x",
+    ]
+    assert [*wrap_text(table, 30)][1:3] == ["  retinue a --long", "      read all about it, and"]
+    assert [*wrap_text("one two\nthree\n\n\nfour", 8)] == ["one two", "three", "", "", "four"]

@@ -6,10 +6,12 @@ import argparse
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 
 WIDEST = 100  # longer lines of prose are hard to read
 MOST_OPTIONS = 9  # of a command whose usage line lists all of them
-INDENT = "      "
+LEAST_COLUMN = 26  # of the second column of a table that stands beside the first
+BELOW = "      "
 _TWO_COLUMNS = re.compile(r"(\s+\S.*?)\s{2,}(\S.*)")
 # Words of other tools, and the command of ours that does it. Only words whose meaning is plain.
 SYNONYMS = {
@@ -74,24 +76,44 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 def wrap_text(text: str, width: int) -> Iterator[str]:
-    """Wrap the paragraphs of a text. An indented line that is too long has its second column below its first."""
+    """Wrap a text: its prose as paragraphs, and lines that begin with a space as tables of one or two columns."""
+    for is_table, group in groupby(text.splitlines(), key=lambda line: line[:1].isspace()):
+        if is_table:
+            yield from _wrap_table(list(group), width)
+            continue
+        for is_blank, lines in groupby(group, key=lambda line: not line):
+            paragraph = list(lines)
+            yield from paragraph if is_blank else _wrap_line(" ".join(paragraph), width)
+
+
+def _wrap_table(lines: list[str], width: int) -> Iterator[str]:
+    """Yield the lines of a table as they are if they fit; else with the second column closer to the first one, or below
+    it where that is too long. A line without a second column is a command, and can be copied as it is."""
+    if all(len(line) <= width for line in lines):
+        yield from lines
+        return
+    rows = [_TWO_COLUMNS.fullmatch(line) for line in lines]
+    lefts = [len(row[1]) for row in rows if row is not None and len(row[1]) <= width - LEAST_COLUMN]
+    column = max(lefts, default=0) + 2
+    for line, row in zip(lines, rows, strict=True):
+        if row is not None and len(row[1]) < column:
+            first, *more = _wrap_line(row[2], width - column)
+            yield row[1].ljust(column) + first
+            yield from (" " * column + rest for rest in more)
+        elif row is not None:
+            yield row[1]
+            yield from (BELOW + rest for rest in _wrap_line(row[2], width - len(BELOW)))
+        elif line.startswith(BELOW):  # it continues the second column of the line above
+            text = line.lstrip()
+            yield (" " * column if column + len(text) <= width else BELOW) + text
+        else:
+            yield line
+
+
+def _wrap_line(text: str, width: int) -> list[str]:
     import textwrap
 
-    prose: list[str] = []
-    for line in [*text.splitlines(), ""]:
-        if line and not line[0].isspace():
-            prose.append(line)
-            continue
-        yield from textwrap.wrap(" ".join(prose), width, break_long_words=False, break_on_hyphens=False)
-        prose.clear()
-        columns = _TWO_COLUMNS.fullmatch(line)
-        if len(line) <= width or line.isspace():
-            yield line
-        elif columns is None:  # a command: it can be copied as it is
-            yield line if len(line) - len(line.lstrip()) < width // 2 else INDENT + line.lstrip()
-        else:
-            yield columns[1]
-            yield from textwrap.wrap(columns[2], width, initial_indent=INDENT, subsequent_indent=INDENT)
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def explain_unknown_command(word: str, commands: Mapping[str, str]) -> str:
