@@ -39,7 +39,8 @@ def test_other_words_for_commands_name_the_command(project: Project) -> None:
         said = one_line_error(project.retinue(word))
         assert said == f"there is no command '{word}'; use `retinue {meant}` to {about}"
     assert not SYNONYMS.keys() & COMMANDS.keys()
-    assert {meant.split()[0] for meant in SYNONYMS.values()} <= {*COMMANDS, "--version"}
+    assert {meant.split()[0] for meant in SYNONYMS.values() if meant} <= {*COMMANDS, "--version"}
+    assert one_line_error(project.retinue("chat")).endswith("use `retinue` without a command to talk to an agent")
 
 
 def test_help_is_a_command_too(project: Project) -> None:

@@ -52,6 +52,7 @@ SYNONYMS = {
     **dict.fromkeys(("serve", "server"), "mcp serve"),
     "call": "a2a call",
     "version": "--version",
+    **dict.fromkeys(("chat", "talk", "conversation", "repl", "interactive"), ""),
 }
 
 
@@ -144,6 +145,8 @@ def explain_unknown_command(word: str, commands: Mapping[str, str]) -> str:
     meant = _find_meant(word, commands)
     if meant is None:
         return f"{text} (see `retinue --help`)"
+    if not meant:
+        return f"{text}; use `retinue` without a command to talk to an agent"
     about = commands.get(meant.split()[0], "")
     return f"{text}; use `retinue {meant}`{f' to {about}' if about else ''}"
 
