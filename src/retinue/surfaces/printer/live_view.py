@@ -232,11 +232,12 @@ class LiveView:
     def _print_receipt(self, receipt: MessageReceipt) -> None:
         """Print what became of a message that was sent to a run at work. Its words stand there while it is queued."""
         words = " ".join(receipt.text.split())
-        about = (
-            "" if receipt.state == "queued" else f" · {shorten_text(words, RECEIPT_CHARACTERS, RECEIPT_CHARACTERS - 1)}"
-        )
+        about = f" · {shorten_text(words, RECEIPT_CHARACTERS, RECEIPT_CHARACTERS - 1)}"
         role: Role = "bad" if receipt.state == "too_late" else "faint"
-        self._print_spans(((role, f"{INDENT}{describe_receipt(receipt)}{about}"),))
+        if receipt.state == "queued":
+            self._print_spans(((role, INDENT + describe_receipt(receipt)),))
+        else:
+            self._print_spans((("mark", "› "), (role, describe_receipt(receipt) + about)))
 
     def _format_body(self, entry: Entry) -> str:
         text = entry.body.strip("\n")
