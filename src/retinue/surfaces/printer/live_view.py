@@ -219,10 +219,7 @@ class LiveView:
             return  # it was seen while it came
         body = self._format_body(entry)
         header = colors.paint_header(entry.spans, color=self._screen.color, bold=False)
-        words = (
-            entry.kind in ("message", "turn.started", "run.waiting", "run.ended", "thinking", "inbox")
-            and entry.style != "diff"
-        )
+        words = entry.kind in WORDS and entry.style != "diff"
         if words and not _has_line(entry):
             indented = INDENT if entry.run else ""
             text = f"{header}{_indent(body, indented).lstrip(' ')}" if header else body
