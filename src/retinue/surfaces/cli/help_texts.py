@@ -13,6 +13,15 @@ MOST_OPTIONS = 9  # of a command whose usage line lists all of them
 LEAST_COLUMN = 26  # of the second column of a table that stands beside the first
 BELOW = "      "
 _TWO_COLUMNS = re.compile(r"(\s+\S.*?)\s{2,}(\S.*)")
+# What groups of commands are for, by the first command of each.
+HEADINGS = {
+    "init": "run agents",
+    "ps": "see what they do",
+    "send": "steer them and answer their questions",
+    "diff": "take over their changes",
+    "mcp": "work with other programs",
+    "usage": "look after the project",
+}
 # Words of other tools, and the command of ours that does it. Only words whose meaning is plain.
 SYNONYMS = {
     **dict.fromkeys(("start", "exec", "execute", "spawn", "ask", "do", "new", "launch", "task", "prompt"), "run"),
@@ -43,6 +52,7 @@ SYNONYMS = {
     **dict.fromkeys(("serve", "server"), "mcp serve"),
     "call": "a2a call",
     "version": "--version",
+    **dict.fromkeys(("chat", "talk", "conversation", "repl", "interactive"), ""),
 }
 
 
@@ -66,10 +76,23 @@ class Help(argparse.RawDescriptionHelpFormatter):
             groups, self._prog = [], f"{self._prog} [OPTIONS]"
         super().add_usage(usage, actions, groups, prefix)
 
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            self._action_max_length += self._indent_increment  # below the heading of a group
+
     def _format_action(self, action: argparse.Action) -> str:
-        if isinstance(action, argparse._SubParsersAction):  # its commands say all; a line for itself says nothing
-            return "".join(map(super()._format_action, action._get_subactions()))
-        return super()._format_action(action)
+        if not isinstance(action, argparse._SubParsersAction):
+            return super()._format_action(action)
+        parts = []
+        for command in action._get_subactions():  # they say all; a line for the action itself says nothing
+            heading = HEADINGS.get(command.dest) if action.dest == "command" else None
+            if heading is not None:
+                parts.append(f"{' ' * self._current_indent}{heading}\n")
+            self._indent()
+            parts.append(super()._format_action(command))
+            self._dedent()
+        return "".join(parts)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join((indent + line).rstrip() for line in wrap_text(text, width))
@@ -122,6 +145,8 @@ def explain_unknown_command(word: str, commands: Mapping[str, str]) -> str:
     meant = _find_meant(word, commands)
     if meant is None:
         return f"{text} (see `retinue --help`)"
+    if not meant:
+        return f"{text}; use `retinue` without a command to talk to an agent"
     about = commands.get(meant.split()[0], "")
     return f"{text}; use `retinue {meant}`{f' to {about}' if about else ''}"
 
