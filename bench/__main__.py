@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 
-from bench import a2a, counts, latency, logs, peers, reports, sandboxes, speed, start
+from bench import a2a, counts, latency, logs, peers, questions, reports, sandboxes, speed, start
 
 MEASUREMENTS = {
     "speed": speed.rows,
     "many": speed.many_rows,
     "counts": counts.rows,
     "latency": latency.rows,
+    "questions": questions.rows,
     "logs": logs.rows,
     "reports": reports.rows,
     "start": start.rows,

@@ -68,7 +68,7 @@ ADDED = {
     "Write CHANGES.md": Answer(ending="hang"),
 }
 ANSWERED = {
-    "retinue approvals": (Reply("[n]o > ", "\x03"),),
+    "retinue approvals": (Reply("[n]o [a]", "\x03"),),
     "retinue approve ": (Reply("[y/N] ", "y\n"),),
 }
 

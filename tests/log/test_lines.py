@@ -23,8 +23,8 @@ def test_unknown_kinds_and_fields_pass_through() -> None:
 
 def test_the_kinds_are_the_agreed_ones() -> None:
     assert set(KINDS) == {
-        "run.spawned", "run.started", "run.resumed", "run.waiting", "turn.started", "thinking", "message", "tool.call",
-        "tool.started", "tool.result", "run.remote", "subagent.progress",
+        "run.spawned", "run.started", "run.resumed", "run.waiting", "run.model", "turn.started", "thinking", "message",
+        "tool.call", "tool.started", "tool.result", "run.remote", "subagent.progress",
         "approval.asked", "approval.decided", "inbox", "usage", "turn.ended", "warning", "gap", "run.ended",
     }  # fmt: skip
 

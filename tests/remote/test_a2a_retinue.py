@@ -1,5 +1,6 @@
 """Runs at another retinue over A2A: its whole tree is visible, bounded and answerable from here, also after a cut."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from retinue import Allow, Limits, Profile, Task
 from retinue.core.events import ApprovalAsked, Delta, Event, Inbox, Message, RunEnded, RunSpawned, ToolCall, ToolResult
 from retinue.core.remote_agents import A2aAgent
+from retinue.remote.a2a import adapter
 from retinue.testing import scripted
 from tests.remote.a2a_kit import Proxy
 from tests.remote.test_a2a import bodies, make_profile, read_run, supervise
@@ -195,6 +197,33 @@ async def test_after_a_fault_the_stream_goes_on_where_it_stopped(tmp_path: Path,
     assert [body.text for body in bodies(events, ToolResult)] == ["deployed to prod"]
     assert [body.text for body in bodies(events, Message)] == ["deployed to prod"]
     assert [body.status for body in bodies(events, RunEnded)] == ["done"]
+
+
+async def test_an_agent_that_was_silent_for_long_is_looked_for_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock:
+        later = 0.0
+
+        def monotonic(self) -> float:
+            return time.monotonic() + self.later
+
+    clock = Clock()
+    monkeypatch.setattr(adapter, "time", clock)
+    async with Proxy() as proxy, supervise(tmp_path / "here") as supervisor:
+        options: dict[str, Any] = {"asks_client": True, "public_url": proxy.url}
+        async with serve(tmp_path / "there", make_argocd(DEPLOYS), **options) as server:
+            proxy.target = int(server.address.rpartition(":")[2])
+            run = await supervisor.spawn(make_profile(proxy.url, reconnect=30.0), Task("deploy"))
+            async for event in run.events():
+                if isinstance(event.body, ApprovalAsked):
+                    break
+            clock.later = 1000.0
+            proxy.cut()
+            [asked] = await supervisor.pending()
+            assert await supervisor.answer(asked.id, Allow(), by="user") == "taken"
+            result = await run.result()
+    assert (result.status, result.final_response) == ("done", "deployed to prod")
 
 
 async def test_several_hundred_events_arrive_once_and_in_order(tmp_path: Path) -> None:

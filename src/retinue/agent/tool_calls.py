@@ -86,8 +86,8 @@ async def run_tool_call(
         except Exception as error:  # noqa: BLE001 - the boundary to tools: a bug there must not end the run
             outcome = Outcome(f"{call.name} failed: {type(error).__name__}: {error}", success=False)
     shown = msgspec.structs.replace(outcome, text=f"{changed}\n{outcome.text}") if changed else outcome
-    if (text := repair_text(shown.text)) is not shown.text:
-        shown = msgspec.structs.replace(shown, text=text)
+    if not shown.text.isascii():
+        shown = msgspec.structs.replace(shown, text=repair_text(shown.text))
     if len(shown.text) * 4 > INLINE_BYTES:
         shown = fit_inline(shown, call, folders)
     link.finish(call, shown, round((time.monotonic() - started) * 1000))

@@ -158,6 +158,9 @@ class ControlClient:
     async def end_conversation(self, tree: str, run: int = 0) -> bool:
         return await self._call(protocol.END_CONVERSATION, tree=tree, run=run)
 
+    async def change_model(self, tree: str, run: int, model: str) -> str:
+        return await self._call(protocol.CHANGE_MODEL, tree=tree, run=run, model=model)
+
     async def kill(self, tree: str) -> None:
         await self._call(protocol.KILL, tree=tree)
 

@@ -155,6 +155,10 @@ class Control(Protocol):
         """End a conversation as done, with the newest answer; a turn in progress is broken off, and runs below are
         cancelled. False if there is none to end."""
 
+    async def change_model(self, tree: str, run: int, model: str) -> str:
+        """Ask another model from the next turn of a conversation on; return its name. Raises ConfigError for a model
+        that is not known, or a run that is no conversation."""
+
     async def kill(self, tree: str) -> None:
         """Stop a whole tree at once, without waiting for its clean-up."""
 

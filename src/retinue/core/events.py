@@ -103,6 +103,12 @@ class RunWaiting(Body, frozen=True, tag="run.waiting"):
     text: str = ""
 
 
+class ModelChanged(Body, frozen=True, tag="run.model"):
+    """A person chose another model for a conversation; the next turn asks it."""
+
+    model: str
+
+
 class TurnStarted(Body, frozen=True, tag="turn.started"):
     """A turn begins. The model sees in it what came before this event."""
 
@@ -336,6 +342,7 @@ EventBody = (
     | RunRemote
     | RunResumed
     | RunWaiting
+    | ModelChanged
     | TurnStarted
     | Thinking
     | Message

@@ -391,7 +391,8 @@ class StoredTree(msgspec.Struct, frozen=True, gc=False):
 
 class RunTally(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The part of a run that lists show beside its first event. `state` is its state by its own events alone,
-    `stalled_seq` the newest warning that it makes no progress, `away` the seconds in which no process had it."""
+    `stalled_seq` the newest warning that it makes no progress, `away` the seconds in which no process had it, or
+    in which it waited for a message, as it does since `waiting_since`."""
 
     state: str
     last_seq: int
@@ -407,6 +408,7 @@ class RunTally(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     unpriced: int = 0
     stalled_seq: int = 0
     away: float = 0.0
+    waiting_since: float | None = None
 
 
 class StoredRun(msgspec.Struct, frozen=True, gc=False):

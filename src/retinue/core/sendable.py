@@ -66,8 +66,8 @@ def _find_scalar_problem(value: Any) -> str:
 
 def repair_reply(reply: Reply) -> Reply:
     """Return the reply of a model with texts that can be stored, and a problem in each call that cannot be."""
-    if (text := repair_text(reply.text)) is not reply.text:
-        reply = structs.replace(reply, text=text)
+    if not reply.text.isascii():
+        reply = structs.replace(reply, text=repair_text(reply.text))
     for index, call in enumerate(reply.calls):
         checked = _check_call(call)
         if checked is not call:

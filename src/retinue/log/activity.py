@@ -161,7 +161,7 @@ class Activity:
             )
             for call in open_calls
         ]
-        if not run.calls and _has_model(run):
+        if not run.calls and not run.waits and _has_model(run):
             since, text = present.since, present.spoken
             works.append(Work(run=number, agent=run.agent, label=label, kind=present.kind, since=since, text=text))
         return works

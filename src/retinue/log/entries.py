@@ -10,7 +10,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from retinue.core.events import ApprovalAsked, ApprovalDecided, Event, Inbox, RunEnded, ToolCall, ToolResult
+from retinue.core.events import (
+    INTERRUPTED,
+    ApprovalAsked,
+    ApprovalDecided,
+    Event,
+    Inbox,
+    RunEnded,
+    ToolCall,
+    ToolResult,
+)
 from retinue.log.blocks import FINAL_ANSWER, Block, Blocks, Span, make_call_spans
 from retinue.log.summaries import describe_call, summarize_result
 
@@ -110,7 +119,8 @@ def _tell_result(event: Event, result: ToolResult, block: Block, call: ToolCall 
         return None
     who: tuple[Span, ...] = (("label", f"[{block.label}] "),) if event.run else ()
     mark: Span = ("good", "✓ ") if result.success else ("bad", "✗ ")
-    said = summarize_result(result.name, result.text, result.success, spoken=True)
+    is_interrupted = result.outcome == INTERRUPTED
+    said = INTERRUPTED if is_interrupted else summarize_result(result.name, result.text, result.success, spoken=True)
     is_slow = result.duration_ms >= SLOW_MS and not preview  # the time of one that asked is mostly a person's
     took = f" ({result.duration_ms / 1000:.1f}s)" if is_slow else ""
     outcome: tuple[Span, ...] = (("faint" if result.success else "bad", f" → {said}"), ("faint", took))
@@ -120,7 +130,10 @@ def _tell_result(event: Event, result: ToolResult, block: Block, call: ToolCall 
 
 
 def _tell_action(result: ToolResult, args: dict[str, Any], preview: str) -> tuple[str, Style]:
-    """Return what a person wants to see of a call: the change of a file, the command and its output, or an error."""
+    """Return what a person wants to see of a call: the change of a file, the command and its output, or an error. That
+    they interrupted it they know."""
+    if result.outcome == INTERRUPTED:
+        return "", "output"
     if not result.success and result.name not in _OUTPUT_TOOLS:
         return (result.text if "\n" in result.text.strip() else ""), "output"
     if result.name in _FILE_TOOLS:

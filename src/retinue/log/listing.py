@@ -49,7 +49,8 @@ class Listing:
         if run.ended is not None:
             return run.ended.duration_ms / 1000
         since = run.spawned_at if run.started_at is None else run.started_at
-        return max(0.0, (now if self.live else self.last_at) - since - run.away)
+        until = now if self.live else self.last_at
+        return max(0.0, until - since - run.measure_idle(until))
 
     def list_runs(self) -> list[RunView]:
         """Return parents before children, siblings in the order they were made."""

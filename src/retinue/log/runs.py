@@ -18,6 +18,7 @@ from retinue.core.events import (
     Gap,
     Inbox,
     Message,
+    ModelChanged,
     ProgressReported,
     RunEnded,
     RunRemote,
@@ -46,7 +47,8 @@ U64_MAX = 2**64 - 1
 
 class RunView(Struct, eq=False, gc=False):
     """One run as its events tell it. `unpriced` are the tokens of calls whose price is not known, `away` the seconds in
-    which no process had the run. A run of a list, made without its calls and questions, has a `stored_state`."""
+    which no process had the run, or in which it waited for a message; it does so since `waiting_since`. A run of a
+    list, made without its calls and questions, has a `stored_state`."""
 
     number: int
     path: str
@@ -78,7 +80,7 @@ class RunView(Struct, eq=False, gc=False):
     _unread: tuple[str, ...] = ()
     _answer_start: int = 0  # of the replies, the first since the user's last words
     away: float = 0.0
-    waits: bool = False  # for the next message of a conversation
+    waiting_since: float | None = None
     stored_state: str = ""
     _result: Result[Any] | None = None
     _progress: ProgressReported | None = None  # without what changes from call to call
@@ -134,13 +136,22 @@ class RunView(Struct, eq=False, gc=False):
     def _apply_resume(self, resumed: RunResumed, event: Event) -> None:
         self.approvals = ()  # what is still a question is asked again
 
+    @property
+    def waits(self) -> bool:
+        """True for a conversation that waits for the next message."""
+        return self.waiting_since is not None
+
     def _apply_waiting(self, waiting: RunWaiting, event: Event) -> None:
-        self.waits = True
+        self.waiting_since = event.at
         self.calls, self.approvals = (), ()
+
+    def _apply_model(self, changed: ModelChanged, event: Event) -> None:
+        self.spawned = structs.replace(self.spawned, model=changed.model)
 
     def _apply_turn(self, started: TurnStarted, event: Event) -> None:
         self.turns = started.turn
-        self.waits = False
+        if self.waiting_since is not None:
+            self.away, self.waiting_since = self.measure_idle(event.at), None
         if self._unread:
             said = [source for source in self._unread if source in USER_WORDS]
             self.replying_to = (said or self._unread)[-1]
@@ -220,7 +231,7 @@ class RunView(Struct, eq=False, gc=False):
             self.warnings += (f"{gap.count} events of this tree are missing: {gap.reason}",)
 
     def _apply_ending(self, ended: RunEnded, event: Event) -> None:
-        self.ended, self.ended_at = ended, event.at
+        self.ended, self.ended_at, self.waiting_since = ended, event.at, None
         self.calls, self.approvals = (), ()
 
     def describe_progress(
@@ -281,6 +292,7 @@ class RunView(Struct, eq=False, gc=False):
             unpriced=self.unpriced,
             stalled_seq=self.stalled_seq,
             away=self.away,
+            waiting_since=self.waiting_since,
         )
 
     def add_absence(self, seconds: float) -> None:
@@ -295,7 +307,11 @@ class RunView(Struct, eq=False, gc=False):
         """Return how long the run took, or has taken until now; a queued run has taken nothing."""
         if self.ended is not None:
             return self.ended.duration_ms / 1000
-        return 0.0 if self.started_at is None else max(0.0, now - self.started_at)
+        return 0.0 if self.started_at is None else max(0.0, now - self.started_at - self.measure_idle(now))
+
+    def measure_idle(self, now: float) -> float:
+        """Return how long no process had the run, or it waited for a message."""
+        return self.away + (0.0 if self.waiting_since is None else max(0.0, now - self.waiting_since))
 
     def walk(self) -> Iterable[RunView]:
         """Yield this run and all below it, parents before children."""
@@ -354,6 +370,7 @@ APPLY_BODY: dict[type, Callable[[RunView, Any, Event], None]] = {
     RunRemote: RunView._apply_remote,
     RunResumed: RunView._apply_resume,
     RunWaiting: RunView._apply_waiting,
+    ModelChanged: RunView._apply_model,
     TurnStarted: RunView._apply_turn,
     TurnEnded: RunView._apply_turn_end,
     Message: RunView._apply_message,
@@ -393,6 +410,7 @@ def make_view(stored: StoredRun) -> RunView:
         last_seq=tally.last_seq,
         stalled_seq=tally.stalled_seq,
         away=tally.away,
+        waiting_since=tally.waiting_since,
         stored_state=tally.state,
     )
 
@@ -441,7 +459,7 @@ class Runs(Struct, eq=False):
         run = self.runs.get(event.run)
         if type(event.body) is not RunResumed:
             self.gone_at = event.at
-        elif run is not None:
+        elif run is not None and not run.waits:  # else that time counts as waiting
             run.add_absence(event.at - self.gone_at)
         if run is not None:
             run.apply(event)

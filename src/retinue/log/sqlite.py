@@ -143,7 +143,8 @@ class FileWriter:
             raise LogError("the log is closed")
         self._pending.append(event)
         if not wait:
-            self._kick_later()
+            if self._linger is None:
+                self._kick_later()
             return None
         waiter = self._loop.create_future()
         self._waiters.append(waiter)
@@ -157,7 +158,8 @@ class FileWriter:
         if self._pending:
             waiter = self._loop.create_future()
             self._waiters.append(waiter)
-            self._kick_later()  # also if a batch is being written: it may have been taken before this waiter came
+            if self._linger is None:  # also if a batch is being written: it may have left before this waiter came
+                self._kick_later()
             await waiter
 
     def show(self, delta: Delta) -> None:
@@ -222,8 +224,7 @@ class FileWriter:
         return feed
 
     def _kick_later(self) -> None:
-        if self._linger is None:
-            self._linger = self._loop.call_later(LINGER, self._kick)
+        self._linger = self._loop.call_later(LINGER, self._kick)
 
     def _kick(self) -> None:
         self._hurries = False

@@ -34,7 +34,7 @@ EXTENSION = "urn:retinue:a2a:runs:1"
 AFTER_HEADER = "Retinue-After"
 ASKED, ANSWERED = "approval.asked", "approval.answer"
 PATH_KEY, RUN_KEY = "retinue/path", "retinue/run"
-MOST_DIGITS = 9
+MOST_DIGITS = 18
 MOST_PREVIEW = 64 * 1024
 _TEXTS = (Message, Thinking, ToolResult, RunEnded)
 
@@ -57,9 +57,13 @@ def make_command_metadata(run: str) -> dict[str, Any]:
 
 def read_command_metadata(metadata: object) -> int:
     """Return the number of the run that words or a cancel are for: 0, the task itself, unless another is named."""
-    found = metadata.get(RUN_KEY) if isinstance(metadata, Mapping) else None
-    is_number = isinstance(found, str) and found.isascii() and found.isdigit() and len(found) <= MOST_DIGITS
-    return int(found) if is_number and isinstance(found, str) else 0
+    return read_number(metadata.get(RUN_KEY) if isinstance(metadata, Mapping) else None) or 0
+
+
+def read_number(text: object) -> int | None:
+    """Return the number that a text of the other side is; None for any other value."""
+    is_number = isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
+    return int(text) if is_number and isinstance(text, str) else None
 
 
 def make_event_metadata(item: Event | Delta) -> dict[str, Any] | None:
@@ -95,7 +99,7 @@ def read_event_metadata(metadata: object) -> tuple[Event | Delta, str] | None:
     if not isinstance(metadata, Mapping) or not isinstance(metadata.get("event"), str):
         return None
     cursor = metadata.get("cursor")
-    return decode_item(metadata["event"].encode()), cursor if isinstance(cursor, str) and cursor.isdigit() else ""
+    return decode_item(metadata["event"].encode()), "" if read_number(cursor) is None else str(cursor)
 
 
 # Approvals that a client answers

@@ -79,6 +79,12 @@ class SendRequest(Arguments, frozen=True):
     text: str
 
 
+class ModelRequest(Arguments, frozen=True):
+    tree: TreeId
+    run: int
+    model: str
+
+
 class ResumeRequest(Arguments, frozen=True):
     """`unattended` accepts a process that was started with --yes and asks nobody."""
 
@@ -187,6 +193,7 @@ PENDING = Command("/v1/pending", "pending", PendingRequest, list[Approval], read
 CANCEL = Command("/v1/cancel", "cancel", RunRequest, bool)
 INTERRUPT = Command("/v1/interrupt", "interrupt_turn", RunRequest, bool)
 END_CONVERSATION = Command("/v1/end-conversation", "end_conversation", RunRequest, bool)
+CHANGE_MODEL = Command("/v1/model", "change_model", ModelRequest, str)
 KILL = Command("/v1/kill", "kill", TreeRequest, NoneType)
 SEND = Command("/v1/send", "send", SendRequest, Receipt)
 ANSWER: Command[Answered] = Command("/v1/answer", "answer", AnswerRequest, Answered)  # type: ignore[arg-type]
@@ -204,7 +211,7 @@ COMMANDS: dict[str, Command[Any]] = {
     command.path: command
     for command in (
         TREES, PENDING, CANCEL, INTERRUPT, END_CONVERSATION, KILL, SEND, ANSWER, PREPARE, SPAWN, RESUME, CONTINUE,
-        RESULT, DESCRIBE, FIND, CHANGES, DIFF, APPLY,
+        CHANGE_MODEL, RESULT, DESCRIBE, FIND, CHANGES, DIFF, APPLY,
     )
 }  # fmt: skip
 OPEN_CLIENT = StreamCommand("/v1/client", ClientRequest)

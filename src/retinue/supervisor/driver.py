@@ -81,7 +81,9 @@ class Driver:
             ending = make_stopped_ending(run)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to everything a run can do
             ending = make_failed_ending(run, error) if run.stopping is None else make_stopped_ending(run)
-        if not run.ending:
+        if run.left_open:
+            await self._leave_open(tree, run)
+        elif not run.ending:
             await self._end(tree, run, ending)
 
     def _begin_work(self, tree: Tree, run: Run, services: RunServices) -> Job | None:
@@ -182,14 +184,7 @@ class Driver:
     async def _end(self, tree: Tree, run: Run, ending: Ending) -> None:
         """End what is below, then the run. The ending is written before anybody is told."""
         run.begin_ending()
-        try:
-            for child in run.children:
-                child.stop("cancelled")
-            for child in run.children:
-                if not child.finished:
-                    await child.join()
-        except asyncio.CancelledError:
-            pass  # told twice; the ending below is written all the same
+        await _end_children(run)
         run.stop_clocks()
         run.slot.leave()
         if ending.status == "done" and not ending.text and ending.structured is None:
@@ -197,7 +192,7 @@ class Driver:
         own = run.own_account
         if ending.status == "done" and own is not None and (excess := own.describe_excess()):
             tree.write(run, Warned(excess, code="budget"))
-        duration = round((self._clock.monotonic() - run.started) * 1000)
+        duration = round(run.measure_duration(self._clock) * 1000)
         written = tree.write(run, make_ended_event(run, ending, duration_ms=duration), True)
         try:
             if written is not None:
@@ -205,13 +200,23 @@ class Driver:
         except (LogError, asyncio.CancelledError):
             pass  # the result stands; that the log did not take it is told by whoever closes the log
         if run is tree.root:
-            self._trees.remove(tree)
-            self._approvals.forget_tree(tree.id)
-            self._files.end_tree(tree.id)
-            tree.release()
+            self._forget_tree(tree)
         elif run.background and run.parent is not None and not run.parent.ending:
             tree.notify_parent(run)
         run.finish()
+
+    async def _leave_open(self, tree: Tree, run: Run) -> None:
+        """End what is below a conversation that waits, and forget it here: the log has it for the next process."""
+        await _end_children(run)
+        run.stop_clocks()
+        self._forget_tree(tree)
+        run.finish()
+
+    def _forget_tree(self, tree: Tree) -> None:
+        self._trees.remove(tree)
+        self._approvals.forget_tree(tree.id)
+        self._files.end_tree(tree.id)
+        tree.release()
 
     def _start_grace(self, run: Run) -> None:
         """Give a run that was told to stop some time, from now on."""
@@ -227,6 +232,18 @@ class Driver:
         tree.write(run, Warned(f"did not stop within {grace:g} s and was abandoned", code="abandoned"))
         task = self._loop.create_task(self._end(tree, run, make_stopped_ending(run)))
         run.attach_driver(task, self._start_grace)
+
+
+async def _end_children(run: Run) -> None:
+    """Stop all runs below, and wait for their endings."""
+    try:
+        for child in run.children:
+            child.stop("cancelled")
+        for child in run.children:
+            if not child.finished:
+                await child.join()
+    except asyncio.CancelledError:
+        pass  # told twice; the run ends all the same
 
 
 def _may_ask_ahead(tree: Tree, run: Run) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from retinue.core.context import Context
+from retinue.core.errors import RetinueError
 from retinue.core.events import Body, Event, Warned
 from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Past, Plan
@@ -27,6 +29,7 @@ from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.timers import Deadline, StallTimer
 from retinue.workspaces.run_folders import RunFolders
 
+LEFT_OPEN = "{tree} was left open: `retinue resume {tree}` goes on with it"
 Relay = Callable[[str, str], Awaitable[Receipt]]  # the words, and the id that a client gave them
 
 
@@ -66,6 +69,7 @@ class Run(msgspec.Struct, eq=False):
 
     # Its clocks
     started: float = 0.0
+    idle_before: float = 0.0  # seconds that an earlier process had waited for messages
     deadline: Deadline | None = None
     stall_timer: StallTimer | None = None
     grace_timer: Timer | None = None
@@ -82,6 +86,7 @@ class Run(msgspec.Struct, eq=False):
     message_task: asyncio.Task[Any] | None = None  # the turns of the message that it works on
     withheld_calls: frozenset[str] | None = None  # of interrupted turns: the calls that nobody had allowed
     leaving: bool = False  # somebody has ended it
+    left_open: bool = False  # the process closes while it waits: another one resumes it
 
     # Its inbox
     inbox: tuple[UserTurn, ...] = ()
@@ -126,6 +131,8 @@ class Run(msgspec.Struct, eq=False):
     async def wait_for_result(self) -> Result[Any]:
         if not self.finished:
             await self.join()
+        if self.left_open:
+            raise RetinueError(LEFT_OPEN.format(tree=self.ref.tree))
         return self.result()
 
     def ticket(self) -> Ticket:
@@ -186,6 +193,7 @@ class Run(msgspec.Struct, eq=False):
         """Start the deadline and the stall timer; False if the run has no time left, and then it is timed out."""
         used = 0.0 if self.history is None else self.history.seconds
         self.started = clock.monotonic() - used
+        self.idle_before = self.view.measure_idle(clock.wall())
         if self.seconds is not None:
             if self.seconds <= used:
                 self.stopping = "timed_out"
@@ -220,6 +228,10 @@ class Run(msgspec.Struct, eq=False):
         if task is not None:
             self.withheld_calls = None
 
+    def change_model(self, plan: Plan) -> None:
+        """Ask the model of another plan from the next turn on."""
+        self.plan = replace(self.plan, model=plan.model, model_name=plan.model_name)
+
     @property
     def is_interrupted(self) -> bool:
         return self.withheld_calls is not None
@@ -245,6 +257,15 @@ class Run(msgspec.Struct, eq=False):
         self.interrupt_turn()
         self.wake()
         return True
+
+    def leave_open(self) -> None:
+        """Stop a conversation that waits without an ending, so that it can be resumed. Runs below are cancelled."""
+        self.left_open = True
+        self.begin_ending()
+        for child in self.children:
+            child.stop("cancelled")
+        if self.driver_task is not None:
+            self.driver_task.cancel()
 
     def time_out(self) -> None:
         self.stop("timed_out")
@@ -366,6 +387,11 @@ class Run(msgspec.Struct, eq=False):
             await awaited
         finally:
             self._resume_stall_timers()
+
+    def measure_duration(self, clock: Clock) -> float:
+        """Return the seconds that the run has been at work. Those in which a conversation waited do not count."""
+        idle = self.view.measure_idle(clock.wall()) - self.idle_before if self.task.conversation else 0.0
+        return max(0.0, clock.monotonic() - self.started - idle)
 
     def stop_clocks(self) -> None:
         """Stop every clock for good: the run has its ending."""

@@ -117,6 +117,10 @@ class StoredControl:
     async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
         return await asyncio.to_thread((await self._find_copy(tree, run)).apply_to_source)
 
+    async def apply_so_far(self, tree: str, run: int) -> Sequence[ChangedFile]:
+        """Apply what a run that waits has changed since this was done last."""
+        return await asyncio.to_thread((await self._find_copy(tree, run)).apply_so_far)
+
     async def find_copies(self, tree: str, run: int) -> list[CopiedWorkspace]:
         """Return the copy that a run worked in; for a primary without one, the copies of the project that runs below it
         worked in; none for a run that never needed its copy. Raises ConfigError for a run that works in no copy."""
@@ -171,6 +175,7 @@ class StoredControl:
     open_client = _refuse_command("a client")
     resume = _refuse_command("resuming a tree")
     continue_run = _refuse_command("continuing a run")
+    change_model = _refuse_command("another model")
 
     def serve_caller(self, caller: Caller) -> AbstractContextManager[None]:
         raise ConfigError(NO_PROCESS.format(what="serving a caller"))

@@ -31,7 +31,7 @@ from retinue.core.control import (
     TreeInfo,
 )
 from retinue.core.errors import ConfigError, NotFound, RetinueError, ToolError
-from retinue.core.events import Delta, Event, ToolCall, ToolResult, Warned
+from retinue.core.events import Delta, Event, ModelChanged, ToolCall, ToolResult, Warned
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, RunRef
 from retinue.core.ports import (
@@ -51,6 +51,7 @@ from retinue.remote.validator import Bounds
 from retinue.supervisor import caller_limits
 from retinue.supervisor.adoption import Adoption, Peer
 from retinue.supervisor.approvals import Approvals
+from retinue.supervisor.budgets import check_price
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.restore import Restorer
@@ -196,6 +197,19 @@ class Supervisor:
         found = self.trees.find_run(tree, run)
         return found is not None and found.end_conversation()
 
+    async def change_model(self, tree: str, run: int, model: str) -> str:
+        found, home = self.trees.find_run(tree, run), self.trees.get(tree)
+        if found is None or home is None or not found.task.conversation or found.is_stopping:
+            raise ConfigError(f"{tree}/{run} is no conversation that goes on here")
+        task = structs.replace(found.task, model=model)
+        plan = self._ports.planner.plan(found.plan.profile, task=task, parent=None)
+        check_price(found.account, plan, self._ports.prices)
+        found.change_model(plan)
+        written = home.write(found, ModelChanged(plan.model_name), True)
+        if written is not None:
+            await written
+        return plan.model_name
+
     async def kill(self, tree: str) -> None:
         found = self.trees.get(tree)
         if found is not None:
@@ -280,6 +294,9 @@ class Supervisor:
         return await self._stored.diff(tree, run, live=live is not None and not live.finished)
 
     async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
+        live = self.trees.find_run(tree, run)
+        if live is not None and live.view.waits:
+            return await self._stored.apply_so_far(tree, run)
         self._check_ended(tree, run)
         return await self._stored.apply(tree, run)
 
@@ -289,11 +306,14 @@ class Supervisor:
             raise RetinueError(f"{live.ref.path} has not ended yet")
 
     async def close(self) -> None:
-        """Cancel what still runs, wait for the endings, and close the log."""
+        """Cancel what still runs, wait for the endings, and close the log. A conversation that waits is left open."""
         self.spawner.close()
         roots = [tree.root for tree in self.trees.values() if tree.root is not None]
         for run in roots:
-            run.stop("cancelled")
+            if run.view.waits:
+                run.leave_open()
+            else:
+                run.stop("cancelled")
         for run in roots:
             await run.join()
         await self.approvals.close()

@@ -17,8 +17,9 @@ from retinue.core.errors import RetinueError
 from retinue.core.events import RunSpawned, decode_raw
 from retinue.core.results import ChangedFile
 from retinue.workspaces import atomic_apply, merge
-from retinue.workspaces.recording import record_changes, record_files
-from retinue.workspaces.store import Files, Store, find_store
+from retinue.workspaces.capture import describe_change, list_changed_paths
+from retinue.workspaces.recording import LISTED, record_changes, record_files
+from retinue.workspaces.store import Files, Import, Store, find_store
 from retinue.workspaces.workspace import (
     APPLIED_FILE,
     CHANGES_FILE,
@@ -35,6 +36,7 @@ SANDBOXED = ("isolated", "container")
 NO_COPY = "{who} worked in no copy, so there is nothing to apply: its workspace is {workspace}"
 ELSEWHERE = "{who} ran in the MCP server '{server}': it worked there, so there is nothing of it here to apply"
 NOTHING = "{who} changed no files"
+ALREADY_ALL = "all changes of {who} were already applied to {into}"
 ALREADY = "the changes of {who} were already applied to {into}, {at}"
 CONFLICTS = "nothing was changed: {count} of the files cannot be applied:\n{why}"
 _STATUS = {"A": "added", "D": "deleted"}
@@ -68,6 +70,11 @@ class CopiedWorkspace:
             return self.changes
         return record_changes(self.workspace)[0]
 
+    def find_start(self, store: Store) -> str:
+        """Return the state that the changes begin with: up to there they were applied while the run went on."""
+        made = self.workspace
+        return made.last_apply if store.has_ref(made.last_apply) else made.base
+
     def diff(self, *options: str, live: bool = False) -> bytes:
         """Return the changes of a run as git shows them; of one that is `live`, those so far."""
         store, ref = find_store(self.workspace.own), self.workspace.end
@@ -76,7 +83,7 @@ class CopiedWorkspace:
             record_files(self.workspace, store, store.list_files(self.workspace.base), ref=ref)
         else:
             self.find_changes()
-        return store.diff(self.workspace.base, ref, *options)
+        return store.diff(self.find_start(store), ref, *options)
 
     def list_changed_lines(self, *, live: bool = False) -> list[dict[str, Any]]:
         """Return each changed file for programs: its status, and its added and removed lines (None if it is binary)."""
@@ -96,7 +103,11 @@ class CopiedWorkspace:
         if self.applied is not None:
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.applied.at))
             return ALREADY.format(who=self.name, into=self.applied.into, at=at)
-        return "" if self.find_changes().count else NOTHING.format(who=self.name)
+        if not self.find_changes().count:
+            return NOTHING.format(who=self.name)
+        store, made = find_store(self.workspace.own), self.workspace
+        is_applied = store.has_ref(made.last_apply) and store.list_files(made.last_apply) == store.list_files(made.end)
+        return ALREADY_ALL.format(who=self.name, into=made.source) if is_applied else ""
 
     def describe(self) -> Changes:
         """Return the changes of an ended run as Control gives them."""
@@ -110,13 +121,32 @@ class CopiedWorkspace:
         if self.applied is not None:
             raise RetinueError(why)
         if not why:
-            source = self.workspace.source
-            aside = (
-                f"{source}/.retinue/applying" if source == self.workspace.project else f"{Path(source).parent}/applying"
-            )
-            atomic_apply.recover_folder(aside, source)
-            carry_out_plan(plan_apply([self], source), [self], aside=aside)
+            plan = plan_apply([self], self.workspace.source)
+            carry_out_plan(plan, [self], aside=self._prepare_source())
         return self.find_changes().files
+
+    def apply_so_far(self) -> Sequence[ChangedFile]:
+        """Apply what a run that has not ended changed since the last time, or since it began. Return as many changes as
+        fit in a list."""
+        store, made = find_store(self.workspace.own), self.workspace
+        before = store.list_files(self.find_start(store))
+        now, _ = record_files(made, store, before, ref=f"refs/runs/{made.run}/now")
+        changed = list_changed_paths(before, now)
+        if not changed:
+            return ()
+        plan, aside = merge.plan_changes(made.source, [(before, now)], store), self._prepare_source()
+        make_changes(plan, store, aside=aside)
+        with Import(store) as into:
+            into.add_tree(made.last_apply, now)
+        return [describe_change(path, before, now) for path in changed[:LISTED]]
+
+    def _prepare_source(self) -> str:
+        """Undo what an interrupted apply had done to the source; return the folder where an apply keeps files aside."""
+        source = self.workspace.source
+        is_project = source == self.workspace.project
+        aside = f"{source}/.retinue/applying" if is_project else f"{Path(source).parent}/applying"
+        atomic_apply.recover_folder(aside, source)
+        return aside
 
 
 def find_copy(state: str, tree: str, run: int) -> CopiedWorkspace | None:
@@ -162,7 +192,7 @@ def plan_apply(copies: Sequence[CopiedWorkspace], target: str) -> merge.Plan:
     store = find_store(copies[0].workspace.own)
     for one in copies:
         one.find_changes()
-    steps = [(store.list_files(one.workspace.base), store.list_files(one.workspace.end)) for one in copies]
+    steps = [(store.list_files(one.find_start(store)), store.list_files(one.workspace.end)) for one in copies]
     plan = merge.plan_changes(target, steps, store)
     if plan.conflicts and any(one.workspace.starts for one in copies):
         # Where changes of an earlier run were applied meanwhile, only what came after them is new.
@@ -171,11 +201,16 @@ def plan_apply(copies: Sequence[CopiedWorkspace], target: str) -> merge.Plan:
     return plan
 
 
-def carry_out_plan(plan: merge.Plan, copies: Sequence[CopiedWorkspace], *, aside: str) -> None:
-    """Make the changes, all or none, and record it."""
+def make_changes(plan: merge.Plan, store: Store, *, aside: str) -> None:
+    """Change the folder of the plan, all or nothing. Raises RetinueError on a conflict."""
     if plan.conflicts:
         raise RetinueError(CONFLICTS.format(count=len(plan.conflicts), why=plan.describe_conflicts()))
     if plan.changes:
-        atomic_apply.apply_changes(plan.target, plan.changes, find_store(copies[0].workspace.own), aside=aside)
+        atomic_apply.apply_changes(plan.target, plan.changes, store, aside=aside)
+
+
+def carry_out_plan(plan: merge.Plan, copies: Sequence[CopiedWorkspace], *, aside: str) -> None:
+    """Make the changes, all or none, and record it."""
+    make_changes(plan, find_store(copies[0].workspace.own), aside=aside)
     for one in copies:
         write_record(one.workspace.own, APPLIED_FILE, ApplyRecord(plan.target, time.time(), one.find_changes().count))

@@ -85,6 +85,9 @@ class Store:
                 found[os.fsdecode(name)] = StoredFile(mode, oid)
         return found
 
+    def has_ref(self, ref: str) -> bool:
+        return bool(git.run_in_store("for-each-ref", ref, git_dir=self.folder))
+
     def read_content(self, oid: str) -> bytes:
         return git.run_in_store("cat-file", "blob", oid, git_dir=self.folder)
 

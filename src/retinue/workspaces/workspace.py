@@ -50,6 +50,11 @@ class Workspace:
         return f"refs/runs/{self.run}/start-{index}"
 
     @property
+    def last_apply(self) -> str:
+        """The state up to which the changes of a run that goes on were applied."""
+        return f"refs/runs/{self.run}/applied"
+
+    @property
     def end(self) -> str:
         return f"refs/runs/{self.run}/end"
 

@@ -15,6 +15,7 @@ from tests.surfaces.cli.shell import Project, one_line_error
 from tests.surfaces.cli.test_terminal import Terminal
 
 PROMPT = "[y]es [n]o > "
+KEYS = "[y]es [n]o [a]lways"
 THREE = {"tools": [write("a.txt"), write("b.txt"), {"name": "shell", "args": {"command": "touch c.txt"}}]}
 AGENTS = {"main": [{"tools": [GLOB]}, THREE, "end"]}
 
@@ -71,18 +72,19 @@ def test_all_that_waits_is_answered_at_once(project: Project, selection: list[st
 def test_a_watch_answers_and_is_told_what_others_answered(project: Project) -> None:
     with (
         first(project, AGENTS, "--wait-approvals", "600") as process,
-        watching(project, "(2 more questions waiting)") as watch,
+        watching(project, "question 1, 2 more wait") as watch,
     ):
         tree = waiting(project, 3)[0]["tree"]
-        watch.read_until(PROMPT)
-        watch.type("n not this\n")
+        watch.read_until(KEYS)
+        watch.type("Nnot this\r")
         watch.read_until(f"1  write(a.txt) of {tree}/0: denied")
         assert project.retinue("approve", "--yes", "2").returncode == 0
-        watch.read_until("(no longer needed)")
         watch.read_until(f"2  write(b.txt) of {tree}/0: approved by user in process")
         assert "(retinue approve) at " in watch.text
+        watch.text = ""
         watch.read_until("│ touch c.txt")
-        watch.type("y\n")
+        watch.read_until(KEYS)
+        watch.type("y")
         watch.read_until(f"3  shell(touch c.txt) of {tree}/0: approved")
         assert process.wait() == 0
     assert files(project) == [False, True, True]
@@ -98,12 +100,12 @@ def test_a_surface_that_is_killed_or_left_answers_nothing(project: Project) -> N
         watching(project, "No question waits") as two,
         first(project, agents, "--wait-approvals", "600") as process,
     ):
-        one.read_until(PROMPT)
-        two.read_until(PROMPT)
-        one.type("y")
+        one.read_until(KEYS)
+        two.read_until(KEYS)
+        one.type("Nhalf a rea")
         os.kill(one.process.pid, signal.SIGKILL)
         two.type("\x04")
-        two.read_until("the input has ended")
+        two.read_until(None)
         assert two.process.wait() == 0
         [question] = json.loads(project.retinue("approvals", "--json").stdout)
         assert (question["number"], process.poll(), decisions(project)) == (1, None, [])

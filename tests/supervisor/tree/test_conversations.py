@@ -1,12 +1,14 @@
 """A conversation: a run that waits for the next message, can be interrupted, and ends once; whole after every crash."""
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import retinue
-from retinue import Allow, Approval, ConfigError, Limits, Profile, Task, tool
+from retinue import Allow, Approval, ConfigError, Limits, Profile, RetinueError, Task, tool
 from retinue.core.events import (
     ApprovalDecided,
     Event,
@@ -401,3 +403,90 @@ async def test_time_spent_waiting_does_not_count_after_a_crash() -> None:
         await talk.next(Inbox)
         events = list(await r.control.log.read(talk.run.tree))
     assert fold_interrupted_runs(events, before={})[0].seconds == 40
+
+
+async def test_a_process_that_closes_leaves_a_waiting_conversation_open(tmp_path: Path) -> None:
+    begun, hang = _hang()
+    agents = {
+        "main": [spawn({"task": "a", "subagent_id": "a"}, background=True), "one", "I see", "two"],
+        "a": [call("hang")],
+    }
+    profile = main(agents, tools=[hang, "spawn_subagents"])
+    async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
+        talk = Talk(await r.spawn(profile, HELLO))
+        await begun.wait()
+        await talk.next(RunWaiting)
+        waits = asyncio.create_task(talk.run.result())
+        await asyncio.sleep(0)
+    with pytest.raises(RetinueError, match="left open"):
+        await waits
+    async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
+        [info] = await r.control.list_trees()
+        assert [(row.state, row.status) for row in info.runs] == [("waiting", None), ("cancelled", "cancelled")]
+        again = Talk(await r.resume(talk.run.tree, profiles=[profile]))
+        await again.next(RunResumed)
+        await again.next(RunWaiting)  # after it was told that its subagent was cancelled
+        await again.say("go on")
+        events = await again.end()
+    assert [event.kind for event in events if event.run == 0].count("run.ended") == 1
+    assert [body.text for body in bodies(events, Message, run=0)] == ["one", "I see", "two"]
+
+
+async def test_another_model_answers_from_the_next_turn_on_also_after_a_crash(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"agents": {"main": [name] * 4}}))
+    profile = Profile("main", model=f"scripted:{tmp_path}/first.json")
+    other = f"scripted:{tmp_path}/second.json"
+    crash = Crash(profile)
+    async with retinue.open() as r:
+        talk = Talk(await r.spawn(profile, HELLO))
+        await talk.next(RunWaiting)
+        with pytest.raises(ConfigError, match="unknown model"):
+            await r.control.change_model(talk.run.tree, 0, "nobody:knows")
+        assert await r.control.change_model(talk.run.tree, 0, other) == other
+        await talk.say("and you?")
+        before = list(await r.control.log.read(talk.run.tree))
+        with pytest.raises(ConfigError, match="no conversation"):
+            await r.control.change_model(talk.run.tree, 1, other)
+    async with crash.after(before) as r:
+        again = Talk(await r.resume(before[0].tree, profiles=[profile]))
+        await again.next(RunResumed)
+        await again.say("still you?")
+        events = await again.end()
+    assert [body.text for body in bodies(events, Message)] == ["first", "second", "second"]
+
+
+CHANGES = {
+    "main": [
+        call("write", path="a.txt", content="1\n"),
+        "one",
+        call("write", path="a.txt", content="2\n"),
+        "two",
+        call("write", path="b.txt", content="b\n"),
+        "three",
+    ]
+}
+
+
+async def test_its_changes_are_applied_message_by_message(tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("kept\n")
+    async with retinue.open(tmp_path / ".retinue", project=tmp_path, mode="yes") as r:
+        talk = Talk(await r.spawn(main(CHANGES, workspace="copy"), HELLO))
+        tree, control = talk.run.tree, r.control
+        await talk.next(RunWaiting)
+        assert "+1" in await control.diff(tree)
+        assert [file.path for file in await control.apply(tree)] == ["a.txt"]
+        assert (tmp_path / "a.txt").read_text() == "1\n"
+        assert await control.diff(tree) == ""
+        assert await control.apply(tree) == ()
+        await talk.say("more")
+        assert "-1\n+2" in await control.diff(tree)
+        assert [(file.path, file.status) for file in await control.apply(tree)] == [("a.txt", "modified")]
+        await talk.say("and more")
+        await talk.end()
+        assert [file.path for file in await control.apply(tree)] == ["a.txt", "b.txt"]
+    assert {path.name: path.read_text() for path in tmp_path.glob("*.txt")} == {
+        "a.txt": "2\n",
+        "b.txt": "b\n",
+        "kept.txt": "kept\n",
+    }

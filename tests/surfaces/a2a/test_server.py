@@ -285,6 +285,8 @@ BAD_BODIES = [
         (json.dumps(body_of("message/send", message_of("x", messageId="m" * 300))).encode(), -32602),
         (json.dumps(body_of("message/send", message_of("x", taskId="nosuch"))).encode(), -32001),
         (json.dumps(body_of("tasks/pushNotificationConfig/get", {"id": "x"})).encode(), -32003),
+        (json.dumps(body_of("message/send", {"message": {"role": "user", "messageId": "m", "parts": [
+            {"kind": "file", "file": {"bytes": "x"}}]}})).encode(), -32602),
 ]  # fmt: skip
 
 
@@ -296,6 +298,40 @@ async def test_bad_input_gets_the_error_of_the_protocol_with_a_sentence(tmp_path
             assert (response.status_code, said["code"]) == (200, code), body
             assert said["message"] and "Traceback" not in response.text
         assert (await stream(server, body_of("message/stream", message_of("still there"))))[-1]["final"]
+
+
+BAD_STREAMS: list[tuple[str, dict[str, Any], int]] = [
+    ("/v1/message:stream", {"message": {"role": "ROLE_USER", "messageId": "m"}}, 400),
+    ("/v1/message:stream", {"message": 5}, 400),
+    ("/v1/message:stream", {"message": {"role": "ROLE_USER", "messageId": "m", "content": [{"text": "x"}],
+                                        "taskId": "nosuch"}}, 404),
+    ("/v1/tasks/nosuch:subscribe", {}, 404),
+    ("/message:stream", {"message": {"role": "ROLE_USER", "messageId": "m"}}, 400),
+    ("/tasks/nosuch:subscribe", {}, 404),
+]  # fmt: skip
+
+
+async def test_a_stream_that_cannot_begin_is_answered_with_the_reason(tmp_path: Path) -> None:
+    async with serve(tmp_path, make_argocd()) as server, httpx.AsyncClient(verify=TLS) as http:
+        for path, body, status in BAD_STREAMS:
+            headers = {} if path.startswith("/v1") else {"A2A-Version": "1.0"}
+            response = await http.post(f"{server.url}{path}", json=body, headers=headers)
+            assert response.status_code == status, (path, response.text)
+            assert response.json()["error"]["message"]
+
+
+async def test_a_cursor_that_is_no_number_is_none(tmp_path: Path) -> None:
+    async with serve(tmp_path, make_argocd(HANGS)) as server, connect(server) as client:
+        task, _ = await follow_until_working(client, "hang")
+        for cursor in ("9" * 5000, "-1", "x"):
+            body = json.dumps(body_of("tasks/resubscribe", {"id": task})).encode()
+            headers = {"Content-Type": "application/json", "A2A-Extensions": EXTENSION, "Retinue-After": cursor}
+            async with (
+                httpx.AsyncClient(verify=TLS) as http,
+                http.stream("POST", server.url, content=body, headers=headers) as response,
+            ):
+                first = await anext(response.aiter_lines())
+            assert json.loads(first.removeprefix("data: "))["result"]["id"] == task
 
 
 async def test_a_body_over_the_limit_is_refused(tmp_path: Path) -> None:

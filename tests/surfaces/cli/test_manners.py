@@ -6,7 +6,7 @@ import re
 import pytest
 
 from retinue.supervisor.tree import new_tree_id
-from retinue.surfaces.cli.help_texts import SYNONYMS
+from retinue.surfaces.cli.help_texts import HEADINGS, SYNONYMS, wrap_text
 from retinue.surfaces.cli.main import COMMANDS
 from tests.surfaces.cli.shell import Project, one_line_error, until
 from tests.surfaces.cli.test_terminal import HOSTILE, UNSEEN, Terminal
@@ -39,11 +39,14 @@ def test_other_words_for_commands_name_the_command(project: Project) -> None:
         said = one_line_error(project.retinue(word))
         assert said == f"there is no command '{word}'; use `retinue {meant}` to {about}"
     assert not SYNONYMS.keys() & COMMANDS.keys()
-    assert {meant.split()[0] for meant in SYNONYMS.values()} <= {*COMMANDS, "--version"}
+    assert {meant.split()[0] for meant in SYNONYMS.values() if meant} <= {*COMMANDS, "--version"}
+    assert one_line_error(project.retinue("chat")).endswith("use `retinue` without a command to talk to an agent")
 
 
 def test_help_is_a_command_too(project: Project) -> None:
-    assert project.retinue("help").stdout == project.retinue("--help").stdout
+    shown = project.retinue("help").stdout
+    assert shown == project.retinue("--help").stdout
+    assert HEADINGS.keys() <= COMMANDS.keys() and all(f"\n  {heading}\n    " in shown for heading in HEADINGS.values())
     assert project.retinue("help", "run").stdout == project.retinue("run", "--help").stdout
     served = project.retinue("help", "mcp", "serve")
     assert (served.returncode, served.stderr) == (0, "")
@@ -199,3 +202,22 @@ def test_show_and_diff_print_paths_relative_to_the_current_folder(project: Proje
     assert json.loads(project.retinue("ps", "--json").stdout)[0]["workspace"] == str(project.folder / workspace)
     project.run("--workspace", "shared", agents={"main": ["ok"]})
     assert "workspace   . (the project itself)\n" in project.retinue("show").stdout
+
+
+def test_a_table_of_the_help_keeps_its_columns_while_there_is_room() -> None:
+    table = (
+        "examples:\n"
+        "  retinue a --long     read all about it, and about it\n"
+        "  retinue b            c\n"
+        "  retinue d | jq .x"
+    )
+    assert "\n".join(wrap_text(table, 60)) == table
+    assert [*wrap_text(table, 46)] == [
+        "examples:",
+        "  retinue a --long  read all about it, and",
+        "                    about it",
+        "  retinue b         c",
+        "  retinue d | jq .x",
+    ]
+    assert [*wrap_text(table, 30)][1:3] == ["  retinue a --long", "      read all about it, and"]
+    assert [*wrap_text("one two\nthree\n\n\nfour", 8)] == ["one two", "three", "", "", "four"]

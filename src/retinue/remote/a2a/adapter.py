@@ -56,7 +56,7 @@ from retinue.remote.port import STARTED, Capabilities, RemoteRequest, Report, Un
 NAME_CHARACTERS = 300
 FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0
 FIRST_TRIES = 3
-MOST_VAIN = 50  # streams one after the other that end without a report
+MOST_VAIN = 50  # short streams one after the other that end without a report
 MARGIN_SECONDS = 10.0
 UPDATE_RATE, UPDATE_BURST = 2000.0, 10_000  # of one task, a second and at once: a flood waits at the agent
 FORGOTTEN = "the agent does not know the task any more: it may have been started anew; it is not called again"
@@ -160,8 +160,7 @@ class A2aRun:
         self._seen_at, wait, tries, vain = time.monotonic(), FIRST_WAIT, 0, 0
         try:
             while True:
-                before = self._seen_at
-                vain += 1
+                began = time.monotonic()
                 try:
                     async with aclosing(self._read_once()) as reports:
                         async for report in reports:
@@ -175,7 +174,8 @@ class A2aRun:
                     tries = self._check_lost(error, tries)
                 if self._fold.needs_input:
                     continue
-                wait = FIRST_WAIT if self._seen_at > before else min(wait * 2, LONGEST_WAIT)
+                vain = vain + 1 if time.monotonic() - began < LONGEST_WAIT else 0
+                wait = FIRST_WAIT if self._seen_at > began else min(wait * 2, LONGEST_WAIT)
                 if time.monotonic() - self._seen_at + wait > self._agent.reconnect or vain > MOST_VAIN:
                     raise Disconnected(GONE.format(seconds=self._agent.reconnect, why=why))
                 self._connection.forget_card()
@@ -224,17 +224,21 @@ class A2aRun:
         self._can_answer = is_typed and (extension or {}).get("approve_by") == "client"
         if is_typed != self._known.typed and not self._known.task:
             self._known = msgspec.structs.replace(self._known, typed=is_typed)
-        updates = self._open_stream()
-        async with aclosing(_merge(updates, self._inbox)) as merged:
-            async for update in merged:
-                if isinstance(update, Report):
-                    yield update
-                    continue
+        is_heard = False
+        try:
+            async with aclosing(_merge(self._open_stream(), self._inbox)) as merged:
+                async for update in merged:
+                    if isinstance(update, Report):
+                        yield update
+                        continue
+                    self._seen_at, is_heard = time.monotonic(), True
+                    await self._rate.wait()
+                    self._learn_ids(update)
+                    for report in self._read_typed(update) if self._known.typed else self._fold.apply(update):
+                        yield report
+        finally:
+            if is_heard:  # it was there until now, however long it was silent
                 self._seen_at = time.monotonic()
-                await self._rate.wait()
-                self._learn_ids(update)
-                for report in self._read_typed(update) if self._known.typed else self._fold.apply(update):
-                    yield report
 
     async def _open_stream(self) -> AsyncGenerator[StreamResponse]:
         """Ask for the task, or for more of it."""

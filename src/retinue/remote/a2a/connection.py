@@ -39,7 +39,10 @@ TOKEN_MARGIN_SECONDS = 30.0
 CARD_SECONDS = 300.0
 MOST_SHOWN = 200
 BINDINGS: list[str] = [TransportProtocol.JSONRPC, TransportProtocol.HTTP_JSON]
-OTHER_HOST = "the card of {url} sends us to {host}, which is not allowed: add it to 'allowed_hosts', if you trust it"
+OTHER_HOST = (
+    "the card of {url} sends us to {host}, which is not allowed: "
+    "if you trust it, add it to 'allowed_hosts', or give --allow-host"
+)
 
 
 class Unreachable(RetinueError):

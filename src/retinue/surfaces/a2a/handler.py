@@ -61,7 +61,7 @@ from retinue.core.profiles import Task as RunTask
 from retinue.files.atomic import replace_file
 from retinue.files.private import make_private_folder
 from retinue.log.questions import find_closing
-from retinue.protocol.a2a import AFTER_HEADER, EXTENSION, ApprovalAnswer, read_command_metadata
+from retinue.protocol.a2a import AFTER_HEADER, EXTENSION, ApprovalAnswer, read_command_metadata, read_number
 from retinue.surfaces.a2a.gate import ANONYMOUS, GONE
 from retinue.surfaces.a2a.requests import ClientMessage, read_message
 from retinue.surfaces.a2a.streams import (
@@ -235,11 +235,11 @@ class TaskHandler(RequestHandler):
     ) -> AsyncGenerator[Update]:
         task = self._find(params.id, context)
         view = await self._tasks.read_view(task)
-        cursor = context.state.get("headers", {}).get(AFTER_HEADER.lower(), "")
-        is_typed = EXTENSION in context.requested_extensions and cursor.isdigit()
+        cursor = read_number(context.state.get("headers", {}).get(AFTER_HEADER.lower(), ""))
+        is_typed = EXTENSION in context.requested_extensions and cursor is not None
         if view.ending is not None and not is_typed:
             raise UnsupportedOperationError(f"the task {task.tree} has ended: there is nothing more to stream")
-        after = int(cursor) if is_typed else view.last_seq
+        after = view.last_seq if cursor is None or not is_typed else cursor
         async with aclosing(self._stream(task, context, after=after, pauses=False)) as updates:
             async for update in updates:
                 yield update
@@ -303,7 +303,7 @@ class TaskHandler(RequestHandler):
         place = task.place
         ended: RunEnded | None = None
         async with aclosing(self._control.watch(task.tree, after=after, deltas=True)) as items:
-            first = await anext(items, None)
+            first = None if after else await anext(items, None)  # later ones may be long in coming
             yield await self._make_first(task, first, after)
             async for item in _put_back(first, items):
                 update = make_typed_update(place, item)

@@ -5,11 +5,13 @@ Made by `retinue a2a serve`. Owns the Control that runs the tasks; closing it ca
 
 from __future__ import annotations
 
+import base64
 import logging
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvicorn
@@ -17,6 +19,8 @@ from a2a.server.context import ServerCallContext
 from a2a.server.routes import create_agent_card_routes, create_rest_routes
 from a2a.server.routes.common import DefaultServerCallContextBuilder
 from a2a.server.routes.jsonrpc_dispatcher import JSONRPC03Adapter, JsonRpcDispatcher  # type: ignore[attr-defined]
+from a2a.server.routes.rest_routes import REST03Adapter  # type: ignore[attr-defined]
+from a2a.utils.error_handlers import rest_error_handler
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -232,12 +236,36 @@ def make_application(handler: TaskHandler, card: object) -> Starlette:
         routes=[
             *create_agent_card_routes(card, cache_control=CACHE_CONTROL),  # type: ignore[arg-type]
             Route(RPC_PATH, answer_rpc, methods=["POST"]),
-            *create_rest_routes(handler, context_builder=builder, enable_v0_3_compat=True),
+            *(
+                Route(path, answer, methods=[way])
+                for (path, way), answer in _Rest03Adapter(handler, builder).routes().items()
+            ),
+            *create_rest_routes(handler, context_builder=builder),
         ],
         exception_handlers={404: _answer_stray, 405: _answer_stray},
     )
     made.router.redirect_slashes = False
     return made
+
+
+class _Rest03Adapter(REST03Adapter):
+    """Answers what is wrong with the request of a stream before the stream begins: the SDK only breaks it off."""
+
+    @rest_error_handler
+    async def _handle_streaming_request(  # type: ignore[override]
+        self, method: Any, request: Request
+    ) -> Response:
+        stream = method(request, self._context_builder.build(request))
+        first = await anext(stream, None)
+
+        async def go_on(request: Request, context: ServerCallContext) -> AsyncGenerator[Any]:
+            async with aclosing(stream):
+                if first is not None:
+                    yield first
+                async for item in stream:
+                    yield item
+
+        return await super()._handle_streaming_request(go_on, request)
 
 
 async def _answer_stray(request: Request, error: Exception) -> Response:
@@ -248,18 +276,29 @@ async def _answer_stray(request: Request, error: Exception) -> Response:
 
 
 def _find_wrong_params(body: object) -> JSONResponse | None:
-    """Return the answer to a request of 0.3 with wrong params: the SDK says -32600 where the protocol says -32602."""
+    """Return the answer to a request of 0.3 with wrong params: the SDK says -32600 or -32603 where the protocol says
+    -32602."""
     method = body.get("method") if isinstance(body, dict) else None
-    if not isinstance(method, str) or method not in JSONRPC03Adapter.METHOD_TO_MODEL:
+    if not isinstance(body, dict) or not isinstance(method, str) or method not in JSONRPC03Adapter.METHOD_TO_MODEL:
         return None
     try:
-        JSONRPC03Adapter.METHOD_TO_MODEL[method].model_validate(body)  # type: ignore[attr-defined]
+        request = JSONRPC03Adapter.METHOD_TO_MODEL[method].model_validate(body)  # type: ignore[attr-defined]
+        problem = _find_wrong_bytes(request)
     except ValidationError as error:
         wrong = [each for each in error.errors() if (each["loc"], each["type"]) != (("id",), "missing")]
-        if wrong and all(each["loc"][:1] == ("params",) for each in wrong):
-            assert isinstance(body, dict)
-            place = ".".join(map(str, wrong[0]["loc"]))
-            said = {"code": INVALID_PARAMS, "message": f"{place}: {wrong[0]['msg']}"}
-            name = body.get("id")
-            return JSONResponse({"jsonrpc": "2.0", "id": name if isinstance(name, str | int) else None, "error": said})
-    return None
+        is_params = bool(wrong) and all(each["loc"][:1] == ("params",) for each in wrong)
+        problem = f"{'.'.join(map(str, wrong[0]['loc']))}: {wrong[0]['msg']}" if is_params else ""
+    if not problem:
+        return None
+    name, said = body.get("id"), {"code": INVALID_PARAMS, "message": problem}
+    return JSONResponse({"jsonrpc": "2.0", "id": name if isinstance(name, str | int) else None, "error": said})
+
+
+def _find_wrong_bytes(request: Any) -> str:
+    """Return what is wrong with the files of a request of 0.3, whose bytes are base64."""
+    for number, part in enumerate(getattr(getattr(getattr(request, "params", None), "message", None), "parts", ())):
+        try:
+            base64.b64decode(getattr(getattr(part.root, "file", None), "bytes", ""), validate=True)
+        except ValueError as error:
+            return f"params.message.parts.{number}.file.bytes: {error}"
+    return ""

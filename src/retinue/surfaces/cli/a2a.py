@@ -58,7 +58,9 @@ try it:
 
 
 def configure_a2a(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=type(parser))
+    actions = parser.add_subparsers(
+        title="actions", dest="action", metavar="ACTION", required=True, parser_class=type(parser)
+    )
     about = "be an A2A agent that other programs can call"
     add_action(actions, "serve", _configure_serve, _execute_serve, about=about)
     about = "give a task to an agent elsewhere and print its answer"

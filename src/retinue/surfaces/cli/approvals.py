@@ -143,7 +143,7 @@ def execute_approve(args: argparse.Namespace) -> int:
       retinue approve 2 --run
       retinue approve 2 --pending
       retinue approve 2 --set name=Ann --set age=41      with other arguments, or a server's form filled in
-      retinue approve toje555k2w/3/41
+      retinue approve 7jw4p2xk9mtb/3/41
     """
     if args.changes and args.scope in ("pending", "project"):
         raise ConfigError(f"--set is about one call: give it without --{args.scope}")

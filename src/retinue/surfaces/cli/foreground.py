@@ -154,6 +154,13 @@ def _add_hint(result: Result[Any]) -> str:
 
 def _announce(pipe: int, state: Path, run: RunHandle) -> None:
     """Leave the terminal and tell the first process the id of the tree."""
+    redirect_output(state, run)
+    os.write(pipe, run.tree.encode())
+    os.close(pipe)
+
+
+def redirect_output(state: Path, run: RunHandle) -> None:
+    """Print to files of the run from now on."""
     folder = make_private_folder(state / "runs" / run.tree / str(run.number))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -161,8 +168,15 @@ def _announce(pipe: int, state: Path, run: RunHandle) -> None:
         file = open_private_file(folder / name, append=True)
         os.dup2(file, fd)
         os.close(file)
-    os.write(pipe, run.tree.encode())
-    os.close(pipe)
+
+
+def leave_session(*streams: int) -> None:
+    """Continue in a session without the terminal. These streams lead nowhere from now on."""
+    os.setsid()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in streams:
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def detach() -> tuple[int | None, int]:
@@ -180,11 +194,7 @@ def detach() -> tuple[int | None, int]:
     child = os.fork()
     if child == 0:
         os.close(told)
-        os.setsid()
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nowhere, 0)
-        os.dup2(nowhere, 1)  # whoever reads the first process's output must not wait for the second's
-        os.close(nowhere)
+        leave_session(0, 1)  # whoever reads the first process's output must not wait for the second's
         return tell, 0
     os.close(tell)
     with os.fdopen(told, "rb") as pipe:

@@ -6,11 +6,22 @@ import argparse
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 
 WIDEST = 100  # longer lines of prose are hard to read
 MOST_OPTIONS = 9  # of a command whose usage line lists all of them
-INDENT = "      "
+LEAST_COLUMN = 26  # of the second column of a table that stands beside the first
+BELOW = "      "
 _TWO_COLUMNS = re.compile(r"(\s+\S.*?)\s{2,}(\S.*)")
+# What groups of commands are for, by the first command of each.
+HEADINGS = {
+    "init": "run agents",
+    "ps": "see what they do",
+    "send": "steer them and answer their questions",
+    "diff": "take over their changes",
+    "mcp": "work with other programs",
+    "usage": "look after the project",
+}
 # Words of other tools, and the command of ours that does it. Only words whose meaning is plain.
 SYNONYMS = {
     **dict.fromkeys(("start", "exec", "execute", "spawn", "ask", "do", "new", "launch", "task", "prompt"), "run"),
@@ -41,6 +52,7 @@ SYNONYMS = {
     **dict.fromkeys(("serve", "server"), "mcp serve"),
     "call": "a2a call",
     "version": "--version",
+    **dict.fromkeys(("chat", "talk", "conversation", "repl", "interactive"), ""),
 }
 
 
@@ -64,34 +76,67 @@ class Help(argparse.RawDescriptionHelpFormatter):
             groups, self._prog = [], f"{self._prog} [OPTIONS]"
         super().add_usage(usage, actions, groups, prefix)
 
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            self._action_max_length += self._indent_increment  # below the heading of a group
+
     def _format_action(self, action: argparse.Action) -> str:
-        if isinstance(action, argparse._SubParsersAction):  # its commands say all; a line for itself says nothing
-            return "".join(map(super()._format_action, action._get_subactions()))
-        return super()._format_action(action)
+        if not isinstance(action, argparse._SubParsersAction):
+            return super()._format_action(action)
+        parts = []
+        for command in action._get_subactions():  # they say all; a line for the action itself says nothing
+            heading = HEADINGS.get(command.dest) if action.dest == "command" else None
+            if heading is not None:
+                parts.append(f"{' ' * self._current_indent}{heading}\n")
+            self._indent()
+            parts.append(super()._format_action(command))
+            self._dedent()
+        return "".join(parts)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join((indent + line).rstrip() for line in wrap_text(text, width))
 
 
 def wrap_text(text: str, width: int) -> Iterator[str]:
-    """Wrap the paragraphs of a text. An indented line that is too long has its second column below its first."""
+    """Wrap a text: its prose as paragraphs, and lines that begin with a space as tables of one or two columns."""
+    for is_table, group in groupby(text.splitlines(), key=lambda line: line[:1].isspace()):
+        if is_table:
+            yield from _wrap_table(list(group), width)
+            continue
+        for is_blank, lines in groupby(group, key=lambda line: not line):
+            paragraph = list(lines)
+            yield from paragraph if is_blank else _wrap_line(" ".join(paragraph), width)
+
+
+def _wrap_table(lines: list[str], width: int) -> Iterator[str]:
+    """Yield the lines of a table as they are if they fit; else with the second column closer to the first one, or below
+    it where that is too long. A line without a second column is a command, and can be copied as it is."""
+    if all(len(line) <= width for line in lines):
+        yield from lines
+        return
+    rows = [_TWO_COLUMNS.fullmatch(line) for line in lines]
+    lefts = [len(row[1]) for row in rows if row is not None and len(row[1]) <= width - LEAST_COLUMN]
+    column = max(lefts, default=0) + 2
+    for line, row in zip(lines, rows, strict=True):
+        if row is not None and len(row[1]) < column:
+            first, *more = _wrap_line(row[2], width - column)
+            yield row[1].ljust(column) + first
+            yield from (" " * column + rest for rest in more)
+        elif row is not None:
+            yield row[1]
+            yield from (BELOW + rest for rest in _wrap_line(row[2], width - len(BELOW)))
+        elif line.startswith(BELOW):  # it continues the second column of the line above
+            text = line.lstrip()
+            yield (" " * column if column + len(text) <= width else BELOW) + text
+        else:
+            yield line
+
+
+def _wrap_line(text: str, width: int) -> list[str]:
     import textwrap
 
-    prose: list[str] = []
-    for line in [*text.splitlines(), ""]:
-        if line and not line[0].isspace():
-            prose.append(line)
-            continue
-        yield from textwrap.wrap(" ".join(prose), width, break_long_words=False, break_on_hyphens=False)
-        prose.clear()
-        columns = _TWO_COLUMNS.fullmatch(line)
-        if len(line) <= width or line.isspace():
-            yield line
-        elif columns is None:  # a command: it can be copied as it is
-            yield line if len(line) - len(line.lstrip()) < width // 2 else INDENT + line.lstrip()
-        else:
-            yield columns[1]
-            yield from textwrap.wrap(columns[2], width, initial_indent=INDENT, subsequent_indent=INDENT)
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def explain_unknown_command(word: str, commands: Mapping[str, str]) -> str:
@@ -100,6 +145,8 @@ def explain_unknown_command(word: str, commands: Mapping[str, str]) -> str:
     meant = _find_meant(word, commands)
     if meant is None:
         return f"{text} (see `retinue --help`)"
+    if not meant:
+        return f"{text}; use `retinue` without a command to talk to an agent"
     about = commands.get(meant.split()[0], "")
     return f"{text}; use `retinue {meant}`{f' to {about}' if about else ''}"
 

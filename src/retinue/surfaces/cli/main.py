@@ -53,6 +53,8 @@ MODULES = {
 EPILOG = """\
 A run is one agent at work on a task. A tree is a run with all its subagents; the first run of a tree is its primary.
 
+`retinue` alone starts a conversation with an agent. It takes the options of `retinue run`.
+
 The answer goes to stdout (as JSON with --json), everything live to stderr.
 
 exit codes: 0 done, 1 failed, 2 usage, 124 timed out, 130 cancelled
@@ -64,6 +66,7 @@ examples:
   retinue diff                                  see what it changed
   retinue apply                                 merge that into your files
   retinue help run                              read about a command"""
+TOP_OPTIONS = ("-h", "--help", "--version", "-C")
 USAGE = 2
 FAILED = 1
 INTERRUPTED = 130
@@ -188,6 +191,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_command(argv: list[str]) -> int:
+    if _is_conversation(argv):
+        return _hold_conversation(argv)
     chosen = _find_command(argv)
     if chosen is not None and chosen not in COMMANDS:
         complain(explain_unknown_command(chosen, COMMANDS))
@@ -204,6 +209,31 @@ def _run_command(argv: list[str]) -> int:
         top.print_help(sys.stderr)
         return USAGE
     code: int = load_function(chosen, "execute")(args)
+    return code
+
+
+def _is_conversation(argv: list[str]) -> bool:
+    """Return whether the words name no command but a conversation: nothing at a terminal, or options of one."""
+    rest = list(argv)
+    while rest[:1] == ["-C"]:
+        rest = rest[2:]
+    if rest:
+        return rest[0].startswith("-") and not rest[0].startswith(TOP_OPTIONS)
+    from retinue.surfaces.printer.terminal import can_draw
+
+    return can_draw()
+
+
+def _hold_conversation(argv: list[str]) -> int:
+    parser = Parser(prog="retinue")
+    parser.add_argument("-C", dest="folders", metavar="DIR", action="append", default=[])
+    load_function("talk", "configure")(parser)
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as done:
+        return int(done.code or 0)
+    _change_folder(args.folders)
+    code: int = load_function("talk", "execute")(args)
     return code
 
 

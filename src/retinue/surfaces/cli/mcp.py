@@ -33,7 +33,9 @@ AT_TERMINAL = (
 
 
 def configure_mcp(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=type(parser))
+    actions = parser.add_subparsers(
+        title="actions", dest="action", metavar="ACTION", required=True, parser_class=type(parser)
+    )
     about = "be an MCP server, on stdio or over HTTP"
     add_action(actions, "serve", _configure_serve, _execute_serve, about=about)
     about = "tell an MCP client of this server"

@@ -1,7 +1,7 @@
 """`retinue approvals --watch`: every question of the project as it is asked, to be answered here or elsewhere.
 
-At a terminal the questions are asked as the terminal of a run asks them, by the same approver. Being there counts:
-while it is open, runs without a terminal wait for an answer. Leaving answers nothing.
+At a terminal the questions are asked as the terminal of a run asks them, with the same keys. Being there counts: while
+it is open, runs without a terminal wait for an answer. Leaving answers nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from retinue.core.approvals import Allow, Approval, QuestionChange, QuestionClos
 from retinue.core.errors import ApproverLeft, RetinueError
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.control_clients import find_clients, who
+from retinue.surfaces.cli.question_screen import Asker, LineAsker, PanelAsker
 from retinue.surfaces.cli.questions import (
     KEPT,
     NOT_KEPT,
@@ -26,12 +27,11 @@ from retinue.surfaces.cli.questions import (
     is_rule_kept,
     spread_rule,
 )
-from retinue.surfaces.printer.approver import TerminalApprover
 from retinue.surfaces.printer.printer import Printer
+from retinue.surfaces.printer.terminal import can_draw
 
 SURFACE = "retinue approvals --watch"
 POLL_SECONDS = 0.1
-EMPTY = "No question waits. New ones appear here; Ctrl-C leaves, and answers nothing."
 
 
 class QuestionWatch:
@@ -41,7 +41,8 @@ class QuestionWatch:
         self._project = project
         self._as_json = as_json
         self._printer = Printer(sys.stdout)
-        self._approver = TerminalApprover(self._printer) if asks else None
+        self._asks = asks
+        self._asker: Asker | None = None
         self._open: dict[str, Waiting] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._closed: dict[str, QuestionClosed] = {}  # of questions that are being answered here
@@ -50,8 +51,9 @@ class QuestionWatch:
 
     async def run(self) -> None:
         """Watch until the person leaves."""
+        if self._asks:
+            self._asker = PanelAsker(self._left.set) if can_draw(0, 1) else LineAsker(self._printer)
         followed: dict[int, asyncio.Task[None]] = {}
-        is_first = self._approver is not None
         async with self._tasks:
             try:
                 while not self._left.is_set():
@@ -61,18 +63,15 @@ class QuestionWatch:
                             followed[pid] = self._tasks.start(self._follow(client))
                     self._printer.check_output()
                     await asyncio.sleep(POLL_SECONDS)
-                    if is_first and not self._open:
-                        self._printer.show_note(EMPTY)
-                    is_first = False
             finally:
-                if self._approver is not None:
-                    self._approver.leave()
+                if self._asker is not None:
+                    await self._asker.close()
 
     async def _follow(self, client: ControlClient) -> None:
         """Follow the questions of one process until it is gone."""
         try:
             async with AsyncExitStack() as stack:
-                if self._approver is not None:
+                if self._asker is not None:
                     await stack.enter_async_context(client.attend())
                 changes = await stack.enter_async_context(aclosing(client.watch_questions()))
                 async for change in changes:
@@ -92,8 +91,8 @@ class QuestionWatch:
         if self._as_json:
             screen.print_json(waiting.to_json())
             sys.stdout.flush()
-        elif self._approver is not None:
-            self._asking[change.id] = self._tasks.start(self._ask(self._approver, waiting))
+        elif self._asker is not None:
+            self._asking[change.id] = self._tasks.start(self._ask(self._asker, waiting))
         else:
             self._printer.show_question(change)
             number, name = change.number, f"{change.tree}/{change.run}"
@@ -104,20 +103,16 @@ class QuestionWatch:
         waiting, asking = self._open.pop(name), self._asking.pop(name, None)
         if asking is not None:
             asking.cancel()
-        elif self._approver is not None:
+        elif self._asker is not None:
             return  # it is being answered here, which tells what became of it
         if not self._as_json:
             asyncio.get_running_loop().call_soon(self._say, waiting.approval, outcome)  # after the prompt is gone
 
-    async def _ask(self, approver: TerminalApprover, waiting: Waiting) -> None:
+    async def _ask(self, asker: Asker, waiting: Waiting) -> None:
         """Ask the person, and give the answer to the process that asks."""
         about = waiting.approval
-        asking = self._tasks.start(approver(about))
-        await asyncio.sleep(0)
-        if self._printer.on_asked is not None:
-            self._printer.on_asked(about.id)
         try:
-            decision = await asking
+            decision = await asker.ask(about)
         except ApproverLeft:
             self._left.set()
             return
@@ -139,10 +134,16 @@ class QuestionWatch:
 
     async def _tell_rule(self, waiting: Waiting) -> None:
         is_kept = await is_rule_kept(self._project.log, waiting.approval)
-        self._printer.show_note((KEPT if is_kept else NOT_KEPT).format(rules=format_rules(waiting.approval)))
+        self._show_note((KEPT if is_kept else NOT_KEPT).format(rules=format_rules(waiting.approval)))
         if is_kept:
             async for other in spread_rule(self._project, waiting, surface=SURFACE):
                 self._say(other, "approved by the same rule")
 
     def _say(self, about: Approval, text: str) -> None:
-        self._printer.show_note(f"{about.number}  {format_question(about)} of {about.tree}/{about.run}: {text}")
+        self._show_note(f"{about.number}  {format_question(about)} of {about.tree}/{about.run}: {text}")
+
+    def _show_note(self, text: str) -> None:
+        if self._asker is None:
+            self._printer.show_note(text)
+        else:
+            self._asker.show_note(text)

@@ -9,6 +9,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from retinue.build.parts import MAIN
 from retinue.control.client import ControlClient
 from retinue.core.control import MCP_CLIENT, RAN_ELSEWHERE, Control, ResumeOverrides, RunHandle
@@ -27,12 +29,15 @@ from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.foreground import print_answer, run_tree
 from retinue.surfaces.cli.live import Shown
-from retinue.surfaces.cli.options import NAMED_RUN_HELP, add_live_options
+from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, NAMED_RUN_HELP, add_live_options
 from retinue.surfaces.cli.run import read_task
 from retinue.surfaces.cli.startup import StartUp, make_printer, prepare
+from retinue.surfaces.cli.talk import NOTHING_UNSENT, Opening, attach_conversation, host_conversation
+from retinue.surfaces.printer.terminal import can_draw
 
 BeginInTree = Callable[[Control, ResumeOverrides], Awaitable[RunHandle]]
 STRICTER = "{tree} ran with runtime '{runtime}'; it goes on with '{current}' (--runtime {runtime} keeps it as it was)"
+TALKS = "{tree} is a conversation: resume it at a terminal, or with --detach, and then `retinue send` reaches it"
 ERRAND = (
     "{tree} was asked for through an outbox, and its request {request} is answered `disconnected` because its watcher "
     "was killed: what it does from here on stays in {workspace}"
@@ -65,8 +70,11 @@ def execute_resume(args: argparse.Namespace) -> int:
       retinue resume 7jw4p2xk9mtb --yes
       retinue resume 7jw4 --model anthropic:NAME --json
     """
-    start = prepare(args)
     project = screen.open_project_log()
+    talk = asyncio.run(find_conversation(project.log, args.name))
+    if talk is not None and not args.detach:
+        return resume_conversation(args, project, talk)
+    start = prepare(args)
     found = asyncio.run(find_interrupted(project.log, args.name))
     _tell_of_errand(start.project.folder / ".retinue", found)
     return run_in_tree(args, start, project, found, lambda control, overrides: control.resume(found.tree, overrides))
@@ -78,6 +86,51 @@ def _tell_of_errand(state: Path, found: Listing) -> None:
     request = asked_id(request_name(spawned.subagent_id))
     if request is not None and any((state / "outbox").glob(f"*/{request}")):
         screen.print_warning(ERRAND.format(tree=found.tree, request=request, workspace=spawned.workspace))
+
+
+async def find_conversation(log: LogReader, name: str | None) -> Listing | None:
+    """Find the conversation of that name, whatever its state; without a name the latest interrupted one, or the latest
+    tree if no tree is interrupted. None if that is no conversation."""
+    if name is None:
+        interrupted = await log.list_trees(screen.print_warning, only="interrupted")
+        stored = interrupted or await log.list_trees(screen.print_warning)
+        found = await load_listing(log, stored[0].tree) if stored else None
+    else:
+        ref = await find_run(log, await resolve_recent(log, name), screen.print_warning)
+        found = await load_listing(log, ref.tree)
+    return found if found is not None and found.runs.runs[0].spawned.conversation else None
+
+
+def resume_conversation(args: argparse.Namespace, project: screen.ProjectLog, found: Listing) -> int:
+    """Come back to a conversation: in the process that has it, in this one, or as a new one that continues it."""
+    if args.json or args.plain or not can_draw():
+        raise ConfigError(TALKS.format(tree=found.tree))
+    shown, unsent = 0, NOTHING_UNSENT
+    if found.live:
+        client = asyncio.run(control_clients.find_client_of(project, found.tree))
+        if client is None:
+            raise ConfigError(f"process {found.pid} has {found.tree}, and no control server: leave it there first")
+        ref = asyncio.run(client.find_run(found.tree))
+        conversation, code = asyncio.run(attach_conversation(args, client, ref, known=found.last_seq))
+        if conversation.parting != "lost":
+            return code
+        found = asyncio.run(load_listing(project.log, found.tree))
+        shown, unsent = found.last_seq, conversation.take_unsent()
+    args.wait_approvals = DETACHED_WAIT_SECONDS if args.wait_approvals is None else args.wait_approvals
+    start = keep_runtime(args, prepare(args), found)
+    overrides = make_overrides(args, start)
+    if found.ended:
+        onward = msgspec.structs.replace(overrides, conversation=True)
+        screen.print_error(f"{found.tree} has ended: your next message goes on from there, in a new tree")
+        opening = Opening(begin=lambda control, text: control.continue_run(found.tree, 0, text, onward))
+    else:
+        opening = Opening(
+            resume=lambda control: control.resume(found.tree, overrides),
+            known=found.last_seq,
+            shown=shown,
+            unsent=unsent,
+        )
+    return host_conversation(args, start, opening)
 
 
 async def find_interrupted(log: LogReader, name: str | None) -> Listing:

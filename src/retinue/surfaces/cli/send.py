@@ -46,9 +46,9 @@ def execute_send(args: argparse.Namespace) -> int:
       only watched here     the run is in an MCP server, which only reports it (exit code 1)
 
     examples:
-      retinue send toje555k2w "leave the tests alone"
+      retinue send last "leave the tests alone"
       retinue send /main/explorer-1 @notes.md --wait 60
-      git diff | retinue send toje -
+      git diff | retinue send 7jw4 -
     """
     text = read_task(args.text)
     receipt = asyncio.run(_send(args.name, text, args.wait))
@@ -103,7 +103,7 @@ def execute_cancel(args: argparse.Namespace) -> int:
     ended. The exit code is 1 if there was nothing to cancel.
 
     examples:
-      retinue cancel toje555k2w           the whole tree
+      retinue cancel 7jw4                 the whole tree
       retinue cancel /main/explorer-1     one run, and those it made
     """
     return asyncio.run(_cancel(args.name))

@@ -35,6 +35,11 @@ class InputLine:
             self._edit(key.name)
         return None
 
+    def add_history(self, text: str) -> None:
+        """Add a text that was submitted earlier, elsewhere."""
+        self._history.append(text)
+        self._place = len(self._history)
+
     def replace_text(self, text: str) -> None:
         """Put another text in the place of the present one, with the cursor at its end."""
         self.text, self.cursor = text, len(text)

@@ -45,6 +45,7 @@ CHILD_OUTPUT_LINES = 4
 _SEEN_LIVE = frozenset({"thinking", "run.spawned"})
 WHOLE = "`retinue show {tree}/{run}` shows all"
 INDENT = "  "
+WORDS = ("message", "turn.started", "run.waiting", "run.ended", "thinking", "inbox")
 CANCEL_KEYS = 9
 RECEIPT_CHARACTERS = 60
 
@@ -101,7 +102,10 @@ class LiveView:
             for receipt in self._receipts.apply(item):
                 if item.seq > self._after:
                     self._print_receipt(receipt)
+            before = self._panel.current
             self._panel.show_questions(self.activity.questions)
+            if self._panel.current is not None and self._panel.current is not before:
+                self._screen.request_redraw(at_once=True)
         self._screen.request_redraw()
 
     def show_tree(self, tree: str) -> None:
@@ -134,6 +138,11 @@ class LiveView:
         self._screen.request_redraw()
 
     # Keys
+
+    @property
+    def takes_escape(self) -> bool:
+        """True while the Escape key closes something of the view."""
+        return self._cancel_choices is not None or self._panel.takes_escape
 
     def press_key(self, key: Key | Paste) -> None:
         """Pass a key to what is in front: the choice what to cancel, a question, or the input line."""
@@ -213,7 +222,10 @@ class LiveView:
             return  # it was seen while it went on
         body = self._format_body(entry)
         header = colors.paint_header(entry.spans, color=self._screen.color, bold=False)
-        words = entry.kind in ("message", "turn.started", "run.ended", "thinking", "inbox") and entry.style != "diff"
+        words = (
+            entry.kind in ("message", "turn.started", "run.waiting", "run.ended", "thinking", "inbox")
+            and entry.style != "diff"
+        )
         if words and not _has_line(entry):
             indented = INDENT if entry.run else ""
             text = f"{header}{_indent(body, indented).lstrip(' ')}" if header else body
@@ -328,6 +340,8 @@ class LiveView:
             return []
         frame = SPINNER[int(now / SPINNER_SECONDS) % len(SPINNER)]
         works = self.activity.list_work()
+        if not self.activity.runs.runs and not self.starting:
+            return []
         if not self.activity.runs.runs:
             return [(("mark", f"{frame} "), ("faint", f"{self.starting} {format_elapsed(now - self._began)}"))]
         shown = works[: min(MOST_WORK, room - (len(works) > min(MOST_WORK, room)))]
@@ -342,7 +356,7 @@ class LiveView:
         return lines
 
     def _layout_status(self, columns: int, now: float) -> list[Line]:
-        lines: list[Line] = [(("faint", self.hint),)] if self.hint else []
+        lines: list[Line] = [(("faint", piece),) for piece in wrap_line(self.hint, columns)] if self.hint else []
         status = format_status(self.activity.measure_totals(now), width=columns)
         return [*lines, (("faint", status),)] if self.activity.runs.runs else lines
 

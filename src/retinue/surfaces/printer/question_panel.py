@@ -82,6 +82,11 @@ class QuestionPanel:
             found = next(iter(self._questions.values()))
         return found
 
+    @property
+    def takes_escape(self) -> bool:
+        """True while Escape goes back to the question."""
+        return self.current is not None and self._mode != "ask"
+
     def show_questions(self, questions: Mapping[str, Approval]) -> None:
         """Take the questions that wait now. One that was answered here does not come back."""
         self._sent &= questions.keys()

@@ -54,6 +54,7 @@ class Screen:
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
         self._is_due = False
+        self._is_urgent = False
         self._is_open = False
         self._thread = ThreadPoolExecutor(1, "retinue-screen")
         terminal.on_resize = self._settle
@@ -88,12 +89,17 @@ class Screen:
         """Print a lasting line of unescaped pieces with their roles."""
         self.print_text(colors.paint_header(spans, color=self.color, bold=False))
 
-    def request_redraw(self) -> None:
-        """Draw soon: something has changed."""
+    def request_redraw(self, *, at_once: bool = False) -> None:
+        """Draw soon: something has changed. `at_once` does not collect other changes first."""
         if self._writing is not None:
             self._is_due = True
-        elif self._is_open and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FRAME_SECONDS, self._draw)
+            self._is_urgent |= at_once
+            return
+        if at_once:
+            self._cancel_timer()
+        if self._is_open and self._timer is None:
+            wait = 0.0 if at_once else FRAME_SECONDS
+            self._timer = asyncio.get_running_loop().call_later(wait, self._draw)
 
     def call_later(self, seconds: float, work: Callable[[], object]) -> None:
         """Call something later, unless the screen is closed by then."""
@@ -145,7 +151,7 @@ class Screen:
 
     def _start_write(self, frame: str, bottom: Bottom | None) -> None:
         loop = asyncio.get_running_loop()
-        self._is_due = False
+        self._is_due = self._is_urgent = False
         writing = self._writing = loop.run_in_executor(self._thread, self.terminal.write, frame)
         writing.add_done_callback(lambda _: self._end_write(writing, bottom))
 
@@ -157,7 +163,7 @@ class Screen:
         if not self._is_open:
             return
         if self._is_due or self._lasting:
-            self.request_redraw()
+            self.request_redraw(at_once=self._is_urgent)
         elif bottom is not None:
             self._wait_animation(bottom)
 

@@ -158,7 +158,7 @@ def name_kind(body: EventBody) -> str:
     match body:
         case events.RunSpawned() | events.RunStarted() | events.RunRemote() | events.RunResumed() | events.RunEnded():
             return "run"
-        case events.RunWaiting():
+        case events.RunWaiting() | events.ModelChanged():
             return "conversation"
         case events.TurnStarted() | events.TurnEnded() | events.Thinking() | events.Message() | events.Inbox():
             return "turn"

@@ -1,0 +1,373 @@
+"""A conversation at this terminal: the live view with an input line, on a Control of this process or of another.
+
+Text goes to the conversation, `/` begins a command. Everything on screen is in the log: what is typed here is a message
+or a command of Control, and nothing else is kept. Knows no arguments; `talk.py` opens it and closes the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import aclosing, suppress
+from typing import Any, Literal
+
+from retinue.concurrency import TaskOwner
+from retinue.control.client import ControlUnreachable
+from retinue.core.control import Control, RunHandle
+from retinue.core.errors import RetinueError
+from retinue.core.events import Delta, Event, Inbox, RunEnded, RunSpawned, RunWaiting, TurnStarted
+from retinue.core.ports import Receipt
+from retinue.log.runs import Runs, RunView
+from retinue.surfaces.cli.conversation_commands import COMMANDS, Commands, find_command, unescape_message
+from retinue.surfaces.cli.live_screen import LiveScreen
+from retinue.surfaces.cli.signals import Signals
+from retinue.surfaces.printer.keys import ESCAPE, TAB, Key, Paste
+
+START_HINT = "Type a message. /help lists commands, Ctrl-J begins a new line, Ctrl-D leaves."
+WORK_HINT = "Esc interrupts. What you type is read at the next turn."
+QUEUED_HINT = "queued: read at the next turn"
+LEAVE_HINT = "press Ctrl-C again to leave"
+LEAVE_QUESTION = "{count} at work: [g]o on in the background, [c]ancel and end, Esc stays"
+AGAIN_SECONDS = 2.0
+Parting = Literal["", "ended", "left", "lost"]
+Begin = Callable[[Control, str], Awaitable[RunHandle]]
+
+
+class Conversation:
+    """One conversation. `begin` starts its run with the first message; a run that goes on is attached instead. The
+    messages among its first `known` events are in the history of the input line, and the first `shown` are on screen
+    already. `hosts` says that its run ends with this process.
+
+    `parting` says in the end how it was left: `ended` with its run, `left` with the run at work or open, `lost` if
+    the process that has the run is gone; empty if nothing was ever said."""
+
+    def __init__(
+        self,
+        live: LiveScreen,
+        control: Control,
+        signals: Signals,
+        *,
+        begin: Begin | None = None,
+        known: int = 0,
+        shown: int = 0,
+        hosts: bool = True,
+    ) -> None:
+        self.control = control
+        self.run: RunHandle | None = None
+        self.parting: Parting = ""
+        self._live = live
+        self._view = live.view
+        self._signals = signals
+        self._begin = begin
+        self._known, self._shown = known, shown
+        self._hosts = hosts
+        self._typed: asyncio.Queue[str] = asyncio.Queue()
+        self._tasks = TaskOwner()
+        self._over = asyncio.Event()
+        self._choose: Callable[[str], object] | None = None  # takes the key that answers a question of ours
+        self._unread: set[int] = set()  # the events of messages that were sent while it worked
+        self._last_turn = 0  # the event that began the newest turn
+        self._asked_to_leave = 0.0
+        self._commands = Commands(self)
+        live.screen.terminal.on_key = self.press_key
+        live.screen.terminal.on_closed = self.leave_open
+        self._set_hint()
+
+    @property
+    def runs(self) -> Runs:
+        """The runs of the conversation as the log tells them."""
+        return self._view.activity.runs
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while nothing is asked of the model."""
+        primary = self.runs.primary
+        return primary is None or primary.waits or primary.ended is not None
+
+    def list_children(self) -> list[RunView]:
+        """Return the runs below that have not ended."""
+        return [run for run in self.runs.runs.values() if run.number and run.ended is None]
+
+    def submit(self, text: str) -> None:
+        """Take a line that was typed."""
+        self._typed.put_nowait(text)
+
+    async def hold(self, run: RunHandle | None = None) -> None:
+        """Hold the conversation until it is left. Goes on with `run` if it has begun already."""
+        if run is not None:
+            self._attach(run)
+        self._aim_signals()
+        taking = self._tasks.start(self._take_lines())
+        try:
+            await self._over.wait()
+        finally:
+            taking.cancel()
+            await self._tasks.close()
+
+    async def watch_until_quiet(self) -> None:
+        """Wait until the conversation waits and nothing below it is at work any more."""
+        assert self.run is not None
+        async with aclosing(self.control.watch(self.run.tree, after=self._last_seq())) as items:
+            while self._is_at_work():
+                item = await anext(items, None)
+                if item is None:
+                    return
+                self._view.activity.apply(item)
+
+    def _is_at_work(self) -> bool:
+        return any(run.ended is None and not run.waits for run in self.runs.runs.values())
+
+    # What is said
+
+    async def _take_lines(self) -> None:
+        """Carry out lines in the order they were typed."""
+        while True:
+            text = await self._typed.get()
+            try:
+                await self._take_line(text)
+            except RetinueError as error:
+                self.show_note(str(error))
+
+    async def _take_line(self, text: str) -> None:
+        command = find_command(text)
+        if command is not None:
+            await self._commands.carry_out(*command)
+        elif self.run is None:
+            await self._start_run(unescape_message(text))
+        else:
+            await self._send(self.run, text)
+
+    async def _start_run(self, text: str) -> None:
+        assert self._begin is not None
+        try:
+            self._attach(await self._begin(self.control, text))
+        except RetinueError:
+            self._view.input.replace_text(text)  # to be sent once more
+            raise
+
+    async def _send(self, run: RunHandle, text: str) -> None:
+        was_waiting = self.is_waiting
+        try:
+            receipt = await self.control.send(run.tree, run.number, unescape_message(text))
+        except ControlUnreachable:
+            self._typed.put_nowait(text)
+            self._leave("lost")
+            return
+        self.show_receipt(receipt, is_steer=not was_waiting)
+
+    def take_unsent(self) -> tuple[list[str], str]:
+        """Return the lines that were typed and not carried out, and the text that is being written."""
+        lines = []
+        while not self._typed.empty():
+            lines.append(self._typed.get_nowait())
+        return lines, self._view.input.text
+
+    def restore_unsent(self, lines: list[str], draft: str) -> None:
+        """Carry out lines that were typed for a process that is gone, and go on with the text."""
+        for line in lines:
+            self.submit(line)
+        self._view.input.replace_text(draft)
+
+    def _attach(self, run: RunHandle) -> None:
+        self.run = run
+        self._live.attach(run, self._signals)
+        self._aim_signals()
+        self._tasks.start(self._show_run(run))
+
+    async def _show_run(self, run: RunHandle) -> None:
+        async with aclosing(self.control.watch(run.tree, deltas=True)) as items:
+            with suppress(RetinueError):  # the process that has the run is gone
+                async for item in items:
+                    self._show_item(item)
+        if not self._over.is_set():
+            self._leave("ended" if self.runs.primary is not None and self.runs.primary.ended else "lost")
+
+    def _show_item(self, item: Event | Delta) -> None:
+        self._view.apply(item)
+        if isinstance(item, Delta) or item.run != 0:
+            return
+        match item.body:
+            case RunSpawned(task=text):
+                if item.seq > self._shown:
+                    self.show_note(f"› {text}")
+                self._remember(text, item.seq)
+            case Inbox(text=text, source="user"):
+                self._remember(text, item.seq)
+            case TurnStarted(turn=turn):
+                self._last_turn = item.seq
+                if self._unread:
+                    self.show_note(f"delivered at turn {turn}")
+                self._unread.clear()
+            case RunEnded():
+                self._leave("ended")
+        if isinstance(item.body, RunSpawned | TurnStarted | RunWaiting):
+            self._set_hint()
+
+    def _remember(self, text: str, seq: int) -> None:
+        """Put a message of an earlier process into the history of the input line."""
+        if seq <= self._known:
+            self._view.input.add_history(text)
+
+    def show_receipt(self, receipt: Receipt, *, is_steer: bool = False) -> None:
+        """Show what becomes of a message. One that was sent while it works is read at the next turn."""
+        if receipt.state == "too_late":
+            self.show_note(f"too late: {receipt.why}")
+        elif is_steer and receipt.seq > self._last_turn:
+            self._unread.add(receipt.seq)
+            self._set_hint()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside what is typed, until the conversation is left."""
+        self._tasks.start(work)
+
+    def show_note(self, text: str) -> None:
+        self._view.show_note(text)
+
+    def show_text(self, text: str) -> None:
+        """Print text that is safe and laid out."""
+        self._view.show_text(text)
+
+    @property
+    def color(self) -> bool:
+        return self._live.screen.color
+
+    def _set_hint(self, text: str = "") -> None:
+        if not text and self.run is None:
+            text = START_HINT
+        elif not text and not self.is_waiting:
+            text = QUEUED_HINT if self._unread else WORK_HINT
+        self._view.hint = text
+        self._live.screen.request_redraw()
+
+    # Keys
+
+    def press_key(self, key: Key | Paste) -> None:
+        """Take a key for a question of ours, for the turn, or for the input line."""
+        if self._choose is not None:
+            if isinstance(key, Key):
+                self._choose(key.name)
+            return
+        if isinstance(key, Key) and not self._view.takes_escape:
+            if key.name == ESCAPE:
+                self._interrupt()
+                return
+            if key.name == "ctrl-d" and not self._view.input.text:
+                self.ask_to_leave()
+                return
+            if key.name == TAB and self._complete_command():
+                return
+        self._view.press_key(key)
+
+    def _complete_command(self) -> bool:
+        text = self._view.input.text
+        found = [name for name in COMMANDS if text and f"/{name}".startswith(text)]
+        if len(found) == 1:
+            self._view.input.replace_text(f"/{found[0]} ")
+            self._live.screen.request_redraw()
+        return bool(found)
+
+    def _interrupt(self) -> None:
+        if self.run is not None and not self.is_waiting:
+            self._tasks.start(self._send_interrupt(self.run))
+        else:
+            self._view.input.replace_text("")
+            self._live.screen.request_redraw()
+
+    async def _send_interrupt(self, run: RunHandle) -> None:
+        try:
+            await self.control.interrupt_turn(run.tree, run.number)
+        except RetinueError as error:
+            self.show_note(str(error))
+
+    def _press_interrupt(self) -> None:
+        """Take a Ctrl-C: it clears the line, interrupts the turn, or leaves at the second time."""
+        self._signals.forget_question()
+        if self._choose is not None:
+            self._end_choice()
+        elif self._view.input.text:
+            self._view.input.replace_text("")
+        elif not self.is_waiting:
+            self._interrupt()
+        elif time.monotonic() - self._asked_to_leave < AGAIN_SECONDS:
+            self.ask_to_leave()
+        else:
+            self._asked_to_leave = time.monotonic()
+            self._set_hint(LEAVE_HINT)
+        self._live.screen.request_redraw()
+
+    def ask(self, question: str, choose: Callable[[str], object]) -> None:
+        """Ask a question of ours, which the next key answers: `choose` gets its name."""
+
+        def take(name: str) -> None:
+            self._end_choice()
+            choose(name)
+
+        self._choose = take
+        self._set_hint(question)
+
+    def _end_choice(self) -> None:
+        self._choose = None
+        self._set_hint()
+
+    # Leaving
+
+    def ask_to_leave(self) -> None:
+        """Leave; if subagents are at work, ask first whether they go on."""
+        children = self.list_children()
+        if self.run is None:
+            self._leave("")
+        elif not children:
+            self._tasks.start(self._end())
+        else:
+            count = (
+                f"{len(children)} subagent{'' if len(children) == 1 else 's'} {'is' if len(children) == 1 else 'are'}"
+            )
+            self.ask(LEAVE_QUESTION.format(count=count), self._choose_parting)
+
+    def _choose_parting(self, name: str) -> None:
+        if name == "g":
+            self._leave("left")
+        elif name == "c":
+            self._tasks.start(self._end())
+
+    async def _end(self) -> None:
+        """End the conversation as done; what goes on in it is broken off."""
+        assert self.run is not None
+        try:
+            await self.control.end_conversation(self.run.tree, self.run.number)
+        except RetinueError as error:
+            self.show_note(str(error))
+            self._leave("lost")
+
+    def leave_open(self) -> None:
+        """Leave without an ending: the terminal is gone, or the process is told to stop."""
+        self._tasks.start(self._leave_open())
+
+    async def _leave_open(self) -> None:
+        if self.run is not None and self._hosts and not self.is_waiting:
+            with suppress(RetinueError):
+                await self.control.interrupt_turn(self.run.tree, self.run.number)
+                await self._wait_until_waiting(self.run)
+        self._leave("left" if self.run is not None else "")
+
+    async def _wait_until_waiting(self, run: RunHandle) -> None:
+        async with aclosing(self.control.watch(run.tree, after=self._last_seq())) as items:
+            async for item in items:
+                if isinstance(item, Event) and item.run == 0 and isinstance(item.body, RunWaiting | RunEnded):
+                    return
+
+    def _last_seq(self) -> int:
+        return max((run.last_seq for run in self.runs.runs.values()), default=0)
+
+    def _aim_signals(self) -> None:
+        """Let Ctrl-C do what it does here; another signal leaves."""
+        terminal = self._live.screen.terminal
+        self._signals.aim(
+            self.leave_open, self.leave_open, lambda _: None, ask=self._press_interrupt, leave=terminal.restore
+        )
+
+    def _leave(self, parting: Parting) -> None:
+        if not self._over.is_set():
+            self.parting = parting
+            self._over.set()

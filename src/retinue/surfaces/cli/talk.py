@@ -1,0 +1,263 @@
+"""`retinue` alone, and `retinue resume` of a conversation: opens the conversation at this terminal, and the process
+that has its runs.
+
+That process is a child of the one the shell waits for: if subagents go on when the person leaves, it goes on in the
+background, and the shell has its terminal back. `conversation.py` has what happens on screen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from retinue.build.servers import serve_control
+from retinue.build.supervisor import open_control
+from retinue.control.client import ControlClient
+from retinue.core.control import Control, RunHandle
+from retinue.core.errors import ConfigError, RetinueError
+from retinue.core.messages import RunRef
+from retinue.core.profiles import WORKSPACES, Profile, Task
+from retinue.core.results import Result
+from retinue.surfaces.cli import output
+from retinue.surfaces.cli.conversation import Begin, Conversation
+from retinue.surfaces.cli.foreground import EXIT_CODES, FAILED, leave_session, redirect_output
+from retinue.surfaces.cli.live import catch_telemetry_warnings
+from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
+from retinue.surfaces.cli.options import (
+    DETACHED_WAIT_SECONDS,
+    add_context_option,
+    add_level_options,
+    add_options,
+)
+from retinue.surfaces.cli.signals import Signals
+from retinue.surfaces.cli.startup import StartUp, check_sandbox, choose_profile, prepare, require_model
+from retinue.surfaces.printer.live_view import format_totals
+from retinue.surfaces.printer.printer import Level
+from retinue.surfaces.printer.terminal import can_draw
+
+NEEDS_TERMINAL = "a conversation needs a terminal: `retinue run TASK` works without one"
+Resume = Callable[[Control], Awaitable[RunHandle]]
+Unsent = tuple[list[str], str]
+NOTHING_UNSENT: Unsent = ([], "")
+
+
+def configure_talk(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--profile", metavar="NAME", help="the agent to talk to (see `retinue profiles --all`)")
+    parser.add_argument(
+        "--workspace",
+        choices=WORKSPACES,
+        help="where it works: a worktree or copy of the project, shared (the project itself) or scratch (empty)",
+    )
+    add_context_option(parser)
+    add_level_options(parser)
+    add_options(parser)
+    parser.set_defaults(wait_approvals=DETACHED_WAIT_SECONDS)
+
+
+def execute_talk(args: argparse.Namespace) -> int:
+    """Talk with an agent that stays open between your messages.
+
+    Its subagents in the background go on meanwhile. What you type while it works is read at its next turn; Esc
+    interrupts it. /help lists the commands. `retinue resume` comes back to a conversation that you left.
+
+    examples:
+      retinue
+      retinue --model anthropic:claude-sonnet-5-5 --max-cost 2
+      retinue --profile explorer
+    """
+    if not can_draw() or args.plain:
+        raise ConfigError(NEEDS_TERMINAL)
+    start = prepare(args)
+    profile = choose_profile(start.project, args.profile)
+    if args.workspace is not None:
+        profile = replace(profile, workspace=args.workspace)
+    require_model(start, [profile])
+    start = check_sandbox(start, profile)
+
+    def begin(control: Control, text: str) -> Awaitable[RunHandle]:
+        return control.spawn(profile, Task(text, model=start.model, conversation=True), limits=start.limits)
+
+    return host_conversation(args, start, Opening(begin=begin, profile=profile))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """The way in which a conversation is opened: a new one, which `begin` starts with its first message, or one that
+    `resume` resumes and that has `known` events, of which the first `shown` are on screen. `unsent` was typed before
+    the conversation was open. `profile` is its agent's, where that is known."""
+
+    begin: Begin | None = None
+    resume: Resume | None = None
+    known: int = 0
+    shown: int = 0
+    unsent: Unsent = NOTHING_UNSENT
+    profile: Profile | None = None
+
+
+def host_conversation(args: argparse.Namespace, start: StartUp, opening: Opening) -> int:
+    """Hold a conversation whose runs are in this process, and return the exit code."""
+    shell, code = split_process()
+    if shell is None:
+        return code
+    return asyncio.run(_Host(args, start, opening, shell).run())
+
+
+class _Host:
+    """The process that has the runs of a conversation. `shell` is the way to the process that the shell waits for."""
+
+    def __init__(self, args: argparse.Namespace, start: StartUp, opening: Opening, shell: socket.socket) -> None:
+        self._start, self._opening, self._shell = start, opening, shell
+        self._serves = not args.no_control
+        self._level = choose_level(args)
+        self._conversation: Conversation | None = None
+
+    async def run(self) -> int:
+        parts = replace(self._start.parts, approver=None)  # the view answers, as one who attends
+        async with AsyncExitStack() as screens:
+            view = open_live_screen(level=self._level, after=self._opening.shown, submit=self._submit)
+            live = await screens.enter_async_context(view)
+            control = open_control(parts)
+            async with AsyncExitStack() as servers:
+                servers.push_async_callback(control.close)
+                await control.prepare(self._opening.profile, live.view.show_note)
+                if self._serves and parts.state is not None:
+                    await serve_control(servers, control, parts, live.view.show_note)
+                conversation = await self._hold(live, control)
+                parting = await _read_parting(conversation)
+                await screens.aclose()
+                code = print_parting(conversation, parting)
+                if conversation.parting == "left":
+                    await self._go_on(conversation)
+                return code
+
+    def _submit(self, text: str) -> None:
+        if self._conversation is not None:
+            self._conversation.submit(text)
+
+    async def _hold(self, live: LiveScreen, control: Control) -> Conversation:
+        """Hold the conversation until the person leaves it."""
+        with Signals() as signals, catch_telemetry_warnings():
+            async with control.attend():
+                opening = self._opening
+                run = None if opening.resume is None else await opening.resume(control)
+                live.view.starting = ""
+                conversation = self._conversation = Conversation(
+                    live, control, signals, begin=opening.begin, known=opening.known, shown=opening.shown
+                )
+                conversation.restore_unsent(*opening.unsent)
+                loop = asyncio.get_running_loop()
+                loop.add_reader(self._shell, conversation.leave_open)  # the first process is gone
+                try:
+                    await conversation.hold(run)
+                finally:
+                    loop.remove_reader(self._shell)
+        return conversation
+
+    async def _go_on(self, conversation: Conversation) -> None:
+        """Go on without a terminal until nothing is at work any more; the conversation stays open."""
+        assert conversation.run is not None and self._start.parts.state is not None
+        if not conversation.list_children():
+            return
+        leave_session(0)
+        redirect_output(self._start.parts.state, conversation.run)
+        with suppress(OSError):
+            self._shell.send(b".")
+        await conversation.watch_until_quiet()
+
+
+async def attach_conversation(
+    args: argparse.Namespace, client: ControlClient, ref: RunRef, *, known: int
+) -> tuple[Conversation, int]:
+    """Hold a conversation whose runs are in another process. Returns it, and the exit code."""
+    held: list[Conversation] = []
+    async with AsyncExitStack() as screens:
+        live = await screens.enter_async_context(
+            open_live_screen(level=choose_level(args), submit=lambda text: held[0].submit(text) if held else None)
+        )
+        live.view.starting = ""
+        with Signals() as signals:
+            with suppress(RetinueError):  # the stream breaks off if that process is gone
+                await screens.enter_async_context(client.attend(ref.tree))
+            held.append(Conversation(live, client, signals, known=known, hosts=False))
+            await held[0].hold(RunHandle(client, ref))
+        parting = await _read_parting(held[0])
+    return held[0], print_parting(held[0], parting)
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The ending of a conversation, if it has one, and whether it changed files that were not applied."""
+
+    result: Result[Any] | None = None
+    has_changes: bool = False
+
+
+async def _read_parting(conversation: Conversation) -> Parting:
+    run, control = conversation.run, conversation.control
+    if conversation.parting != "ended" or run is None:
+        return Parting()
+    result, diff = None, ""
+    with suppress(RetinueError):
+        result = await control.result(run.tree, run.number)
+        diff = await control.diff(run.tree, run.number)
+    return Parting(result=result, has_changes=bool(diff))
+
+
+def print_parting(conversation: Conversation, parting: Parting) -> int:
+    """Say how the conversation was left, and how to come back to it; return the exit code."""
+    run, result = conversation.run, parting.result
+    if run is None:
+        return 0
+    back = f"retinue resume {run.tree}"
+    if result is not None:
+        if parting.has_changes:
+            print(f"Review: retinue diff {run.tree}\nApply:  retinue apply {run.tree}", file=sys.stderr)
+        if result.status != "done":
+            output.print_error(f"{result.status}: {result.error_details or result.final_response}")
+        print(f"{format_totals(conversation.runs, time.time())}\nCome back: {back}", file=sys.stderr)
+        return EXIT_CODES.get(result.status, FAILED)
+    if conversation.parting == "left" and (children := conversation.list_children()):
+        count = f"{len(children)} subagent{'' if len(children) == 1 else 's'}"
+        print(f"{count} at work in the background (retinue ps). Come back: {back}", file=sys.stderr)
+    elif conversation.parting == "left":
+        print(f"The conversation stays open. Come back: {back}", file=sys.stderr)
+    return 0
+
+
+def choose_level(args: argparse.Namespace) -> Level:
+    return "verbose" if args.verbose else "quiet" if args.quiet else "normal"
+
+
+# Processes
+
+
+def split_process() -> tuple[socket.socket | None, int]:
+    """Continue in a second process that can leave the terminal later.
+
+    Return in the second the way to the first; in the first None and the exit code, once the second has ended or has
+    left the terminal. Must be called before there is a thread or an event loop."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        return theirs, 0
+    theirs.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the second itself
+    signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
+    with ours:
+        has_left = bool(ours.recv(1))
+    if has_left:
+        return None, 0
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return None, code if code >= 0 else 128 - code
