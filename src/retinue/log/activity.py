@@ -173,7 +173,7 @@ class Activity:
         tokens, cost = self.runs.usage().total_tokens, sum((run.cost for run in every), NOTHING)
         first = min(self.runs.runs, default=0) if primary is None else 0
         root = self.runs.runs.get(first)
-        seconds = 0.0 if root is None else max(0.0, root.measure_seconds(now) - root.away)
+        seconds = 0.0 if root is None else root.measure_seconds(now)
         spawned = None if root is None else root.spawned
         most, most_cost = (None, None) if spawned is None else (spawned.max_tokens, spawned.max_cost)
         time_limit = None if spawned is None else spawned.timeout_seconds

@@ -61,7 +61,7 @@ async def house(
     explorer = Profile("explorer", "You look.", model=model, workspace=options.pop("workspace", None))
     parts = Parts(
         project=folder,
-        profiles=[explorer],
+        profiles=[explorer, *options.pop("profiles", ())],
         state=state if durable else None,
         approver=approver,
         wait_approvals=wait,

@@ -6,12 +6,19 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.control.loopback.test_second_terminal import GLOB, first, waiting, write
-from tests.surfaces.cli.shell import Project, one_line_error
+from retinue.core.approvals import Allow, Approval
+from retinue.core.profiles import Profile, Task
+from retinue.core.rules import Rules, parse_rule
+from retinue.testing import scripted
+from tests.control.loopback.kit import house
+from tests.control.loopback.test_second_terminal import GLOB, HELD, first, release, waiting, write
+from tests.surfaces.cli.shell import Project, one_line_error, until
 from tests.surfaces.cli.test_terminal import Terminal
 
 PROMPT = "[y]es [n]o > "
@@ -141,3 +148,46 @@ def test_a_rule_for_the_project_answers_what_waits_in_other_processes(project: P
         assert f"approved shell(touch c.txt) of {questions[1]['tree']}/0, by the same rule\n" in done.stdout
         assert (one.wait(), two.wait()) == (0, 0)
     assert (project.folder / "retinue.yaml").read_text().count("shell(touch c.txt)") == 1
+
+
+def test_a_message_has_its_receipts_on_the_screen_of_the_run(project: Project) -> None:
+    model = project.script({"main": [{"tools": [HELD]}, {"tools": [GLOB]}, {"hang": True}]})
+    terminal = Terminal(project, "run", "x", "--yes", "--model", model)
+    terminal.read_until("-e gate")
+    assert project.retinue("send", "main", "look at the tests", "--wait", "0").stdout.startswith("queued: ")
+    terminal.read_until("queued: the run reads it at its next turn")
+    release(project)
+    terminal.read_until("delivered at turn 2 · look at the tests")
+    until(lambda: [e["turn"] for e in project.events() if e["kind"] == "turn.started"][-1:] == [3])
+    assert project.retinue("send", "main", "and then stop", "--wait", "0").returncode == 0
+    assert project.retinue("cancel", "main").returncode == 0
+    terminal.read_until("too late: the run ended before it read it · and then stop")
+    terminal.read_until(None)
+    assert terminal.end() == 130
+
+
+async def test_a_question_at_depth_3_in_a_sandbox_is_on_every_surface_at_once(tmp_path: Path) -> None:
+    command = {"name": "shell", "args": {"command": "touch made"}}
+    script: dict[str, Any] = {"c": [{"tools": [command]}, "end"]}
+    for name, child in (("main", "a"), ("a", "b"), ("b", "c")):
+        order = {"name": "spawn_subagents", "args": {"tasks": [{"task": "go", "subagent_type": child}]}}
+        script[name] = [{"tools": [order]}, "end"]
+    model = scripted(script)
+    profiles = [Profile(name, "You work.", model=model) for name in "abc"]
+    rules = Rules(allow=(parse_rule("spawn_subagents"),))
+    async with house(tmp_path, profiles=profiles, runtime="isolated", rules=rules) as h:
+        async with (
+            aclosing(h.supervisor.watch_questions()) as here,
+            aclosing(h.client.watch_questions()) as there,
+            aclosing(h.client.watch_questions()) as elsewhere,
+        ):
+            run = await h.supervisor.spawn(Profile("main", "You work.", model=model), Task("go"))
+            seen = [await anext(changes) for changes in (here, there, elsewhere)]
+            [question] = {change.id: change for change in seen}.values()
+            assert isinstance(question, Approval) and seen == [question] * 3
+            assert (question.path.count("/"), question.tool) == (4, "shell")
+            given = await h.client.answer(question.id, Allow(), by="anna", digest=question.digest, surface="a test")
+            assert given == "taken"
+            closed = [await anext(changes) for changes in (here, there, elsewhere)]
+            assert closed == [closed[0]] * 3 and closed[0].id == question.id
+        assert (await run.result()).status == "done"

@@ -6,7 +6,7 @@ from typing import Any
 
 from retinue.core.messages import INTERRUPTED_TURN
 from tests.gates import Gate
-from tests.surfaces.cli.shell import Project, one_line_error, until
+from tests.surfaces.cli.shell import COMMAND, Project, one_line_error, until
 from tests.surfaces.cli.test_live import KEYS, Open, open_tmux  # noqa: F401 - a fixture
 from tests.surfaces.tmux import Tmux
 
@@ -72,7 +72,7 @@ def test_typing_while_it_works_steers_and_escape_interrupts(project: Project, op
     terminal.read_until(lambda text: "◐ shell(" in text.replace("◓", "◐").replace("◑", "◐").replace("◒", "◐"))
     terminal.read_until("Esc interrupts.")
     say(terminal, "quickly")
-    terminal.read_until("queued: read at the next turn")
+    terminal.read_until("queued: the run reads it at its next turn")
     gate.open()
     terminal.read_until("It is done.")
     assert "delivered at turn 2" in terminal.text
@@ -153,7 +153,7 @@ def test_commands(project: Project, open_tmux: Open) -> None:  # noqa: F811
     say(terminal, "/tree")
     terminal.read_until("1  └─ subagent [slow]  running")
     say(terminal, "/send slow hurry up")
-    terminal.read_until("queued: run 1 reads it at its next turn")
+    terminal.read_until("queued: the run reads it at its next turn")
     say(terminal, "/inbox")
     terminal.read_until("nothing waits for an answer")
     say(terminal, "/cancel 1")
@@ -278,3 +278,22 @@ def test_without_a_terminal_it_is_help_and_exit_2(project: Project) -> None:
         2,
         "a conversation needs a terminal: `retinue run TASK` works without one",
     )
+
+
+def test_ctrl_z_stops_both_processes_and_fg_goes_on(project: Project, open_tmux: Open) -> None:  # noqa: F811
+    model = project.script({"main": ["One.", "Two."]})
+    terminal = open_tmux(shell=True)
+    terminal.read_until("shell>")
+    say(terminal, f"{' '.join(COMMAND)} --model {model} --runtime inherited")
+    terminal.read_until("Type a message.")
+    say(terminal, "hello")
+    terminal.read_until("One.")
+    terminal.press("C-z")
+    terminal.read_until("Stopped")
+    say(terminal, "fg")
+    terminal.read_until(lambda text: text.split("\n")[-2].startswith(">"))
+    say(terminal, "more")
+    terminal.read_until("Two.")
+    terminal.press("C-d")
+    terminal.read_until(lambda text: text.endswith("shell>"))
+    assert project.rows()[0]["status"] == "done"

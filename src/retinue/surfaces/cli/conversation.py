@@ -26,7 +26,6 @@ from retinue.surfaces.printer.keys import ESCAPE, TAB, Key, Paste
 
 START_HINT = "Type a message. /help lists commands, Ctrl-J begins a new line, Ctrl-D leaves."
 WORK_HINT = "Esc interrupts. What you type is read at the next turn."
-QUEUED_HINT = "queued: read at the next turn"
 LEAVE_HINT = "press Ctrl-C again to leave"
 LEAVE_QUESTION = "{count} at work: [g]o on in the background, [c]ancel and end, Esc stays"
 AGAIN_SECONDS = 2.0
@@ -66,8 +65,6 @@ class Conversation:
         self._tasks = TaskOwner()
         self._over = asyncio.Event()
         self._choose: Callable[[str], object] | None = None  # takes the key that answers a question of ours
-        self._unread: set[int] = set()  # the events of messages that were sent while it worked
-        self._last_turn = 0  # the event that began the newest turn
         self._asked_to_leave = 0.0
         self._commands = Commands(self)
         live.screen.terminal.on_key = self.press_key
@@ -147,14 +144,13 @@ class Conversation:
             raise
 
     async def _send(self, run: RunHandle, text: str) -> None:
-        was_waiting = self.is_waiting
         try:
             receipt = await self.control.send(run.tree, run.number, unescape_message(text))
         except ControlUnreachable:
             self._typed.put_nowait(text)
             self._leave("lost")
             return
-        self.show_receipt(receipt, is_steer=not was_waiting)
+        self.show_receipt(receipt)
 
     def take_unsent(self) -> tuple[list[str], str]:
         """Return the lines that were typed and not carried out, and the text that is being written."""
@@ -194,11 +190,6 @@ class Conversation:
                 self._remember(text, item.seq)
             case Inbox(text=text, source="user"):
                 self._remember(text, item.seq)
-            case TurnStarted(turn=turn):
-                self._last_turn = item.seq
-                if self._unread:
-                    self.show_note(f"delivered at turn {turn}")
-                self._unread.clear()
             case RunEnded():
                 self._leave("ended")
         if isinstance(item.body, RunSpawned | TurnStarted | RunWaiting):
@@ -209,13 +200,10 @@ class Conversation:
         if seq <= self._known:
             self._view.input.add_history(text)
 
-    def show_receipt(self, receipt: Receipt, *, is_steer: bool = False) -> None:
-        """Show what becomes of a message. One that was sent while it works is read at the next turn."""
+    def show_receipt(self, receipt: Receipt) -> None:
+        """Show that a message cannot be read any more. The view tells of those that are."""
         if receipt.state == "too_late":
             self.show_note(f"too late: {receipt.why}")
-        elif is_steer and receipt.seq > self._last_turn:
-            self._unread.add(receipt.seq)
-            self._set_hint()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside what is typed, until the conversation is left."""
@@ -236,7 +224,7 @@ class Conversation:
         if not text and self.run is None:
             text = START_HINT
         elif not text and not self.is_waiting:
-            text = QUEUED_HINT if self._unread else WORK_HINT
+            text = WORK_HINT
         self._view.hint = text
         self._live.screen.request_redraw()
 

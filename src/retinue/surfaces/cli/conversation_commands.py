@@ -170,11 +170,7 @@ class Commands:
         run = self._get_run()
         name, _, text = rest.partition(" ")
         number = self._find_number(name, usage="/send N TEXT")
-        receipt = await self._talk.control.send(run.tree, number, text)
-        if receipt.state == "too_late":
-            self._talk.show_receipt(receipt)
-        else:
-            self._talk.show_note(f"queued: run {number} reads it at its next turn")
+        self._talk.show_receipt(await self._talk.control.send(run.tree, number, text))
 
     async def _cancel_run(self, rest: str) -> None:
         run, number = self._get_run(), self._find_number(rest, usage="/cancel N")

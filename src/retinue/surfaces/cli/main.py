@@ -225,6 +225,7 @@ def _is_conversation(argv: list[str]) -> bool:
 
 
 def _hold_conversation(argv: list[str]) -> int:
+    show_start_line("talk", argv)
     parser = Parser(prog="retinue")
     parser.add_argument("-C", dest="folders", metavar="DIR", action="append", default=[])
     load_function("talk", "configure")(parser)

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-COMMANDS = ("run", "resume", "continue", "demo")  # those that show a live view
+COMMANDS = ("talk", "run", "resume", "continue", "demo")  # those that show a live view
 NOT_LIVE = ("--plain", "--detach", "--help", "-h")
 TEXT = "◐ starting"
 _ERASE = b"\r\x1b[K"

@@ -39,6 +39,7 @@ from retinue.surfaces.cli.options import (
     add_options,
 )
 from retinue.surfaces.cli.signals import Signals
+from retinue.surfaces.cli.start_line import clear_start_line
 from retinue.surfaces.cli.startup import StartUp, check_sandbox, choose_profile, prepare, require_model
 from retinue.surfaces.printer.live_view import format_totals
 from retinue.surfaces.printer.printer import Level
@@ -105,6 +106,7 @@ class Opening:
 
 def host_conversation(args: argparse.Namespace, start: StartUp, opening: Opening) -> int:
     """Hold a conversation whose runs are in this process, and return the exit code."""
+    clear_start_line()
     shell, code = split_process()
     if shell is None:
         return code
@@ -178,6 +180,7 @@ async def attach_conversation(
     args: argparse.Namespace, client: ControlClient, ref: RunRef, *, known: int
 ) -> tuple[Conversation, int]:
     """Hold a conversation whose runs are in another process. Returns it, and the exit code."""
+    clear_start_line()
     held: list[Conversation] = []
     async with AsyncExitStack() as screens:
         live = await screens.enter_async_context(
@@ -253,11 +256,28 @@ def split_process() -> tuple[socket.socket | None, int]:
         ours.close()
         return theirs, 0
     theirs.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the second itself
+    return None, _wait_for_second(child, ours)
+
+
+def _wait_for_second(child: int, way: socket.socket) -> int:
+    """Wait in the process that the shell knows until the other has ended or left; return the exit code. Ctrl-C reaches
+    the other itself. So does Ctrl-Z: this one stops after it, so that the terminal is the shell's when it may be."""
+    ended: list[int] = []
+
+    def follow_child(number: int, frame: object) -> None:
+        pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED) if not ended else (0, 0)
+        if pid and os.WIFSTOPPED(status):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif pid:
+            ended.append(status)
+
+    for number in (signal.SIGINT, signal.SIGTSTP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, follow_child)
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
-    with ours:
-        has_left = bool(ours.recv(1))
-    if has_left:
-        return None, 0
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return None, code if code >= 0 else 128 - code
+    with way:
+        if way.recv(1):
+            return 0
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    code = os.waitstatus_to_exitcode(ended[0] if ended else os.waitpid(child, 0)[1])
+    return code if code >= 0 else 128 - code

@@ -222,10 +222,7 @@ class LiveView:
             return  # it was seen while it went on
         body = self._format_body(entry)
         header = colors.paint_header(entry.spans, color=self._screen.color, bold=False)
-        words = (
-            entry.kind in ("message", "turn.started", "run.waiting", "run.ended", "thinking", "inbox")
-            and entry.style != "diff"
-        )
+        words = entry.kind in WORDS and entry.style != "diff"
         if words and not _has_line(entry):
             indented = INDENT if entry.run else ""
             text = f"{header}{_indent(body, indented).lstrip(' ')}" if header else body
@@ -238,11 +235,12 @@ class LiveView:
     def _print_receipt(self, receipt: MessageReceipt) -> None:
         """Print what became of a message that was sent to a run at work. Its words stand there while it is queued."""
         words = " ".join(receipt.text.split())
-        about = (
-            "" if receipt.state == "queued" else f" · {shorten_text(words, RECEIPT_CHARACTERS, RECEIPT_CHARACTERS - 1)}"
-        )
+        about = f" · {shorten_text(words, RECEIPT_CHARACTERS, RECEIPT_CHARACTERS - 1)}"
         role: Role = "bad" if receipt.state == "too_late" else "faint"
-        self._print_spans(((role, f"{INDENT}{describe_receipt(receipt)}{about}"),))
+        if receipt.state == "queued":
+            self._print_spans(((role, INDENT + describe_receipt(receipt)),))
+        else:
+            self._print_spans((("mark", "› "), (role, describe_receipt(receipt) + about)))
 
     def _format_body(self, entry: Entry) -> str:
         text = entry.body.strip("\n")
