@@ -272,7 +272,7 @@ def test_labels_are_cyan_and_no_color_means_none(project: Project, open_tmux: Op
     )
     terminal = open_tmux("run", "x", "--model", model, NO_COLOR="")
     terminal.read_until(KEYS)
-    assert "\x1b[36m[research codebase]" in terminal.painted
+    assert re.search(r"36m(?:\x1b\[[0-9;]*m)*\[research codebase\]", terminal.painted)
     assert re.search(r"\x1b\[[0-9;]*31m[^\n]*-old line", terminal.painted)
     assert re.search(r"\x1b\[[0-9;]*32m[^\n]*\+new line", terminal.painted)
     plain = open_tmux("run", "x", "--model", model)
