@@ -192,8 +192,8 @@ async def spread_rule(project: screen.ProjectLog, answered: Waiting, *, surface:
         if each.client.address.pid == pid or about.rule != rule:
             continue
         try:
-            answered = await send_answer(project, each, Allow("project"), surface=surface)
+            outcome = await send_answer(project, each, Allow("project"), surface=surface)
         except ControlUnreachable:
             continue  # it ended this moment
-        if answered == "taken":
+        if outcome == "taken":
             yield about
