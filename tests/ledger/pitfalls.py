@@ -14,7 +14,7 @@ PITFALLS = (
     Requirement("P7", "Frames between processes are length-prefixed, so that no line limit cuts them.", "ACP #27 and #62, centaur #1219, egg #2804"),
     Requirement("P8", "A child's stderr is always drained, so that a full pipe never stops it.", "claude-agent-sdk #103"),
     Requirement("P9", "Unknown events and unknown fields pass through untouched.", "hermes #88783, Bamboo #332"),
-    Requirement("P10", "Screens coalesce updates, cap rows and never read model text as markup, so that a hundred agents do not freeze them.", "Codex #16688 and #37735, oh-my-pi #3629, deepagents #1690", waits_for="tui"),
+    Requirement("P10", "Screens coalesce updates, cap rows and never read model text as markup, so that a hundred agents do not freeze them.", "Codex #16688 and #37735, oh-my-pi #3629, deepagents #1690"),
     Requirement("P11", "An approval without anybody to answer it is queued, expires and is then denied.", "qwen #9782, opencode #13715"),
     Requirement("P12", "An answer names the approval it is for and cannot reach another one.", "kimi-cli #714"),
     Requirement("P13", "Approvals belong to the tree and outlive the turn in which they were asked.", "SDK-TS #376"),

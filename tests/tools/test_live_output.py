@@ -74,7 +74,6 @@ async def test_a_line_without_an_end_is_dropped_as_a_whole() -> None:
     assert screen.text == "after it\n"
 
 
-@pytest.mark.requirement("I8")
 @pytest.mark.parametrize("cut", range(len(KEY) + 1))
 async def test_a_secret_is_masked_wherever_its_pieces_part(cut: int) -> None:
     screen = Screen(masks=True)
@@ -85,7 +84,6 @@ async def test_a_secret_is_masked_wherever_its_pieces_part(cut: int) -> None:
     assert screen.text == f"a {secrets.HIDDEN} b\n"
 
 
-@pytest.mark.requirement("I8")
 @pytest.mark.parametrize("cut", range(1, len(KEY)))
 async def test_no_half_of_a_secret_is_shown_where_lines_are_dropped_in_a_sandbox(cut: int) -> None:
     """The tool server, which knows no secrets, drops; the host masks what is left."""
@@ -103,7 +101,6 @@ async def test_no_half_of_a_secret_is_shown_where_lines_are_dropped_in_a_sandbox
     assert host.text == f"a the end {secrets.HIDDEN}\n"
 
 
-@pytest.mark.requirement("I8")
 @pytest.mark.parametrize("runtime", ["inherited", "isolated"])
 async def test_a_command_is_seen_while_it_runs_and_its_secrets_are_not(runtime: str, tmp_path: Path) -> None:
     command = (
