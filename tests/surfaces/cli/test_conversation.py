@@ -297,3 +297,20 @@ def test_ctrl_z_stops_both_processes_and_fg_goes_on(project: Project, open_tmux:
     terminal.press("C-d")
     terminal.read_until(lambda text: text.endswith("shell>"))
     assert project.rows()[0]["status"] == "done"
+
+
+def test_a_closed_terminal_cancels_subagents_and_leaves_it_open(project: Project, open_tmux: Open) -> None:  # noqa: F811
+    gate = Gate(project.folder / "gate")
+    agents = {"main": [START, "Started.", "I see.", "Fine."], "slow": [gate.reply, "never"]}
+    terminal = start(open_tmux, project, agents, "--yes")
+    say(terminal, "start")
+    terminal.read_until("Started.")
+    held = gate.hold()
+    os.kill(project.rows()[0]["pid"], signal.SIGHUP)
+    assert terminal.wait_for_end() == 0
+    os.close(held)
+    assert [row["state"] for row in project.rows()] == ["interrupted", "cancelled"]
+    back = open_tmux("resume", "--yes")
+    back.read_until("I see.")  # it was told that its subagent was cancelled
+    say(back, "go on")
+    back.read_until("Fine.")
