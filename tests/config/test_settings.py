@@ -179,5 +179,5 @@ def test_each_limit_is_an_option_too_whose_help_says_the_declared_default() -> N
     for key in LIMIT_KEYS.values():
         default = settings[key].default
         shown = "no limit" if default is None else str(default)
-        assert f"({shown})" in (options[key].help or ""), key
+        assert f"(default: {shown}" in (options[key].help or ""), key
         assert options[key].default is settings[key].unset is UNSET

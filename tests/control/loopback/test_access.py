@@ -51,6 +51,16 @@ async def test_every_route_and_method_with_and_without_a_token(tmp_path: Path) -
         assert not node.ending
 
 
+async def test_the_watch_of_questions_needs_a_token_and_is_a_get(tmp_path: Path) -> None:
+    async with house(tmp_path) as h:
+        for method in METHODS:
+            assert (await request(h.server, method, "/v1/questions", Authorization="Bearer wrong")).status == 401
+            if method != "GET":
+                assert (await request(h.server, method, "/v1/questions")).status == 405
+        foreign = await request(h.server, "GET", "/v1/questions", Origin="http://example.com")
+        assert foreign.status == 403
+
+
 async def test_405_names_what_is_allowed(tmp_path: Path) -> None:
     async with house(tmp_path) as h:
         assert (await request(h.server, "GET", "/v1/cancel")).headers["Allow"] == "POST"

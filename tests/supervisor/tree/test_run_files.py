@@ -1,5 +1,6 @@
 """The files that delegated runs leave: for every way of spawning, and right at the end of the tree."""
 
+import asyncio
 import json
 from decimal import Decimal
 from pathlib import Path
@@ -9,9 +10,17 @@ import pytest
 
 import retinue
 from retinue import Profile, Usage
+from retinue.concurrency import SystemClock
 from retinue.core.context import Context
+from retinue.core.errors import LogLost
 from retinue.core.events import ApprovalAsked, RunStarted
+from retinue.log.forwarding_log import ForwardingLog
+from retinue.log.memory import MemoryLog
+from retinue.supervisor.runfiles import RunFiles
+from retinue.supervisor.tree import Tree
 from retinue.testing import scripted
+from retinue.workspaces.run_folders import StateFolder
+from tests.log.kit import make_ended, make_spawned
 from tests.remote.outbox.kit import answer, ask, explorer
 from tests.remote.outbox.kit import until as became_true
 from tests.sandbox.hosts import host
@@ -121,3 +130,38 @@ async def test_a_primary_that_delegates_nothing_leaves_none(tmp_path: Path) -> N
     async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
         result = await r.run(main({"main": ["end"]}), "go")
     assert not (tmp_path / ".retinue" / "runs" / result.tree).exists()
+
+
+class SlowLog(ForwardingLog):
+    """Has its events written when the test says so, or not at all."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryLog())
+        self.is_asked, self.may_write, self.is_lost = asyncio.Event(), asyncio.Event(), False
+
+    async def flush(self) -> None:
+        self.is_asked.set()
+        await self.may_write.wait()
+        if self.is_lost:
+            raise LogLost("another process writes the log")
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_files_have_nothing_that_the_log_does_not_have(tmp_path: Path, is_lost: bool) -> None:
+    log = SlowLog()
+    files, tree = RunFiles(log, StateFolder(tmp_path, project=tmp_path)), Tree(log, SystemClock())
+    files.keep(tree, 0)
+    for event in (make_spawned(tree=tree.id), make_ended(2, tree=tree.id)):
+        tree.view.apply(event)
+        tree.log.append(event)
+    waiting = asyncio.create_task(files.written(tree.id, [0]))
+    await log.is_asked.wait()
+    assert not waiting.done() and not list(tmp_path.iterdir())
+    log.is_lost = is_lost
+    log.may_write.set()
+    await waiting
+    await files.close()
+    lines = tmp_path / "runs" / tree.id / "0" / "live_logs" / "events.ndjson"
+    kinds = [json.loads(line)["kind"] for line in lines.read_text().splitlines()] if lines.exists() else []
+    assert kinds == ([] if is_lost else ["run.spawned", "run.ended"])
+    assert files.keeps(tree.id, 0) is not is_lost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 import retinue
 from retinue import Allow, Approval, Deny, Profile, tool
-from retinue.core.approvals import Decision
+from retinue.core.approvals import Decision, QuestionClosed
 from retinue.core.context import Context
 from retinue.core.errors import ToolError
 from retinue.core.events import ApprovalAsked, ApprovalDecided
@@ -174,6 +175,23 @@ async def test_a_servers_question_is_asked_in_the_tree(answer: Decision, came: s
     )
     [shown], [decided] = bodies(events, ApprovalAsked), bodies(events, ApprovalDecided)
     assert shown.approval_id == decided.approval_id and decided.allowed == isinstance(answer, Allow)
+
+
+async def test_a_servers_question_is_on_every_surface_and_closed_on_every_one() -> None:
+    servers = {"calm": program("calm", timeout=60)}
+    async with retinue.open(wait_approvals=600, mcp_servers=servers, allow=["mcp__calm__ask"]) as r:
+        watches = [r.control.watch_questions() for _ in range(3)]
+        waiting = [asyncio.ensure_future(anext(watch)) for watch in watches]
+        started = await r.spawn(main({"main": turns(call("mcp__calm__ask"))}), "go")
+        asked = [await each for each in waiting]
+        assert asked == [asked[0]] * 3 and isinstance(asked[0], Approval) and asked[0].tool == "mcp__calm"
+        assert await r.control.answer(asked[0].id, Deny("no"), by="anna", surface="a test") == "taken"
+        closed = [await anext(watch) for watch in watches]
+        assert closed == [closed[0]] * 3 and isinstance(closed[0], QuestionClosed)
+        assert (closed[0].by, closed[0].surface, closed[0].reason) == ("anna", "a test", "no")
+        for watch in watches:
+            await watch.aclose()
+        await started.result()
 
 
 async def test_a_form_is_asked_again_until_it_fits_and_nobody_is_no_answer() -> None:

@@ -124,7 +124,9 @@ async def test_there_is_an_end_to_starting_again(tmp_path: Path) -> None:
         await servers.close()
 
 
-async def test_an_address_that_goes_away_and_comes_back() -> None:
+async def test_an_address_that_goes_away_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retinue.tools.mcp.connection.MAX_FAILURES", 1000)  # a slow machine starts it after a while
+    monkeypatch.setattr("retinue.tools.mcp.connection.MAX_BACK_OFF", 1.0)
     one = {"main": turns(call("mcp__calm__say", text="here"))}
     with held_port() as port:
         async with retinue.open(mode="yes", mcp_servers={"calm": {"url": f"http://127.0.0.1:{port}/mcp"}}) as r:
