@@ -63,8 +63,8 @@ conformance: env ## Run the official MCP conformance suite (needs npm)
 clients: env ## Drive real MCP clients against scripted models (needs npm, bubblewrap and tmux)
 	@scripts/clients $(ARGS)
 
-picture: env-dev ## Draw the demo's output for the README
-	@$(BIN)/python scripts/picture.py docs/demo.svg
+picture: env-dev ## Record the demo, and draw its picture for the README
+	@$(BIN)/python scripts/picture.py docs/demo.svg docs/demo.cast
 
 clean: ## Remove the environment, caches and builds
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -40,10 +43,34 @@ def time_first_answer(request: dict[str, object]) -> float:
     return seconds
 
 
+def time_first_pixel() -> float:
+    """Return the seconds from the start of `retinue run` at a terminal until something is on the screen."""
+    master, slave = pty.openpty()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "script.yaml").write_text('{"agents": {"main": ["done"]}}')
+        command = [str(Path(sys.executable).with_name("retinue")), "run", "x", "--model", "scripted:script.yaml"]
+        environment = {**os.environ, "TERM": "xterm"}
+        started = time.perf_counter()
+        with subprocess.Popen(
+            [*command, "--runtime", "inherited"], cwd=folder, env=environment, stdin=slave, stdout=slave, stderr=slave,
+            start_new_session=True,
+        ) as process:  # fmt: skip
+            os.close(slave)
+            assert os.read(master, 65536)
+            seconds = time.perf_counter() - started
+            with suppress(OSError):  # the end, once the process has closed its side
+                while os.read(master, 65536):
+                    pass
+            process.wait()
+        os.close(master)
+    return seconds
+
+
 def rows() -> Iterator[Row]:
     nothing = partial(time_command, sys.executable, "-c", "pass")
     yield Row("reference: python -c pass", f"{nothing() * 1e3:.1f} ms")
     yield _row("retinue --help", partial(time_command, sys.executable, "-m", "retinue", "--help"), nothing, 5)
+    yield _row("retinue run: the first pixel on a terminal (300 ms are promised)", time_first_pixel, nothing, 6)
     library = partial(time_command, sys.executable, "-c", "import retinue; retinue.open")
     yield _row("import retinue, with the library loaded", library, nothing, None)
     asyncio = partial(time_command, sys.executable, "-c", "import asyncio")

@@ -121,7 +121,8 @@ def _tell_result(event: Event, result: ToolResult, block: Block, call: ToolCall 
     mark: Span = ("good", "✓ ") if result.success else ("bad", "✗ ")
     is_interrupted = result.outcome == INTERRUPTED
     said = INTERRUPTED if is_interrupted else summarize_result(result.name, result.text, result.success, spoken=True)
-    took = f" ({result.duration_ms / 1000:.1f}s)" if result.duration_ms >= SLOW_MS else ""
+    is_slow = result.duration_ms >= SLOW_MS and not preview  # the time of one that asked is mostly a person's
+    took = f" ({result.duration_ms / 1000:.1f}s)" if is_slow else ""
     outcome: tuple[Span, ...] = (("faint" if result.success else "bad", f" → {said}"), ("faint", took))
     body, style = _tell_action(result, args, preview)
     spans = (mark, *who, *make_call_spans(result.name, args), *outcome)

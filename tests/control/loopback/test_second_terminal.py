@@ -231,7 +231,7 @@ def test_tail_f_has_the_pieces_of_text_while_they_are_said(project: Project) -> 
 def test_a_terminal_shows_what_is_being_said_on_its_last_line(project: Project) -> None:
     spoken = {"tools": [GLOB], "text": "spoken \x1b[31mslowly", "chunks": 2}
     with first(project, {"main": [{"tools": [GLOB]}, {"tools": [HELD]}, spoken, "end"]}, "--yes"):
-        terminal = Terminal(project, "tail", "-f", NO_COLOR="")
+        terminal = Terminal(project, "tail", "-f", "--plain", NO_COLOR="")
         terminal.read_until("-e gate")
         release(project)
         shown = terminal.read_until(None)

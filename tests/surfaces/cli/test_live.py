@@ -272,7 +272,7 @@ def test_labels_are_cyan_and_no_color_means_none(project: Project, open_tmux: Op
     )
     terminal = open_tmux("run", "x", "--model", model, NO_COLOR="")
     terminal.read_until(KEYS)
-    assert "\x1b[36m[research codebase]" in terminal.painted
+    assert re.search(r"36m(?:\x1b\[[0-9;]*m)*\[research codebase\]", terminal.painted)
     assert re.search(r"\x1b\[[0-9;]*31m[^\n]*-old line", terminal.painted)
     assert re.search(r"\x1b\[[0-9;]*32m[^\n]*\+new line", terminal.painted)
     plain = open_tmux("run", "x", "--model", model)
@@ -357,3 +357,26 @@ def test_a_terminal_that_is_gone_ends_the_run(project: Project, open_tmux: Open)
     os.kill(pid, 1)
     until(lambda: terminal.exit_code is not None)
     assert [row["state"] for row in project.rows()] == ["cancelled"]
+
+
+def test_tail_follows_in_the_same_view_and_answers_nothing(project: Project, open_tmux: Open, library: Path) -> None:
+    command = "while [ ! -e go ]; do echo first line; sleep 0.1; done"
+    model = project.script(
+        {"main": [{"tools": [{"name": "shell", "args": {"command": command}}]}, {"tools": [EDIT]}, "the *answer*"]}
+    )
+    (project.folder / "retinue.yaml").write_text("approvals: {mode: ask, allow: [shell]}\n")
+    project.retinue("trust", "--yes")
+    with project.running("run", "x", "--wait-approvals", "600", "--model", model) as process:
+        until(lambda: bool(project.rows()))
+        terminal = open_tmux("tail", "-f")
+        screen = terminal.read_until("│ first line")
+        assert STATUS in screen
+        (project.folder / "go").touch()
+        terminal.read_until("only watched here: `retinue approve` answers it")
+        terminal.type("y")
+        assert project.retinue("approve", "--all", "--yes").returncode == 0
+        assert terminal.wait_for_end() == 0
+        process.communicate()
+    history = terminal.history
+    assert history.count("✓ edit(src/lib.rs) → edited") == 1 and history.count("the answer") == 1
+    assert STATUS not in history

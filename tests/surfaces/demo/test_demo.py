@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from retinue.log.sqlite import SqliteLog
+from tests.surfaces.tmux import Tmux
 
 REPO = Path(__file__).resolve().parents[3]
 PROGRAM = """
@@ -82,7 +83,7 @@ def test_without_a_terminal_the_demo_s_own_policy_answers(tmp_path: Path) -> Non
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("An order of exactly 100.00 missed its discount")
-    assert "after the fixer left     OK\n" in done.stdout
+    assert "after the fixer left: OK\n" in done.stdout
     for block in (
         "#### thought trace\n",
         "#### [tool call]\nspawn_subagents\n",
@@ -133,7 +134,7 @@ def test_a_person_says_yes(tmp_path: Path) -> None:
     assert screen.index("#### fixer [tool call]") < screen.index("◐") < screen.index("+    if subtotal >=")
     assert "✓ approved" in screen
     assert "demo's own policy" not in screen
-    assert "after the fixer left     OK" in screen
+    assert "after the fixer left: OK" in screen
     assert checks_pass(project_in(screen))
 
 
@@ -142,10 +143,30 @@ def test_a_person_says_no(tmp_path: Path) -> None:
     assert code == 0
     assert "✗ denied [fix the case of exactly 100.00] edit(till/pricing.py): too risky" in screen
     assert "The user denied this call: too risky" in screen
-    assert "after the fixer left     FAILED (failures=1)" in screen
+    assert "after the fixer left: FAILED (failures=1)" in screen
     project = project_in(screen)
     assert not checks_pass(project)
     assert (project / "till/pricing.py").read_bytes() == (SAMPLE / "till/pricing.py").read_bytes()
+
+
+def test_the_default_view_is_short_and_asks_one_real_question(tmp_path: Path) -> None:
+    env = {**environment(tmp_path), "NO_COLOR": "1", "PYTHONUTF8": "1"}
+    terminal = Tmux(tmp_path, command(), env=env, columns=100, rows=50)
+    try:
+        screen = terminal.read_until("[y]es [n]o")
+        assert "◐ [fix the case of exactly 100.00] edit(till/pricing.py)" in screen
+        assert "│ +    if subtotal >= DISCOUNT_FROM:" in screen
+        assert "Agents: 1 primary, 1 running, 5 finished" in screen
+        terminal.type("y")
+        assert terminal.wait_for_end() == 0
+        lasting = terminal.history.partition("\nPane is dead")[0].rstrip().split("\n")
+    finally:
+        terminal.close()
+    assert len(lasting) < 40, lasting
+    shown = "\n".join(lasting)
+    assert "An order of exactly 100.00 missed its discount: till/pricing.py compared with >." in shown
+    assert "✓ [fix the case of exactly 100.00] edit(till/pricing.py) → edited" in shown
+    assert checks_pass(project_in(shown))
 
 
 def test_ctrl_c_cancels_the_tree(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.rules import ALLOW, ASK, Verdict
 from retinue.log.runs import Runs
 from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli.foreground import print_answer
 from retinue.surfaces.cli.live import Shown, drive
 from retinue.surfaces.cli.options import add_level_options
 from retinue.surfaces.cli.startup import make_printer, wants_live_view
@@ -92,6 +93,10 @@ def execute_demo(args: argparse.Namespace) -> int:
     code = EXIT_CODES.get(shown.result.status, FAILED)
     if shown.stuck:  # a thread still waits for the screen; waiting for the thread would be waiting for ever
         os._exit(code)
+    if live:
+        print_answer(shown, printer, as_json=False, live=True)
+        printer.show_note(f"Look closer: cd {shlex.quote(str(project))} && {command} ps")
+        return code
     _print_outcome(printer, shown)
     printer.show_text(_list_hints(command, project, shown.runs))
     return code
@@ -111,7 +116,7 @@ def _copy_of_the_sample() -> Path:
 def _describe_demo(project: Path, terminal: bool) -> str:
     who = "You will be asked before it is edited." if terminal else "Its one edit is approved by the demo's own policy."
     return (
-        "retinue demo: a primary agent and its subagents fix a bug. The models are scripted, the tools are real.\n"
+        "retinue demo: an agent and its subagents fix a bug. The models are scripted, the tools are real.\n"
         f"The project is a copy in {safe.escape_line(str(project))}. {who}"
     )
 

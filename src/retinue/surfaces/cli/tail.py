@@ -5,19 +5,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from retinue.control.client import ControlUnreachable
 from retinue.core.errors import NotFound
-from retinue.core.events import Delta, RunEnded, RunSpawned
+from retinue.core.events import Delta, Event, RunEnded, RunSpawned
 from retinue.log.reading import decode_line, follow_lines, iterate_lines
 from retinue.protocol.control import decode_item, is_delta
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import TREE_HELP, parse_whole
 from retinue.surfaces.printer import colors, safe
-from retinue.surfaces.printer.printer import Printer
+from retinue.surfaces.printer.live_view import LiveView, format_totals
+from retinue.surfaces.printer.printer import Level, Printer
+from retinue.surfaces.printer.screen import Screen
+from retinue.surfaces.printer.terminal import Terminal, can_draw
 
 
 def configure_tail(parser: argparse.ArgumentParser) -> None:
@@ -34,14 +38,15 @@ def configure_tail(parser: argparse.ArgumentParser) -> None:
         "--deltas", action="store_true", help='with -f --json: also print pieces of text, as {"delta": ...}'
     )
     parser.add_argument("--verbose", action="store_true", help="show long texts and results in full")
+    parser.add_argument("--plain", action="store_true", help="with -f: print blocks instead of the live view")
 
 
 def execute_tail(args: argparse.Namespace) -> int:
     """Print the events of a tree, as blocks or as JSON lines.
 
     Events of a tree are numbered from 1 without gaps; --after N continues after the last one you have seen. With -f
-    the command ends when the tree has ended or its process is gone. On a terminal, the last line shows what a model is
-    saying at this moment.
+    the command ends when the tree has ended or its process is gone; on a terminal it shows the live view of
+    `retinue run`, without answering or cancelling.
 
     examples:
       retinue tail                            the newest tree, as blocks
@@ -56,6 +61,9 @@ def execute_tail(args: argparse.Namespace) -> int:
 async def _print_tree(args: argparse.Namespace) -> None:
     project, found = await screen.look_up(args.name, everything=args.all)
     printer = Printer(sys.stdout, level="verbose" if args.verbose else "normal")
+    if args.follow and not args.json and not args.plain and can_draw(output_fd=sys.stdout.fileno()):
+        await _follow_live(project, found.tree, args, level=printer.level)
+        return
     deltas = args.deltas if args.json else printer.shows_deltas
     talks = False
     async for line in _read_lines(project, found.tree, args, deltas=deltas):
@@ -74,8 +82,39 @@ async def _print_tree(args: argparse.Namespace) -> None:
             _print_ending(printer, item.agent, item.body, is_shown=talks)
         printer.check_output()
     printer.clear_status()
-    if args.follow and not (await project.log.read_status(found.tree)).ended:
-        screen.print_warning(f"the process that ran {found.tree} is gone; to continue: retinue resume {found.tree}")
+    if args.follow:
+        await _warn_interrupted(project, found.tree)
+
+
+async def _warn_interrupted(project: screen.ProjectLog, tree: str) -> None:
+    if not (await project.log.read_status(tree)).ended:
+        screen.print_warning(f"the process that ran {tree} is gone; to continue: retinue resume {tree}")
+
+
+async def _follow_live(project: screen.ProjectLog, tree: str, args: argparse.Namespace, *, level: Level) -> None:
+    """Show the live view of a tree that another process runs, until it ends."""
+    ended: RunEnded | None = None
+    live = Screen(Terminal(output_fd=sys.stdout.fileno()), color=colors.wants_color(sys.stdout))
+    view = LiveView(live, tree, level=level, after=args.after)
+    live.open()
+    try:
+        whole = argparse.Namespace(**{**vars(args), "after": 0})  # the view shows what the earlier events tell
+        async for line in _read_lines(project, tree, whole, deltas=True):
+            item = decode_item(line) if is_delta(line) else decode_line(line, project.log.location)
+            view.apply(item)
+            if isinstance(item, Event) and item.run == 0 and isinstance(item.body, RunEnded):
+                ended = item.body
+        primary = view.activity.runs.primary
+        talks = primary is not None and primary.spawned.conversation
+        if ended is not None and ended.status == "done" and not talks:
+            view.show_markdown(ended.final_response)
+        elif ended is not None and ended.status != "done":
+            view.show_note(f"{ended.status}: {ended.error_details or ended.final_response}")
+        if ended is not None:
+            view.show_note(format_totals(view.activity.runs, time.time()))
+    finally:
+        await live.close()
+    await _warn_interrupted(project, tree)
 
 
 def _print_ending(printer: Printer, agent: str, ended: RunEnded, *, is_shown: bool) -> None:

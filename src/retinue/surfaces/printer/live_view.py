@@ -41,6 +41,8 @@ CUT_CHARACTERS = 2000
 SAID_LINES = 60  # of the primary's own words
 SAID_CHARACTERS = 16_000
 RENDERED_AT_ONCE = 50
+CHILD_OUTPUT_LINES = 4
+_SEEN_LIVE = frozenset({"thinking", "run.spawned"})
 WHOLE = "`retinue show {tree}/{run}` shows all"
 INDENT = "  "
 WORDS = ("message", "turn.started", "run.waiting", "run.ended", "thinking", "inbox")
@@ -76,6 +78,7 @@ class LiveView:
         self._entries = Entries()
         self._receipts = Receipts()
         self._panel = QuestionPanel(self._answer, None if callbacks is None else callbacks.edit, screen.request_redraw)
+        self._panel.is_read_only = callbacks is None
         self._cancel_choices: list[tuple[int, str]] | None = None
         self._on_interrupt_closed: Callable[[], object] = lambda: None
         self._began = time.time()
@@ -215,8 +218,8 @@ class LiveView:
             if entry.is_brief:
                 self._print_spans(entry.spans)
             return
-        if entry.kind == "thinking" and entry.run and self._level != "verbose":
-            return  # it was seen while it came
+        if entry.kind in _SEEN_LIVE and self._level != "verbose":
+            return  # it was seen while it went on
         body = self._format_body(entry)
         header = colors.paint_header(entry.spans, color=self._screen.color, bold=False)
         words = entry.kind in WORDS and entry.style != "diff"
@@ -244,10 +247,16 @@ class LiveView:
         if not text:
             return ""
         if self._level != "verbose":
+            if entry.kind == "run.ended" and self._measure_depth(entry.run) > 1:
+                return ""  # its parent, which asked, tells what came of it
             lines = SAID_LINES if entry.run == 0 and entry.style == "markdown" else CUT_LINES[entry.style]
+            if entry.style == "output" and entry.run:
+                lines = CHILD_OUTPUT_LINES
             how = WHOLE.format(tree=self.activity.runs.tree, run=entry.run)
             if entry.style == "output":
                 text = _keep_end(text, lines)
+            elif entry.style == "diff":
+                text = _trim_diff(text)
             size = SAID_CHARACTERS if lines == SAID_LINES else CUT_CHARACTERS
             text = truncate_text(text, lines=lines, size=size, how=how)
         color = self._screen.color
@@ -258,6 +267,10 @@ class LiveView:
                 return colors.paint_diff(safe.escape_text(text).expandtabs(), color=color)
             case _:
                 return colors.paint_faint(safe.escape_text(text).expandtabs(), color=color)
+
+    def _measure_depth(self, number: int) -> int:
+        run = self.activity.runs.runs.get(number)
+        return 0 if run is None else run.spawned.depth
 
     def _render(self, text: str, *, narrower: int = 0) -> str:
         """Render Markdown; where many texts come at once, as they are, because nobody can read them so fast."""
@@ -459,6 +472,14 @@ def _indent(text: str, indent: str) -> str:
     return "\n".join(f"{indent}{line}" if line else line for line in text.split("\n"))
 
 
+def _trim_diff(text: str) -> str:
+    """Return the changed lines of a diff and those next to them; all of it was in the question, if there was one."""
+    lines = text.split("\n")
+    changed = {place for place, line in enumerate(lines) if line[:1] in ("-", "+")}
+    near = {place + step for place in changed for step in (-1, 0, 1)}
+    return "\n".join(line for place, line in enumerate(lines) if place in near and not line.startswith(("@@", "[")))
+
+
 def _keep_end(text: str, lines: int) -> str:
     """Return the last lines of an output, with a mark of how many came before; a command before it stays."""
     first, _, rest = text.partition("\n")
@@ -466,5 +487,5 @@ def _keep_end(text: str, lines: int) -> str:
     every = (rest if command else text).split("\n")
     if len(every) <= lines - bool(command):
         return text
-    kept = every[-(lines - 1 - bool(command)) :]
+    kept = "\n".join(every[-(lines - 1 - bool(command)) :]).lstrip("\n").split("\n")
     return f"{command}[... {len(every) - len(kept)} earlier lines]\n" + "\n".join(kept)

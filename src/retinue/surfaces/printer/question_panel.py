@@ -26,6 +26,7 @@ SHORT_KEYS = "[y]es [n]o [a]lways r[u]n [t]ool [e]dit [?]"
 SHORTEST_KEYS = "[y]es [n]o [a] [u] [t] [e] [?]"
 CONFIRM = "sure? [y]es [n]o"
 NOT_SHOWN = "…"
+READ_ONLY = "only watched here: `retinue approve` answers it"
 PASTED = "pasted text does not answer a question"
 NONSENSE = "that is no answer: press y, n or ?"
 REASON = "reason > "
@@ -71,6 +72,7 @@ class QuestionPanel:
         self._digits = ""
         self._body: tuple[object, list[Line]] | None = None
         self.is_armed = False
+        self.is_read_only = False
 
     @property
     def current(self) -> Approval | None:
@@ -99,7 +101,7 @@ class QuestionPanel:
 
     def arm(self, question_id: str) -> None:
         """Take keys for this question from now on: all of it is on screen."""
-        if question_id == self._id and not self.is_armed:
+        if question_id == self._id and not self.is_armed and not self.is_read_only:
             self.is_armed = True
             self._change()
 
@@ -173,6 +175,8 @@ class QuestionPanel:
         return self._body[1]
 
     def _layout_keys(self, columns: int) -> tuple[list[Line], Position | None]:
+        if self.is_read_only:
+            return [(("faint", READ_ONLY),)], None
         if not self.is_armed:
             return [(("faint", NOT_SHOWN),)], None
         if self._mode in ("reason", "json"):
