@@ -15,7 +15,7 @@ from retinue.control.client import ControlClient
 from retinue.core.approvals import Allow, Approval, QuestionChange, QuestionClosed, describe_closing
 from retinue.core.errors import ApproverLeft, RetinueError
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.control_clients import find_clients, who
+from retinue.surfaces.cli.control_clients import find_clients
 from retinue.surfaces.cli.question_screen import Asker, LineAsker, PanelAsker
 from retinue.surfaces.cli.questions import (
     KEPT,
@@ -25,6 +25,7 @@ from retinue.surfaces.cli.questions import (
     format_question,
     format_rules,
     is_rule_kept,
+    send_answer,
     spread_rule,
 )
 from retinue.surfaces.printer.printer import Printer
@@ -118,7 +119,7 @@ class QuestionWatch:
             return
         self._asking.pop(about.id, None)
         try:
-            outcome = await waiting.client.answer(about.id, decision, by=who(), digest=about.digest, surface=SURFACE)
+            outcome = await send_answer(self._project, waiting, decision, surface=SURFACE)
         except RetinueError as error:
             self._say(about, f"was not answered: {error}")
             return

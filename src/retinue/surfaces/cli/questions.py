@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from retinue.control.client import ControlClient, ControlUnreachable
-from retinue.core.approvals import Allow, Approval, Decision, QuestionClosed, describe_closing
+from retinue.core.approvals import Allow, Answered, Approval, Decision, QuestionClosed, describe_closing
 from retinue.core.errors import Ambiguous, NotFound, RetinueError
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Event
 from retinue.core.ports import LogReader
@@ -138,11 +138,22 @@ async def describe_outcome(log: LogReader, approval: Approval) -> str:
     return describe_closing(await find_closing(iterate_events(log, approval.tree), approval.id))
 
 
+async def send_answer(project: screen.ProjectLog, chosen: Waiting, decision: Decision, *, surface: str) -> Answered:
+    """Send an answer to the process that asks. If that is gone, the log says whose answer it took before."""
+    about, by = chosen.approval, who()
+    try:
+        return await chosen.client.answer(about.id, decision, by=by, digest=about.digest, surface=surface)
+    except ControlUnreachable:
+        closed = await find_closing(iterate_events(project.log, about.tree), about.id)
+        if closed.allowed is None:
+            raise
+        return "taken" if (closed.by, closed.surface) == (by, surface) else "stale"
+
+
 async def give_answer(project: screen.ProjectLog, chosen: Waiting, decision: Decision, *, surface: str) -> bool:
     """Give an answer to the process that asks, and print what became of it; False if another one was first."""
     about = chosen.approval
-    outcome = await chosen.client.answer(about.id, decision, by=who(), digest=about.digest, surface=surface)
-    if outcome != "taken":
+    if await send_answer(project, chosen, decision, surface=surface) != "taken":
         what = await describe_outcome(project.log, about)
         screen.print_error(f"somebody else was first: {format_question(about)} of {about.tree}/{about.run} {what}")
         return False
@@ -178,7 +189,11 @@ async def spread_rule(project: screen.ProjectLog, answered: Waiting, *, surface:
     rule, pid = answered.approval.rule, answered.client.address.pid
     for each in await find_waiting(project):
         about = each.approval
-        if each.client.address.pid != pid and about.rule == rule:
-            yes = Allow("project")
-            if await each.client.answer(about.id, yes, by=who(), digest=about.digest, surface=surface) == "taken":
-                yield about
+        if each.client.address.pid == pid or about.rule != rule:
+            continue
+        try:
+            outcome = await send_answer(project, each, Allow("project"), surface=surface)
+        except ControlUnreachable:
+            continue  # it ended this moment
+        if outcome == "taken":
+            yield about
