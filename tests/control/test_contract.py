@@ -442,6 +442,10 @@ async def test_a_conversation_waits_is_interrupted_and_ends_once(kind: str, tmp_
         await c.send(tree, 0, "and now?")
         await first(c, tree, RunWaiting, after=interrupted.seq)
         assert [info.runs[0].state for info in await c.list_trees(live=True)] == ["waiting"]
+        with pytest.raises(NotFound, match="unknown model"):
+            await c.change_model(tree, 0, "nobody:knows")
+        with pytest.raises(ConfigError, match="no conversation"):
+            await c.change_model("nowhere", 0, "nobody:knows")
         assert await c.end_conversation(tree) is True
         result = await run.result()
         assert (result.status, result.final_response) == ("done", "three")

@@ -219,7 +219,7 @@ def test_kill_9_and_come_back(project: Project, open_tmux: Open) -> None:  # noq
     terminal.read_until("One.")
     pid = project.rows()[0]["pid"]
     os.kill(pid, signal.SIGKILL)
-    assert terminal.wait_for_end() == 137
+    until(lambda: terminal.exit_code == 137)  # tmux says that it is dead before it knows the code
     assert project.rows()[0]["state"] == "interrupted"
     refused = project.retinue("resume")
     assert (refused.returncode, "is a conversation: resume it at a terminal" in one_line_error(refused)) == (2, True)
@@ -297,3 +297,20 @@ def test_ctrl_z_stops_both_processes_and_fg_goes_on(project: Project, open_tmux:
     terminal.press("C-d")
     terminal.read_until(lambda text: text.endswith("shell>"))
     assert project.rows()[0]["status"] == "done"
+
+
+def test_a_closed_terminal_cancels_subagents_and_leaves_it_open(project: Project, open_tmux: Open) -> None:  # noqa: F811
+    gate = Gate(project.folder / "gate")
+    agents = {"main": [START, "Started.", "I see.", "Fine."], "slow": [gate.reply, "never"]}
+    terminal = start(open_tmux, project, agents, "--yes")
+    say(terminal, "start")
+    terminal.read_until("Started.")
+    held = gate.hold()
+    os.kill(project.rows()[0]["pid"], signal.SIGHUP)
+    assert terminal.wait_for_end() == 0
+    os.close(held)
+    assert [row["state"] for row in project.rows()] == ["interrupted", "cancelled"]
+    back = open_tmux("resume", "--yes")
+    back.read_until("I see.")  # it was told that its subagent was cancelled
+    say(back, "go on")
+    back.read_until("Fine.")

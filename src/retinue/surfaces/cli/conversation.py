@@ -29,7 +29,7 @@ WORK_HINT = "Esc interrupts. What you type is read at the next turn."
 LEAVE_HINT = "press Ctrl-C again to leave"
 LEAVE_QUESTION = "{count} at work: [g]o on in the background, [c]ancel and end, Esc stays"
 AGAIN_SECONDS = 2.0
-Parting = Literal["", "ended", "left", "lost"]
+Parting = Literal["", "ended", "left", "open", "lost"]
 Begin = Callable[[Control, str], Awaitable[RunHandle]]
 
 
@@ -38,8 +38,8 @@ class Conversation:
     messages among its first `known` events are in the history of the input line, and the first `shown` are on screen
     already. `hosts` says that its run ends with this process.
 
-    `parting` says in the end how it was left: `ended` with its run, `left` with the run at work or open, `lost` if
-    the process that has the run is gone; empty if nothing was ever said."""
+    `parting` says in the end how it was left: `ended` with its run, `left` with runs at work, `open` with nothing at
+    work any more, `lost` if the process that has the run is gone; empty if nothing was ever said."""
 
     def __init__(
         self,
@@ -334,13 +334,14 @@ class Conversation:
 
     async def _leave_open(self) -> None:
         if self.run is not None and self._hosts and not self.is_waiting:
+            seen = self._last_seq()
             with suppress(RetinueError):
                 await self.control.interrupt_turn(self.run.tree, self.run.number)
-                await self._wait_until_waiting(self.run)
-        self._leave("left" if self.run is not None else "")
+                await self._wait_until_waiting(self.run, after=seen)
+        self._leave("" if self.run is None else "open" if self._hosts else "left")
 
-    async def _wait_until_waiting(self, run: RunHandle) -> None:
-        async with aclosing(self.control.watch(run.tree, after=self._last_seq())) as items:
+    async def _wait_until_waiting(self, run: RunHandle, *, after: int) -> None:
+        async with aclosing(self.control.watch(run.tree, after=after)) as items:
             async for item in items:
                 if isinstance(item, Event) and item.run == 0 and isinstance(item.body, RunWaiting | RunEnded):
                     return

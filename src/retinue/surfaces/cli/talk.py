@@ -167,12 +167,10 @@ class _Host:
     async def _go_on(self, conversation: Conversation) -> None:
         """Go on without a terminal until nothing is at work any more; the conversation stays open."""
         assert conversation.run is not None and self._start.parts.state is not None
-        if not conversation.list_children():
-            return
         leave_session(0)
         redirect_output(self._start.parts.state, conversation.run)
         with suppress(OSError):
-            self._shell.send(b".")
+            self._shell.send(b".", socket.MSG_NOSIGNAL)
         await conversation.watch_until_quiet()
 
 
@@ -228,10 +226,11 @@ def print_parting(conversation: Conversation, parting: Parting) -> int:
             output.print_error(f"{result.status}: {result.error_details or result.final_response}")
         print(f"{format_totals(conversation.runs, time.time())}\nCome back: {back}", file=sys.stderr)
         return EXIT_CODES.get(result.status, FAILED)
-    if conversation.parting == "left" and (children := conversation.list_children()):
-        count = f"{len(children)} subagent{'' if len(children) == 1 else 's'}"
-        print(f"{count} at work in the background (retinue ps). Come back: {back}", file=sys.stderr)
-    elif conversation.parting == "left":
+    if conversation.parting == "left":
+        count = len(conversation.list_children())
+        what = f"{count} subagent{'' if count == 1 else 's'} at work in the background (retinue ps)."
+        print(f"{what} Come back: {back}", file=sys.stderr)
+    elif conversation.parting == "open":
         print(f"The conversation stays open. Come back: {back}", file=sys.stderr)
     return 0
 
