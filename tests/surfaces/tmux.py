@@ -2,6 +2,7 @@
 
 import shlex
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -83,7 +84,13 @@ class Tmux:
         return seen
 
     def wait_for_end(self) -> int:
+        """Return the exit code, which tmux may hear of a little later than of the end."""
         until(lambda: self.exit_code is not None)
+        pause = threading.Event()
+        for _ in range(50):
+            if self._run("display-message", "-p", "#{pane_dead_status}").strip():
+                break
+            pause.wait(0.02)
         code = self.exit_code
         assert code is not None
         return code
