@@ -5,6 +5,7 @@ import gc
 import os
 import random
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -145,6 +146,22 @@ async def test_many_events_take_few_commits(tmp_path: Path) -> None:
     await fill(log, 5000)
     assert log.commits <= 3
     await log.close()
+
+
+async def test_events_appended_without_a_pause_are_in_the_same_batch(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path)
+    log.append(make_spawned())
+    log.append(make_event(2), True)
+    await asyncio.sleep(0)  # the writer thread is told now, and works while this thread appends
+    log.append(make_event(3))
+    pause = threading.Event()
+    while log.commits < 1:
+        pause.wait(0.001)
+    stored = [event.seq for event in sqlite_reader.read_events(log.path, "t1")]
+    log.append(make_event(4), True)
+    await log.close()
+    assert stored == [1, 2]
+    assert [event.seq for event in await SqliteReader(tmp_path).read("t1")] == [1, 2, 3, 4]
 
 
 async def test_reading_a_tree_touches_no_batch_of_another(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 import msgspec
 
 from retinue.agent.local_tools import bind_tool
-from retinue.agent.tool_calls import FinishedCall, HookedTool, refuse_call, run_tool_call
+from retinue.agent.tool_calls import FinishedCall, HookedTool, make_refused_spec, refuse_call, run_tool_call
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import TurnsSpent
 from retinue.core.events import Inbox, TurnEnded, TurnStarted
@@ -22,6 +22,7 @@ from retinue.core.messages import (
     AssistantTurn,
     Call,
     Reply,
+    ToolSpec,
     ToolTurn,
     Turn,
     UserTurn,
@@ -146,6 +147,7 @@ async def _run_alone(call: Call, outcomes: dict[str, Outcome], job: Job, link: L
 
 
 async def _run_together(calls: Sequence[Call], outcomes: dict[str, Outcome], job: Job, link: Link) -> None:
+    link.write_calls([(call, _choose_spec(call, job)) for call in calls if call.id not in outcomes])
     owner = TaskOwner()
     tasks = [owner.start(_recall_or_run(call, outcomes, job, link)) for call in calls]
     try:
@@ -169,16 +171,25 @@ async def _recall_or_run(call: Call, outcomes: dict[str, Outcome], job: Job, lin
         outcomes[call.id] = await tool(call, job.folders, link)  # checked again: the log has only its words
 
 
-def _run_call(call: Call, job: Job, link: Link) -> Awaitable[FinishedCall]:
+def _choose_spec(call: Call, job: Job) -> ToolSpec:
+    """Return what a call is judged and written as."""
+    return make_refused_spec(call) if _find_problem(call, job) else job.plan.tools[call.name].spec
+
+
+def _find_problem(call: Call, job: Job) -> str:
+    """Return why a call cannot run: it names no tool, or cannot be read; '' if it can."""
     tool = job.plan.tools.get(call.name)
     if tool is None:
         missing = "" if job.plan.explain_missing is None else job.plan.explain_missing(call.name)
-        problem = UNKNOWN_TOOL.format(name=call.name, tools=", ".join(job.plan.tools) or "none")
-        return refuse_call(call, missing or problem, link)
-    problem = call.problem or find_unknown_argument(call, tool.spec)
+        return missing or UNKNOWN_TOOL.format(name=call.name, tools=", ".join(job.plan.tools) or "none")
+    return call.problem or find_unknown_argument(call, tool.spec)
+
+
+def _run_call(call: Call, job: Job, link: Link) -> Awaitable[FinishedCall]:
+    problem = _find_problem(call, job)
     if problem:
         return refuse_call(call, problem, link)
-    bound = bind_tool(tool, job.plan, job.session)
+    bound = bind_tool(job.plan.tools[call.name], job.plan, job.session)
     hooks = job.plan.profile.hooks
     return run_tool_call(call, bound if hooks is None else HookedTool(bound, hooks), job.folders, link)
 

@@ -304,6 +304,9 @@ class ReplayLink:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._link, name)
 
+    def write_calls(self, calls: Sequence[tuple[Call, ToolSpec]]) -> None:
+        self._link.write_calls([(call, spec) for call, spec in calls if self._run.find_call(call.id) is not None])
+
     async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
         """Begin a call with the recorded verdict and answer. A call without a result ends the run, after all calls
         beside it have finished."""

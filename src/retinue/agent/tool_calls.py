@@ -96,10 +96,15 @@ async def run_tool_call(
 
 async def refuse_call(call: Call, problem: str, link: Link) -> FinishedCall:
     """Write a call that names no tool, or that cannot be read, and its problem as the result. Nothing runs."""
-    await link.begin(call, ToolSpec(call.name, "", {}, tier="none"), skip_preview)
+    await link.begin(call, make_refused_spec(call), skip_preview)
     outcome = Outcome(problem, success=False)
     link.finish(call, outcome, 0)
     return FinishedCall(outcome, outcome)
+
+
+def make_refused_spec(call: Call) -> ToolSpec:
+    """Return what a call that cannot run is written as."""
+    return ToolSpec(call.name, "", {}, tier="none")
 
 
 def fit_inline(outcome: Outcome, call: Call, folders: Folders) -> Outcome:

@@ -226,9 +226,13 @@ class Link(Protocol):
     def emit(self) -> Callable[[Body], Any]:
         """Takes a fact; it appears when its batch is written."""
 
+    def write_calls(self, calls: Sequence[tuple[Call, ToolSpec]]) -> None:
+        """Write several calls of one reply, before any of them begins. After a crash the log has all of them or
+        none."""
+
     async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
-        """Write the call and say whether it may run, by the policy or by a person, who sees the preview. Raises
-        Unconfirmed when nobody can be asked, and the preview's ToolError.
+        """Write the call, unless it is written already, and say whether it may run, by the policy or by a person, who
+        sees the preview. Raises Unconfirmed when nobody can be asked, and the preview's ToolError.
 
         A call that must not happen twice is on disk before the answer comes."""
 

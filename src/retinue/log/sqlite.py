@@ -2,7 +2,8 @@
 
 New trees go to the first file that no other process writes; a stored tree is claimed with the file it is in. Written
 means committed. An event that nobody waits for is written with the next one that somebody does, or after LINGER
-seconds, whichever is first; watchers see events only when they are written. What cannot be written stays in order in
+seconds, whichever is first; watchers see events only when they are written. Events that are appended without a pause
+in between are in the same batch, so that a crash keeps all of them or none. What cannot be written stays in order in
 memory and is tried again with the next batch; those who wait are told at once. A writer that another process has
 replaced is lost for good, and tries nothing again.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import ExitStack, aclosing, suppress
 from pathlib import Path
@@ -124,11 +126,13 @@ class FileWriter:
         self._loop = asyncio.get_running_loop()
         self._feeds: dict[str, Feed] = {}
         self._pending: list[Event] = []
+        self._appended = self._written = 0  # so many events, since this writer was made
         self._index = TreeIndex(self._load_tree, self._load_run)
         self._indexed = 0  # so many of the pending events are in the index, from a write that failed
         self._waiters: list[asyncio.Future[None]] = []
         self._linger: asyncio.TimerHandle | None = None
         self._hurries = False
+        self._kicks: deque[tuple[int, list[asyncio.Future[None]]]] = deque()
         self._kicked = threading.Event()
         self._closing = False
         self._error: LogError | None = None
@@ -142,6 +146,7 @@ class FileWriter:
         if self._closing:
             raise LogError("the log is closed")
         self._pending.append(event)
+        self._appended += 1
         if not wait:
             if self._linger is None:
                 self._kick_later()
@@ -227,10 +232,13 @@ class FileWriter:
         self._linger = self._loop.call_later(LINGER, self._kick)
 
     def _kick(self) -> None:
+        """Have the writer thread write what was appended up to now, and tell those who wait for it."""
         self._hurries = False
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
+        waiters, self._waiters = self._waiters, []
+        self._kicks.append((self._appended, waiters))
         self._kicked.set()
 
     # The methods up to `_settle` run in the writer thread.
@@ -240,13 +248,14 @@ class FileWriter:
             self._kicked.wait()
             self._kicked.clear()
             closing = self._closing
-            waiters, self._waiters = self._waiters, []
-            batch = self._pending[:]
+            appended, waiters = self._take_kicks()
+            batch = self._pending[: appended - self._written]
             if batch and not isinstance(self._error, LogLost):
                 self._error = self._write(batch)
             error = self._error if batch else None
             if error is None:
                 del self._pending[: len(batch)]
+                self._written += len(batch)
                 self._indexed = 0
             with suppress(RuntimeError):  # the loop is gone; what is written is written
                 self._loop.call_soon_threadsafe(self._settle, batch if error is None else [], waiters, error)
@@ -261,6 +270,14 @@ class FileWriter:
             schema.close_quietly(db)
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._closed.set)
+
+    def _take_kicks(self) -> tuple[int, list[asyncio.Future[None]]]:
+        """Return how many events are to be written, of all that were ever appended, and who waits for them."""
+        appended, waiters = self._written, []
+        while self._kicks:
+            appended, more = self._kicks.popleft()
+            waiters += more
+        return appended, waiters
 
     def _write(self, batch: list[Event]) -> LogError | None:
         places = {event.tree: event.seq for event in reversed(batch)}

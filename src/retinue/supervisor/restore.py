@@ -487,6 +487,9 @@ class ResumedServices(RunServices, eq=False):
 
     open_calls: dict[str, OpenCall] = msgspec.field(default_factory=dict)
 
+    def write_calls(self, calls: Sequence[tuple[Call, ToolSpec]]) -> None:
+        super().write_calls([(call, spec) for call, spec in calls if call.id not in self.open_calls])
+
     async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
         before = self.open_calls.pop(call.id, None)
         if before is None:

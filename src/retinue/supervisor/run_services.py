@@ -89,6 +89,7 @@ class RunServices(msgspec.Struct, eq=False):
     control: Control
     shown_changes: dict[str, str] | None = None  # digests of what calls of apply_subagent were shown to do
     session_folders: Folders | None = None  # those of the run's sandbox, once it has one
+    written_calls: dict[str, Awaitable[None] | None] = {}  # calls of the reply that have not begun yet
     spoken: list[str] = []  # the pieces of text of the model call in flight
 
     @property
@@ -100,26 +101,18 @@ class RunServices(msgspec.Struct, eq=False):
 
     # Tool calls
 
+    def write_calls(self, calls: Sequence[tuple[Call, ToolSpec]]) -> None:
+        self._check_wanted()
+        self.written_calls = {call.id: self._write_call(call, spec) for call, spec in calls}
+
     async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
         run = self.run
         self._check_wanted()
-        body = ToolCall(
-            call_id=call.id,
-            name=call.name,
-            args=copy_args(call.args),
-            tier=spec.tier,
-            display_name=spec.display_name,
-            waits=spec.waits,
-            timeout_seconds=_asked_timeout(call),
-            host=spec.host,
-            within=call.within,
-        )
         if spec.host:  # a model's calls are counted when its reply comes, all at once
             run.slot.begin_calls()
         try:
-            # What may run twice need not wait for the disk, nor what spawns: a child waits for its own first event,
-            # with its first reply at the latest.
-            written = self.tree.write(run, body, not (spec.repeatable or spec.waits))
+            is_written = call.id in self.written_calls
+            written = self.written_calls.pop(call.id) if is_written else self._write_call(call, spec)
             self._report_progress(call)
             if written is not None:
                 await written
@@ -139,6 +132,22 @@ class RunServices(msgspec.Struct, eq=False):
             if not call.within:  # else it is withdrawn
                 run.slot.drop_call()
             raise
+
+    def _write_call(self, call: Call, spec: ToolSpec) -> Awaitable[None] | None:
+        """Write a call. What may run twice need not wait for the disk, nor what spawns: a child waits for its own first
+        event, with its first reply at the latest."""
+        body = ToolCall(
+            call_id=call.id,
+            name=call.name,
+            args=copy_args(call.args),
+            tier=spec.tier,
+            display_name=spec.display_name,
+            waits=spec.waits,
+            timeout_seconds=_asked_timeout(call),
+            host=spec.host,
+            within=call.within,
+        )
+        return self.tree.write(self.run, body, not (spec.repeatable or spec.waits))
 
     def _seal(self, call: Call, spec: ToolSpec) -> ToolSpec:
         """Return the tool of an MCP server as it is now: that, and nothing else, is judged, shown and run."""

@@ -52,9 +52,9 @@ async def test_limits_nesting_and_the_size_of_results_are_bounded() -> None:
 
 
 def test_the_rules_on_the_page_load(tmp_path: Path) -> None:
-    [config] = snippets(ROOT / "docs/approvals.md", "yaml")
-    (tmp_path / "retinue.yaml").write_text(config)
+    (tmp_path / "retinue.yaml").write_text("".join(snippets(ROOT / "docs/approvals.md", "yaml")))
     project = load_project(tmp_path, config=tmp_path / "retinue.yaml")
+    assert project.settings.notify_command == ("notify-send", "Retinue", "A question waits")
     assert project.settings.rules.mode == "ask" and len(project.settings.rules.allow) == 3
     explorer = next(profile for profile in project.all_profiles if profile.name == "explorer")
     assert explorer.approvals is not None and [str(rule) for rule in explorer.approvals.deny] == [

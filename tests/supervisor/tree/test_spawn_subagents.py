@@ -9,7 +9,7 @@ import pytest
 
 import retinue
 from retinue import ConfigError, Profile, Task
-from retinue.core.events import RunSpawned, RunStarted, ToolResult, TurnStarted
+from retinue.core.events import RunSpawned, RunStarted, ToolCall, ToolResult, TurnStarted
 from retinue.testing import ManualClock, scripted
 from tests.supervisor.tree.kit import bodies, call, main, spawn, tree, until
 
@@ -19,6 +19,14 @@ async def reply(*tasks: Any, options: dict[str, Any] | None = None, **opened: An
     _, events = await tree(script, **opened)
     answer: dict[str, Any] = json.loads(bodies(events, ToolResult, run=0)[0].text)
     return answer
+
+
+async def test_all_calls_of_a_reply_are_written_before_one_of_them_begins() -> None:
+    tools = [{"name": "spawn_subagents", "args": {"tasks": [{"task": name}]}} for name in ("one", "two")]
+    tools.append({"name": "nothing", "args": {}})
+    _, events = await tree({"main": [{"tools": tools}, {"text": "end"}], "*": [{"text": "did it"}]})
+    kinds = [type(event.body) for event in events if isinstance(event.body, ToolCall | ToolResult | RunSpawned)]
+    assert kinds[:4] == [RunSpawned, ToolCall, ToolCall, ToolCall]
 
 
 @pytest.mark.requirement("MASS-1", "MASS-23", "MASS-53", "MASS-54")
