@@ -95,6 +95,14 @@ async def test_watch_tells_the_past_and_what_happens_and_ends_with_the_tree(kind
         assert [encode_event(item) async for item in c.watch(node.ref.tree, after=4)] == written[4:]
 
 
+async def test_who_sees_an_ending_can_have_the_result(kind: str, tmp_path: Path) -> None:
+    async with control(kind, tmp_path) as (h, c):
+        node = h.run({"main": [GLOB, "end"]})
+        await first(c, node.ref.tree, RunEnded)
+        result = await c.result(node.ref.tree)
+        assert result is not None and result.final_response == "end"
+
+
 @pytest.mark.requirement("P35")
 async def test_a_steer_is_read_at_the_next_turn_as_the_users_words(kind: str, tmp_path: Path) -> None:
     async with control(kind, tmp_path) as (h, c):

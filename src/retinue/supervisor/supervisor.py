@@ -258,7 +258,9 @@ class Supervisor:
         live = self.trees.find_run(tree, run)
         if live is None:
             return await self._stored.result(tree, run)
-        return live.result() if live.finished else None
+        if live.view.ended is None:
+            return None
+        return await live.wait_for_result()  # watchers see an ending a little before the run knows that it is written
 
     async def describe_run(self, tree: str, run: int = 0) -> Row:
         live = self.trees.find_run(tree, run)
