@@ -1,8 +1,8 @@
 """A real terminal for tests: tmux on a server of the test's own, read as a person reads the screen."""
 
+import os
 import shlex
 import subprocess
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +15,16 @@ set -g history-limit 50000
 set -g escape-time 10
 set -g default-terminal tmux-256color
 """
+
+
+def read_zombie_code(pid: int) -> int | None:
+    """The exit code of a process that has ended and whose parent has not asked for it; None for any other."""
+    try:
+        fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    status = int(fields[-1])
+    return None if fields[0] != "Z" else 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 class Tmux:
@@ -60,9 +70,14 @@ class Tmux:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of the program; None while it runs."""
-        dead, _, code = self._run("display-message", "-p", "#{pane_dead} #{pane_dead_status}").strip().partition(" ")
-        return int(code or 0) if dead == "1" else None
+        """The exit code of the program, as a shell says it; None while it runs."""
+        state = self._run("display-message", "-p", "#{pane_dead}|#{pane_dead_status}|#{pane_dead_signal}|#{pane_pid}")
+        dead, code, killed, pid = state.strip().split("|")
+        if dead != "1":
+            return None
+        if code or killed:
+            return int(code) if code else 128 + int(killed)
+        return read_zombie_code(int(pid))  # tmux 3.3 can see the end of the terminal, and miss that of the program
 
     @property
     def pid(self) -> int:
@@ -84,13 +99,7 @@ class Tmux:
         return seen
 
     def wait_for_end(self) -> int:
-        """Return the exit code, which tmux may hear of a little later than of the end."""
         until(lambda: self.exit_code is not None)
-        pause = threading.Event()
-        for _ in range(50):
-            if self._run("display-message", "-p", "#{pane_dead_status}").strip():
-                break
-            pause.wait(0.02)
         code = self.exit_code
         assert code is not None
         return code

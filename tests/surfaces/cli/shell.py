@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -127,12 +128,10 @@ def interrupt(process: subprocess.Popen[str]) -> None:
 
 def until(condition: Callable[[], bool]) -> None:
     """Asks again and again, for SECONDS at most, whether something real has come true."""
-    pause = threading.Event()
-    for _ in range(int(SECONDS / 0.02)):
-        if condition():
-            return
+    pause, end = threading.Event(), time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
         pause.wait(0.02)
-    raise AssertionError("it never came true")
 
 
 def one_line_error(done: subprocess.CompletedProcess[str]) -> str:

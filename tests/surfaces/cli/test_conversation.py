@@ -219,7 +219,7 @@ def test_kill_9_and_come_back(project: Project, open_tmux: Open) -> None:  # noq
     terminal.read_until("One.")
     pid = project.rows()[0]["pid"]
     os.kill(pid, signal.SIGKILL)
-    until(lambda: terminal.exit_code == 137)  # tmux says that it is dead before it knows the code
+    assert terminal.wait_for_end() == 137
     assert project.rows()[0]["state"] == "interrupted"
     refused = project.retinue("resume")
     assert (refused.returncode, "is a conversation: resume it at a terminal" in one_line_error(refused)) == (2, True)
