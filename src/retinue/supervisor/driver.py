@@ -194,11 +194,8 @@ class Driver:
             tree.write(run, Warned(excess, code="budget"))
         duration = round(run.measure_duration(self._clock) * 1000)
         written = tree.write(run, make_ended_event(run, ending, duration_ms=duration), True)
-        try:
-            if written is not None:
-                await written
-        except (LogError, asyncio.CancelledError):
-            pass  # the result stands; that the log did not take it is told by whoever closes the log
+        if written is not None:
+            await _wait_for_commit(written)
         if run is tree.root:
             self._forget_tree(tree)
         elif run.background and run.parent is not None and not run.parent.ending:
@@ -244,6 +241,15 @@ async def _end_children(run: Run) -> None:
                 await child.join()
     except asyncio.CancelledError:
         pass  # told twice; the run ends all the same
+
+
+async def _wait_for_commit(written: Awaitable[None]) -> None:
+    """Wait until an ending is in the log, also if the run is told to stop meanwhile. If the log does not take it, the
+    result stands: whoever closes the log tells."""
+    commit = asyncio.ensure_future(written)
+    while not commit.done():
+        with suppress(asyncio.CancelledError, LogError):
+            await asyncio.shield(commit)
 
 
 def _may_ask_ahead(tree: Tree, run: Run) -> bool:

@@ -11,7 +11,7 @@ import pydantic
 import pytest
 
 import retinue
-from retinue import Allow, Approval, Context, Deny, Limits, Profile, Task, tool
+from retinue import Allow, Approval, Context, Deny, Limits, Profile, RunHandle, Task, tool
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor as built
 from retinue.core.errors import LogLost
@@ -84,6 +84,31 @@ async def test_a_disk_that_was_busy_once_loses_nothing_and_stops_nobody(tmp_path
         await run.result()
         blocker.close()
     assert seen == list(range(1, len(seen) + 1))
+
+
+async def test_a_second_cancel_tells_no_ending_before_it_is_written(tmp_path: Path) -> None:
+    owner = built(Parts(tmp_path, tmp_path / ".retinue", mode="yes"))
+    run = owner.spawner.spawn_primary(main({"main": [{"hang": True}]}), Task("go"))
+    await until(RunHandle(owner, run.ref), RunStarted)
+    assert isinstance(owner.log, SqliteLog)
+    blocker = apsw.Connection(str(owner.log.path))
+    blocker.set_busy_timeout(100_000)
+    blocker.execute("BEGIN IMMEDIATE")
+    assert await owner.cancel(run.ref.tree)
+    while run.view.ended is None:
+        await asyncio.sleep(0)
+    assert run.driver_task is not None
+    for _ in range(3):
+        run.driver_task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    was_finished = run.finished
+    blocker.execute("ROLLBACK")
+    blocker.close()
+    await run.join()
+    assert not was_finished
+    assert [type(event.body) for event in await owner.log.read(run.ref.tree)][-1] is RunEnded
+    await owner.close()
 
 
 async def test_a_run_whose_process_lost_the_log_fails_and_nothing_is_written_again(tmp_path: Path) -> None:
