@@ -213,6 +213,14 @@ def test_leaving_asks_whether_children_go_on_and_resume_comes_back(project: Proj
     assert kinds(project).count("run.ended") == 1
 
 
+def test_what_is_typed_before_it_has_the_terminal_is_the_first_message(project: Project, open_tmux: Open) -> None:  # noqa: F811
+    model = project.script({"main": ["One."]})
+    terminal = open_tmux("--model", model, "--runtime", "inherited")
+    say(terminal, "hello")
+    terminal.read_until("One.")
+    assert words(project) == ["hello"]
+
+
 def test_kill_9_and_come_back(project: Project, open_tmux: Open) -> None:  # noqa: F811
     terminal = start(open_tmux, project, {"main": ["One.", "Two.", {"hang": True}, "Three."]})
     say(terminal, "hello")

@@ -13,8 +13,10 @@ import os
 import select
 import signal
 import termios
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from fcntl import ioctl
 from typing import Any
 
 from retinue.surfaces.printer.keys import Key, KeyParser, Paste
@@ -55,6 +57,7 @@ class Terminal:
         self._modes: list[Any] | None = None
         self._is_lent = False
         self._parser = KeyParser()
+        self._early_bytes = 0
         self._escape: asyncio.TimerHandle | None = None
         self._returning: asyncio.TimerHandle | None = None
         self._signals: dict[int, Callable[[], object]] = {
@@ -116,6 +119,7 @@ class Terminal:
 
     def discard_typed(self) -> None:
         """Drop what was typed until now."""
+        self._early_bytes = 0
         while not self.is_away and select.select([self._input_fd], [], [], 0)[0]:
             try:
                 data = os.read(self._input_fd, _READ_BYTES)
@@ -152,6 +156,7 @@ class Terminal:
             self.on_closed()
             return
         self.is_away = False
+        self._early_bytes = _count_waiting(self._input_fd)
         self.write(ENTER_SEQUENCE)
 
     def _leave(self) -> None:
@@ -199,6 +204,9 @@ class Terminal:
             asyncio.get_running_loop().remove_reader(self._input_fd)
             self.on_closed()
             return
+        if self._early_bytes:  # typed before we took the terminal, which had made Enter a line feed
+            early, self._early_bytes = self._early_bytes, max(0, self._early_bytes - len(data))
+            data = data[:early].replace(b"\n", b"\r") + data[early:]
         if self._escape is not None:
             self._escape.cancel()
             self._escape = None
@@ -213,6 +221,16 @@ class Terminal:
     def _pass_on(self, keys: list[Key | Paste]) -> None:
         for key in keys:
             self.on_key(key)
+
+
+def _count_waiting(fd: int) -> int:
+    """Return how many bytes can be read."""
+    waiting = array("i", [0])
+    try:
+        ioctl(fd, termios.FIONREAD, waiting)
+    except OSError:
+        return 0
+    return waiting[0]
 
 
 def _is_foreground(fd: int) -> bool:
