@@ -32,8 +32,8 @@ def begin_tree(facts: Facts, activity: Activity) -> None:
     activity.apply(facts(MAIN, TurnStarted(1)))
 
 
-def say(text: str, kind: str = "text", offset: int = 0) -> Delta:
-    return Delta("t1", 0, "/main", "main", text, kind, turn=1, offset=offset)
+def say(text: str, kind: str = "text", offset: int = 0, call_id: str = "") -> Delta:
+    return Delta("t1", 0, "/main", "main", text, kind, turn=1, offset=offset, call_id=call_id)
 
 
 def test_a_model_is_awaited_then_speaks_then_its_call_runs() -> None:
@@ -53,6 +53,18 @@ def test_a_model_is_awaited_then_speaks_then_its_call_runs() -> None:
     assert [(each.call, each.text) for each in activity.list_work()] == [(call, "building")]
     activity.apply(facts(MAIN, ToolResult("c1", "shell", "built")))
     assert [each.kind for each in activity.list_work()] == ["model"]
+
+
+def test_output_stands_below_the_call_it_came_from() -> None:
+    facts, activity = Facts(), Activity("t1")
+    begin_tree(facts, activity)
+    for number in (1, 2):
+        activity.apply(facts(MAIN, ToolCall(f"c{number}", "shell", {"command": f"make {number}"})))
+        activity.apply(say(f"building {number}", "output", call_id=f"c{number}"))
+    activity.apply(say(" more", "output", call_id="c1"))
+    assert [each.text for each in activity.list_work()] == ["building 1 more", "building 2"]
+    activity.apply(facts(MAIN, ToolResult("c1", "shell", "built")))
+    assert [each.text for each in activity.list_work()] == ["building 2"]
 
 
 @pytest.mark.requirement("CODEY-27", "CODEY-28", "CODEY-34")

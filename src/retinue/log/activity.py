@@ -66,13 +66,13 @@ class Totals(msgspec.Struct, frozen=True):
 class _Present:
     """The present of a run that has not ended: since when its model is awaited, what it says, when its calls began."""
 
-    __slots__ = ("began", "kind", "output", "since", "spoken")
+    __slots__ = ("began", "kind", "outputs", "since", "spoken")
 
     def __init__(self, at: float) -> None:
         self.since = at
         self.kind: Kind = "model"
         self.spoken = ""
-        self.output = ""
+        self.outputs: dict[str, str] = {}  # the newest output of its calls
         self.began: dict[str, float] = {}
 
 
@@ -107,10 +107,11 @@ class Activity:
                 present.kind, present.spoken = "model", ""
             case ToolCall(call_id=call_id):
                 present.began[call_id] = event.at
-                present.kind, present.spoken, present.output = "model", "", ""
+                present.kind, present.spoken = "model", ""
             case ToolResult(call_id=call_id):
                 present.began.pop(call_id, None)
-                present.since, present.output = event.at, ""
+                present.outputs.pop(call_id, None)
+                present.since = event.at
             case ApprovalAsked() as asked:
                 self._asked += 1
                 self.questions[asked.approval_id] = _make_question(event, asked, self._asked)
@@ -127,12 +128,14 @@ class Activity:
         if present is None:
             return
         if delta.kind == "output":
-            present.output = (present.output + delta.text)[-SPOKEN_CHARACTERS:]
+            call_id = delta.call_id or next(reversed(present.began), "")  # a peer does not say which
+            before = present.outputs.get(call_id, "")
+            present.outputs[call_id] = (before + delta.text)[-SPOKEN_CHARACTERS:]
         elif delta.kind in ("text", "thinking"):
             kind: Kind = "text" if delta.kind == "text" else "thinking"
             begins = kind == "text" and delta.offset == 0  # or begins again after a failed attempt
-            before = present.spoken if present.kind == kind and not begins else ""
-            present.kind, present.spoken = kind, (before + delta.text)[-SPOKEN_CHARACTERS:]
+            spoken = present.spoken if present.kind == kind and not begins else ""
+            present.kind, present.spoken = kind, (spoken + delta.text)[-SPOKEN_CHARACTERS:]
 
     def _drop_questions(self, run: int) -> None:
         for approval_id in [each.id for each in self.questions.values() if each.run == run]:
@@ -156,7 +159,7 @@ class Activity:
                 label=label,
                 kind="call",
                 since=present.began.get(call.call_id, present.since),
-                text=present.output if call is open_calls[-1] else "",
+                text=present.outputs.get(call.call_id, ""),
                 call=call,
             )
             for call in open_calls

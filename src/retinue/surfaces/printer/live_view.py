@@ -38,6 +38,7 @@ OUTPUT_LINES = 3
 ARM_SECONDS = 0.2  # a key pressed sooner was meant for what was on screen before
 CUT_LINES = {"markdown": 12, "diff": 40, "output": 8, "faint": 3}
 CUT_CHARACTERS = 2000
+DEEP_CHARACTERS = 90  # of the answer of a run whose parent is no primary
 SAID_LINES = 60  # of the primary's own words
 SAID_CHARACTERS = 16_000
 RENDERED_AT_ONCE = 50
@@ -204,14 +205,18 @@ class LiveView:
         profile = decode_raw(spawned.profile)
         budget = _format_budget(spawned)
         pieces = [
-            "",
             f"tree {event.tree}",
             "no sandbox" if run.place.runtime == "inherited" else f"sandbox {run.place.runtime}",
             _name_workspace(profile.get("workspace"), run.place.runtime) if isinstance(profile, dict) else "",
             f"budget {budget}" if budget else "no budget",
         ]
         named = _name_model(spawned.model) or run.agent
-        self._print_spans((("name", named), ("faint", " · ".join(pieces))))
+        columns, line, used = self._screen.terminal.size[0], "", safe.measure_width(named)
+        for piece in pieces:
+            between = " · " if used + safe.measure_width(f" · {piece}") <= columns else "\n"
+            used = safe.measure_width(piece) + (used + 3 if between != "\n" else 0)
+            line += between + piece
+        self._print_spans((("name", named), ("faint", line)))
 
     def _print_entry(self, entry: Entry) -> None:
         if self._level == "quiet":
@@ -248,7 +253,8 @@ class LiveView:
             return ""
         if self._level != "verbose":
             if entry.kind == "run.ended" and self._measure_depth(entry.run) > 1:
-                return ""  # its parent, which asked, tells what came of it
+                one_line = " ".join(text.split())  # its parent tells more of it
+                text = shorten_text(one_line, DEEP_CHARACTERS, DEEP_CHARACTERS - 3)
             lines = SAID_LINES if entry.run == 0 and entry.style == "markdown" else CUT_LINES[entry.style]
             if entry.style == "output" and entry.run:
                 lines = CHILD_OUTPUT_LINES
