@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from retinue.agent.runs import run_job
-from retinue.concurrency import TaskOwner
+from retinue.concurrency import TaskOwner, wait_despite_cancel
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import Disconnected, Failed, Limited, LogError, RetinueError, StreamCut, Unconfirmed
@@ -194,8 +194,9 @@ class Driver:
             tree.write(run, Warned(excess, code="budget"))
         duration = round(run.measure_duration(self._clock) * 1000)
         written = tree.write(run, make_ended_event(run, ending, duration_ms=duration), True)
-        if written is not None:
-            await _wait_for_commit(written)
+        if written is not None:  # if the log does not take it, the result stands: whoever closes the log tells
+            with suppress(LogError, asyncio.CancelledError):
+                await wait_despite_cancel(written)
         if run is tree.root:
             self._forget_tree(tree)
         elif run.background and run.parent is not None and not run.parent.ending:
@@ -241,15 +242,6 @@ async def _end_children(run: Run) -> None:
                 await child.join()
     except asyncio.CancelledError:
         pass  # told twice; the run ends all the same
-
-
-async def _wait_for_commit(written: Awaitable[None]) -> None:
-    """Wait until an ending is in the log, also if the run is told to stop meanwhile. If the log does not take it, the
-    result stands: whoever closes the log tells."""
-    commit = asyncio.ensure_future(written)
-    while not commit.done():
-        with suppress(asyncio.CancelledError, LogError):
-            await asyncio.shield(commit)
 
 
 def _may_ask_ahead(tree: Tree, run: Run) -> bool:

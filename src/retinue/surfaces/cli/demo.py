@@ -85,8 +85,9 @@ def execute_demo(args: argparse.Namespace) -> int:
         clock=Hurried() if args.fast else None,
         runtime="inherited",
     )
-    printer.show_text(_describe_demo(project, terminal))
     live = terminal and wants_live_view(args)
+    show = printer.show_note if live else printer.show_text
+    show(_describe_demo(project, terminal))
     with _own_python_first():
         driving = drive(parts, lambda s: s.spawn(MAIN, Task(TASK)), printer=printer, terminal=terminal, live=live)
         shown = asyncio.run(driving)

@@ -479,10 +479,10 @@ def _indent(text: str, indent: str) -> str:
 
 
 def _trim_diff(text: str) -> str:
-    """Return the changed lines of a diff and those next to them; all of it was in the question, if there was one."""
+    """Return the changed lines of a diff and those before them; all of it was in the question, if there was one."""
     lines = text.split("\n")
     changed = {place for place, line in enumerate(lines) if line[:1] in ("-", "+")}
-    near = {place + step for place in changed for step in (-1, 0, 1)}
+    near = {place + step for place in changed for step in (-1, 0)}
     return "\n".join(line for place, line in enumerate(lines) if place in near and not line.startswith(("@@", "[")))
 
 
