@@ -211,12 +211,16 @@ class LiveView:
             f"budget {budget}" if budget else "no budget",
         ]
         named = _name_model(spawned.model) or run.agent
-        columns, line, used = self._screen.terminal.size[0], "", safe.measure_width(named)
+        columns, lines = self._screen.terminal.size[0], [named]
         for piece in pieces:
-            between = " · " if used + safe.measure_width(f" · {piece}") <= columns else "\n"
-            used = safe.measure_width(piece) + (used + 3 if between != "\n" else 0)
-            line += between + piece
-        self._print_spans((("name", named), ("faint", line)))
+            longer = f"{lines[-1]} · {piece}"
+            if safe.measure_width(longer) <= columns:
+                lines[-1] = longer
+            else:
+                lines.append(piece)
+        self._print_spans((("name", named), ("faint", lines[0].removeprefix(named))))
+        for line in lines[1:]:
+            self._print_spans((("faint", line),))
 
     def _print_entry(self, entry: Entry) -> None:
         if self._level == "quiet":
