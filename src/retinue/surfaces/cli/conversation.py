@@ -276,6 +276,7 @@ class Conversation:
         elif self._view.input.text:
             self._view.input.replace_text("")
         elif not self.is_waiting:
+            self._asked_to_leave = 0.0  # the next one is the first again
             self._interrupt()
         elif time.monotonic() - self._asked_to_leave < AGAIN_SECONDS:
             self.ask_to_leave()
