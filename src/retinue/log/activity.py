@@ -114,7 +114,7 @@ class Activity:
                 present.since = event.at
             case ApprovalAsked() as asked:
                 self._asked += 1
-                self.questions[asked.approval_id] = _make_question(event, asked, self._asked)
+                self.questions[asked.approval_id] = restore_approval(event, asked, self._asked)
             case ApprovalDecided(approval_id=approval_id, call_id=call_id):
                 if self.questions.pop(approval_id, None) is not None:
                     present.began[call_id] = event.at  # what a person takes is no time of the call
@@ -199,7 +199,8 @@ def _has_model(run: RunView) -> bool:
     return run.turns > 0 or bool(run.spawned.model)
 
 
-def _make_question(event: Event, asked: ApprovalAsked, number: int) -> Approval:
+def restore_approval(event: Event, asked: ApprovalAsked, number: int = 0) -> Approval:
+    """Return a question of the log as surfaces show it."""
     return Approval(
         id=asked.approval_id,
         tree=event.tree,

@@ -211,7 +211,7 @@ class Blocks:
             return None
         timeout = "" if call.timeout_seconds is None else f" (timeout: {format_seconds(call.timeout_seconds)})"
         title: tuple[Span, ...] = (("plain", f"[tool call]{timeout}"),)
-        body = f"{call.name}\n{_shown(call)}"
+        body = f"{call.name}\n{_format_arguments(call)}"
         return self._titled(event, seen, title, body, tool=call.name, call_id=call.call_id, args=call.args)
 
     def _result(self, event: Event, seen: _Seen, result: ToolResult) -> Block | None:
@@ -235,7 +235,7 @@ class Blocks:
         return self._titled(event, seen, title, reformat_json(result.text), tool=result.name, **more)
 
 
-def _shown(call: ToolCall) -> str:
+def _format_arguments(call: ToolCall) -> str:
     """Return a program as it was written, and the arguments of any other call as JSON."""
     code = call.args.get("code")
     if call.name in CODE_MODES and isinstance(code, str):

@@ -29,6 +29,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from retinue.core.approvals import Approval
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Delta, Event, Inbox, RunEnded, RunSpawned
 from retinue.core.messages import USER_WORDS
+from retinue.log.activity import restore_approval
 from retinue.log.notices import NoticeFold, Words
 from retinue.log.runs import Runs
 from retinue.protocol.a2a import EXTENSION, make_event_metadata, make_question
@@ -107,7 +108,7 @@ class StreamFold:
         if isinstance(item, Delta):
             return
         if isinstance(item.body, ApprovalAsked) and self._asks_client:
-            yield make_input_required(self._place, [make_approval(item, item.body)])
+            yield make_input_required(self._place, [restore_approval(item, item.body)])
         elif isinstance(item.body, RunEnded) and item.run == 0:
             yield from self._end(item.body)
 
@@ -160,21 +161,6 @@ def make_result_part(ended: RunEnded) -> Part:
     return Part(data=ParseDict(msgspec.to_builtins(ended.structured, enc_hook=str), Value()))
 
 
-def make_approval(event: Event, asked: ApprovalAsked) -> Approval:
-    return Approval(
-        id=asked.approval_id,
-        tree=event.tree,
-        run=event.run,
-        path=event.path,
-        agent=event.agent,
-        tool=asked.tool,
-        args=asked.args,
-        call_id=asked.call_id,
-        preview=asked.preview,
-        digest=asked.digest,
-    )
-
-
 def make_input_required(place: Place, questions: Sequence[Approval]) -> TaskStatusUpdateEvent:
     """Return the update that asks a client: in words, and as data that the answer is bound to."""
     parts = []
@@ -215,7 +201,7 @@ class TaskView:
             if event.run == 0:
                 self._steers.append((event.body.message_id or f"steer-{event.seq}", event.body.text))
         elif isinstance(event.body, ApprovalAsked):
-            self._asked[event.body.approval_id] = make_approval(event, event.body)
+            self._asked[event.body.approval_id] = restore_approval(event, event.body)
         elif isinstance(event.body, ApprovalDecided):
             self.decisions[event.body.approval_id] = event.body
 
