@@ -8,6 +8,7 @@ profile share one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,8 @@ from retinue.core.ports import Tool, ToolServers
 from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.rules import CODE_MODE
 from retinue.core.servers import PREFIX
+from retinue.core.team_members import Resolution, TeamSettings, check_task_model, resolve_members
+from retinue.core.teams import Member
 from retinue.models.wrappers import RedactingModel
 from retinue.protocol import subagent_tools
 from retinue.tools import answer, web
@@ -65,9 +68,10 @@ Runtimes = Callable[[Profile, Plan | None, Hosts], tuple[Runtime, RuntimeName, S
 
 class ProfilePlanner:
     """Holds the profiles there are and makes plans of them. `network` is what primaries may reach; None: nobody has
-    said it, and it is nothing."""
+    said it, and it is nothing. `teams` and `members` (the `subagent_agents` of a primary whose profile has none) decide
+    which agents a child is made of. Without `has_subagents` no run gets a tool to spawn with."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each by name
         self,
         profiles: Sequence[Profile],
         *,
@@ -78,6 +82,9 @@ class ProfilePlanner:
         network: Hosts | None,
         dialer: Dialer,
         servers: ToolServers | None = None,
+        teams: TeamSettings = TeamSettings(),  # noqa: B008 - frozen
+        members: Sequence[Member] = (),
+        has_subagents: bool = True,
     ) -> None:
         self._profiles = {profile.name.lower(): profile for profile in profiles}
         self._models = models
@@ -87,6 +94,9 @@ class ProfilePlanner:
         self._network = network
         self._dialer = dialer
         self._servers = servers
+        self._teams = teams
+        self._members = members
+        self._has_subagents = has_subagents
         self._plans: dict[tuple[Any, ...], Plan] = {}
 
     def plan(
@@ -119,6 +129,7 @@ class ProfilePlanner:
         return found
 
     def _make_plan(self, profile: Profile, task: Task, parent: Plan | None, *, given: bool, can_spawn: bool) -> Plan:
+        profile = self._apply_members(profile, task, parent)
         tools, host = self._make_tools(profile, parent, given=given)
         children = self._list_children(tools)
         _bind_subagent_tools(tools, children, can_spawn=can_spawn)
@@ -161,12 +172,40 @@ class ProfilePlanner:
             network=network,
             notes=tuple(warnings),
             explain_missing=None if self._servers is None else self._servers.explain_missing,
+            members=profile.subagent_agents or (self._members if parent is None and profile.has_model else ()),
+            primary_model=(None if model is None else (model, model_name)) if parent is None else parent.primary_model,
+        )
+
+    def _apply_members(self, profile: Profile, task: Task, parent: Plan | None) -> Profile:
+        """Return the profile on the model, and with the profile, of the one member that it resolves to."""
+        if parent is None or not profile.has_model or not self._teams.enabled:
+            return profile
+        resolution = self.resolve_members(profile, parent)
+        if task.model:
+            check_task_model(self._teams, profile.name, resolution)
+        if resolution.is_inherited:
+            return profile
+        member = resolution.members[0]
+        base = profile if member.profile is None else self._find_profile(member.profile, parent)
+        return replace(base, name=profile.name, model=member.model)
+
+    def resolve_members(self, profile: Profile, parent: Plan) -> Resolution:
+        """Return the members of a child with this profile."""
+        primary = self._default_model if parent.primary_model is None else parent.primary_model[1]
+        return resolve_members(
+            self._teams,
+            profile.name,
+            local_members=parent.members,
+            spawner_model=None if parent.model is None else parent.model_name,
+            primary_model=primary if isinstance(primary, str) else getattr(primary, "name", type(primary).__name__),
         )
 
     def _choose_model(self, profile: Profile, task: Task, parent: Plan | None) -> tuple[Model, str]:
         wanted: str | Model | None = task.model or profile.model
         if wanted is None and parent is not None and parent.model is not None:
-            return parent.model, parent.model_name
+            resolution = self.resolve_members(profile, parent)
+            inherited = parent.primary_model if resolution.step == 6 else None
+            return inherited or (parent.model, parent.model_name)
         wanted = self._default_model if wanted is None else wanted
         if wanted is None:
             raise ConfigError(f"profile {profile.name!r} has no model: give one, such as model='anthropic:NAME'")
@@ -198,7 +237,7 @@ class ProfilePlanner:
             self._add_tool(profile, entry, tools, host)
         if parent is not None and not given:
             tools, host = _narrow_to_parent(parent, tools, host)
-        if profile.leaf:
+        if profile.leaf or not self._has_subagents:
             tools = {n: t for n, t in tools.items() if n not in SPAWNING and not isinstance(t, SubagentTool)}
         return tools, host
 
