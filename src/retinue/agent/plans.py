@@ -23,9 +23,10 @@ from retinue.core.messages import Model
 from retinue.core.network import Hosts, intersect_hosts, is_full, parse_hosts
 from retinue.core.plans import HostTool, Plan, Runtime
 from retinue.core.ports import Tool, ToolServers
-from retinue.core.profiles import Profile, RuntimeName, Task, Team
+from retinue.core.profiles import Profile, RuntimeName, Task, Team, make_team
 from retinue.core.rules import CODE_MODE
 from retinue.core.servers import PREFIX
+from retinue.core.team_members import ROUND_EVALUATOR, Resolution, TeamSettings, check_task_model, resolve_members
 from retinue.core.teams import Member, TeamPlan, choose_strategy, name_agent
 from retinue.models.wrappers import RedactingModel
 from retinue.protocol import subagent_tools
@@ -63,6 +64,9 @@ NOT_BOUND = (
 )
 NONE_OF = "neither {tools} is available here: only what is on this machine can be used."
 
+NO_TEAM = (
+    "refine needs a team, and '{name}' is one agent: set subagent_orchestrator in retinue.yaml, or leave refine out"
+)
 TEAM_IN_TEAM = "Cannot spawn the team '{name}' from inside a team: its members work without teams of their own."
 TEAM_RULES = (
     "You are one of several agents who work on the same task, each on its own and in its own workspace. When you have "
@@ -77,9 +81,10 @@ Runtimes = Callable[[Profile, Plan | None, Hosts], tuple[Runtime, RuntimeName, S
 
 class ProfilePlanner:
     """Holds the profiles there are and makes plans of them. `network` is what primaries may reach; None: nobody has
-    said it, and it is nothing."""
+    said it, and it is nothing. `teams` and `members` (the `subagent_agents` of a primary whose profile has none) decide
+    which agents a child is made of. Without `has_subagents` no run gets a tool to spawn with."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each by name
         self,
         profiles: Sequence[Profile],
         *,
@@ -90,6 +95,9 @@ class ProfilePlanner:
         network: Hosts | None,
         dialer: Dialer,
         servers: ToolServers | None = None,
+        teams: TeamSettings = TeamSettings(),  # noqa: B008 - frozen
+        members: Sequence[Member] = (),
+        has_subagents: bool = True,
     ) -> None:
         self._profiles = {profile.name.lower(): profile for profile in profiles}
         self._models = models
@@ -99,6 +107,9 @@ class ProfilePlanner:
         self._network = network
         self._dialer = dialer
         self._servers = servers
+        self._teams = teams
+        self._members = members
+        self._has_subagents = has_subagents
         self._plans: dict[tuple[Any, ...], Plan] = {}
 
     def plan(
@@ -113,6 +124,8 @@ class ProfilePlanner:
         if isinstance(profile, str):
             profile, given = self._find_profile(profile, parent), False
         given = given or parent is None or profile in (parent.profile.tools or ())
+        if parent is not None and parent.team is not None:
+            given = False  # a member has at most the tools of its team
         key = (
             profile,
             parent,
@@ -139,9 +152,12 @@ class ProfilePlanner:
         return found
 
     def _make_plan(self, profile: Profile, task: Task, parent: Plan | None, *, given: bool, can_spawn: bool) -> Plan:
+        is_member = parent is not None and parent.team is not None
+        profile = profile if is_member else self._apply_members(profile, task, parent)
         if isinstance(profile, Team):
             return self._plan_team(profile, task, parent, given=given)
-        is_member = parent is not None and parent.team is not None
+        if task.refine and not is_member:
+            raise ConfigError(NO_TEAM.format(name=profile.name))
         tools, host = self._make_tools(profile, parent, given=given)
         children = self._list_children(tools)
         _bind_subagent_tools(tools, children, can_spawn=can_spawn)
@@ -188,6 +204,8 @@ class ProfilePlanner:
             notes=tuple(warnings),
             explain_missing=None if self._servers is None else self._servers.explain_missing,
             is_member=is_member,
+            members=profile.subagent_agents or (self._members if parent is None and profile.has_model else ()),
+            primary_model=(None if model is None else (model, model_name)) if parent is None else parent.primary_model,
         )
 
     def _plan_team(self, team: Team, task: Task, parent: Plan | None, *, given: bool) -> Plan:
@@ -196,6 +214,10 @@ class ProfilePlanner:
         if parent is not None and parent.is_member:
             raise ConfigError(TEAM_IN_TEAM.format(name=team.name))
         tools, host = self._make_tools(team, parent, given=given)
+        for member in team.members if given else ():
+            if isinstance(member, Profile) and member.tools is not None:
+                own, own_host = self._make_tools(member, parent, given=True)
+                tools, host = tools | own, host | own_host
         network = self._network or () if parent is None else parent.network
         if team.network is not None:
             network = intersect_hosts(network, parse_hosts(team.network))
@@ -206,7 +228,7 @@ class ProfilePlanner:
             profile=team,
             tools=tools,
             host=host,
-            children=[self._make_member(team, number, member) for number, member in enumerate(team.members, 1)],
+            children=[self._make_member(team, place, each, parent) for place, each in enumerate(team.members, 1)],
             profile_json=secrets.clean_value(
                 msgspec.Raw(msgspec.json.encode(_describe_profile(team, team.instructions, runtime.name)))
             ),
@@ -222,18 +244,21 @@ class ProfilePlanner:
             ),
         )
 
-    def _make_member(self, team: Team, number: int, member: Member | Profile | str) -> Profile:
+    def _make_member(self, team: Team, number: int, member: Member | Profile | str, parent: Plan | None) -> Profile:
         """Return the profile of a member: its own, where it has one, on top of the team's. The limits of the team are
         for all together."""
         base: Profile = team
-        nickname, model = "", team.model
+        nickname, model = "", None
         if isinstance(member, Profile):
-            base, nickname, model = member, member.name, member.model or team.model
+            base, nickname = member, member.name
         elif isinstance(member, Member):
-            base = team if member.profile is None else self._find_profile(member.profile, None)
-            nickname, model = member.id, member.model or base.model or team.model
+            base = team if member.profile is None else self._find_profile(member.profile, parent)
+            nickname, model = member.id, member.model or None
         else:
             model = member
+        model = model or base.model or team.model
+        if not model and parent is not None and parent.model is not None:
+            model = parent.model_name if ":" in parent.model_name else parent.model
         limits = base.limits if base is not team else Limits(turns=team.limits.turns, stall=team.limits.stall)
         return Profile(
             name_agent(number),
@@ -254,10 +279,47 @@ class ProfilePlanner:
             hooks=base.hooks,
         )
 
+    def _apply_members(self, profile: Profile, task: Task, parent: Plan | None) -> Profile:
+        """Return the team that a child is, by the settings; or the profile on the model, and with the profile, of the
+        one member that it resolves to."""
+        if parent is None or not profile.has_model or not self._teams.enabled:
+            return profile
+        resolution = self.resolve_members(profile, parent)
+        if task.model:
+            check_task_model(self._teams, profile.name, resolution)
+        if len(resolution.members) > 1:
+            evaluates_rounds = profile.name.casefold() == ROUND_EVALUATOR
+            wanted = self._teams.final_answer_strategy
+            return make_team(
+                profile,
+                resolution.members,
+                strategy=choose_strategy(wanted, refine=task.refine, evaluates_rounds=evaluates_rounds),
+                refine=task.refine,
+                max_new_answers=self._teams.max_new_answers_per_agent,
+            )
+        if resolution.is_inherited:
+            return profile
+        member = resolution.members[0]
+        base = profile if member.profile is None else self._find_profile(member.profile, parent)
+        return replace(base, name=profile.name, model=member.model)
+
+    def resolve_members(self, profile: Profile, parent: Plan) -> Resolution:
+        """Return the members of a child with this profile."""
+        primary = self._default_model if parent.primary_model is None else parent.primary_model[1]
+        return resolve_members(
+            self._teams,
+            profile.name,
+            local_members=parent.members,
+            spawner_model=None if parent.model is None else parent.model_name,
+            primary_model=primary if isinstance(primary, str) else getattr(primary, "name", type(primary).__name__),
+        )
+
     def _choose_model(self, profile: Profile, task: Task, parent: Plan | None) -> tuple[Model, str]:
         wanted: str | Model | None = task.model or profile.model
         if wanted is None and parent is not None and parent.model is not None:
-            return parent.model, parent.model_name
+            resolution = self.resolve_members(profile, parent)
+            inherited = parent.primary_model if resolution.step == 6 else None
+            return inherited or (parent.model, parent.model_name)
         wanted = self._default_model if wanted is None else wanted
         if wanted is None:
             raise ConfigError(f"profile {profile.name!r} has no model: give one, such as model='anthropic:NAME'")
@@ -289,7 +351,7 @@ class ProfilePlanner:
             self._add_tool(profile, entry, tools, host)
         if parent is not None and not given:
             tools, host = _narrow_to_parent(parent, tools, host)
-        if profile.leaf:
+        if profile.leaf or not self._has_subagents:
             tools = {n: t for n, t in tools.items() if n not in SPAWNING and not isinstance(t, SubagentTool)}
         return tools, host
 

@@ -13,6 +13,8 @@ from retinue.core.ports import Approver, Clock, Policy, Prices, Setup
 from retinue.core.profiles import Profile, RuntimeName
 from retinue.core.rules import Mode, Rules
 from retinue.core.servers import McpServer
+from retinue.core.team_members import TeamSettings
+from retinue.core.teams import Member
 from retinue.core.traces import Telemetry
 from retinue.remote.port import RemoteAdapter
 from retinue.tools.dialer import Dialer
@@ -59,6 +61,9 @@ class Parts:
     best_effort         in an MCP server: runs continue although their events do not reach the collector
     total               what all trees of the process together may spend
     is_mcp_server       this process serves as an MCP server: it opens no collector of its own
+    teams               which members a subagent has, and how they agree
+    subagent_agents     the members of what a primary spawns, if its profile names none
+    enable_subagents    False: no run gets a tool to spawn with
     """
 
     project: Path
@@ -100,6 +105,9 @@ class Parts:
     best_effort: bool = False
     total: Limits = Limits()  # noqa: RUF009 - frozen
     is_mcp_server: bool = False
+    teams: TeamSettings = TeamSettings()  # noqa: RUF009 - frozen
+    subagent_agents: Sequence[Member] = ()
+    enable_subagents: bool = True
 
     @property
     def is_unattended(self) -> bool:

@@ -40,6 +40,9 @@ def make_replay(
         skills=parts.skills,
         network=parse_hosts(parts.network or ()),
         dialer=SystemDialer(),
+        teams=parts.teams,
+        members=parts.subagent_agents,
+        has_subagents=parts.enable_subagents,
     )
     return Replay(records, planner=planner, primary_profile=primary_profile)
 

@@ -103,6 +103,7 @@ class ProfileFields(TypedDict, total=False):
     wants: Sequence[str]
     hooks: ToolHooks | None
     a2a: A2aAgent | None
+    subagent_agents: Sequence[Member]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +119,8 @@ class Profile(Generic[OutputT_co]):
     may reach of what their parent may: hosts, "none" or "full"; None means all of it. `wants` are tools it is poorer
     without: a run that gets none of them says so. `hooks` are called before and after each of its tool calls, not
     those of its subagents; the log does not keep them. `a2a` makes it an agent elsewhere: its runs are tasks of that
-    agent, whose model and tools are its own.
+    agent, whose model and tools are its own. `subagent_agents` are the members of each subagent that its runs spawn,
+    where teams are enabled.
     """
 
     name: str
@@ -142,6 +144,7 @@ class Profile(Generic[OutputT_co]):
     wants: Sequence[str] = ()
     hooks: ToolHooks | None = None
     a2a: A2aAgent | None = None
+    subagent_agents: Sequence[Member] = ()
 
     @property
     def has_model(self) -> bool:

@@ -1,0 +1,112 @@
+"""Members of a subagent: which agents, on which models, work on the task of a child. Pure rules; no I/O.
+
+The settings are those of `orchestrator.coordination.subagent_orchestrator` in retinue.yaml. One member is an ordinary
+run, several are a team.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from retinue.core.errors import ConfigError
+from retinue.core.teams import Member, Strategy
+
+ROUND_EVALUATOR = "round_evaluator"
+ALL_TYPES = "*"
+NEW_ANSWERS = 3
+Step = Literal[0, 1, 2, 3, 4, 5, 6]
+INHERITING_STEPS: tuple[Step, ...] = (3, 6)
+INHERITED_MODEL = (
+    "Cannot set 'model' for subagent '{name}': every subagent inherits its model, because "
+    "inherit_spawning_agent_backend is true in retinue.yaml. Leave 'model' out."
+)
+CONFIGURED_MODEL = (
+    "Cannot set 'model' for subagent '{name}': its members have models of their own ({reason}). Leave 'model' out."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeamSettings:
+    """Settings of child teams. `agents` is the shared pool; `shared_child_team_types` are the types that take it
+    first, "*" being all. Not `enabled`, no subagent is a team, unless it is given as one by value."""
+
+    enabled: bool = False
+    agents: tuple[Member, ...] = ()
+    shared_child_team_types: tuple[str, ...] = (ROUND_EVALUATOR,)
+    inherit_spawning_agent_backend: bool = False
+    final_answer_strategy: Strategy | None = None
+    max_new_answers_per_agent: int = NEW_ANSWERS
+
+    def shares_pool(self, type_name: str) -> bool:
+        """Return whether subagents of this type take the shared pool first."""
+        wanted = {name.casefold() for name in self.shared_child_team_types}
+        return ALL_TYPES in wanted or type_name.casefold() in wanted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution:
+    """The members of a subagent, the step of the order that gave them, and the reason in words. Step 0 is none: teams
+    are off. The one member of steps 3 and 6 stands for a model that is inherited, so a profile's own model wins."""
+
+    members: tuple[Member, ...]
+    step: Step
+    reason: str
+
+    @property
+    def is_inherited(self) -> bool:
+        """True if the one member is a copy of the spawner or of the primary."""
+        return self.step in INHERITING_STEPS
+
+
+def resolve_members(
+    settings: TeamSettings,
+    type_name: str,
+    *,
+    local_members: Sequence[Member],
+    spawner_model: str | None,
+    primary_model: str | None,
+) -> Resolution:
+    """Return the members of a subagent of this type, by the order that MassGen defines:
+
+    1. the shared pool, for the types that `shared_child_team_types` lists
+    2. the spawner's own `subagent_agents` (`local_members`)
+    3. one copy of the spawner; for round_evaluator only with `inherit_spawning_agent_backend`
+    4. the spawner's own `subagent_agents` for round_evaluator
+    5. the shared pool, for all but round_evaluator, if the spawner has no model of its own: a client, a program
+    6. the primary's model
+    """
+    if not settings.enabled:
+        return Resolution(members=(), step=0, reason="subagent_orchestrator.enabled is false")
+    is_evaluator = type_name.casefold() == ROUND_EVALUATOR
+    if settings.agents and settings.shares_pool(type_name):
+        return Resolution(
+            members=settings.agents, step=1, reason="the shared pool: subagent_orchestrator.agents, for this type"
+        )
+    if local_members:
+        return Resolution(
+            members=tuple(local_members), step=4 if is_evaluator else 2, reason="subagent_agents of the spawner"
+        )
+    if spawner_model and (settings.inherit_spawning_agent_backend or not is_evaluator):
+        return Resolution(members=(_copy_agent(spawner_model),), step=3, reason="the model of the spawner, inherited")
+    if settings.agents and not is_evaluator:
+        return Resolution(
+            members=settings.agents, step=5, reason="the shared pool, because the spawner has no model of its own"
+        )
+    copies = (_copy_agent(primary_model),) if primary_model else ()
+    return Resolution(members=copies, step=6, reason="the model of the primary, because nothing else is set")
+
+
+def check_task_model(settings: TeamSettings, name: str, resolution: Resolution) -> None:
+    """Refuse a model that a task names for a subagent whose model is already decided; raises ConfigError."""
+    if not settings.enabled:
+        return
+    if settings.inherit_spawning_agent_backend:
+        raise ConfigError(INHERITED_MODEL.format(name=name))
+    if not resolution.is_inherited:
+        raise ConfigError(CONFIGURED_MODEL.format(name=name, reason=resolution.reason))
+
+
+def _copy_agent(model: str) -> Member:
+    return Member(id="agent1", model=model)
