@@ -30,14 +30,16 @@ from retinue.core.events import (
     TurnStarted,
 )
 from retinue.log.runs import NOTHING, Runs, RunView
+from retinue.log.teams import describe_team
 
 SPOKEN_CHARACTERS = 4000
-Kind = Literal["model", "thinking", "text", "call"]
+Kind = Literal["model", "thinking", "text", "call", "team"]
 
 
 class Work(msgspec.Struct, frozen=True):
-    """Something that goes on now: a model that is awaited or speaks, or a call. `text` is the end of what it has said
-    or printed so far, `since` when it began. `label` is None for the primary."""
+    """Something that goes on now: a model that is awaited or speaks, a call, or a team. `text` is the end of what
+    it has said or printed so far, or where the team is; `since` is when it began. `label` is None for the primary; a
+    member's work stands below that of its team."""
 
     run: int
     agent: str
@@ -46,6 +48,7 @@ class Work(msgspec.Struct, frozen=True):
     since: float
     text: str = ""
     call: ToolCall | None = None
+    is_member: bool = False
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -142,15 +145,31 @@ class Activity:
             del self.questions[approval_id]
 
     def list_work(self) -> list[Work]:
-        """Return what goes on now, the primary first. Calls that wait for other runs or for a person are no work."""
+        """Return what goes on now, the primary first, members below their team. Calls that wait for other runs or for a
+        person are no work."""
         asked = {(question.run, question.call_id) for question in self.questions.values()}
-        return [work for number, present in self._live.items() for work in self._list_work_of(number, present, asked)]
+        works: list[Work] = []
+        listed: set[int] = set()
+        for number, present in self._live.items():
+            run = self.runs.runs.get(number)
+            if run is None or number in listed:
+                continue
+            works += self._list_work_of(run, present, asked)
+            for member in run.members:
+                listed.add(member.number)
+                if member.number in self._live:
+                    own = self._list_work_of(member, self._live[member.number], asked)
+                    works += [msgspec.structs.replace(work, is_member=True) for work in own]
+        return works
 
-    def _list_work_of(self, number: int, present: _Present, asked: set[tuple[int, str]]) -> list[Work]:
-        run = self.runs.runs.get(number)
-        if run is None or run.started_at is None:
+    def _list_work_of(self, run: RunView, present: _Present, asked: set[tuple[int, str]]) -> list[Work]:
+        if run.started_at is None:
             return []
+        number = run.number
         label = run.label if number else None
+        if run.members:
+            text = describe_team(run)
+            return [Work(run=number, agent=run.agent, label=label, kind="team", since=run.started_at, text=text)]
         open_calls = [call for call in run.calls if not call.waits and (number, call.call_id) not in asked]
         works = [
             Work(

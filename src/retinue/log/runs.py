@@ -326,6 +326,17 @@ class RunView(Struct, eq=False, gc=False):
         """Return how long no process had the run, or it waited for a message."""
         return self.away + (0.0 if self.waiting_since is None else max(0.0, now - self.waiting_since))
 
+    @property
+    def members(self) -> tuple[RunView, ...]:
+        """The members, if this is a team: it adds no depth, so they stand at its own."""
+        depth = self.spawned.depth
+        return tuple([child for child in self.children if child.spawned.depth == depth])
+
+    @property
+    def level(self) -> int:
+        """How many runs are above it. Its depth is less in and below a team."""
+        return self.path.count("/") - 1
+
     def walk(self) -> Iterable[RunView]:
         """Yield this run and all below it, parents before children."""
         yield self

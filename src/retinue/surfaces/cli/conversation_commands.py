@@ -12,6 +12,7 @@ from retinue.core.ports import Receipt
 from retinue.core.results import ChangedFile, format_changed_files
 from retinue.log.blocks import make_question_spans
 from retinue.log.runs import Runs, RunView
+from retinue.log.teams import describe_team
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.live_view import format_totals
 from retinue.surfaces.printer.printer import truncate_text
@@ -112,7 +113,9 @@ class Commands:
     async def _show_tree(self, rest: str) -> None:
         self._get_run()
         runs = self._talk.runs
-        lines = [f"{run.number:>3}  {branch}{_name_run(run)}  {run.state}" for branch, run in runs.list_branches()]
+        lines = [
+            f"{run.number:>3}  {branch}{_name_run(run)}  {_name_state(run)}" for branch, run in runs.list_branches()
+        ]
         self._talk.show_text("\n".join([*lines, "", format_status_bar(runs)]))
 
     async def _show_inbox(self, rest: str) -> None:
@@ -211,6 +214,10 @@ class Commands:
 
 def _name_run(run: RunView) -> str:
     return safe.escape_line(f"{run.agent} [{run.label}]" if run.number else run.agent)
+
+
+def _name_state(run: RunView) -> str:
+    return f"{run.state}, {describe_team(run)}" if run.members else run.state
 
 
 def _describe_applied(files: list[ChangedFile]) -> str:

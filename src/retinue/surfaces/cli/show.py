@@ -20,6 +20,7 @@ from retinue.log.listing import Listing, load_listing
 from retinue.log.reading import iterate_events
 from retinue.log.runs import RunView
 from retinue.log.summaries import summarize_result
+from retinue.log.teams import ABSTAINED, describe_team, list_members
 from retinue.log.transcripts import Action, fold_actions, format_transcript
 from retinue.protocol.subagent_tools import INTERRUPTED
 from retinue.surfaces.cli import output as screen
@@ -28,6 +29,7 @@ from retinue.surfaces.cli.options import RUN_HELP
 from retinue.surfaces.printer import colors, safe
 
 INDENT = "  "
+_TEAM_NUMBERS = frozenset({"RUN", "TOKENS", "COST"})
 
 
 def configure_show(parser: argparse.ArgumentParser) -> None:
@@ -109,19 +111,67 @@ def _format_page(state: Path, tree: Listing, view: RunView, now: float) -> Itera
             INDENT + safe.escape_line(line)
             for line in format_changed_files(view.ended.changed_files, view.ended.changed_count)
         )
+    yield from _format_team(state.parent, view)
     yield from _format_outcome(tree, view)
-    if view.children:
+    children = [child for child in view.children if child not in view.members]
+    if children:
         yield from ("", _paint("name", "children"))
-        for child in view.children:
+        for child in children:
             name = f"{tree.tree}/{child.number}"
             who = safe.escape_line(f"{child.agent}  [{child.label}]")
             yield f"{INDENT}{name}  {tree.state_of(child):<12}  {who}"
+
+
+def _format_team(project: Path, view: RunView) -> Iterator[str]:
+    """Yield the table of a team's members with their answers and votes, and the reasons of the votes."""
+    members = list_members(view)
+    if not members:
+        return
+    rows = [
+        {
+            "RUN": str(member.run),
+            "MEMBER": member.agent,
+            "ID": member.id,
+            "MODEL": _shorten_model(member.model, project),
+            "STATE": f"{member.state}, {member.role}" if member.role else member.state,
+            "ANSWERS": ", ".join(member.answers),
+            "VOTE": member.vote,
+            "TOKENS": f"{member.tokens:,}",
+            "COST": format_cost(member.cost, member.unpriced),
+        }
+        for member in members
+    ]
+    has_costs = any(member.cost for member in members)
+    heads = [
+        head
+        for head in rows[0]
+        if (head != "COST" or has_costs) and (head in ("ANSWERS", "STATE") or any(row[head] for row in rows))
+    ]
+    cells = [[safe.escape_line(row[head]) for head in heads] for row in rows]
+    yield from ("", _paint("name", "members"))
+    lines = screen.format_table(heads, cells, right=_TEAM_NUMBERS, indent=len(INDENT))
+    yield INDENT + _paint("faint", lines[0])
+    yield from (INDENT + line for line in lines[1:])
+    if any(member.vote for member in members):
+        yield from ("", _paint("name", "votes"))
+        for member in members:
+            why = f": {' '.join(member.reason.split())}" if member.reason else ""
+            if member.vote:
+                what = member.vote if member.vote == ABSTAINED else f"for {member.vote}"
+                yield INDENT + safe.escape_line(f"{member.agent} {what}{why}")
+
+
+def _shorten_model(model: str, project: Path) -> str:
+    kind, colon, file = model.partition(":")
+    return f"{kind}{colon}{screen.shorten_path(file, project) if kind == 'scripted' else file}"
 
 
 def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]]:
     spawned, usage = view.spawned, view.usage
     took = screen.format_duration(tree.seconds_of(view, now))
     yield "agent", view.agent
+    if view.members:
+        yield "team", describe_team(view)
     turns, calls = format_count(view.turns, "turn"), format_count(view.tool_count, "tool call")
     yield "state", f"{tree.state_of(view)}, {took}, {turns}, {calls}"
     whole = sum_subtree_bill(view)
@@ -138,9 +188,7 @@ def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterat
         yield "budget", " and ".join(budget for budget in budgets if budget)
     project = state.parent
     if spawned.model:
-        kind, colon, file = spawned.model.partition(":")
-        is_script = kind == "scripted"
-        yield "model", f"{kind}{colon}{screen.shorten_path(file, project) if is_script else file}"
+        yield "model", _shorten_model(spawned.model, project)
     if spawned.server:
         yield "server", spawned.server
     if spawned.workspace:

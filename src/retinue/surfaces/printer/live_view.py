@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from retinue.core.approvals import Approval, Decision
-from retinue.core.events import Delta, Event, RunSpawned, RunStarted, decode_raw
+from retinue.core.events import AnswerGiven, Delta, Event, RunSpawned, RunStarted, decode_raw
 from retinue.log.accounts import format_cost
 from retinue.log.activity import Activity, Totals, Work
 from retinue.log.blocks import Role, Span, format_count, make_call_spans
@@ -227,7 +227,7 @@ class LiveView:
             if entry.is_brief:
                 self._print_spans(entry.spans)
             return
-        if entry.kind in _SEEN_LIVE and self._level != "verbose":
+        if (entry.is_detail or entry.kind in _SEEN_LIVE) and self._level != "verbose":
             return  # it was seen while it went on
         body = self._format_body(entry)
         header = colors.paint_header(entry.spans, color=self._screen.color, bold=False)
@@ -253,7 +253,7 @@ class LiveView:
 
     def _format_body(self, entry: Entry) -> str:
         text = entry.body.strip("\n")
-        if not text:
+        if not text or (entry.kind == AnswerGiven.kind and self._level != "verbose"):
             return ""
         if self._level != "verbose":
             if entry.kind == "run.ended" and self._measure_depth(entry.run) > 1:
@@ -451,16 +451,18 @@ def _layout_head(work: Work, frame: str, now: float) -> Line:
         "model": "waits for the model", "thinking": "thinks", "text": "writes",
     }  # fmt: skip
     what: tuple[Span, ...]
-    if work.call is None:
+    if work.kind == "team":
+        what = (("plain", work.text),)
+    elif work.call is None:
         what = (("plain", f"{work.agent} {verbs[work.kind]}"),)
     else:
         what = make_call_spans(work.call.name, work.call.args)
-    return (("mark", f"{frame} "), *who, *what, took)
+    return (("mark", f"{INDENT if work.is_member else ''}{frame} "), *who, *what, took)
 
 
 def _layout_text(work: Work, columns: int, lines: int) -> list[Line]:
     """Return the end of what is said or printed, each line with a mark that it is foreign text."""
-    if not lines or not work.text.strip():
+    if not lines or not work.text.strip() or work.kind == "team":
         return []
     if work.run and work.call is None:
         lines = 1  # of a subagent, the last line
