@@ -191,13 +191,13 @@ class ProfilePlanner:
 
     def resolve_members(self, profile: Profile, parent: Plan) -> Resolution:
         """Return the members of a child with this profile."""
-        primary = self._default_model if parent.primary_model is None else parent.primary_model[1]
+        primary = parent.primary_model
         return resolve_members(
             self._teams,
             profile.name,
             local_members=parent.members,
             spawner_model=None if parent.model is None else parent.model_name,
-            primary_model=primary if isinstance(primary, str) else getattr(primary, "name", type(primary).__name__),
+            primary_model=_name_model(self._default_model) if primary is None else primary[1],
         )
 
     def _choose_model(self, profile: Profile, task: Task, parent: Plan | None) -> tuple[Model, str]:
@@ -216,7 +216,7 @@ class ProfilePlanner:
                     f"a subagent may not be given the model {wanted!r}: it would read a file of its choice"
                 )
             return self._models(wanted), wanted
-        return self._models(wanted), getattr(wanted, "name", type(wanted).__name__)
+        return self._models(wanted), _name_model(wanted)
 
     def _make_tools(
         self, profile: Profile, parent: Plan | None, *, given: bool
@@ -319,6 +319,13 @@ def _bind_subagent_tools(tools: dict[str, Tool], children: Sequence[Profile], *,
             tools.pop(name, None)
     elif any(isinstance(tool, SpawnSubagents | SubagentTool) for tool in tools.values()):
         tools |= {name: tools.get(name) or SubagentControlTool(name) for name in subagent_tools.TOOLS}
+
+
+def _name_model(model: str | Model | None) -> str:
+    if model is None or isinstance(model, str):
+        return model or ""
+    name: str = getattr(model, "name", type(model).__name__)
+    return name
 
 
 def _reads_files(model: str) -> bool:

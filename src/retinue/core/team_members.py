@@ -14,6 +14,7 @@ from retinue.core.errors import ConfigError
 from retinue.core.teams import Member, Strategy
 
 ROUND_EVALUATOR = "round_evaluator"
+UNTYPED = "subagent"  # the profile of a task that names no type
 ALL_TYPES = "*"
 NEW_ANSWERS = 3
 Step = Literal[0, 1, 2, 3, 4, 5, 6]
