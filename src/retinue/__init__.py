@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from retinue.core.events import Event, EventBody
     from retinue.core.limits import Limits
     from retinue.core.ports import Approver
-    from retinue.core.profiles import Profile, Task
+    from retinue.core.profiles import Profile, Task, Team
     from retinue.core.results import Result, RunFailed, Status
+    from retinue.core.teams import Member
     from retinue.core.traces import Telemetry
     from retinue.core.usage import Usage
     from retinue.surfaces.library import OpenOptions, Retinue, open, run_sync
@@ -39,6 +40,7 @@ _HOMES = {
     "Event": "core.events",
     "EventBody": "core.events",
     "Limits": "core.limits",
+    "Member": "core.teams",
     "OpenOptions": "surfaces.library",
     "Profile": "core.profiles",
     "Result": "core.results",
@@ -49,6 +51,7 @@ _HOMES = {
     "SpawnRefused": "core.errors",
     "Status": "core.results",
     "Task": "core.profiles",
+    "Team": "core.profiles",
     "Telemetry": "core.traces",
     "ToolError": "core.errors",
     "Usage": "core.usage",
@@ -69,6 +72,7 @@ __all__ = [
     "Event",
     "EventBody",
     "Limits",
+    "Member",
     "OpenOptions",
     "Profile",
     "Result",
@@ -79,6 +83,7 @@ __all__ = [
     "SpawnRefused",
     "Status",
     "Task",
+    "Team",
     "Telemetry",
     "ToolError",
     "Usage",

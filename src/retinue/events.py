@@ -12,6 +12,8 @@ docs/events.md has the fields of each. `Unknown` is a kind that a newer version 
 from __future__ import annotations
 
 from retinue.core.events import (
+    AnswerGiven,
+    AnswersShown,
     ApprovalAsked,
     ApprovalDecided,
     Delta,
@@ -19,6 +21,7 @@ from retinue.core.events import (
     EventBody,
     Gap,
     Inbox,
+    MemberLost,
     Message,
     ModelChanged,
     ProgressReported,
@@ -28,6 +31,7 @@ from retinue.core.events import (
     RunSpawned,
     RunStarted,
     RunWaiting,
+    TeamDecided,
     Thinking,
     ToolCall,
     ToolResult,
@@ -36,10 +40,13 @@ from retinue.core.events import (
     TurnStarted,
     Unknown,
     UsageReported,
+    VoteCast,
     Warned,
 )
 
 __all__ = [
+    "AnswerGiven",
+    "AnswersShown",
     "ApprovalAsked",
     "ApprovalDecided",
     "Delta",
@@ -47,6 +54,7 @@ __all__ = [
     "EventBody",
     "Gap",
     "Inbox",
+    "MemberLost",
     "Message",
     "ModelChanged",
     "ProgressReported",
@@ -56,6 +64,7 @@ __all__ = [
     "RunSpawned",
     "RunStarted",
     "RunWaiting",
+    "TeamDecided",
     "Thinking",
     "ToolCall",
     "ToolResult",
@@ -64,5 +73,6 @@ __all__ = [
     "TurnStarted",
     "Unknown",
     "UsageReported",
+    "VoteCast",
     "Warned",
 ]

@@ -39,6 +39,7 @@ from retinue.tools.arguments import find_unknown_argument
 
 REMINDER_TEXT = "You have not given your answer yet: call the final_answer tool with it."
 NO_ANSWER = "{who} '{name}' ended without calling final_answer"
+EXCLUDED = "One reply cannot call {names}: nothing of it was taken. Call one of them."
 UNKNOWN_TOOL = "Unknown tool '{name}'. Available tools: {tools}"
 
 
@@ -72,22 +73,22 @@ async def run_turns(state: LoopState, job: Job, link: Link) -> Ending:
         else:
             reply, state.outcomes, is_written = await _ask_model(state, job, link), {}, False
             if reply.calls:
-                reply = _resolve_names(reply, job.plan.tools)
+                reply = _refuse_excluded(_resolve_names(reply, job.plan.tools), job.plan.tools)
         if reply.refused:
             return Ending("refused", reply.text)
         thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives))
         if reply.calls:
             await _run_calls(reply.calls, state.outcomes, job, link)
-        answers = []
+        endings = []
         for call in reply.calls:
             outcome = state.outcomes[call.id]
             thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
-            if call.name == answer.NAME and outcome.success:
-                answers.append(outcome.data)
+            if outcome.ending is not None:
+                endings.append(outcome.ending)
         if not is_written:
             link.emit(TurnEnded(state.turn))
-        if answers:
-            return Ending("done", msgspec.json.encode(answers[0]).decode(), structured=answers[0])
+        if endings:
+            return endings[0]
         if not reply.calls and not await link.children_done():
             ending = _end_or_remind(thread, job, link)
             if ending is not None:
@@ -119,6 +120,18 @@ def _resolve_name(call: Call, tools: Mapping[str, Tool]) -> Call:
         if name in tools and name in SPAWN_TOOLS:
             return call if name == call.name else msgspec.structs.replace(call, name=name)
     return call
+
+
+def _refuse_excluded(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
+    """Return the reply with its calls of exclusive tools refused, if it makes several of them."""
+    if len(reply.calls) == 1:
+        return reply
+    names = [call.name for call in reply.calls if call.name in tools and tools[call.name].spec.exclusive]
+    if len(names) < 2:
+        return reply
+    problem = EXCLUDED.format(names=" and ".join(names))
+    calls = [msgspec.structs.replace(call, problem=problem) if call.name in names else call for call in reply.calls]
+    return msgspec.structs.replace(reply, calls=tuple(calls))
 
 
 def _end_or_remind(thread: list[Turn], job: Job, link: Link) -> Ending | None:
@@ -167,8 +180,8 @@ async def _recall_or_run(call: Call, outcomes: dict[str, Outcome], job: Job, lin
         await _run_alone(call, outcomes, job, link)
         return
     tool = job.plan.tools.get(call.name)
-    if call.name == answer.NAME and known.success and tool is not None:
-        outcomes[call.id] = await tool(call, job.folders, link)  # checked again: the log has only its words
+    if known.success and tool is not None and (call.name == answer.NAME or tool.spec.exclusive):
+        outcomes[call.id] = await tool(call, job.folders, link)  # asked again: the log has only its words
 
 
 def _choose_spec(call: Call, job: Job) -> ToolSpec:

@@ -30,6 +30,7 @@ from retinue.core.rules import ALLOW, Verdict
 from retinue.models.recorded import ReplayModel
 from retinue.protocol import subagent_tools
 from retinue.sandbox.in_process import IN_PROCESS
+from retinue.tools.answer import NAME as FINAL_ANSWER
 
 STUCK_SECONDS = 15.0
 
@@ -282,7 +283,10 @@ class ReplayTool:
         if record.decided is not None and record.decided.args is not None:
             text = text.removeprefix(f"{describe_edit(record.decided.args)}\n")
         data = ended.structured if result.success and ended is not None else None
-        return Outcome(text, result.success, data=data, file=result.file)
+        ending = None
+        if call.name == FINAL_ANSWER and data is not None:
+            ending = Ending("done", msgspec.json.encode(data).decode(), structured=data)
+        return Outcome(text, result.success, data=data, file=result.file, ending=ending)
 
 
 class _JudgedSpec(ToolSpec, frozen=True, gc=False):

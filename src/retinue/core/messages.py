@@ -116,7 +116,8 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     the tools that only wait for children: while one runs, the run gives its slot back. `spawns` marks those that start
     runs of the profiles that the user made available: only mode `strict` or a rule asks about them. `host` marks what a
     host-side function asks about: no tool of the model's. `server` is the MCP server a tool comes from, `seal` stands
-    for what that server says of it, `output` is the JSON schema of its structured content."""
+    for what that server says of it, `output` is the JSON schema of its structured content. Of `exclusive` tools a reply
+    may call one, once; such a call may end the run."""
 
     name: str
     description: str
@@ -130,6 +131,7 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     server: str = ""
     output: dict[str, Any] = {}
     seal: str = ""
+    exclusive: bool = False
 
 
 class CallAgain(Protocol):

@@ -16,7 +16,7 @@ from retinue.core.network import Hosts
 from retinue.core.ports import Folders, Link, Outcome, RunSession, Tool
 from retinue.core.profiles import RUNTIMES, Profile, RuntimeName, Task
 from retinue.core.results import Ending
-from retinue.core.teams import Member
+from retinue.core.teams import Member, TeamPlan
 
 HostTool = Callable[[dict[str, Any], Context], Awaitable[Outcome]]
 
@@ -25,9 +25,10 @@ HostTool = Callable[[dict[str, Any], Context], Awaitable[Outcome]]
 class Plan:
     """`host` are the tools that run with the supervisor; `profile_json` and `tools_json` stand in `run.spawned`.
     `floor` is the laxest runtime a child may have; `notes` are what a person should know when it is spawned. `run_job`
-    replaces loop and sandbox in a replay. `explain_missing` says why a tool of a server is not there. `members` are
-    the `subagent_agents` that hold for what it spawns; `primary_model` is the model of its tree's primary and its name.
-    A plan with nothing but a profile is that of a run that does nothing here."""
+    replaces loop and sandbox in a replay. `explain_missing` says why a tool of a server is not there. With a `team` the
+    run is one, and `children` are the profiles of its members. `members` are the `subagent_agents` that hold for what
+    it spawns; `primary_model` is the model of its tree's primary and its name. A plan
+    with nothing but a profile is that of a run that does nothing here."""
 
     profile: Profile
     runtime: Runtime
@@ -46,6 +47,8 @@ class Plan:
     notes: tuple[Warned, ...] = ()
     run_job: Callable[[Job, Link], Awaitable[Ending]] | None = None
     explain_missing: Callable[[str], str] | None = None
+    team: TeamPlan | None = None
+    is_member: bool = False
     members: Sequence[Member] = ()
     primary_model: tuple[Model, str] | None = None
 

@@ -15,9 +15,10 @@ from retinue.core.events import Body, Delta, Event, RunSpawned, RunWaiting
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, Reply, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.profiles import Profile, Task
-from retinue.core.results import Result, Status
+from retinue.core.results import Ending, Result, Status
 from retinue.core.rules import Verdict
 from retinue.core.servers import ServerReport
+from retinue.core.teams import TeamState
 from retinue.core.usage import NO_USAGE, Usage
 
 T = TypeVar("T")
@@ -26,7 +27,8 @@ T = TypeVar("T")
 class Outcome(msgspec.Struct, frozen=True, gc=False):
     """The outcome of a tool call. `data` is for programs (never written to the log); `file` holds text that was cut.
     `code` says for programs how a call went that has no ordinary result; `sandbox` names the protections, with
-    the first call of a sandbox; `gives` are the background runs whose answers the text has."""
+    the first call of a sandbox; `gives` are the background runs whose answers the text has. With an `ending` the run
+    ends when the turn does."""
 
     text: str
     success: bool = True
@@ -35,6 +37,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     code: str = ""
     sandbox: tuple[str, ...] = ()
     gives: tuple[int, ...] = ()
+    ending: Ending | None = None
 
 
 class Setup(msgspec.Struct, frozen=True, gc=False):
@@ -325,6 +328,40 @@ class Link(Protocol):
 
     async def wait_for_message(self, waiting: RunWaiting) -> bool:
         """Write that a conversation waits, and wait until something came in; False when it is to end."""
+
+    @property
+    def team_state(self) -> TeamState:
+        """The answers and votes in the thread of this run, which leads a team."""
+
+    def lead_team(self, team: Team) -> None:
+        """Let the members below this run find their team."""
+
+    async def join_team(self) -> Team:
+        """Return the team that this run is a member of."""
+
+    async def publish_workspace(self, name: str) -> str:
+        """Copy the files of the run, as they are now, to where the runs beside it can read them. Return the folder;
+        '' if there is nothing to read."""
+
+    async def wait_for_others(self, awaited: Awaitable[None]) -> None:
+        """Wait for other members of the team, without a slot; the time does not count as a stall."""
+
+    def fit_event_text(self, text: str) -> tuple[str, str]:
+        """Return text that fits an event, and the file with all of it if it had to be cut."""
+
+
+class Team(Protocol):
+    """The team as a member's calls reach it. Each waits until the member has something to do, or is done. Raises
+    ToolError for what the member may not do now."""
+
+    async def give_answer(self, link: Link, call_id: str, content: str) -> Outcome:
+        """Take a new answer of the member with that link."""
+
+    async def cast_vote(self, link: Link, call_id: str, choice: str, reason: str) -> Outcome:
+        """Take the vote of the member with that link."""
+
+    async def take_text(self, link: Link, turn: int, text: str) -> Outcome:
+        """Take what a member said without calling a tool."""
 
 
 class Approver(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -18,7 +19,7 @@ from retinue.core.remote_agents import A2aAgent
 from retinue.core.results import OutputT_co
 from retinue.core.rules import CODE_MODE, Rules
 from retinue.core.sendable import repair_text
-from retinue.core.teams import Member
+from retinue.core.teams import MAX_NEW_ANSWERS, MEMBERS_MAX, STRATEGIES, Member, Strategy
 
 if TYPE_CHECKING:
     from types import UnionType
@@ -189,10 +190,72 @@ class Profile(Generic[OutputT_co]):
             )
 
 
+@dataclass(frozen=True, eq=False)
+class Team(Profile[str]):
+    """Several agents behind one name: its members work on the same task, each in its own workspace, and their answers
+    become one. It can stand wherever a profile can.
+
+    A member is a profile, the name of a model, or a `Member`. What the team says of instructions, tools, runtime,
+    workspace and network holds for all members that do not say it themselves; its limits are for all of them together.
+    `strategy` is how the final answer is made: `synthesize` makes one of all answers, `winner_present` has the winner
+    of the vote present its own, `winner_reuse` takes the winner's as it stands. With `refine` the members see each
+    other's answers, give up to `max_new_answers` each, and go on until all have voted."""
+
+    members: Sequence[Member | Profile | str] = ()
+    strategy: Strategy | None = None
+    refine: bool = False
+    max_new_answers: int = MAX_NEW_ANSWERS
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            name: str,
+            instructions: str = "",
+            *,
+            members: Sequence[Member | Profile | str],
+            strategy: Strategy | None = None,
+            refine: bool = False,
+            max_new_answers: int = MAX_NEW_ANSWERS,
+            **fields: Unpack[ProfileFields],
+        ) -> None: ...
+
+    @property
+    def has_model(self) -> bool:
+        return False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 2 <= len(self.members) <= MEMBERS_MAX:
+            raise ConfigError(f"team {self.name!r} must have 2 to {MEMBERS_MAX} members, has {len(self.members)}")
+        if self.strategy is not None and self.strategy not in STRATEGIES:
+            raise ConfigError(
+                f"team {self.name!r}: unknown strategy {self.strategy!r}; available: {', '.join(STRATEGIES)}"
+            )
+        if self.max_new_answers < 1:
+            raise ConfigError(f"team {self.name!r}: max_new_answers must be at least 1, is {self.max_new_answers}")
+        if self.output is not None or self.call is not None or self.a2a is not None:
+            raise ConfigError(f"team {self.name!r} answers in text: it can have no output type, call or a2a")
+
+
+def make_team(
+    profile: Profile,
+    members: Sequence[Member | Profile | str],
+    *,
+    strategy: Strategy | None = None,
+    refine: bool = False,
+    max_new_answers: int = MAX_NEW_ANSWERS,
+) -> Team:
+    """Return the team that stands for a profile, with these members."""
+    given = {each.name: getattr(profile, each.name) for each in dataclasses.fields(Profile)}
+    return Team(**given, members=members, strategy=strategy, refine=refine, max_new_answers=max_new_answers)
+
+
 class Task(msgspec.Struct, frozen=True, gc=False):
     """A task for an agent. `context` goes into the system prompt; `context_paths` are readable, never writable;
     `files` are copied into the workspace before the run begins. `request` is that of the client who asks for it. A
-    `conversation` does not end with its answer: its run waits for the next message, until somebody ends it."""
+    `conversation` does not end with its answer: its run waits for the next message, until somebody ends it. With
+    `refine` the members of a team go on until all have voted."""
 
     text: str
     context: str = ""
@@ -206,6 +269,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     files: Sequence[str] = ()
     request: ClientRequest | None = None
     conversation: bool = False
+    refine: bool = False
 
     def __post_init__(self) -> None:
         if not f"{self.text}{self.context}{self.subagent_id}{self.label}".isascii():

@@ -1,15 +1,27 @@
-"""Teams: several members that work on one task. Values and pure rules; no I/O."""
+"""Teams: several members that work on one task, and the rules by which their answers and votes become one answer.
+Values and pure rules; no I/O.
+
+Members are called agent1, agent2 and so on, in the order of the team; the answers of agent1 are agent1.1, agent1.2.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import msgspec
+
+from retinue.core.events import AnswerGiven, AnswersShown, Body, MemberLost, TeamDecided, VoteCast
 from retinue.core.messages import Model
 
 Strategy = Literal["synthesize", "winner_present", "winner_reuse"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 MEMBERS_MAX = 10
+NEW_ANSWER, VOTE = "new_answer", "vote"
+MAX_NEW_ANSWERS = 3
+REMINDERS = 2
+ANSWER_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +29,128 @@ class Member:
     """One agent of a team. `id` is its label for people; `model` is a name such as "anthropic:NAME", or a model as a
     value. `profile` is the name of the profile it runs; None: that of the subagent type the team stands for."""
 
-    id: str
-    model: str | Model
+    id: str = ""
+    model: str | Model = ""
     profile: str | None = None
+
+
+class TeamPlan(msgspec.Struct, frozen=True):
+    """The way in which a team comes to its answer. With `refine` its members go on until all have voted; without, each
+    answers once."""
+
+    strategy: Strategy
+    refine: bool = False
+    max_new_answers: int = MAX_NEW_ANSWERS
+
+    @property
+    def votes(self) -> bool:
+        """True if the members vote."""
+        return self.refine or self.strategy != "synthesize"
+
+    @property
+    def presents(self) -> bool:
+        """True if a member presents the final answer."""
+        return self.strategy != "winner_reuse"
+
+    @property
+    def answers_each(self) -> int:
+        return self.max_new_answers if self.refine else 1
+
+
+def choose_strategy(wanted: Strategy | None, *, refine: bool, evaluates_rounds: bool = False) -> Strategy:
+    """Return the strategy of a team: the one that is wanted, or the default of its kind."""
+    return wanted or ("winner_present" if refine and not evaluates_rounds else "synthesize")
+
+
+class TeamState(msgspec.Struct, gc=False):
+    """A team as the events in its thread tell it. `answers` are those of members that are still part of it. A new
+    answer voids all votes; the loss of a member those for its answers. `shown` are the answers that each was asked to
+    vote on last, `missed` what each did instead of voting since."""
+
+    answers: dict[str, tuple[AnswerGiven, ...]] = {}
+    votes: dict[str, VoteCast] = {}
+    lost: dict[str, MemberLost] = {}
+    shown: dict[str, tuple[str, ...]] = {}
+    missed: dict[str, tuple[str, ...]] = {}
+    decided: TeamDecided | None = None
+    calls: set[str] = set()
+    all_answers: tuple[AnswerGiven, ...] = ()
+
+    def apply(self, body: Body) -> None:
+        match body:
+            case AnswerGiven():
+                self.answers[body.agent] = (*self.answers.get(body.agent, ()), body)
+                self.all_answers += (body,)
+                self.calls.add(_name_call(body.run, body.call_id))
+                self.votes, self.missed = {}, {}
+            case AnswersShown():
+                self.shown[body.agent] = body.answers
+                if body.missed:
+                    self.missed[body.agent] = (*self.missed.get(body.agent, ()), body.missed)
+            case VoteCast():
+                self.votes[body.agent] = body
+                self.calls.add(_name_call(body.run, body.call_id))
+            case MemberLost():
+                self.lost[body.agent] = body
+                labels = {answer.label for answer in self.answers.pop(body.agent, ())}
+                self.votes = {agent: vote for agent, vote in self.votes.items() if vote.choice not in labels}
+                self.votes.pop(body.agent, None)
+            case TeamDecided():
+                self.decided = body
+
+    def has_call(self, run: int, call_id: str) -> bool:
+        """Tell whether the answer or vote of this call is known already: it is made again after a crash."""
+        return _name_call(run, call_id) in self.calls
+
+    def list_current(self, order: Sequence[str]) -> list[AnswerGiven]:
+        """Return the newest answer of each member, in the order of the team."""
+        return [self.answers[agent][-1] for agent in order if agent in self.answers]
+
+    def list_active(self, order: Sequence[str]) -> list[str]:
+        return [agent for agent in order if agent not in self.lost]
+
+    def find_choice(self, wanted: str) -> AnswerGiven | None:
+        """Return the answer that a vote means: `agent2.1`, or `agent2` for its newest."""
+        for given in self.answers.values():
+            for answer in given:
+                if wanted == answer.label:
+                    return answer
+            if wanted == given[-1].agent:
+                return given[-1]
+        return None
+
+    def is_ready(self, plan: TeamPlan, order: Sequence[str]) -> bool:
+        """Tell whether the team can decide: everybody has answered and, if they vote, voted."""
+        active = self.list_active(order)
+        if self.decided is not None or not active or any(agent not in self.answers for agent in active):
+            return False
+        return not plan.votes or len(self.answers) == 1 or all(agent in self.votes for agent in active)
+
+    def count_votes(self, order: Sequence[str]) -> Mapping[str, int]:
+        """Return how many votes each current answer has, in the order of the team."""
+        choices = [vote.choice for vote in self.votes.values()]
+        return {answer.label: choices.count(answer.label) for answer in self.list_current(order)}
+
+    def find_winner(self, plan: TeamPlan, order: Sequence[str]) -> tuple[AnswerGiven, str]:
+        """Return the answer that the team decides for, and why. A tie goes to the member that comes first."""
+        current = self.list_current(order)
+        if len(current) == 1 and len(order) > 1:
+            return current[0], "the only answer left"
+        if not plan.votes:
+            return current[0], "the first member that answered"
+        votes = self.count_votes(order)
+        most = max(votes.values())
+        best = [answer for answer in current if votes[answer.label] == most]
+        if most == 0:
+            return best[0], "nobody voted: the first member"
+        count = f"{most} of {len(self.list_active(order))} votes"
+        return best[0], count if len(best) == 1 else f"{count}, a tie: the first member"
+
+
+def name_agent(number: int) -> str:
+    """Return the name of the member at this place, from 1."""
+    return f"agent{number}"
+
+
+def _name_call(run: int, call_id: str) -> str:
+    return f"{run} {call_id}"

@@ -12,11 +12,15 @@ from typing import Any
 from msgspec import Struct, structs
 
 from retinue.core.events import (
+    AnswerGiven,
+    AnswersShown,
     ApprovalAsked,
     ApprovalDecided,
+    Body,
     Event,
     Gap,
     Inbox,
+    MemberLost,
     Message,
     ModelChanged,
     ProgressReported,
@@ -26,17 +30,20 @@ from retinue.core.events import (
     RunSpawned,
     RunStarted,
     RunWaiting,
+    TeamDecided,
     ToolCall,
     ToolResult,
     TurnEnded,
     TurnStarted,
     UsageReported,
+    VoteCast,
     Warned,
     decode_raw,
 )
 from retinue.core.messages import REMINDER, TASK, USER_WORDS
 from retinue.core.ports import Row, RunTally, StoredRun
 from retinue.core.results import STATUSES, Result, ToolLog, UserReply, ending_texts
+from retinue.core.teams import TeamState
 from retinue.core.usage import NO_USAGE, Usage
 from retinue.log.summaries import describe_call, summarize_result
 
@@ -82,6 +89,7 @@ class RunView(Struct, eq=False, gc=False):
     away: float = 0.0
     waiting_since: float | None = None
     stored_state: str = ""
+    team: TeamState | None = None
     _result: Result[Any] | None = None
     _progress: ProgressReported | None = None  # without what changes from call to call
 
@@ -225,6 +233,11 @@ class RunView(Struct, eq=False, gc=False):
         if warned.code == "stalled":
             self.stalled_seq = event.seq
         self.warnings += (warned.text,)
+
+    def _apply_team(self, body: Body, event: Event) -> None:
+        if self.team is None:
+            self.team = TeamState()
+        self.team.apply(body)
 
     def _apply_gap(self, gap: Gap, event: Event) -> None:
         if gap.code == "damaged":
@@ -383,6 +396,11 @@ APPLY_BODY: dict[type, Callable[[RunView, Any, Event], None]] = {
     Gap: RunView._apply_gap,
     Warned: RunView._apply_warning,
     RunEnded: RunView._apply_ending,
+    AnswerGiven: RunView._apply_team,
+    AnswersShown: RunView._apply_team,
+    VoteCast: RunView._apply_team,
+    MemberLost: RunView._apply_team,
+    TeamDecided: RunView._apply_team,
 }
 
 

@@ -64,7 +64,7 @@ from retinue.supervisor.run import Run
 from retinue.supervisor.run_services import NOTHING_TO_RUN, RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
-from retinue.supervisor.spawner import Continued, Spawner, make_folders, start_from_workspace
+from retinue.supervisor.spawner import Continued, Spawner, find_depth, make_folders, start_from_workspace
 from retinue.supervisor.tree import Tree, TreeRegistry, choose_tree_class
 from retinue.workspaces.run_folders import RunFolders, resolve_context_paths
 from retinue.workspaces.workspace import find_workspace_kind
@@ -114,17 +114,21 @@ class Restorer:
         old = view.runs.get(number)
         self._check_continuable(tree, number, view, old, is_live=live is not None)
         assert old is not None
+        place = old.spawned.parent  # of the run, or of the team whose presenter goes on
+        if old.team is not None and old.team.decided is not None:
+            number = old.team.decided.run
+            old = view.runs[number]
         caller_limits.check_depth(f"{tree}/{number}")
         conversation = fold_thread(events, number, before=fold_earlier_turns(histories, tree, old.spawned))
         reference = "" if old.remote is None else old.remote.reference
         plans = PlanRestorer(self.ports.planner, tree, view.runs[0].spawned, overrides)
         chain = [(tree, number), *list_continued(histories, tree, old.spawned)]
-        if old.spawned.parent is None:
+        if place is None:
             continued = Continued(tree, number, conversation, chain, reference)
             return self._continue_primary(old, text, overrides, plans, continued)
-        home = live or TreeRestorer(self, tree, histories, overrides).make_tree(planned=old.spawned.parent)
+        home = live or TreeRestorer(self, tree, histories, overrides).make_tree(planned=place)
         continued = Continued("", number, conversation, chain, reference)
-        return self._continue_child(home, home.runs[number], text, overrides, plans, continued)
+        return self._continue_child(home, home.runs[number], text, overrides, plans, continued, place=home.runs[place])
 
     def _check_continuable(self, tree: str, number: int, view: Runs, old: RunView | None, *, is_live: bool) -> None:
         if old is None:
@@ -172,11 +176,12 @@ class Restorer:
         overrides: ResumeOverrides,
         plans: PlanRestorer,
         continued: Continued,
+        *,
+        place: Run,
     ) -> Run:
-        """Start a run beside the old one. Its parent, if that is at work and does not wait for it, is told of its
-        ending as of any in the background."""
-        parent, is_live = old.parent, tree.id in self.trees
-        assert parent is not None
+        """Start a run from the old one, below `place`. That one, if it is at work and does not wait for it, is told of
+        its ending as of any in the background."""
+        parent, is_live = place, tree.id in self.trees
         if is_live and parent.is_stopping:
             raise ConfigError(f"{tree.id}/{old.ref.run} cannot be continued: its parent is stopping")
         plan = self._keep_workspace_kind(plans.restore(old.view, parent.plan), continued)
@@ -290,7 +295,7 @@ class TreeRestorer:
         policy = parts.ports.policy if parent is None else parent.policy
         policy = narrowed(policy, plan.profile.approvals, parts.ports.state.project)
         asked_with = self._known[spawned.parent or 0].tools.get(spawned.call_id, SPAWN)
-        depth = 0 if parent is None else parent.depth + 1
+        depth = find_depth(parent)
         given = self._overrides.limits if parent is None else Limits()
         run = Run(
             ref=ref,
@@ -299,7 +304,7 @@ class TreeRestorer:
             parent=parent,
             folders=msgspec.structs.replace(folders, hidden_paths=find_hidden_paths(policy)),
             policy=policy,
-            slot=SlotHolder(None if parent is None else tree.slots),
+            slot=SlotHolder(None if parent is None or plan.team is not None else tree.slots),
             account=self._restore_account(view, parent),
             depth=depth,
             max_depth=self._restore_depth(parent, plan, depth),

@@ -15,10 +15,11 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import RunSpawned
 from retinue.core.limits import Limits
 from retinue.core.plans import Plan, Planner
-from retinue.core.profiles import RUNTIMES, Profile, Task
+from retinue.core.profiles import RUNTIMES, Profile, Task, Team, make_team
 from retinue.core.remote_agents import A2aAgent
 from retinue.core.rules import CODE_MODE, Rules
 from retinue.core.servers import PREFIX
+from retinue.core.teams import MAX_NEW_ANSWERS, NEW_ANSWER, VOTE, Member, Strategy
 from retinue.log.runs import RunView
 from retinue.protocol.subagent_tools import TOOLS
 
@@ -48,6 +49,24 @@ CLIENT_LEFT = "The client has left."
 GONE_CLIENT = Profile(MCP_CLIENT, call=end_client, description=MCP_CLIENT_DESCRIPTION)
 
 
+class _KeptMember(msgspec.Struct, frozen=True):
+    """A member of a team as `run.spawned` has it. `by_value` is one whose profile was made in Python."""
+
+    id: str = ""
+    model: str = ""
+    profile: str | None = None
+    by_value: bool = False
+
+
+class _KeptTeam(msgspec.Struct, frozen=True):
+    """The team part of a profile."""
+
+    members: tuple[_KeptMember, ...]
+    strategy: Strategy | None = None
+    refine: bool = False
+    max_new_answers: int = MAX_NEW_ANSWERS
+
+
 class _Kept(msgspec.Struct, frozen=True):
     """A profile as `run.spawned` has it."""
 
@@ -64,6 +83,7 @@ class _Kept(msgspec.Struct, frozen=True):
     approvals: Rules | None = None
     network: tuple[str, ...] | str | None = None
     a2a: A2aAgent | None = None
+    team: _KeptTeam | None = None
 
 
 class _Tool(msgspec.Struct, frozen=True):
@@ -107,6 +127,8 @@ class PlanRestorer:
                 found = self._planner.plan(kept.name, task=self._task(spawned, named=True), parent=parent).profile
             except NotFound:
                 found = None
+        if kept.team is not None:
+            return self._place(_restore_team(kept, found), primary=parent is None)
         if found is not None and (found.source == PYTHON) == (kept.source == PYTHON):
             if kept.workspace in COPIES and found.workspace not in COPIES:  # as somebody wished for that run
                 found = replace(found, workspace=kept.workspace)
@@ -115,9 +137,7 @@ class PlanRestorer:
             return self._place(found, primary=parent is None)
         if not spawned.model and kept.a2a is None:
             raise ConfigError(f"'{kept.name}' is a Python function; {AGAIN}")
-        tools = [tool.name for tool in _read(spawned.tools, list[_Tool])]
-        fields = {name: getattr(kept, name) for name in kept.__struct_fields__ if name != "runtime"}
-        return self._place(Profile(**fields, tools=tools), primary=parent is None)
+        return self._place(_make_profile(kept, _list_tools(spawned)), primary=parent is None)
 
     def _place(self, profile: Profile, *, primary: bool) -> Profile:
         """Return the profile with the runtime of the overrides, if they name one. The primary asks for delegated runs
@@ -127,7 +147,7 @@ class PlanRestorer:
 
     def _with_tools(self, profile: Profile, spawned: RunSpawned, parent: Plan | None) -> Plan:
         """Return the narrowest plan that has all the tools the run had."""
-        wanted = {tool.name for tool in _read(spawned.tools, list[_Tool])}
+        wanted = set(_list_tools(spawned))
         missing: set[str] = set()
         for given in (False, True):
             try:
@@ -174,6 +194,34 @@ class PlanRestorer:
         """Return the task as far as a plan needs it: with the model's name, if that can be looked up."""
         wanted = self._wanted(spawned)
         return Task(spawned.task, model=wanted if named and ":" in wanted else None)
+
+
+def _list_tools(spawned: RunSpawned) -> list[str]:
+    """Return the tools that the run had, but those that its team gives its members."""
+    return [tool.name for tool in _read(spawned.tools, list[_Tool]) if tool.name not in (NEW_ANSWER, VOTE)]
+
+
+def _make_profile(kept: _Kept, tools: list[str] | None) -> Profile:
+    fields = {name: getattr(kept, name) for name in kept.__struct_fields__ if name not in ("runtime", "team")}
+    return Profile(**fields, tools=tools)
+
+
+def _restore_team(kept: _Kept, found: Profile | None) -> Profile:
+    """Return the team as it was: the one that is given again, or the profile it stands for with the members that the
+    log has."""
+    assert kept.team is not None
+    if isinstance(found, Team):
+        return replace(found, refine=kept.team.refine)
+    if any(member.by_value or (member.model and ":" not in member.model) for member in kept.team.members):
+        raise ConfigError(f"'{kept.name}' is a team made in Python; {AGAIN}")
+    members = [Member(id=each.id, model=each.model, profile=each.profile) for each in kept.team.members]
+    return make_team(
+        found or _make_profile(kept, None),
+        members,
+        strategy=kept.team.strategy,
+        refine=kept.team.refine,
+        max_new_answers=kept.team.max_new_answers,
+    )
 
 
 def _of_servers(name: str) -> bool:

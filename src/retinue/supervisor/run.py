@@ -20,7 +20,7 @@ from retinue.core.errors import RetinueError
 from retinue.core.events import Body, Event, Warned
 from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Past, Plan
-from retinue.core.ports import Clock, Policy, Receipt, Ticket, Timer
+from retinue.core.ports import Clock, Policy, Receipt, Team, Ticket, Timer
 from retinue.core.profiles import Task
 from retinue.core.results import Result, Status
 from retinue.log.runs import RunView
@@ -87,6 +87,9 @@ class Run(msgspec.Struct, eq=False):
     withheld_calls: frozenset[str] | None = None  # of interrupted turns: the calls that nobody had allowed
     leaving: bool = False  # somebody has ended it
     left_open: bool = False  # the process closes while it waits: another one resumes it
+
+    # Its team
+    team: asyncio.Future[Team] | None = None  # of a run that leads one
 
     # Its inbox
     inbox: tuple[UserTurn, ...] = ()
@@ -167,7 +170,7 @@ class Run(msgspec.Struct, eq=False):
 
     def release(self) -> None:
         """Drop what only a live tree needs, so that its memory is free without a garbage collection."""
-        self.on_stop = self.context = self.deadline = self.stall_timer = None
+        self.on_stop = self.context = self.deadline = self.stall_timer = self.team = None
         self.children = ()
 
     # Starting and ending
@@ -429,6 +432,14 @@ class Run(msgspec.Struct, eq=False):
     def take_seal(self, call_id: str) -> str | None:
         """Return and forget the seal of a call; None if no call of the run has any."""
         return self.sealed_calls.pop(call_id, "") if self.sealed_calls else None
+
+    # Team
+
+    def find_team(self) -> asyncio.Future[Team]:
+        """Return a future of the team that this run leads: its members may ask before it has begun."""
+        if self.team is None:
+            self.team = asyncio.get_running_loop().create_future()
+        return self.team
 
     # Inbox
 

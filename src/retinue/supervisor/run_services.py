@@ -45,11 +45,12 @@ from retinue.core.events import (
 )
 from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
 from retinue.core.messages import ASKER, USERS_OWN, Call, OnDelta, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
-from retinue.core.ports import Folders, Order, Outcome, Preview, Prices, Receipt, Row, Ticket
+from retinue.core.ports import Folders, Order, Outcome, Preview, Prices, Receipt, Row, Team, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
 from retinue.core.sendable import repair_reply
+from retinue.core.teams import TeamState
 from retinue.core.usage import NO_USAGE, Usage, estimate_missing
 from retinue.log.reading import wait_until_read
 from retinue.log.runs import describe_view
@@ -60,6 +61,7 @@ from retinue.supervisor.budgets import CallReservation
 from retinue.supervisor.run import Run
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.tree import Tree, check_message
+from retinue.workspaces.recording import publish_so_far
 
 T = TypeVar("T")
 _ALLOW = Allow()
@@ -527,6 +529,34 @@ class RunServices(msgspec.Struct, eq=False):
         if not self.run.inbox:
             await self.run.wait_for_message()
         return not self.run.leaving
+
+    # Teams
+
+    @property
+    def team_state(self) -> TeamState:
+        return self.run.view.team or TeamState()
+
+    def lead_team(self, team: Team) -> None:
+        self.run.find_team().set_result(team)
+
+    async def join_team(self) -> Team:
+        assert self.run.parent is not None
+        return await asyncio.shield(self.run.parent.find_team())
+
+    async def publish_workspace(self, name: str) -> str:
+        folders = self.run.folders
+        if not folders.snapshots or not (folders.used or folders.is_made):
+            return ""
+        warning, folder = await asyncio.to_thread(publish_so_far, folders, name, self.run.ref.run)
+        if warning:
+            self.emit(Warned(warning, code="workspace"))
+        return folder
+
+    async def wait_for_others(self, awaited: Awaitable[None]) -> None:
+        await self.run.without_stall_timer(self.run.slot.wait_without_slot(awaited))
+
+    def fit_event_text(self, text: str) -> tuple[str, str]:
+        return self.run.folders.fit_event_text(text)
 
     def _check_wanted(self) -> None:
         """Raise CancelledError for a run that was told to stop and did not listen: it gets nothing more."""

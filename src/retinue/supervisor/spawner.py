@@ -172,7 +172,8 @@ class Spawner:
         if parent.is_stopping:
             raise SpawnRefused(f"Cannot spawn subagent '{name}': its parent is stopping.")
         call = caller_limits.CALL.get()
-        if parent.depth >= parent.max_depth or (call is not None and not call.caller.may_spawn):
+        is_member = parent.plan.team is not None
+        if (parent.depth >= parent.max_depth and not is_member) or (call is not None and not call.caller.may_spawn):
             limit = min(parent.depth, parent.max_depth)
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=parent.depth, limit=limit, name=name))
         try:
@@ -188,7 +189,7 @@ class Spawner:
         profile, task, given = order.profile, order.task, not order.asked_by_model
         make_plan = self._ports.planner.plan
         plan = make_plan(profile, task=task, parent=parent.plan, given=given)
-        if parent.depth + 1 < _limit_depth(parent, plan.profile.limits):
+        if find_depth(parent) < _limit_depth(parent, plan.profile.limits):
             return plan
         return make_plan(profile, task=task, parent=parent.plan, given=given, can_spawn=False)
 
@@ -204,14 +205,16 @@ class Spawner:
     def spawn_child(self, tree: Tree, parent: Run, checked: CheckedOrder) -> Run:
         """Start one run. Raises NoSlot if the tree is full and the order does not queue."""
         order, limits = checked.order, checked.plan.profile.limits
-        slot = SlotHolder(tree.slots)
-        if order.queue and tree.slots.limit != 0:
+        slot = SlotHolder(None if checked.plan.team is not None else tree.slots)
+        if slot.slots is None:
+            pass  # a team does nothing itself: its members take the slots
+        elif order.queue and tree.slots.limit != 0:
             slot.acquire_or_enqueue()
         elif not slot.try_acquire():
             raise NoSlot(NO_SLOT.format(name=checked.plan.profile.name))
-        depth = parent.depth + 1
+        depth = find_depth(parent)
         max_depth = _limit_depth(parent, limits)
-        seconds = _choose_timeout(order, limits, self._ports.timeouts)
+        seconds = _choose_timeout(order, checked.plan, self._ports.timeouts)
         max_depth, seconds = caller_limits.narrow(max_depth, seconds, depth=depth, now=self._clock.wall())
         return self._start_run(
             tree,
@@ -257,7 +260,7 @@ class Spawner:
             policy=policy,
             slot=slot,
             account=checked.account,
-            depth=0 if parent is None else parent.depth + 1,
+            depth=find_depth(parent),
             max_depth=max_depth,
             max_turns=max_turns,
             seconds=seconds,
@@ -351,9 +354,16 @@ class Spawner:
         return resolve_context_paths(task.context_paths, base=base) if task.context_paths else []
 
 
+def find_depth(parent: Run | None) -> int:
+    """Return the depth of a child. A team adds none: its members are as deep as the team itself."""
+    if parent is None:
+        return 0
+    return parent.depth if parent.plan.team is not None else parent.depth + 1
+
+
 def _limit_depth(parent: Run, limits: Limits) -> int:
     """Return how deep runs below a child with these limits may be."""
-    return parent.max_depth if limits.depth is UNSET else min(parent.max_depth, parent.depth + 1 + limits.depth)
+    return parent.max_depth if limits.depth is UNSET else min(parent.max_depth, find_depth(parent) + limits.depth)
 
 
 def _set(value: T | UnsetType) -> T:
@@ -362,9 +372,11 @@ def _set(value: T | UnsetType) -> T:
     return value
 
 
-def _choose_timeout(order: Order, limits: Limits, timeouts: Timeouts) -> float | None:
-    """Return the timeout of a child: the one asked for, its profile's, or the default. A model's wish is clamped."""
-    own = timeouts.default if limits.seconds is UNSET else limits.seconds
+def _choose_timeout(order: Order, plan: Plan, timeouts: Timeouts) -> float | None:
+    """Return the timeout of a child: the one asked for, its profile's, or the default. A model's wish is clamped. The
+    members of a team have that of the team."""
+    limits, default = plan.profile.limits, None if plan.is_member else timeouts.default
+    own = default if limits.seconds is UNSET else limits.seconds
     asked = order.task.timeout_seconds
     if asked is None:
         return own
@@ -400,7 +412,9 @@ def make_folders(
     above = state.project if parent is None else parent.folders.path
     started = plan.runtime.started
     sandboxed = started is not None and bool(started.sandbox)
-    kind = plan.profile.workspace or default_workspace(state, sandboxed=sandboxed, primary=parent is None)
+    kind: WorkspaceName = "shared"  # of a team: its members have workspaces of their own
+    if plan.team is None:
+        kind = plan.profile.workspace or default_workspace(state, sandboxed=sandboxed, primary=parent is None)
     own = state.run_folder(ref.tree, ref.run)
     folders_above = None if parent is None else parent.folders
     snapshots = state.snapshots(ref.tree)

@@ -10,6 +10,7 @@ import msgspec
 from retinue.core.errors import ConfigError, ToolError
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome
+from retinue.core.results import Ending
 
 NAME = "final_answer"
 
@@ -124,4 +125,5 @@ class FinalAnswer:
             checked = self.output.check(given)
         except Exception as error:  # noqa: BLE001 - a type's own validators may raise anything; the model hears it
             raise ToolError(f"final_answer: the answer does not fit its type: {error}") from None
-        return Outcome("accepted", data=checked)
+        text = msgspec.json.encode(checked).decode()
+        return Outcome("accepted", data=checked, ending=Ending("done", text, structured=checked))

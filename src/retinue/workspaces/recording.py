@@ -15,6 +15,7 @@ from retinue.workspaces import git
 from retinue.workspaces.capture import capture_folder, describe_change, list_changed_paths
 from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.ignores import Ignores
+from retinue.workspaces.run_folders import RunFolders
 from retinue.workspaces.store import ContentNames, Files, Import, Store, find_store
 from retinue.workspaces.walk import Skipped, Walker
 from retinue.workspaces.workspace import CHANGES_FILE, ChangesRecord, Workspace, write_record
@@ -50,10 +51,31 @@ def record_files(workspace: Workspace, store: Store, base: Files, *, ref: str) -
     return files, walker.skipped
 
 
+def publish_so_far(folders: RunFolders, label: str, run: int) -> tuple[str, str]:
+    """Copy what a run that has not ended has in its workspace now to where its siblings can read it. Returns a warning
+    and the folder, each "" if there is none."""
+    only: set[str] | None = None
+    if folders.workspace_copy is not None:
+        copy, store = folders.workspace_copy, find_store(folders.workspace_copy.own)
+        base = store.list_files(copy.base)
+        now, _ = record_files(copy, store, base, ref=f"refs/runs/{copy.run}/now")
+        only = {path for path in list_changed_paths(base, now) if path in now}
+        if not only:
+            return "", ""
+    target = f"{folders.snapshots}/{_name_snapshot(label)}"
+    remove_tree(target)  # of an earlier process that was stopped here
+    warning = publish_snapshot(folders.path, folders.snapshots, label, run, only=only)
+    return warning, target if Path(target).is_dir() else ""
+
+
+def _name_snapshot(label: str) -> str:
+    return (_UNSAFE.sub("_", label).strip(". ")[:100]) or "run"
+
+
 def publish_snapshot(workspace: str, snapshots: str, label: str, run: int, *, only: set[str] | None = None) -> str:
     """Copy what a run left to where its siblings can read it: all of a folder, or `only` these files of it. Returns a
     warning, or "". The snapshot appears whole or not at all."""
-    name = (_UNSAFE.sub("_", label).strip(". ")[:100]) or "run"
+    name = _name_snapshot(label)
     target = Path(make_private_folder(snapshots), name)
     if os.path.lexists(target):
         target = target.with_name(f"{name}-{run}")
