@@ -237,6 +237,7 @@ class ProfilePlanner:
             floor=floor,
             network=network,
             notes=tuple(fallback),
+            primary_model=None if parent is None else parent.primary_model,
             team=TeamPlan(
                 strategy=choose_strategy(team.strategy, refine=team.refine),
                 refine=team.refine,
@@ -277,6 +278,7 @@ class ProfilePlanner:
             network=base.network,
             wants=base.wants,
             hooks=base.hooks,
+            subagent_agents=base.subagent_agents,
         )
 
     def _apply_members(self, profile: Profile, task: Task, parent: Plan | None) -> Profile:
@@ -433,13 +435,6 @@ def _bind_subagent_tools(tools: dict[str, Tool], children: Sequence[Profile], *,
             tools.pop(name, None)
     elif any(isinstance(tool, SpawnSubagents | SubagentTool) for tool in tools.values()):
         tools |= {name: tools.get(name) or SubagentControlTool(name) for name in subagent_tools.TOOLS}
-
-
-def _name_model(model: str | Model | None) -> str:
-    if model is None or isinstance(model, str):
-        return model or ""
-    name: str = getattr(model, "name", type(model).__name__)
-    return name
 
 
 def _reads_files(model: str) -> bool:

@@ -34,8 +34,8 @@ from retinue.config.schema import (
 )
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import NAME_PATTERN, check_name
-from retinue.core.team_members import NEW_ANSWERS, ROUND_EVALUATOR, TeamSettings
-from retinue.core.teams import MEMBERS_MAX, STRATEGIES, Member, Strategy
+from retinue.core.team_members import ROUND_EVALUATOR, TeamSettings
+from retinue.core.teams import MAX_NEW_ANSWERS, MEMBERS_MAX, STRATEGIES, Member, Strategy
 
 PROVIDER_PATTERN = r"^[^\s:]+$(?!\n)"
 NO_EFFECT = "has no effect while '{switch}' is false: set it to true, or leave this out"
@@ -181,12 +181,12 @@ class SubagentOrchestratorSettings:
     max_new_answers_per_agent: int | None = setting(
         COUNT,
         "answers that each member of a refining team may give",
-        default=NEW_ANSWERS,
+        default=MAX_NEW_ANSWERS,
         unset=None,
         trust=ABOVE_DEFAULT,
     )
     max_new_answers: int | None = setting(
-        COUNT, "the same as `max_new_answers_per_agent`", default=NEW_ANSWERS, unset=None, trust=ABOVE_DEFAULT
+        COUNT, "the same as `max_new_answers_per_agent`", default=MAX_NEW_ANSWERS, unset=None, trust=ABOVE_DEFAULT
     )
 
     def to_settings(self) -> TeamSettings:
@@ -196,7 +196,7 @@ class SubagentOrchestratorSettings:
             shared_child_team_types=self.shared_child_team_types,
             inherit_spawning_agent_backend=self.inherit_spawning_agent_backend,
             final_answer_strategy=self.final_answer_strategy,
-            max_new_answers_per_agent=self.max_new_answers_per_agent or self.max_new_answers or NEW_ANSWERS,
+            max_new_answers_per_agent=self.max_new_answers_per_agent or self.max_new_answers or MAX_NEW_ANSWERS,
         )
 
     def check_keys(self, keys: Section) -> None:

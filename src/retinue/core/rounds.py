@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from retinue.core.team_members import NEW_ANSWERS
+from retinue.core.teams import MAX_NEW_ANSWERS
 
 Category = Literal["must", "should", "could"]
 Pressure = Literal["gentle", "balanced", "aggressive"]
@@ -30,4 +30,4 @@ class RoundSettings:
     refine: bool = False
     pressure: Pressure = "balanced"
     criteria: tuple[Criterion, ...] = ()
-    max_answers: int = NEW_ANSWERS
+    max_answers: int = MAX_NEW_ANSWERS
