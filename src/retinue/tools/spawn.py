@@ -15,6 +15,7 @@ from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
+from retinue.core.team_members import UNTYPED
 from retinue.protocol import subagents as words
 from retinue.tools.arguments import read_argument, reveal_text
 from retinue.tools.paths import resolve_readable
@@ -26,7 +27,7 @@ SUBAGENT_DESCRIPTION = (
 )
 SHORTEST_ANSWER = 512
 GENERIC = Profile(
-    "subagent",
+    UNTYPED,
     "You are a subagent. Do the task you are given, on your own, and end with a short, complete answer: "
     "it is all that the agent who asked you will see.",
 )
