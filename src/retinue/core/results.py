@@ -90,7 +90,7 @@ class Contribution(msgspec.Struct, frozen=True, gc=False):
 
 
 class TeamReport(msgspec.Struct, frozen=True, gc=False):
-    """How a team came to its answer. `presented` is the run whose workspace is handed over: the presenter, or the
+    """The way in which a team came to its answer. `presented` is the run whose workspace is handed over: the presenter, or the
     winner where nobody presents."""
 
     strategy: str
