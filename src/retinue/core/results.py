@@ -90,8 +90,8 @@ class Contribution(msgspec.Struct, frozen=True, gc=False):
 
 
 class TeamReport(msgspec.Struct, frozen=True, gc=False):
-    """The way in which a team came to its answer. `presented` is the run whose workspace is handed over: the presenter, or the
-    winner where nobody presents."""
+    """The way in which a team came to its answer. `presented` is the run whose workspace is handed over: the presenter,
+    or the winner where nobody presents."""
 
     strategy: str
     winner: str
