@@ -1,5 +1,5 @@
-"""The tools by which a model has subagents: spawn, list, get, apply; and for those it has spawned: continue, send, wait,
-cancel and so on, the same as those of an MCP client (`protocol.subagent_tools`).
+"""The tools by which a model has subagents: spawn, list, get, apply; and for those it has spawned: continue, send,
+wait, cancel and so on, the same as those of an MCP client (`protocol.subagent_tools`).
 
 A model reaches the runs below its own, and no others. The supervisor does the work.
 """
