@@ -13,9 +13,9 @@ from retinue.core.results import ChangedFile, format_changed_files
 from retinue.log.blocks import make_question_spans
 from retinue.log.runs import Runs, RunView
 from retinue.surfaces.printer import colors, safe
-from retinue.surfaces.printer.live_view import format_totals
 from retinue.surfaces.printer.printer import truncate_text
 from retinue.surfaces.printer.summary import format_status_bar
+from retinue.surfaces.printer.totals import format_totals
 
 COMMANDS = {
     "tree": ("", "show the runs of this conversation"),

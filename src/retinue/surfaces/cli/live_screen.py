@@ -21,6 +21,7 @@ from retinue.log.questions import find_closing
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer import colors
 from retinue.surfaces.printer.edit_call import edit_in_editor, find_editor
+from retinue.surfaces.printer.header import Header
 from retinue.surfaces.printer.live_view import Callbacks, LiveView
 from retinue.surfaces.printer.printer import Level
 from retinue.surfaces.printer.screen import Screen
@@ -118,11 +119,16 @@ class LiveScreen:
 
 @asynccontextmanager
 async def open_live_screen(
-    *, level: Level, after: int = 0, submit: Callable[[str], object] | None = None
+    *,
+    level: Level,
+    after: int = 0,
+    submit: Callable[[str], object] | None = None,
+    header: Header | None = None,
 ) -> AsyncIterator[LiveScreen]:
     """Open the live view on this terminal: what is printed to stderr otherwise comes after it is closed."""
     screen = Screen(Terminal(), color=colors.wants_color(sys.stderr))
     live = LiveScreen(screen, level=level, after=after, submit=submit)
+    live.view.header = header
     screen.open()
     try:
         yield live

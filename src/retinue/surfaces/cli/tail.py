@@ -18,10 +18,11 @@ from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import TREE_HELP, parse_whole
 from retinue.surfaces.printer import colors, safe
-from retinue.surfaces.printer.live_view import LiveView, format_totals
+from retinue.surfaces.printer.live_view import LiveView
 from retinue.surfaces.printer.printer import Level, Printer
 from retinue.surfaces.printer.screen import Screen
 from retinue.surfaces.printer.terminal import Terminal, can_draw
+from retinue.surfaces.printer.totals import format_totals
 
 
 def configure_tail(parser: argparse.ArgumentParser) -> None:
