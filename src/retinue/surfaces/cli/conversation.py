@@ -217,7 +217,7 @@ class Conversation:
     def show_receipt(self, receipt: Receipt) -> None:
         """Show that a message cannot be read any more. The view tells of those that are."""
         if receipt.state == "too_late":
-            self.show_note(f"too late: {receipt.why}")
+            self.show_note(receipt.describe())
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside what is typed, until the conversation is left."""

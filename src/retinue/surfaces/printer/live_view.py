@@ -18,7 +18,7 @@ from retinue.core.events import Delta, Event, RunStarted
 from retinue.log.activity import Activity, Work
 from retinue.log.blocks import Role, Span, make_call_spans
 from retinue.log.entries import Entries, Entry
-from retinue.log.receipts import MessageReceipt, Receipts, describe_receipt
+from retinue.log.receipts import MessageReceipt, Receipts
 from retinue.log.summaries import shorten_text
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.header import Header, read_header
@@ -274,9 +274,9 @@ class LiveView:
         about = f" · {shorten_text(words, RECEIPT_CHARACTERS, RECEIPT_CHARACTERS - 1)}"
         role: Role = "bad" if receipt.state == "too_late" else "faint"
         if receipt.state == "queued":
-            self._print_spans(((role, INDENT + describe_receipt(receipt)),))
+            self._print_spans(((role, INDENT + receipt.describe()),))
         else:
-            self._print_spans((("mark", "› "), (role, describe_receipt(receipt) + about)))
+            self._print_spans((("mark", "› "), (role, receipt.describe() + about)))
 
     def _format_body(self, entry: Entry) -> str:
         text = entry.body.strip("\n")
