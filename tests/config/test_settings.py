@@ -55,7 +55,7 @@ def test_the_example_in_the_modules_docstring_is_read_as_it_says(write: Write) -
         turns=100, seconds=600, depth=3, concurrent=8, tokens=2_000_000, cost=Decimal(5), stall=300
     )
     assert settings.retention_days == 30
-    assert settings.coordination.subagent_types == ("explorer",)
+    assert settings.coordination.subagent_types == ("explorer", "round_evaluator")
     explorer, poet = settings.profiles["explorer"], settings.profiles["poet"]
     assert (explorer.model, explorer.tools) == ("scripted:script.yaml", ("read", "grep", "glob"))
     assert explorer.limits.to_limits() == Limits(
@@ -103,7 +103,10 @@ def test_a_default_timeout_outside_the_bounds_stands(write: Write) -> None:
         ("max_depth: -1", "1: key 'max_depth': must be 0 or more, got -1"),
         ("max_turns: 1.5", "1: key 'max_turns': expected a whole number, got 1.5"),
         ("timeout: soon", "1: key 'timeout': expected a number, got a text"),
-        ("orchestrator: {voting: 1}", "1: key 'orchestrator.voting': unknown key; allowed here: coordination"),
+        (
+            "orchestrator: {voting: 1}",
+            "1: key 'orchestrator.voting': unknown key; allowed here: coordination, voting_sensitivity",
+        ),
         (
             "orchestrator:\n  coordination:\n    subagent_type: []",
             "3: key 'orchestrator.coordination.subagent_type': ",

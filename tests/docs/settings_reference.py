@@ -8,6 +8,7 @@ from retinue.config.remote_agents import AgentSettings
 from retinue.config.schema import Setting, format_default, list_settings
 from retinue.config.servers import ServerSettings
 from retinue.config.settings import ProfileSettings, Settings
+from retinue.config.teams import MemberSettings
 
 
 def render_reference() -> str:
@@ -15,6 +16,7 @@ def render_reference() -> str:
     tables = {
         "retinue.yaml": _render_rows(list_settings(Settings), ""),
         "Each of `profiles`": _render_rows(list_settings(ProfileSettings), ""),
+        "Each of `agents` and `subagent_agents`": _render_rows(list_settings(MemberSettings), ""),
         "Each of `a2a_agents`": _render_rows(list_settings(AgentSettings), ""),
         "Each of `mcp_servers`": _render_rows(list_settings(ServerSettings), ""),
     }

@@ -34,16 +34,16 @@ from retinue.tools import answer, web
 from retinue.tools.dialer import Dialer
 from retinue.tools.functions import FunctionTool, HostedTool
 from retinue.tools.local import LOCAL
-from retinue.tools.spawn import (
+from retinue.tools.subagents import (
     GENERIC,
     ApplySubagent,
     GetAgent,
     ListAgents,
     SpawnAgent,
     SpawnSubagents,
+    SubagentControlTool,
     SubagentTool,
 )
-from retinue.tools.subagents import SubagentControlTool
 from retinue.tools.team import make_team_tools
 
 SPAWNING: dict[str, Callable[[], Tool]] = {
@@ -237,6 +237,7 @@ class ProfilePlanner:
             floor=floor,
             network=network,
             notes=tuple(fallback),
+            primary_model=None if parent is None else parent.primary_model,
             team=TeamPlan(
                 strategy=choose_strategy(team.strategy, refine=team.refine),
                 refine=team.refine,
@@ -277,6 +278,7 @@ class ProfilePlanner:
             network=base.network,
             wants=base.wants,
             hooks=base.hooks,
+            subagent_agents=base.subagent_agents,
         )
 
     def _apply_members(self, profile: Profile, task: Task, parent: Plan | None) -> Profile:
@@ -305,13 +307,13 @@ class ProfilePlanner:
 
     def resolve_members(self, profile: Profile, parent: Plan) -> Resolution:
         """Return the members of a child with this profile."""
-        primary = self._default_model if parent.primary_model is None else parent.primary_model[1]
+        primary = parent.primary_model
         return resolve_members(
             self._teams,
             profile.name,
             local_members=parent.members,
             spawner_model=None if parent.model is None else parent.model_name,
-            primary_model=primary if isinstance(primary, str) else getattr(primary, "name", type(primary).__name__),
+            primary_model=_name_model(self._default_model) if primary is None else primary[1],
         )
 
     def _choose_model(self, profile: Profile, task: Task, parent: Plan | None) -> tuple[Model, str]:
@@ -330,7 +332,7 @@ class ProfilePlanner:
                     f"a subagent may not be given the model {wanted!r}: it would read a file of its choice"
                 )
             return self._models(wanted), wanted
-        return self._models(wanted), getattr(wanted, "name", type(wanted).__name__)
+        return self._models(wanted), _name_model(wanted)
 
     def _make_tools(
         self, profile: Profile, parent: Plan | None, *, given: bool

@@ -11,6 +11,7 @@ from retinue.core.limits import Caps, Limits, Timeouts
 from retinue.core.messages import Model
 from retinue.core.ports import Approver, Clock, Policy, Prices, Setup
 from retinue.core.profiles import Profile, RuntimeName
+from retinue.core.rounds import RoundSettings
 from retinue.core.rules import Mode, Rules
 from retinue.core.servers import McpServer
 from retinue.core.team_members import TeamSettings
@@ -18,7 +19,7 @@ from retinue.core.teams import Member
 from retinue.core.traces import Telemetry
 from retinue.remote.port import RemoteAdapter
 from retinue.tools.dialer import Dialer
-from retinue.tools.spawn import GENERIC
+from retinue.tools.subagents import GENERIC
 
 MAIN = Profile(
     "main",
@@ -63,6 +64,7 @@ class Parts:
     is_mcp_server       this process serves as an MCP server: it opens no collector of its own
     teams               which members a subagent has, and how they agree
     subagent_agents     the members of what a primary spawns, if its profile names none
+    rounds              rounds of a primary, each judged by an evaluator
     enable_subagents    False: no run gets a tool to spawn with
     """
 
@@ -107,6 +109,7 @@ class Parts:
     is_mcp_server: bool = False
     teams: TeamSettings = TeamSettings()  # noqa: RUF009 - frozen
     subagent_agents: Sequence[Member] = ()
+    rounds: RoundSettings = RoundSettings()  # noqa: RUF009 - frozen
     enable_subagents: bool = True
 
     @property

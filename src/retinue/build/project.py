@@ -33,6 +33,7 @@ def load_project_parts(
     from retinue.config.models import find_default_model
     from retinue.config.project import load_project
     from retinue.config.skills import render_skill_prompt
+    from retinue.config.teams import to_members
 
     project = load_project(start, config=config)
     settings = project.settings
@@ -70,6 +71,10 @@ def load_project_parts(
         "telemetry": is_telemetry_wanted(settings.telemetry),
         "network": settings.network,
         "mcp_servers": settings.mcp_servers,
+        "teams": settings.coordination.subagent_orchestrator.to_settings(),
+        "subagent_agents": to_members(settings.subagent_agents),
+        "enable_subagents": settings.coordination.enable_subagents,
+        "rounds": settings.orchestrator.to_rounds(),
     }
     return Parts(project=project.folder, **{**values, **given}), project
 

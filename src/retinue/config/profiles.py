@@ -63,16 +63,20 @@ def choose_active(profiles: Sequence[Profile], names: Sequence[str] | None) -> t
         wanted = [name for name in DEFAULT_TYPES if name in by_name] + own
         return [by_name[name] for name in dict.fromkeys(wanted)], []
     chosen = {name.casefold(): by_name.get(name.casefold()) for name in names}
-    warnings = [
-        _warn_unknown(name, by_name.values()) for name in dict.fromkeys(names) if chosen[name.casefold()] is None
-    ]
-    return [profile for profile in chosen.values() if profile is not None], warnings
+    return [profile for profile in chosen.values() if profile is not None], warn_of_unknown_types(
+        names, profiles, key="subagent_types"
+    )
 
 
-def _warn_unknown(name: str, profiles: Iterable[Profile]) -> str:
+def warn_of_unknown_types(names: Iterable[str], profiles: Iterable[Profile], *, key: str) -> list[str]:
+    """Return a warning for each name in that setting that no profile has."""
     there = sorted((profile.name for profile in profiles), key=str.casefold)
-    known = ", ".join(there)
-    return f"unknown subagent type '{show_text(name, 80)}' in subagent_types; available: {known}{suggest(name, there)}"
+    known = {name.casefold() for name in there}
+    return [
+        f"unknown subagent type '{show_text(name, 80)}' in {key}; available: {', '.join(there)}{suggest(name, there)}"
+        for name in dict.fromkeys(names)
+        if name.casefold() not in known
+    ]
 
 
 def _read_folder(folder: Path, project: Path | None) -> dict[str, Definition]:

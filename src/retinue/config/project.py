@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retinue.config.files import exists, read_text
+from retinue.config.location import suggest
 from retinue.config.ownership import check_owner, find_other_owners
-from retinue.config.profiles import BUILT_IN, Definition, choose_active, find_definitions
+from retinue.config.profiles import BUILT_IN, Definition, choose_active, find_definitions, warn_of_unknown_types
 from retinue.config.sandbox import warn_of_missing_paths
 from retinue.config.settings import ProfileSettings, Settings, load_settings, parse_settings, restrict
 from retinue.config.skills import Skill, find_skill, find_skills
+from retinue.config.teams import to_members
 from retinue.config.trust import read_accepted_owner, read_answer
 from retinue.core.errors import ConfigError
-from retinue.core.profiles import Profile
+from retinue.core.profiles import SPAWN_TOOLS, Profile
+from retinue.core.team_members import ALL_TYPES, ROUND_EVALUATOR, UNTYPED
 
 SETTINGS_FILE = "retinue.yaml"
 OWNED_MARKS = (SETTINGS_FILE, ".agent")  # the state folder has checks of its own (`files.state_owner`)
@@ -71,7 +74,8 @@ def load_project(start: Path, *, config: Path | None = None) -> Project:
         _check_skills(definition, skills)
     everyone = [definition.profile for definition in merged]
     active, warnings = choose_active(everyone, settings.coordination.subagent_types)
-    warnings = [*warnings, *warn_of_missing_paths(settings.expose_paths)]
+    _check_members(settings, active, everyone)
+    warnings = [*warnings, *_warn_of_teams(settings, everyone), *warn_of_missing_paths(settings.expose_paths)]
     if ignored:
         warnings = [UNTRUSTED.format(file=settings.file, what=_list_some(ignored)), *warnings]
     return Project(folder, settings, tuple(active), tuple(everyone), skills, tuple(warnings), ignored)
@@ -143,7 +147,38 @@ def _apply_rights(profile: Profile, given: ProfileSettings) -> Profile:
         leaf=profile.leaf if given.leaf is None else given.leaf,
         approvals=profile.approvals if given.approvals is None else given.approvals.to_rules(),
         network=profile.network if given.network is None else given.network,
+        subagent_agents=to_members(given.subagent_agents),
     )
+
+
+def _check_members(settings: Settings, active: Sequence[Profile], everyone: Sequence[Profile]) -> None:
+    """Check that the members of teams run profiles that are active."""
+    pools = [settings.coordination.subagent_orchestrator.agents, settings.subagent_agents]
+    pools += [given.subagent_agents for given in settings.profiles.values()]
+    usable, known = ({profile.name.casefold() for profile in group} for group in (active, everyone))
+    for member in (member for pool in pools for member in pool):
+        name = member.profile
+        if name is None or name.casefold() in usable:
+            continue
+        there = sorted(profile.name for profile in active)
+        if name.casefold() in known:
+            raise member.place.error(f"the profile '{name}' is not active: add it to 'subagent_types'")
+        raise member.place.error(f"unknown profile '{name}'; available: {', '.join(there)}{suggest(name, there)}")
+
+
+def _warn_of_teams(settings: Settings, everyone: Sequence[Profile]) -> Iterator[str]:
+    """Yield a warning for each type that gets no shared pool, and for tools that nobody gets."""
+    teams = settings.coordination.subagent_orchestrator
+    named = [name for name in teams.shared_child_team_types if name not in (ALL_TYPES, ROUND_EVALUATOR, UNTYPED)]
+    yield from warn_of_unknown_types(named, everyone, key="shared_child_team_types")
+    if named and not teams.agents:
+        yield "shared_child_team_types has no effect: there is no shared pool, subagent_orchestrator.agents"
+    if settings.coordination.enable_subagents:
+        return
+    for given in settings.profiles.values():
+        tools = [tool for tool in given.tools or () if tool in SPAWN_TOOLS or tool.startswith("subagent_")]
+        if tools:
+            yield f"profiles.{given.name}.tools: {', '.join(tools)} cannot be had: enable_subagents is false"
 
 
 def _check_skills(definition: Definition, skills: Mapping[str, Skill]) -> None:

@@ -109,6 +109,8 @@ def format_default(value: object) -> str:
     """Return a default as YAML; nothing for one that is empty."""
     if value is None or value in ((), {}, ""):
         return ""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(str, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value).removesuffix(".0")
 
 
@@ -199,6 +201,7 @@ def trust_for(*loose: str) -> TrustRule:
     return TrustRule(words, lambda value, each: _drop_value(value, each) if value in loose else (value, []))
 
 
+IF_TRUE = TrustRule("`true`", lambda value, _: (False, [Loosening("", "true")] if value else []))
 ANY_VALUE = TrustRule("any value", _drop_value)
 ABOVE_DEFAULT = TrustRule("above the default", _drop_more)
 BELOW_DEFAULT = TrustRule("below the default", _drop_less)

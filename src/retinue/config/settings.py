@@ -30,9 +30,16 @@ approvals:
   allow: [shell(git status*)]    # deny wins, then ask, then allow, then the mode
   ask: [edit(docs/**)]
   deny: [shell(git push*)]
-orchestrator:
+subagent_agents:                 # the members of each subagent of the primary: config/teams.py
+  - {model: "openai:NAME"}
+orchestrator:                    # config/coordination.py
+  voting_sensitivity: checklist_gated            # rounds need it
   coordination:
-    subagent_types: [explorer]   # null: the default ones; []: none
+    enable_subagents: true       # false: no agent gets a tool to spawn with
+    subagent_orchestrator: {enabled: true, agents: [{model: "anthropic:NAME"}, {model: "openai:NAME"}]}
+    round_evaluator_before_checklist: true       # rounds; each of the keys around needs the others
+    orchestrator_managed_round_evaluator: true
+    subagent_types: [explorer, round_evaluator]  # null: the default ones; []: none
     subagent_default_timeout: 1800
     subagent_min_timeout: 60     # bounds for a timeout that a model asks for
     subagent_max_timeout: 14400
@@ -63,10 +70,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from msgspec import UnsetType
 
+from retinue.config.coordination import CoordinationSettings, OrchestratorSettings, check_orchestrator
 from retinue.config.files import read_text
 from retinue.config.limits import make_limits
 from retinue.config.located import Node, Section
@@ -103,12 +111,12 @@ from retinue.config.schema import (
     trust_for,
 )
 from retinue.config.servers import NEW_SERVERS, SERVERS, TOOL_NAMES, check_tools
+from retinue.config.teams import ENABLED, MEMBERS, MEMBERS_EXAMPLE, NEW_MEMBERS, NO_EFFECT, MemberSettings
 from retinue.config.yaml import parse_yaml
 from retinue.core.limits import (
     DEFAULT_CONCURRENT,
     DEFAULT_DEPTH,
     DEFAULT_TURNS,
-    MODEL_ASKED_SECONDS,
     RETENTION_DAYS,
     SETUP_SECONDS,
     SPAWNED_SECONDS,
@@ -235,70 +243,13 @@ class ProfileSettings:
         "rules on top of those above: stricter, never laxer",
         example="{deny: [shell]}",
     )
-
-
-@dataclass(frozen=True)
-class CoordinationSettings:
-    """Subagents that a model asks for."""
-
-    subagent_types: tuple[str, ...] | None = setting(
-        TEXTS, "the profiles a model may name; null: the default ones; []: none", example="[explorer]"
-    )
-    subagent_default_timeout: float = setting(
-        NUMBER,
-        "seconds of a subagent, unless its profile or its parent says otherwise",
-        default=SPAWNED_SECONDS,
-        trust=ABOVE_DEFAULT,
-    )
-    subagent_min_timeout: float = setting(
-        NUMBER,
-        "the shortest timeout that a model may ask for, in seconds",
-        default=MODEL_ASKED_SECONDS[0],
-        trust=ABOVE_DEFAULT,
-    )
-    subagent_max_timeout: float = setting(
-        NUMBER,
-        "the longest timeout that a model may ask for, in seconds",
-        default=MODEL_ASKED_SECONDS[1],
-        trust=ABOVE_DEFAULT,
-    )
-    subagent_runtime_mode: RuntimeName | None = setting(
-        choice(RUNTIMES),
-        "where tools run: isolated or container (a sandbox), inherited (this process), delegated (the host)",
-        default="isolated",
-        unset=None,
-        trust=trust_for("inherited", "delegated"),
-    )
-    subagent_runtime_fallback_mode: RuntimeName | None = setting(
-        choice(RUNTIMES[:-1]),
-        "the laxer runtime to use if that sandbox cannot be built; without it, such a run is refused",
-        example="inherited",
-        trust=ANY_VALUE,
-    )
-    subagent_delegation_directory: str | None = setting(
-        WORD, "in a container: the folder shared with `retinue watch`", example="/outbox", trust=ANY_VALUE
-    )
-    subagent_host_launch_prefix: tuple[str, ...] = setting(
-        TEXTS,
-        "a command to put before the one that starts a sandbox",
+    subagent_agents: tuple[MemberSettings, ...] = setting(
+        MEMBERS,
+        "the members of each subagent it spawns, where `subagent_orchestrator` is enabled",
         default=(),
-        example="[nice, -n, '5']",
-        trust=TrustRule("any value", lambda value, _: ((), [Loosening("", " ".join(value))])),
+        example=MEMBERS_EXAMPLE,
+        trust=NEW_MEMBERS,
     )
-    subagent_reports: Literal["strict", "best_effort"] = setting(
-        choice(("strict", "best_effort")),
-        "in an MCP server: what happens to a run whose events do not reach the process that started the server; "
-        "strict: it fails; best_effort: it continues",
-        default="strict",
-        trust=trust_for("best_effort"),
-    )
-
-
-@dataclass(frozen=True)
-class OrchestratorSettings:
-    """Subagents."""
-
-    coordination: CoordinationSettings = section(CoordinationSettings, "how a model may have subagents")
 
 
 def _read_profiles(node: Node) -> dict[str, ProfileSettings]:
@@ -346,7 +297,18 @@ _PROFILES = Kind(
 class Settings:
     """retinue.yaml: models, rights and limits of the agents in this project."""
 
+    hints: ClassVar[Mapping[str, str]] = {
+        "agents": "there is exactly one parent agent: give its model as 'model' at the top of the file, its child team "
+        "as 'subagent_agents' beside it, and members for all as 'agents' in 'subagent_orchestrator'"
+    }
     model: str | None = setting(WORD, "PROVIDER:NAME or scripted:FILE", example=PROVIDERS[0].default)
+    subagent_agents: tuple[MemberSettings, ...] = setting(
+        MEMBERS,
+        "the members of each subagent that the primary spawns, where `subagent_orchestrator` is enabled",
+        default=(),
+        example=MEMBERS_EXAMPLE,
+        trust=NEW_MEMBERS,
+    )
     approvals: ApprovalSettings = section(
         ApprovalSettings, "what asks you before it runs; deny wins, then ask, then allow"
     )
@@ -475,7 +437,8 @@ def parse_settings(text: str, path: Path) -> Settings:
         return Settings(file=path)
     keys = node.section(what="'key: value' lines")
     settings = read_section(Settings, keys, file=path)
-    _check_timeouts(settings, keys)
+    check_orchestrator(settings.orchestrator, keys)
+    _check_members(settings, keys)
     _check_fallback(settings, keys)
     for each in keys.require("profiles").section().entries.values() if settings.profiles else ():
         check_tools(None if each.value is None else each.section().entry("tools"), settings.mcp_servers)
@@ -512,10 +475,15 @@ def _check_fallback(settings: Settings, keys: Section) -> None:
         raise coordination.require("subagent_runtime_fallback_mode").error(why)
 
 
-def _check_timeouts(settings: Settings, keys: Section) -> None:
-    """Check the bounds for what a model asks for. A default outside them is a person's choice and stands."""
-    low, high = settings.coordination.subagent_min_timeout, settings.coordination.subagent_max_timeout
-    if low > high:
-        coordination = keys.require("orchestrator").section().require("coordination").section()
-        node = coordination.get("subagent_max_timeout") or coordination.require("subagent_min_timeout")
-        raise node.error(f"subagent_min_timeout ({low:g}) is more than subagent_max_timeout ({high:g})")
+def _check_members(settings: Settings, keys: Section) -> None:
+    """Check that the members of primaries and profiles can take effect."""
+    found = [(settings.subagent_agents, keys.entries.get("subagent_agents"))]
+    for profile in settings.profiles.values():
+        entry = keys.require("profiles").section().entries[profile.name]
+        node = None if entry.value is None else entry.section().entries.get("subagent_agents")
+        if profile.subagent_agents and node is not None and profile.leaf:
+            raise node.error("has no effect with 'leaf: true', which lets it spawn no subagents: leave one of them out")
+        found.append((profile.subagent_agents, node))
+    for members, node in found:
+        if members and node is not None and not settings.coordination.subagent_orchestrator.enabled:
+            raise node.error(NO_EFFECT.format(switch=ENABLED))

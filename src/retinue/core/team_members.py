@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from retinue.core.errors import ConfigError
-from retinue.core.teams import Member, Strategy
+from retinue.core.teams import MAX_NEW_ANSWERS, Member, Strategy
 
 ROUND_EVALUATOR = "round_evaluator"
+UNTYPED = "subagent"  # the profile of a task that names no type
 ALL_TYPES = "*"
-NEW_ANSWERS = 3
 Step = Literal[0, 1, 2, 3, 4, 5, 6]
 INHERITING_STEPS: tuple[Step, ...] = (3, 6)
 INHERITED_MODEL = (
@@ -37,7 +37,7 @@ class TeamSettings:
     shared_child_team_types: tuple[str, ...] = (ROUND_EVALUATOR,)
     inherit_spawning_agent_backend: bool = False
     final_answer_strategy: Strategy | None = None
-    max_new_answers_per_agent: int = NEW_ANSWERS
+    max_new_answers_per_agent: int = MAX_NEW_ANSWERS
 
     def shares_pool(self, type_name: str) -> bool:
         """Return whether subagents of this type take the shared pool first."""

@@ -1,0 +1,85 @@
+"""Members of subagents in real trees: one member is an ordinary run on its model, and a task may not overrule it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import retinue
+from retinue import Event
+from retinue.core.events import RunSpawned, ToolResult
+from tests.supervisor.tree.kit import bodies, main, spawn
+
+KID = "agents:\n  '*': [{text: did it}]\n"
+OPEN = "orchestrator: {{coordination: {{{subagents}}}}}\n{rest}"
+
+
+async def run_tree(folder: Path, *tasks: dict[str, Any], rest: str = "", **coordination: str) -> list[Event]:
+    """Run a tree whose primary spawns these tasks at once, with these keys in retinue.yaml."""
+    for name in ("one", "two"):
+        (folder / f"{name}.yaml").write_text(KID)
+    keys = ", ".join(f"{key}: {value}" for key, value in coordination.items())
+    config = folder / "retinue.yaml"
+    config.write_text(OPEN.format(subagents=keys, rest=rest))
+    async with retinue.open(mode="yes", project=folder, config=config) as r:
+        run = await r.spawn(main({"main": [spawn(*tasks), {"text": "end"}], "*": [{"text": "inherited"}]}), "go")
+        return [event async for event in run.events()]
+
+
+def spawned(events: list[Event]) -> list[str]:
+    return [body.model for body in bodies(events, RunSpawned)[1:]]
+
+
+def error(events: list[Event]) -> str:
+    reply = json.loads(bodies(events, ToolResult, run=0)[0].text)
+    assert not reply["success"]
+    return str(reply["error"])
+
+
+@pytest.mark.requirement("MASS-25", "MASS-26", "MASS-27")
+async def test_one_member_of_the_pool_or_of_the_primary_is_an_ordinary_run_on_its_model(tmp_path: Path) -> None:
+    teams = "{enabled: true, agents: [{model: 'scripted:one.yaml'}], shared_child_team_types: [explorer]}"
+    kids = [{"task": "x", "subagent_type": name} for name in ("explorer", "critic")]
+    local = "subagent_agents: [{model: 'scripted:two.yaml'}]\n"
+    events = await run_tree(tmp_path, *kids, subagent_orchestrator=teams, rest=local)
+    assert spawned(events) == ["scripted:one.yaml", "scripted:two.yaml"]
+    results = json.loads(bodies(events, ToolResult, run=0)[0].text)["results"]
+    assert [result["answer"] for result in results] == ["did it", "did it"]
+
+
+@pytest.mark.requirement("MASS-26")
+async def test_a_profiles_own_model_wins_over_an_inherited_one(tmp_path: Path) -> None:
+    kids = [{"task": "x", "subagent_type": name} for name in ("explorer", "critic")]
+    rest = "profiles: {critic: {model: 'scripted:two.yaml'}}\n"
+    events = await run_tree(tmp_path, *kids, subagent_orchestrator="{enabled: true}", rest=rest)
+    assert spawned(events) == ["ScriptedModel", "scripted:two.yaml"]
+
+
+async def test_a_member_may_run_another_profile(tmp_path: Path) -> None:
+    teams = "{enabled: true}"
+    local = "subagent_agents: [{model: 'scripted:one.yaml', profile: critic}]\n"
+    events = await run_tree(
+        tmp_path, {"task": "x", "subagent_type": "explorer"}, subagent_orchestrator=teams, rest=local
+    )
+    profile = json.loads(bytes(bodies(events, RunSpawned)[1].profile))
+    assert profile["name"] == "explorer"
+    assert profile["instructions"].startswith("You are a critic")
+
+
+@pytest.mark.requirement("MASS-29")
+async def test_with_the_inherit_flag_spawn_subagents_rejects_a_model(tmp_path: Path) -> None:
+    task = {"task": "x", "subagent_type": "explorer", "model": "scripted:one.yaml"}
+    flag = "{enabled: true, inherit_spawning_agent_backend: true}"
+    events = await run_tree(tmp_path, task, subagent_orchestrator=flag)
+    assert spawned(events) == []
+    assert error(events).startswith("Cannot set 'model' for subagent 'explorer': every subagent inherits its model, ")
+
+
+async def test_without_subagents_no_run_has_a_tool_to_spawn_with(tmp_path: Path) -> None:
+    events = await run_tree(tmp_path, {"task": "x"}, enable_subagents="false")
+    [primary] = bodies(events, RunSpawned)
+    tools = {tool["name"] for tool in json.loads(bytes(primary.tools))}
+    assert "read" in tools
+    assert not [name for name in tools if "agent" in name or name.startswith("custom_tool__")]
+    assert not bodies(events, ToolResult, run=0)[0].success
