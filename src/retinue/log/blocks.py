@@ -87,14 +87,14 @@ class _Seen:
     the answers of its background children that no result has had yet."""
 
     __slots__ = (
-        "asked", "calls", "depth", "held", "is_member", "label", "parent", "superseded", "tokens", "tools", "turns",
+        "asked", "calls", "depth", "held", "label", "parent", "superseded", "team", "tokens", "tools", "turns",
         "unfetched",
     )  # fmt: skip
 
-    def __init__(self, spawned: RunSpawned | None, *, is_member: bool = False) -> None:
+    def __init__(self, spawned: RunSpawned | None, *, team: _Seen | None = None) -> None:
         self.label = "" if spawned is None else spawned.label
         self.depth = None if spawned is None else spawned.depth
-        self.is_member = is_member
+        self.team = team
         self.parent = spawned.parent if spawned is not None and spawned.background else None
         self.held: list[str] = []
         self.superseded = False
@@ -120,6 +120,7 @@ class Blocks:
             self._alive[event.tree, event.agent].add(event.run)
         block = self._block(event, seen)
         if isinstance(event.body, RunEnded):
+            self._count_for_team(seen)
             del self._runs[key]
             self._alive[event.tree, event.agent].discard(event.run)
         return block
@@ -130,7 +131,15 @@ class Blocks:
             return _Seen(None)
         spawned = event.body
         parent = None if spawned.parent is None else self._runs.get((event.tree, spawned.parent))
-        return _Seen(spawned, is_member=parent is not None and parent.depth == spawned.depth)
+        return _Seen(spawned, team=parent if parent is not None and parent.depth == spawned.depth else None)
+
+    def _count_for_team(self, seen: _Seen) -> None:
+        """Add what a member has used to its team, which uses nothing itself."""
+        team = seen.team
+        if team is not None:
+            team.turns += seen.turns
+            team.tools += seen.tools
+            team.tokens += seen.tokens
 
     def _block(self, event: Event, seen: _Seen) -> Block | None:
         match event.body:
@@ -329,7 +338,7 @@ def _lifecycle(event: Event, seen: _Seen) -> Block:
         case RunSpawned(task=task, queued=queued):
             first = next((line.strip() for line in task.splitlines() if line.strip()), "")
             what = "spawned (queued)" if queued else "spawned"
-            if first not in ("", seen.label) and not seen.is_member:  # its team has said the task
+            if first not in ("", seen.label) and seen.team is None:  # its team has said the task
                 what += f": {shorten_text(first, TASK_CHARACTERS, TASK_CHARACTERS - 3)}"
             return _about(event, seen, (("mark", "○ "), *who, ("plain", what)), line=True)
         case RunEnded(status=status, error_details=error, duration_ms=took):
@@ -345,7 +354,7 @@ def _lifecycle(event: Event, seen: _Seen) -> Block:
                 (("mark", "● "), *who, state, stats, ("plain", why)),
                 line=True,
                 success=good,
-                is_detail=good and seen.is_member,
+                is_detail=good and seen.team is not None,
             )
     return _about(event, seen, (("mark", "○ "), *who, ("plain", "resumed")), line=True)
 

@@ -25,7 +25,7 @@ from retinue.log.blocks import FINAL_ANSWER, TEAM_TOOLS, Block, Blocks, Span, ma
 from retinue.log.summaries import describe_call, shorten_text, summarize_result
 
 SLOW_MS = 1000
-ANSWER_CHARACTERS = 100
+ANSWER_CHARACTERS = 72
 Style = Literal["markdown", "diff", "output", "faint"]
 _FILE_TOOLS = ("edit", "write")
 _OUTPUT_TOOLS = ("shell", "bash", "execute_python", "execute_go_code")

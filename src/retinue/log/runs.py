@@ -334,7 +334,7 @@ class RunView(Struct, eq=False, gc=False):
 
     @property
     def level(self) -> int:
-        """How many runs are above it. Its depth is less in and below a team."""
+        """The number of runs above it. Its depth is less in and below a team."""
         return self.path.count("/") - 1
 
     def walk(self) -> Iterable[RunView]:
