@@ -96,6 +96,58 @@ def test_profiles(project: Project) -> None:
     assert done.stderr.startswith("retinue: warning: unknown subagent type 'nobody'")
 
 
+TEAM = """\
+model: anthropic:primary
+subagent_agents: [{model: "openai:local"}]
+orchestrator:
+  coordination:
+    subagent_types: [explorer, critic, round_evaluator]
+    subagent_orchestrator:
+      enabled: true
+      agents: [{id: careful, backend: {type: anthropic, model: big}}, {model: "openai:small", profile: critic}]
+      shared_child_team_types: [round_evaluator]
+"""
+
+
+@pytest.mark.requirement("MASS-25", "MASS-26")
+def test_profiles_shows_the_members_of_each_type_and_why(project: Project) -> None:
+    (project.folder / "team.yaml").write_text(TEAM)
+    lines = project.retinue("profiles", "--teams", "--config", "team.yaml").stdout.splitlines()
+    assert [line.split() for line in lines[:4]] == [
+        ["TYPE", "SPAWNED", "BY", "MEMBERS", "STRATEGY", "STEP"],
+        ["explorer", "primary", "openai:local", "-", "2"],
+        ["explorer", "MCP", "client", "careful=anthropic:big", "synthesize", "5"],
+        ["openai:small", "(critic)"],
+    ]
+    assert ["round_evaluator", "both", "careful=anthropic:big", "synthesize", "1"] in [line.split() for line in lines]
+    assert lines[-3:] == [
+        "step 1: the shared pool, which shared_child_team_types gives to this type",
+        "step 2: the subagent_agents of the spawner",
+        "step 5: the shared pool, because the spawner has no model",
+    ]
+    (project.folder / "team.yaml").write_text(
+        TEAM.replace("subagent_agents: [", "# [") + "profiles: {critic: {model: own}}"
+    )
+    rows = json.loads(project.retinue("profiles", "--teams", "--json", "--config", "team.yaml").stdout)
+    found = {(row["type"], row["spawned_by"]): row for row in rows}
+    assert len(found) == 8 and found["critic", "primary"] == {
+        "type": "critic",
+        "spawned_by": "primary",
+        "members": [{"id": "agent1", "model": "own", "profile": None}],
+        "strategy": None,
+        "step": 3,
+        "reason": "the model that the profile itself has",
+    }
+    assert found["subagent", "primary"]["members"] == [{"id": "agent1", "model": "anthropic:primary", "profile": None}]
+    assert project.retinue("profiles", "--teams").stdout.startswith("No subagent is a team. `subagent_orchestrator: ")
+
+
+def test_a_server_of_subagents_that_are_disabled_does_not_start(project: Project) -> None:
+    (project.folder / "off.yaml").write_text("orchestrator: {coordination: {enable_subagents: false}}\n")
+    done = project.retinue("mcp", "serve", "--http", "--config", "off.yaml", "--model", "scripted:script.yaml")
+    assert "'enable_subagents' is false in off.yaml: set it to true, or offer one agent" in one_line_error(done)
+
+
 def test_doctor(project: Project) -> None:
     done = project.retinue("doctor")
     assert (done.returncode, done.stderr) == (0, "")
