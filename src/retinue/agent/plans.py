@@ -34,16 +34,16 @@ from retinue.tools import answer, web
 from retinue.tools.dialer import Dialer
 from retinue.tools.functions import FunctionTool, HostedTool
 from retinue.tools.local import LOCAL
-from retinue.tools.spawn import (
+from retinue.tools.subagents import (
     GENERIC,
     ApplySubagent,
     GetAgent,
     ListAgents,
     SpawnAgent,
     SpawnSubagents,
+    SubagentControlTool,
     SubagentTool,
 )
-from retinue.tools.subagents import SubagentControlTool
 from retinue.tools.team import make_team_tools
 
 SPAWNING: dict[str, Callable[[], Tool]] = {

@@ -42,7 +42,7 @@ from retinue.core.events import (
 )
 from retinue.core.messages import REMINDER, TASK, USER_WORDS
 from retinue.core.ports import Row, RunTally, StoredRun
-from retinue.core.results import STATUSES, Result, ToolLog, UserReply, ending_texts
+from retinue.core.results import STATUSES, Contribution, Result, TeamReport, ToolLog, UserReply, ending_texts
 from retinue.core.teams import TeamState
 from retinue.core.usage import NO_USAGE, Usage
 from retinue.log.summaries import describe_call, summarize_result
@@ -345,7 +345,11 @@ class RunView(Struct, eq=False, gc=False):
         if ended.status not in STATUSES:
             text, details = ending_texts("failed", name=self.agent, primary=False)
             ended = structs.replace(ended, status="failed", final_response=text, error_details=details)
-        place, spawned = self.place, self.spawned
+        place, spawned, made = self.place, self.spawned, ended
+        if self.team is not None:
+            presented = self.find_presented()
+            spawned = structs.replace(spawned, workspace=presented.spawned.workspace)
+            made = presented.ended or ended
         return Result(  # by position: so many names would take seven times as long
             self.agent,
             ended.final_response,
@@ -367,13 +371,46 @@ class RunView(Struct, eq=False, gc=False):
             ended.structured,
             ended.partial,
             "; ".join(self.warnings) if self.warnings else None,
-            ended.changed_files,
-            ended.changed_count,
+            made.changed_files,
+            made.changed_count,
             "inherited" if place is None else place.runtime,
             () if place is None else place.sandbox,
             ended.code,
             tuple([child.result(tree) for child in self.children if child.ended is not None]),
             self.replies,
+            None if self.team is None else self._report_team(self.team, tree),
+        )
+
+    def find_presented(self) -> RunView:
+        """Return the run whose work is handed over: this one, or of a team its presenter."""
+        decided = None if self.team is None else self.team.decided
+        found = [child for child in self.children if decided is not None and child.number == decided.run]
+        return found[0] if found else self
+
+    def _report_team(self, team: TeamState, tree: str) -> TeamReport:
+        decided = team.decided
+        return TeamReport(
+            strategy="" if decided is None else decided.strategy,
+            winner="" if decided is None else decided.winner,
+            reason="" if decided is None else decided.reason,
+            presented=None if decided is None else decided.run,
+            contributions=tuple(child._describe_contribution(team) for child in self.children),
+            votes={} if decided is None else decided.votes,
+        )
+
+    def _describe_contribution(self, team: TeamState) -> Contribution:
+        vote = team.votes.get(self.agent)
+        return Contribution(
+            agent=self.agent,
+            run=self.number,
+            model=self.spawned.model,
+            status=self.state,
+            answers={given.label: given.text for given in team.all_answers if given.agent == self.agent},
+            vote="" if vote is None else vote.choice,
+            reason="" if vote is None else vote.reason,
+            usage=self.usage,
+            cost=None if self.unpriced else self.cost,
+            id=str(decode_raw(self.spawned.profile).get("nickname") or ""),
         )
 
 

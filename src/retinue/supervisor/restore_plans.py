@@ -103,9 +103,13 @@ class PlanRestorer:
     ) -> None:
         self._planner = planner
         self._tree = tree
-        self._profiles = (*overrides.profiles, GONE_CLIENT)
+        self._profiles: tuple[Profile, ...] = (*overrides.profiles, GONE_CLIENT)
         self._model = primary.model, overrides.model
         self._runtime = overrides.runtime
+
+    def add_members(self, team: Plan) -> None:
+        """Take the members of a team, one of which goes on without it."""
+        self._profiles += tuple(team.children)
 
     def restore(self, view: RunView, parent: Plan | None) -> Plan:
         """Return the plan of a run that is resumed or continued. Raises ConfigError for what has to be given again."""
