@@ -120,6 +120,7 @@ class ProfilePlanner:
         parent: Plan | None,
         given: bool = False,
         can_spawn: bool = True,
+        restored: bool = False,
     ) -> Plan:
         if isinstance(profile, str):
             profile, given = self._find_profile(profile, parent), False
@@ -133,12 +134,15 @@ class ProfilePlanner:
             task.refine,
             given,
             can_spawn,
+            restored,
             0 if self._servers is None else self._servers.version,
         )
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= CACHED_PLANS:
                 self._plans.clear()
+            if parent is None or parent.team is None:
+                profile = self._apply_members(profile, task, parent, restored=restored)
             plan = self._plans[key] = self._make_plan(profile, task, parent, given=given, can_spawn=can_spawn)
         return plan
 
@@ -153,7 +157,6 @@ class ProfilePlanner:
 
     def _make_plan(self, profile: Profile, task: Task, parent: Plan | None, *, given: bool, can_spawn: bool) -> Plan:
         is_member = parent is not None and parent.team is not None
-        profile = profile if is_member else self._apply_members(profile, task, parent)
         if isinstance(profile, Team):
             return self._plan_team(profile, task, parent, given=given)
         if task.refine and not is_member:
@@ -281,15 +284,17 @@ class ProfilePlanner:
             subagent_agents=base.subagent_agents,
         )
 
-    def _apply_members(self, profile: Profile, task: Task, parent: Plan | None) -> Profile:
+    def _apply_members(self, profile: Profile, task: Task, parent: Plan | None, *, restored: bool) -> Profile:
         """Return the team that a child is, by the settings; or the profile on the model, and with the profile, of the
-        one member that it resolves to."""
+        one member that it resolves to. A run that is `restored` was no team, and its model is known."""
         if parent is None or not profile.has_model or not self._teams.enabled:
             return profile
         resolution = self.resolve_members(profile, parent)
-        if task.model:
+        if task.model and not restored:
             check_task_model(self._teams, profile.name, resolution)
         if len(resolution.members) > 1:
+            if restored:
+                return profile
             evaluates_rounds = profile.name.casefold() == ROUND_EVALUATOR
             wanted = self._teams.final_answer_strategy
             return make_team(

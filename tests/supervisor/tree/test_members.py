@@ -15,13 +15,18 @@ KID = "agents:\n  '*': [{text: did it}]\n"
 OPEN = "orchestrator: {{coordination: {{{subagents}}}}}\n{rest}"
 
 
+def configure(folder: Path, *, rest: str = "", **coordination: str) -> Path:
+    keys = ", ".join(f"{key}: {value}" for key, value in coordination.items())
+    config = folder / "retinue.yaml"
+    config.write_text(OPEN.format(subagents=keys, rest=rest))
+    return config
+
+
 async def run_tree(folder: Path, *tasks: dict[str, Any], rest: str = "", **coordination: str) -> list[Event]:
     """Run a tree whose primary spawns these tasks at once, with these keys in retinue.yaml."""
     for name in ("one", "two"):
         (folder / f"{name}.yaml").write_text(KID)
-    keys = ", ".join(f"{key}: {value}" for key, value in coordination.items())
-    config = folder / "retinue.yaml"
-    config.write_text(OPEN.format(subagents=keys, rest=rest))
+    config = configure(folder, rest=rest, **coordination)
     async with retinue.open(mode="yes", project=folder, config=config) as r:
         run = await r.spawn(main({"main": [spawn(*tasks), {"text": "end"}], "*": [{"text": "inherited"}]}), "go")
         return [event async for event in run.events()]
@@ -74,6 +79,29 @@ async def test_with_the_inherit_flag_spawn_subagents_rejects_a_model(tmp_path: P
     events = await run_tree(tmp_path, task, subagent_orchestrator=flag)
     assert spawned(events) == []
     assert error(events).startswith("Cannot set 'model' for subagent 'explorer': every subagent inherits its model, ")
+
+
+async def test_a_continued_run_stays_the_one_run_that_it_was(tmp_path: Path) -> None:
+    """The settings of now name two members and forbid models in tasks; what is continued has a model already."""
+    teams = "{enabled: true, agents: [{model: 'scripted:one.yaml'}], shared_child_team_types: ['*']}"
+    (tmp_path / "main.yaml").write_text(
+        "agents:\n  main: [{tools: [{name: subagent_explorer, args: {task: x}}]}, end]\n"
+    )
+    options: dict[str, Any] = {"mode": "yes", "project": tmp_path, "path": tmp_path / ".retinue"}
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text("agents:\n  '*': [{text: first}]\n")
+    config = configure(tmp_path, subagent_orchestrator=teams)
+    lead = retinue.Profile("main", model="scripted:main.yaml")
+    async with retinue.open(config=config, **options) as r:
+        tree = (await r.run(lead, "go")).tree
+    more = "{enabled: true, inherit_spawning_agent_backend: true, shared_child_team_types: ['*'], agents: "
+    configure(tmp_path, subagent_orchestrator=more + "[{model: 'scripted:two.yaml'}, {model: 'scripted:two.yaml'}]}")
+    async with retinue.open(config=config, **options) as r:
+        run = await r.continue_run(f"{tree}/1", "go on", profiles=[lead])
+        result = await run.result()
+        events = await r.control.log.read(run.tree)
+    assert (result.status, result.final_response) == ("done", "first")
+    assert bodies(events, RunSpawned)[-1].model == "scripted:one.yaml"
 
 
 async def test_without_subagents_no_run_has_a_tool_to_spawn_with(tmp_path: Path) -> None:
