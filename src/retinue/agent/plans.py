@@ -67,6 +67,10 @@ NONE_OF = "neither {tools} is available here: only what is on this machine can b
 NO_TEAM = (
     "refine needs a team, and '{name}' is one agent: set subagent_orchestrator in retinue.yaml, or leave refine out"
 )
+TEAMS_OFF = (
+    "profile {name!r} has subagent_agents, and subagent_orchestrator in retinue.yaml is not enabled: enable it, or put "
+    "a Team among the tools of the profile"
+)
 TEAM_IN_TEAM = "Cannot spawn the team '{name}' from inside a team: its members work without teams of their own."
 TEAM_RULES = (
     "You are one of several agents who work on the same task, each on its own and in its own workspace. When you have "
@@ -157,6 +161,8 @@ class ProfilePlanner:
 
     def _make_plan(self, profile: Profile, task: Task, parent: Plan | None, *, given: bool, can_spawn: bool) -> Plan:
         is_member = parent is not None and parent.team is not None
+        if profile.subagent_agents and not self._teams.enabled:
+            raise ConfigError(TEAMS_OFF.format(name=profile.name))
         if isinstance(profile, Team):
             return self._plan_team(profile, task, parent, given=given)
         if task.refine and not is_member:

@@ -8,6 +8,7 @@ import pytest
 
 import retinue
 from retinue import Event
+from retinue.core.control import ClientOptions
 from retinue.core.events import RunSpawned, ToolResult
 from tests.supervisor.tree.kit import bodies, main, spawn
 
@@ -70,6 +71,31 @@ async def test_a_member_may_run_another_profile(tmp_path: Path) -> None:
     profile = json.loads(bytes(bodies(events, RunSpawned)[1].profile))
     assert profile["name"] == "explorer"
     assert profile["instructions"].startswith("You are a critic")
+
+
+@pytest.mark.requirement("MASS-26")
+async def test_what_a_client_spawns_takes_the_pool_because_a_client_has_no_model(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text(KID)
+    teams = "{enabled: true, agents: [{model: 'scripted:one.yaml'}]}"
+    config = configure(tmp_path, subagent_orchestrator=teams, rest="subagent_agents: [{model: 'scripted:two.yaml'}]\n")
+    async with (
+        retinue.open(mode="yes", project=tmp_path, config=config, model="scripted:main.yaml") as r,
+        await r.control.open_client(ClientOptions(name="client", task="asks")) as client,
+    ):
+        run = await client.spawn("explorer", retinue.Task("x"))
+        events = [event async for event in run.events()]
+    assert bodies(events, RunSpawned, run=1)[0].model == "scripted:one.yaml"
+
+
+async def test_members_of_a_profile_made_in_python_need_teams_that_are_on() -> None:
+    lead = retinue.Profile(
+        "lead", model="scripted:main.yaml", subagent_agents=[retinue.Member(model="scripted:one.yaml")]
+    )
+    async with retinue.open(mode="yes") as r:
+        with pytest.raises(retinue.ConfigError, match="'lead' has subagent_agents, and subagent_orchestrator in"):
+            await r.spawn(lead, "go")
+    with pytest.raises(retinue.ConfigError, match="has 11 subagent_agents; the maximum is 10"):
+        retinue.Profile("lead", subagent_agents=[retinue.Member(model="a:b")] * 11)
 
 
 @pytest.mark.requirement("MASS-29")

@@ -171,16 +171,21 @@ def test_doctor_says_which_runs_work_with_the_user_s_own_authority(project: Proj
     """Those that a setting in force leaves without a sandbox: the user can take it out."""
     file = project.folder / "retinue.yaml"
     file.write_text(
-        "orchestrator: {coordination: {subagent_runtime_mode: inherited}}\nprofiles: {explorer: {runtime: inherited}}\n"
+        "orchestrator: {coordination: {subagent_runtime_mode: inherited, subagent_orchestrator: "
+        "{enabled: true, agents: [{model: 'scripted:absent.yaml'}]}}}\nprofiles: {explorer: {runtime: inherited}}\n"
     )
-    assert "warn  authority" not in project.retinue("doctor").stdout  # it is not trusted, so it does not count
+    member = f"fail  model     {project.folder}/absent.yaml: no such file"
+    untrusted = project.retinue("doctor").stdout
+    assert "warn  authority" not in untrusted and member not in untrusted  # what is not trusted does not count
     assert project.retinue("trust", "--yes").returncode == 0
+    trusted = project.retinue("doctor").stdout
+    assert member in trusted
     assert (
         "warn  authority runs without a sandbox work as you: a shell command that you allow can do whatever you can, "
         "also answer questions and change files outside the project "
         "(`orchestrator.coordination.subagent_runtime_mode: inherited`, "
         f"`profiles.explorer.runtime: inherited`)\n                -> take that out of {file}, or read what you allow"
-    ) in project.retinue("doctor").stdout
+    ) in trusted
 
 
 def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
