@@ -67,6 +67,10 @@ NONE_OF = "neither {tools} is available here: only what is on this machine can b
 NO_TEAM = (
     "refine needs a team, and '{name}' is one agent: set subagent_orchestrator in retinue.yaml, or leave refine out"
 )
+TEAMS_OFF = (
+    "profile {name!r} has subagent_agents, and subagent_orchestrator in retinue.yaml is not enabled: enable it, or put "
+    "a Team among the tools of the profile"
+)
 TEAM_IN_TEAM = "Cannot spawn the team '{name}' from inside a team: its members work without teams of their own."
 TEAM_RULES = (
     "You are one of several agents who work on the same task, each on its own and in its own workspace. When you have "
@@ -120,6 +124,7 @@ class ProfilePlanner:
         parent: Plan | None,
         given: bool = False,
         can_spawn: bool = True,
+        restored: bool = False,
     ) -> Plan:
         if isinstance(profile, str):
             profile, given = self._find_profile(profile, parent), False
@@ -133,12 +138,15 @@ class ProfilePlanner:
             task.refine,
             given,
             can_spawn,
+            restored,
             0 if self._servers is None else self._servers.version,
         )
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= CACHED_PLANS:
                 self._plans.clear()
+            if parent is None or parent.team is None:
+                profile = self._apply_members(profile, task, parent, restored=restored)
             plan = self._plans[key] = self._make_plan(profile, task, parent, given=given, can_spawn=can_spawn)
         return plan
 
@@ -153,7 +161,8 @@ class ProfilePlanner:
 
     def _make_plan(self, profile: Profile, task: Task, parent: Plan | None, *, given: bool, can_spawn: bool) -> Plan:
         is_member = parent is not None and parent.team is not None
-        profile = profile if is_member else self._apply_members(profile, task, parent)
+        if profile.subagent_agents and not self._teams.enabled:
+            raise ConfigError(TEAMS_OFF.format(name=profile.name))
         if isinstance(profile, Team):
             return self._plan_team(profile, task, parent, given=given)
         if task.refine and not is_member:
@@ -281,15 +290,17 @@ class ProfilePlanner:
             subagent_agents=base.subagent_agents,
         )
 
-    def _apply_members(self, profile: Profile, task: Task, parent: Plan | None) -> Profile:
+    def _apply_members(self, profile: Profile, task: Task, parent: Plan | None, *, restored: bool) -> Profile:
         """Return the team that a child is, by the settings; or the profile on the model, and with the profile, of the
-        one member that it resolves to."""
+        one member that it resolves to. A run that is `restored` was no team, and its model is known."""
         if parent is None or not profile.has_model or not self._teams.enabled:
             return profile
         resolution = self.resolve_members(profile, parent)
-        if task.model:
+        if task.model and not restored:
             check_task_model(self._teams, profile.name, resolution)
         if len(resolution.members) > 1:
+            if restored:
+                return profile
             evaluates_rounds = profile.name.casefold() == ROUND_EVALUATOR
             wanted = self._teams.final_answer_strategy
             return make_team(
