@@ -26,7 +26,14 @@ def test_the_kinds_are_the_agreed_ones() -> None:
         "run.spawned", "run.started", "run.resumed", "run.waiting", "run.model", "turn.started", "thinking", "message",
         "tool.call", "tool.started", "tool.result", "run.remote", "subagent.progress",
         "approval.asked", "approval.decided", "inbox", "usage", "turn.ended", "warning", "gap", "run.ended",
+        "team.answered", "team.asked", "team.voted", "team.lost", "team.decided",
     }  # fmt: skip
+
+
+def test_no_field_of_a_body_has_a_name_of_the_line() -> None:
+    """A line has both in one object, so the second of one name would take the place of the first."""
+    taken = {*Event.__struct_fields__, "kind"} - {"body"}
+    assert {kind: names for kind, body in KINDS.items() if (names := taken & {*body.__struct_fields__})} == {}
 
 
 @given(text=st.text(), label=st.text(min_size=1))

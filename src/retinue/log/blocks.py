@@ -211,7 +211,7 @@ class Blocks:
         spans = (mark, *who, *told)
         if not isinstance(fact, AnswerGiven):
             return _about(event, seen, spans, line=True, brief=spans)
-        member = self._runs.get((event.tree, fact.run))
+        member = self._runs.get((event.tree, fact.member_run))
         if member is not None:
             member.held = []
         return _about(event, seen, spans, fact.text, brief=spans)
@@ -368,20 +368,20 @@ def make_team_spans(fact: TeamFact) -> tuple[Span, ...]:
     """Return one line about what happens in a team, such as `agent1 votes for agent2.1: it is right`; nothing for what
     nobody needs to see."""
     match fact:
-        case AnswerGiven(agent=agent, label=label):
+        case AnswerGiven(member=agent, label=label):
             is_first = label.endswith(".1")
             told = f" answers ({label})" if is_first else f" answers anew ({label}), which reopens the vote"
             return ("name", agent), ("plain", told)
-        case VoteCast(agent=agent, choice=choice, reason=reason):
+        case VoteCast(member=agent, choice=choice, reason=reason):
             told = f" votes for {choice}" if choice else " abstains"
             why = " ".join(reason.split())
             why = f": {shorten_text(why, REASON_CHARACTERS, REASON_CHARACTERS - 3)}" if why else ""
             return ("name", agent), ("plain", told), ("faint", why)
-        case AnswersShown(agent=agent, missed=missed) if missed:
+        case AnswersShown(member=agent, missed=missed) if missed:
             return ("name", agent), ("plain", " has not voted and is reminded")
-        case MemberLost(agent=agent, status=status):
+        case MemberLost(member=agent, status=status):
             return ("name", agent), ("plain", f" ended {status}: the team goes on without it")
-        case TeamDecided(winner=winner, agent=agent, reason=reason, presenter=presenter):
+        case TeamDecided(winner=winner, member=agent, reason=reason, presenter=presenter):
             why = f", {reason}" if reason else ""
             then = f"; {agent} presents" if presenter is not None else ""
             return ("good", "decided"), ("plain", f": {winner}{why}{then}")

@@ -15,7 +15,7 @@ def describe_team(team: RunView) -> str:
     decided = state.decided
     if decided is not None:
         presents = decided.presenter is not None and team.ended is None
-        after = [f"{decided.agent} presents"] if presents else []
+        after = [f"{decided.member} presents"] if presents else []
         return f"{size}: {', '.join([f'decided for {decided.winner}', *after, *lost])}"
     if team.ended is not None:
         return f"{size}: {', '.join([format_count(len(state.all_answers), 'answer'), *lost])}"

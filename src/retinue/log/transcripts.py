@@ -72,9 +72,9 @@ def format_transcript(events: Iterable[Event]) -> str:
 
 def _format_team_fact(fact: AnswerGiven | VoteCast | MemberLost | TeamDecided) -> str:
     match fact:
-        case AnswerGiven(agent=agent, label=label, text=text):
+        case AnswerGiven(member=agent, label=label, text=text):
             return f"## Answer {label} of {agent}\n\n{_quote_text(text)}"
-        case VoteCast(agent=agent, choice=choice, reason=reason):
+        case VoteCast(member=agent, choice=choice, reason=reason):
             return f"## Vote of {agent}: {choice or 'abstained'}\n\n{_quote_text(reason)}"
     return "## Team\n\n" + "".join(text for _, text in make_team_spans(fact))
 
