@@ -318,12 +318,12 @@ class ProgressReported(Body, frozen=True, tag="subagent.progress"):
 
 
 class AnswerGiven(Body, frozen=True, tag="team.answered"):
-    """The member `agent` of this team gives an answer, called `label`; `file` has the whole where `text` was cut, and
-    `snapshot` is a copy of its files for the others. `run` and `call_id` are those of its call."""
+    """The `member` of this team gives an answer, called `label`; `file` has the whole where `text` was cut, and
+    `snapshot` is a copy of its files for the others. `member_run` and `call_id` are those of its call."""
 
-    agent: str
+    member: str
     label: str
-    run: int
+    member_run: int
     call_id: str
     text: str
     file: str = ""
@@ -331,29 +331,29 @@ class AnswerGiven(Body, frozen=True, tag="team.answered"):
 
 
 class AnswersShown(Body, frozen=True, tag="team.asked"):
-    """The member `agent` is shown these `answers` and asked to vote. `missed` is the call or turn by which it did not
+    """The `member` is shown these `answers` and asked to vote. `missed` is the call or turn by which it did not
     vote when it was asked before."""
 
-    agent: str
+    member: str
     answers: tuple[str, ...]
     missed: str = ""
 
 
 class VoteCast(Body, frozen=True, tag="team.voted"):
-    """The member `agent` votes for the answer `choice`; for none if it abstains."""
+    """The `member` votes for the answer `choice`; for none if it abstains."""
 
-    agent: str
-    run: int
+    member: str
+    member_run: int
     call_id: str
     choice: str = ""
     reason: str = ""
 
 
 class MemberLost(Body, frozen=True, tag="team.lost"):
-    """The run of the member `agent` ended without being done; its answers do not count any more."""
+    """The run of the `member` ended without being done; its answers do not count any more."""
 
-    agent: str
-    run: int
+    member: str
+    member_run: int
     status: str
     reason: str = ""
 
@@ -363,8 +363,8 @@ class TeamDecided(Body, frozen=True, tag="team.decided"):
     of it; None gives it as it stands."""
 
     winner: str
-    agent: str
-    run: int
+    member: str
+    member_run: int
     strategy: str
     presenter: int | None = None
     votes: dict[str, int] = {}

@@ -384,7 +384,7 @@ class RunView(Struct, eq=False, gc=False):
     def find_presented(self) -> RunView:
         """Return the run whose work is handed over: this one, or of a team its presenter."""
         decided = None if self.team is None else self.team.decided
-        found = [child for child in self.children if decided is not None and child.number == decided.run]
+        found = [child for child in self.children if decided is not None and child.number == decided.member_run]
         return found[0] if found else self
 
     def _report_team(self, team: TeamState, tree: str) -> TeamReport:
@@ -393,7 +393,7 @@ class RunView(Struct, eq=False, gc=False):
             strategy="" if decided is None else decided.strategy,
             winner="" if decided is None else decided.winner,
             reason="" if decided is None else decided.reason,
-            presented=None if decided is None else decided.run,
+            presented=None if decided is None else decided.member_run,
             contributions=tuple(child._describe_contribution(team) for child in self.children),
             votes={} if decided is None else decided.votes,
         )
@@ -405,7 +405,7 @@ class RunView(Struct, eq=False, gc=False):
             run=self.number,
             model=self.spawned.model,
             status=self.state,
-            answers={given.label: given.text for given in team.all_answers if given.agent == self.agent},
+            answers={given.label: given.text for given in team.all_answers if given.member == self.agent},
             vote="" if vote is None else vote.choice,
             reason="" if vote is None else vote.reason,
             usage=self.usage,

@@ -74,7 +74,7 @@ async def _check_resumed(crash: Crash, whole: list[Event], cut: int) -> None:
     assert events[:cut] == before
     assert summarize(events) == summarize(whole), cut
     assert events[-1].body.final_response == whole[-1].body.final_response, cut
-    votes = [(vote.run, vote.call_id) for vote in bodies(events, VoteCast)]
+    votes = [(vote.member_run, vote.call_id) for vote in bodies(events, VoteCast)]
     assert len(votes) == len(set(votes)), cut
     assert bodies(events, TeamDecided)[0].votes == bodies(whole, TeamDecided)[0].votes, cut
     for number in {event.run for event in events}:

@@ -107,7 +107,7 @@ async def test_a_new_answer_reopens_the_vote() -> None:
         result = await run.result()
         events = [event async for event in run.events()]
     assert result.final_response == "B2, presented"
-    choices = [(vote.agent, vote.choice) for vote in bodies(events, VoteCast)]
+    choices = [(vote.member, vote.choice) for vote in bodies(events, VoteCast)]
     assert choices[0] == ("agent1", "agent2.1")
     assert sorted(choices[1:]) == [("agent1", "agent2.2"), ("agent2", "agent2.2")]
     assert bodies(events, TeamDecided)[0].votes == {"agent1.1": 0, "agent2.2": 2}
@@ -143,7 +143,7 @@ async def test_a_member_that_never_votes_abstains_after_two_reminders() -> None:
     assert (
         reminders == ["You have not voted. Call vote with one of: agent1.1, agent2.1. Without a vote you abstain."] * 2
     )
-    votes = {vote.agent: vote.choice for vote in bodies(events, VoteCast)}
+    votes = {vote.member: vote.choice for vote in bodies(events, VoteCast)}
     assert votes == {"agent1": "", "agent2": "agent2.1"}
     assert result.final_response == "B, presented"
     refused = [body.text for body in bodies(events, ToolResult, run=2) if not body.success]
@@ -199,7 +199,7 @@ async def test_a_lost_member_costs_its_own_answer_only() -> None:
     assert (result.status, result.final_response) == ("done", "B, presented")
     assert bodies(events, TeamDecided)[0].votes == {"agent2.1": 2, "agent3.1": 0}
     [lost] = bodies(events, MemberLost)
-    assert (lost.agent, lost.status, lost.reason) == ("agent1", "failed", "no more")
+    assert (lost.member, lost.status, lost.reason) == ("agent1", "failed", "no more")
     assert result.warning == "agent1 (failed) gave no answer that counts"
 
 
