@@ -314,7 +314,7 @@ class ProfilePlanner:
             return profile
         member = resolution.members[0]
         base = profile if member.profile is None else self._find_profile(member.profile, parent)
-        return replace(base, name=profile.name, model=member.model)
+        return replace(base, name=profile.name, model=member.model or base.model)
 
     def resolve_members(self, profile: Profile, parent: Plan) -> Resolution:
         """Return the members of a child with this profile."""

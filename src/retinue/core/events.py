@@ -350,7 +350,7 @@ class VoteCast(Body, frozen=True, tag="team.voted"):
 
 
 class MemberLost(Body, frozen=True, tag="team.lost"):
-    """The run of a `member` ended without being done; its answers do not count any more."""
+    """The run of the `member` ended without being done; its answers do not count any more."""
 
     member: str
     member_run: int
@@ -359,8 +359,8 @@ class MemberLost(Body, frozen=True, tag="team.lost"):
 
 
 class TeamDecided(Body, frozen=True, tag="team.decided"):
-    """The team decides for the answer `winner` of a `member`, by so many `votes` for each. The run `presenter` makes the
-    final answer of it; None gives it as it stands."""
+    """The team decides for the answer `winner`, by so many `votes` for each. The run `presenter` makes the final answer
+    of it; None gives it as it stands."""
 
     winner: str
     member: str

@@ -9,7 +9,7 @@ import pytest
 import retinue
 from retinue import Event
 from retinue.core.control import ClientOptions
-from retinue.core.events import RunSpawned, ToolResult
+from retinue.core.events import RunEnded, RunSpawned, TeamDecided, ToolResult
 from tests.supervisor.tree.kit import bodies, main, spawn
 
 KID = "agents:\n  '*': [{text: did it}]\n"
@@ -71,6 +71,44 @@ async def test_a_member_may_run_another_profile(tmp_path: Path) -> None:
     profile = json.loads(bytes(bodies(events, RunSpawned)[1].profile))
     assert profile["name"] == "explorer"
     assert profile["instructions"].startswith("You are a critic")
+
+
+ANSWER = """\
+agents:
+  agent1: [{tools: [{name: new_answer, args: {content: one}}]}, {tools: [{name: vote, args: VOTE}]}, {text: presented}]
+  agent2: [{tools: [{name: new_answer, args: {content: two}}]}, {tools: [{name: vote, args: VOTE}]}, {text: presented}]
+""".replace("VOTE", "{agent_id: agent2.1, reason: better}")
+
+
+@pytest.mark.requirement("MASS-24", "MASS-27")
+@pytest.mark.parametrize("spawner", ["primary", "client"])
+async def test_several_members_of_the_file_are_a_team_with_its_strategy(tmp_path: Path, spawner: str) -> None:
+    (tmp_path / "one.yaml").write_text(ANSWER)
+    (tmp_path / "two.yaml").write_text(ANSWER)
+    pool = "[{id: fast, model: 'scripted:one.yaml'}, {model: 'scripted:two.yaml', profile: critic}]"
+    teams = f"{{enabled: true, shared_child_team_types: ['*'], agents: {pool}, final_answer_strategy: winner_reuse}}"
+    config = configure(tmp_path, subagent_orchestrator=teams)
+    async with retinue.open(mode="yes", project=tmp_path, config=config, model="scripted:main.yaml") as r:
+        if spawner == "primary":
+            lead = main({"main": [spawn({"task": "x", "subagent_type": "EXPLORER"}), {"text": "end"}]})
+            run = await r.spawn(lead, "go")
+            events = [event async for event in run.events()]
+        else:
+            async with await r.control.open_client(ClientOptions(name="client", task="asks")) as client:
+                run = await client.spawn("explorer", retinue.Task("x"))
+                events = [event async for event in run.events()]
+    made = {event.run: event.body for event in events if isinstance(event.body, RunSpawned) and event.run > 0}
+    assert [body.model for body in made.values()] == ["", "scripted:one.yaml", "scripted:two.yaml"]
+    assert [body.parent for body in made.values()] == [0, 1, 1]
+    assert json.loads(bytes(made[3].profile))["instructions"].startswith("You are a critic")
+    [decided] = bodies(events, TeamDecided)
+    assert (decided.winner, decided.strategy, decided.votes) == (
+        "agent2.1",
+        "winner_reuse",
+        {"agent1.1": 0, "agent2.1": 2},
+    )
+    [team_end] = bodies(events, RunEnded, run=1)
+    assert (team_end.status, team_end.final_response) == ("done", "two")
 
 
 @pytest.mark.requirement("MASS-26")
