@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from retinue.core.rules import CODE_MODE
+from retinue.core.teams import NEW_ANSWER, VOTE
 
 _CONTEXT_ARGS = {
     "read": ("file_path", "path"),
@@ -16,10 +17,11 @@ _CONTEXT_ARGS = {
     "bash": ("command",),
     "shell": ("command",),
     CODE_MODE: ("code",),
+    VOTE: ("agent_id",),
 }
 _COUNTED = {"read": "lines", "glob": "files", "grep": "matches"}
 _ONE = {"lines": "line", "files": "file", "matches": "match"}
-_FIXED = {"write": "wrote file", "edit": "edited"}
+_FIXED = {"write": "wrote file", "edit": "edited", NEW_ANSWER: "given", VOTE: "cast"}
 
 
 def shorten_text(text: str, limit: int, keep: int) -> str:

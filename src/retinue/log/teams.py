@@ -14,8 +14,10 @@ def describe_team(team: RunView) -> str:
     lost = [f"{len(state.lost)} lost"] if state.lost else []
     decided = state.decided
     if decided is not None:
-        presents = decided.presenter is not None and team.ended is None
-        after = [f"{decided.member} presents"] if presents else []
+        if team.ended is not None:
+            after = [decided.reason] if decided.reason else []
+        else:
+            after = [f"{decided.member} presents"] if decided.presenter is not None else []
         return f"{size}: {', '.join([f'decided for {decided.winner}', *after, *lost])}"
     if team.ended is not None:
         return f"{size}: {', '.join([format_count(len(state.all_answers), 'answer'), *lost])}"

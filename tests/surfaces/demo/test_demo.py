@@ -177,6 +177,32 @@ def test_the_default_view_is_short_and_asks_one_real_question(tmp_path: Path) ->
     assert checks_pass(project_in(shown))
 
 
+def test_a_team_fixes_it_three_times_votes_and_is_asked_about_once(tmp_path: Path) -> None:
+    env = {**environment(tmp_path), "NO_COLOR": "1", "PYTHONUTF8": "1"}
+    terminal = Tmux(tmp_path, command("--team"), env=env, columns=110, rows=50)
+    try:
+        screen = terminal.read_until("[y]es [n]o")
+        assert "◐ apply_subagent(fix the failing check)" in screen
+        assert "│ +    if subtotal >= DISCOUNT_FROM:" in screen
+        terminal.type("y")
+        assert terminal.wait_for_end() == 0
+        lasting = terminal.history.partition("\nPane is dead")[0].rstrip().split("\n")
+    finally:
+        terminal.close()
+    assert len(lasting) < 40, lasting
+    shown = "\n".join(lasting)
+    for line in (
+        "◇ [fix the failing check] agent1 answers (agent1.1): The check expected too much.",
+        "◇ [fix the failing check] agent3 votes for agent2.1: no number changes its meaning there",
+        "◇ [fix the failing check] decided: agent2.1, 3 of 3 votes; agent2 presents",
+        "● fixers [fix the failing check] done (13 turns, 12 tools, 15637 tokens, ",
+        "checks, with that fix: OK",
+    ):
+        assert shown.count(line) == 1, line
+    assert "Apply:" not in shown, "it is applied"
+    assert checks_pass(project_in(shown))
+
+
 def test_ctrl_c_cancels_the_tree(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command()[:-1], cwd=tmp_path, env=environment(tmp_path), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

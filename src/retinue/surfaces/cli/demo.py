@@ -142,7 +142,7 @@ def execute_demo(args: argparse.Namespace) -> int:
     if shown.stuck:  # a thread still waits for the screen; waiting for the thread would be waiting for ever
         os._exit(code)
     if live:
-        print_answer(shown, printer, as_json=False, live=True)
+        print_answer(shown, printer, state=project / ".retinue", as_json=False, live=True)
         printer.show_note(f"Look closer: cd {shlex.quote(str(project))} && {command} ps")
         return code
     _print_outcome(printer, shown)

@@ -64,10 +64,10 @@ def run_tree(
         profile=profile,
         header=None if profile is None else make_header(start, profile),
     )
-    return print_answer(asyncio.run(driving), printer, as_json=args.json, live=live)
+    return print_answer(asyncio.run(driving), printer, state=start.parts.state, as_json=args.json, live=live)
 
 
-def print_answer(shown: Shown, printer: Printer, *, as_json: bool, live: bool = False) -> int:
+def print_answer(shown: Shown, printer: Printer, *, state: Path | None, as_json: bool, live: bool = False) -> int:
     """Print the summary on stderr and the answer on stdout; return the exit code. After the live view the answer comes
     first, then one line of totals."""
     result = shown.result
@@ -76,7 +76,7 @@ def print_answer(shown: Shown, printer: Printer, *, as_json: bool, live: bool = 
         code = code or FAILED
     if live and not shown.stuck:
         _print_result(result, as_json=as_json, rendered=shares_terminal())
-        _print_live_end(shown, printer)
+        _print_live_end(shown, printer, state)
         return code
     if not shown.stuck:
         if printer.level != "quiet":
@@ -85,7 +85,7 @@ def print_answer(shown: Shown, printer: Printer, *, as_json: bool, live: bool = 
                 printer.show_text(format_summary(shown.runs, color=printer.color))
             more = f"more: retinue show {result.tree} · retinue tail {result.tree}"
             printer.show_text(colors.paint_faint(more, color=printer.color))
-        for name, count in _find_changes(result):
+        for name, count in _find_changes(result, state):
             files = f"{count} file{'' if count == 1 else 's'}"
             printer.show_note(f"{files} changed, not applied: retinue diff {name} · retinue apply {name}")
         _print_failure(shown)
@@ -103,11 +103,11 @@ def shares_terminal() -> bool:
         return False
 
 
-def _print_live_end(shown: Shown, printer: Printer) -> None:
+def _print_live_end(shown: Shown, printer: Printer, state: Path | None) -> None:
     """Print what comes below the answer of a live view: how to see and apply the changes, and one line of totals."""
     result = shown.result
     printer.note_foreign_output()
-    changes = list(_find_changes(result))
+    changes = list(_find_changes(result, state))
     latest = [""] if len(changes) == 1 and changes[0][0] == f"{result.tree}/0" else [f" {name}" for name, _ in changes]
     for name, (_, count) in zip(latest, changes, strict=False):
         files = f"{count} file{'' if count == 1 else 's'} changed"
@@ -137,14 +137,24 @@ def _print_result(result: Result[Any], *, as_json: bool, rendered: bool) -> None
     sys.stdout.flush()
 
 
-def _find_changes(result: Result[Any]) -> Iterator[tuple[str, int]]:
-    """Yield the runs whose changes can be applied, with how many files each changed. Changes below a run that worked in
-    a copy went into that copy."""
-    if result.changed_count:
-        yield f"{result.tree}/{result.run}", result.changed_count
+def _find_changes(result: Result[Any], state: Path | None) -> Iterator[tuple[str, int]]:
+    """Yield the runs whose changes nobody has applied yet, with how many files each changed. Changes below a run that
+    worked in a copy went into that copy; of a team, only those that it presents are meant."""
+    if result.changed_count or result.team is not None:
+        if result.changed_count and not _is_applied(result, state):
+            yield f"{result.tree}/{result.run}", result.changed_count
         return
     for child in result.children:
-        yield from _find_changes(child)
+        yield from _find_changes(child, state)
+
+
+def _is_applied(result: Result[Any], state: Path | None) -> bool:
+    """Return whether a run of this tree has applied the changes already."""
+    from retinue.build.stored import open_stored_control  # only for trees that changed something
+
+    run = result.run if result.team is None else result.team.presented
+    found = None if state is None or run is None else open_stored_control(state).find_copy(result.tree, run)
+    return found is not None and found.applied is not None
 
 
 def _add_hint(result: Result[Any]) -> str:

@@ -281,4 +281,4 @@ async def _run_elsewhere(
     view = runs.runs.get(begun.number)
     if view is None or view.ended is None:
         raise ConfigError(f"process {pid} is gone too: retinue resume {found.tree}")
-    return print_answer(Shown(view.result(found.tree), runs), printer, as_json=args.json)
+    return print_answer(Shown(view.result(found.tree), runs), printer, state=project.state, as_json=args.json)

@@ -14,6 +14,7 @@ import msgspec
 
 from retinue.build.stored import open_stored_control
 from retinue.core.results import Contribution, TeamReport, ToolLog, format_changed_files
+from retinue.core.usage import Usage
 from retinue.log.accounts import format_cost, sum_subtree_bill
 from retinue.log.blocks import Role, format_count, format_json, make_call_spans
 from retinue.log.listing import Listing, load_listing
@@ -27,6 +28,7 @@ from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli import pager
 from retinue.surfaces.cli.options import RUN_HELP
 from retinue.surfaces.printer import colors, safe
+from retinue.surfaces.printer.header import name_model
 
 INDENT = "  "
 ABSTAINED = "abstained"
@@ -113,7 +115,7 @@ def _format_page(state: Path, tree: Listing, view: RunView, now: float) -> Itera
         yield from (
             INDENT + safe.escape_line(line) for line in format_changed_files(made.changed_files, made.changed_count)
         )
-    yield from _format_team(state.parent, view)
+    yield from _format_team(view)
     yield from _format_outcome(tree, view)
     children = [child for child in view.children if child not in view.members]
     if children:
@@ -124,7 +126,7 @@ def _format_page(state: Path, tree: Listing, view: RunView, now: float) -> Itera
             yield f"{INDENT}{name}  {tree.state_of(child):<12}  {who}"
 
 
-def _format_team(project: Path, view: RunView) -> Iterator[str]:
+def _format_team(view: RunView) -> Iterator[str]:
     """Yield the table of a team's members with their answers and votes, and the reasons of the votes."""
     if not view.members:
         return
@@ -135,7 +137,7 @@ def _format_team(project: Path, view: RunView) -> Iterator[str]:
             "RUN": str(each.run),
             "MEMBER": each.agent,
             "ID": each.id,
-            "MODEL": _shorten_model(each.model, project),
+            "MODEL": name_model(each.model),
             "STATE": _describe_member_state(team, each),
             "ANSWERS": ", ".join(each.answers),
             "VOTE": _describe_vote(each),
@@ -177,14 +179,18 @@ def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterat
     yield "agent", view.agent
     if view.members:
         yield "team", describe_team(view)
-    turns, calls = format_count(view.turns, "turn"), format_count(view.tool_count, "tool call")
-    yield "state", f"{tree.state_of(view)}, {took}, {turns}, {calls}"
     whole = sum_subtree_bill(view)
-    below = whole.usage.total_tokens - usage.total_tokens
-    tokens = f"{usage.total_tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out)"
-    yield "usage", tokens + (f", and {below:,} below it" if below else "")
-    cost = format_cost(view.cost, view.unpriced)
-    yield "cost", cost + (f", and with all below it {format_cost(whole.cost, whole.unpriced)}" if below else "")
+    if view.members:  # it asks no model itself
+        yield "state", f"{tree.state_of(view)}, {took}"
+        yield "usage", _describe_usage(whole.usage)
+        yield "cost", format_cost(whole.cost, whole.unpriced)
+    else:
+        turns, calls = format_count(view.turns, "turn"), format_count(view.tool_count, "tool call")
+        yield "state", f"{tree.state_of(view)}, {took}, {turns}, {calls}"
+        below = whole.usage.total_tokens - usage.total_tokens
+        yield "usage", _describe_usage(usage) + (f", and {below:,} below it" if below else "")
+        cost = format_cost(view.cost, view.unpriced)
+        yield "cost", cost + (f", and with all below it {format_cost(whole.cost, whole.unpriced)}" if below else "")
     if spawned.max_tokens is not None or spawned.max_cost is not None:
         budgets = (
             None if spawned.max_tokens is None else f"{spawned.max_tokens:,} tokens",
@@ -214,6 +220,10 @@ def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterat
         yield "file", screen.shorten_path(view.ended.file, project)
     for warning in view.warnings:
         yield "warning", warning
+
+
+def _describe_usage(usage: Usage) -> str:
+    return f"{usage.total_tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out)"
 
 
 def _describe_changes(state: Path, tree: Listing, run: int) -> str:

@@ -34,7 +34,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     def layout_lines(self, columns: int) -> list[Line]:
         """Return the header in lines that fit, broken between its pieces."""
-        named = _name_model(self.model)
+        named = name_model(self.model)
         budget = self._format_budget()
         pieces = [
             f"tree {self.tree or NO_TREE}",
@@ -82,6 +82,6 @@ def read_header(run: RunView, tree: str) -> Header | None:
     )
 
 
-def _name_model(model: str) -> str:
+def name_model(model: str) -> str:
     """Return the name of a model; of a script file without its folder."""
     return f"scripted:{model.rpartition('/')[2]}" if model.startswith("scripted:") and "/" in model else model

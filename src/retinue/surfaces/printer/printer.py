@@ -68,7 +68,7 @@ class Printer:
             self.on_asked(getattr(event.body, "approval_id", ""))
             return False
         brief = self.level == "quiet" and block.kind not in _QUIET_KINDS
-        if brief and not block.brief:
+        if (brief and not block.brief) or (block.is_detail and self.level == "quiet"):
             return False
         if below:
             self.show_note(below)
