@@ -103,7 +103,7 @@ async def test_what_is_at_work_has_the_team_first_and_its_members_below_it() -> 
     assert activity.list_work()[0].text == "team of 3: decided for agent2.1, agent2 presents"
     runs = Runs.of("t", events)
     assert runs.primary is not None
-    assert describe_team(runs.primary) == "team of 3: decided for agent2.1"
+    assert describe_team(runs.primary) == "team of 3: decided for agent2.1, 2 of 3 votes"
     assert [(run.level, run.spawned.depth) for run in runs.primary.walk()] == [(0, 0), (1, 0), (1, 0), (1, 0)]
 
 
