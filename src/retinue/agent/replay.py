@@ -171,7 +171,8 @@ class Replay:
             profile = self._primary_profile
         try:
             can_spawn = any(spec.name in subagent_tools.TOOLS for spec in record.tools)
-            return self._planner.plan(profile, task=Task(record.spawned.task), parent=parent, can_spawn=can_spawn)
+            task = Task(record.spawned.task, rounds=record.spawned.rounds)
+            return self._planner.plan(profile, task=task, parent=parent, can_spawn=can_spawn)
         except ConfigError as error:
             note = f"{record.agent} is played as recorded: {error}"
             self.notes += [note] if note not in self.notes else []

@@ -14,6 +14,7 @@ from retinue.core.limits import Limits, Timeouts
 from retinue.core.ports import Setup
 from retinue.core.profiles import Profile, RuntimeName
 from retinue.core.rules import Rules
+from retinue.core.team_members import ROUND_EVALUATOR
 
 if TYPE_CHECKING:
     from retinue.config.project import Project
@@ -96,6 +97,11 @@ def find_built_in_profiles() -> dict[str, Profile[str]]:
     from retinue.config.profiles import find_definitions
 
     return {each.profile.name.casefold(): each.profile for each in find_definitions(None)}
+
+
+def find_evaluator() -> Profile[str]:
+    """Return the built-in profile that judges the answers of rounds."""
+    return find_built_in_profiles()[ROUND_EVALUATOR]
 
 
 def render_built_in_skills(profile: Profile) -> str:
