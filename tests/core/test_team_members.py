@@ -111,7 +111,7 @@ def test_with_the_inherit_flag_a_model_in_a_task_is_rejected(local: tuple[Member
 
 
 def test_a_model_in_a_task_is_rejected_for_members_that_a_person_chose_and_else_allowed() -> None:
-    with pytest.raises(ConfigError, match="its members have models of their own \\(subagent_agents of the spawner"):
+    with pytest.raises(ConfigError, match="its members have models of their own \\(the subagent_agents of the spawner"):
         check_task_model(TeamSettings(enabled=True), "explorer", resolve("explorer", local=LOCAL))
     check_task_model(TeamSettings(enabled=True), "explorer", resolve("explorer"))
     check_task_model(TeamSettings(), "explorer", resolve("explorer", enabled=False))

@@ -39,6 +39,13 @@ def test_the_tables_of_the_settings_page_are_those_of_the_declarations() -> None
     assert render_reference() in (ROOT / "docs/settings.md").read_text()
 
 
+def test_the_table_of_the_page_of_teams_is_what_its_config_gives(tmp_path: Path) -> None:
+    page = ROOT / "docs/teams.md"
+    (tmp_path / "retinue.yaml").write_text(snippets(page, "yaml")[0])
+    shown = retinue("profiles", "--teams", "--config", "retinue.yaml", cwd=tmp_path).stdout
+    assert snippets(page, "console") == ["$ retinue profiles --teams\n" + shown.partition("\n\n")[0] + "\n"]
+
+
 def test_the_config_of_the_page_of_sandboxes_loads(tmp_path: Path) -> None:
     found = []
     for config in snippets(ROOT / "docs/sandbox.md", "yaml"):

@@ -55,6 +55,20 @@ def test_a_model_is_awaited_then_speaks_then_its_call_runs() -> None:
     assert [each.kind for each in activity.list_work()] == ["model"]
 
 
+def test_words_that_come_before_the_event_of_their_turn_stay() -> None:
+    """A delta is shown at once; the events before it are written first. So it is with the reply of an A2A agent."""
+    facts, activity = Facts(), Activity("t1")
+    activity.apply(facts(MAIN, RunSpawned(None, "main", 0, "do it", "id", "/w", model="m")))
+    activity.apply(say("The first "))
+    activity.apply(facts(MAIN, RunStarted()))
+    activity.apply(facts(MAIN, Message("a step on the way", final=False)))
+    activity.apply(facts(MAIN, TurnStarted(1)))
+    activity.apply(say("words", offset=10))
+    assert [(each.kind, each.text) for each in activity.list_work()] == [("text", "The first words")]
+    activity.apply(facts(MAIN, TurnStarted(2)))
+    assert [(each.kind, each.text) for each in activity.list_work()] == [("model", "")]
+
+
 def test_output_stands_below_the_call_it_came_from() -> None:
     facts, activity = Facts(), Activity("t1")
     begin_tree(facts, activity)

@@ -26,7 +26,14 @@ def test_the_kinds_are_the_agreed_ones() -> None:
         "run.spawned", "run.started", "run.resumed", "run.waiting", "run.model", "turn.started", "thinking", "message",
         "tool.call", "tool.started", "tool.result", "run.remote", "subagent.progress",
         "approval.asked", "approval.decided", "inbox", "usage", "turn.ended", "warning", "gap", "run.ended",
+        "team.answered", "team.asked", "team.voted", "team.lost", "team.decided",
     }  # fmt: skip
+
+
+def test_no_field_of_a_body_hides_one_of_the_envelope() -> None:
+    """A line has both side by side: a body with a `run` of its own would become an event of that run."""
+    for kind, body in KINDS.items():
+        assert not set(body.__struct_fields__) & set(Event.__struct_fields__), kind
 
 
 @given(text=st.text(), label=st.text(min_size=1))

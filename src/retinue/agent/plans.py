@@ -36,16 +36,16 @@ from retinue.tools import answer, web
 from retinue.tools.dialer import Dialer
 from retinue.tools.functions import FunctionTool, HostedTool
 from retinue.tools.local import LOCAL
-from retinue.tools.spawn import (
+from retinue.tools.subagents import (
     GENERIC,
     ApplySubagent,
     GetAgent,
     ListAgents,
     SpawnAgent,
     SpawnSubagents,
+    SubagentControlTool,
     SubagentTool,
 )
-from retinue.tools.subagents import SubagentControlTool
 from retinue.tools.team import make_team_tools
 
 SPAWNING: dict[str, Callable[[], Tool]] = {
@@ -69,6 +69,10 @@ NONE_OF = "neither {tools} is available here: only what is on this machine can b
 
 NO_TEAM = (
     "refine needs a team, and '{name}' is one agent: set subagent_orchestrator in retinue.yaml, or leave refine out"
+)
+TEAMS_OFF = (
+    "profile {name!r} has subagent_agents, and subagent_orchestrator in retinue.yaml is not enabled: enable it, or put "
+    "a Team among the tools of the profile"
 )
 TEAM_IN_TEAM = "Cannot spawn the team '{name}' from inside a team: its members work without teams of their own."
 TEAM_RULES = (
@@ -126,6 +130,7 @@ class ProfilePlanner:
         parent: Plan | None,
         given: bool = False,
         can_spawn: bool = True,
+        restored: bool = False,
     ) -> Plan:
         if isinstance(profile, str):
             profile, given = self._find_profile(profile, parent), False
@@ -142,12 +147,15 @@ class ProfilePlanner:
             task.rounds,
             given,
             can_spawn,
+            restored,
             0 if self._servers is None else self._servers.version,
         )
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= CACHED_PLANS:
                 self._plans.clear()
+            if parent is None or parent.team is None:
+                profile = self._apply_members(profile, task, parent, restored=restored)
             plan = self._plans[key] = self._make_plan(profile, task, parent, given=given, can_spawn=can_spawn)
         return plan
 
@@ -162,7 +170,8 @@ class ProfilePlanner:
 
     def _make_plan(self, profile: Profile, task: Task, parent: Plan | None, *, given: bool, can_spawn: bool) -> Plan:
         is_member = parent is not None and parent.team is not None
-        profile = profile if is_member else self._apply_members(profile, task, parent)
+        if profile.subagent_agents and not self._teams.enabled:
+            raise ConfigError(TEAMS_OFF.format(name=profile.name))
         evaluates, reserves_evaluator = _is_managed_evaluator(profile, parent), _reserves_evaluator(task, parent)
         if evaluates:  # what it writes is read from a folder that nobody else writes
             profile = replace(profile, workspace="scratch")
@@ -311,15 +320,17 @@ class ProfilePlanner:
             subagent_agents=base.subagent_agents,
         )
 
-    def _apply_members(self, profile: Profile, task: Task, parent: Plan | None) -> Profile:
+    def _apply_members(self, profile: Profile, task: Task, parent: Plan | None, *, restored: bool) -> Profile:
         """Return the team that a child is, by the settings; or the profile on the model, and with the profile, of the
-        one member that it resolves to."""
+        one member that it resolves to. A run that is `restored` was no team, and its model is known."""
         if parent is None or not profile.has_model or not self._teams.enabled:
             return profile
         resolution = self.resolve_members(profile, parent)
-        if task.model:
+        if task.model and not restored:
             check_task_model(self._teams, profile.name, resolution)
         if len(resolution.members) > 1:
+            if restored:
+                return profile
             evaluates_rounds = profile.name.casefold() == ROUND_EVALUATOR
             wanted = self._teams.final_answer_strategy
             return make_team(
@@ -333,7 +344,7 @@ class ProfilePlanner:
             return profile
         member = resolution.members[0]
         base = profile if member.profile is None else self._find_profile(member.profile, parent)
-        return replace(base, name=profile.name, model=member.model)
+        return replace(base, name=profile.name, model=member.model or base.model)
 
     def resolve_members(self, profile: Profile, parent: Plan) -> Resolution:
         """Return the members of a child with this profile."""

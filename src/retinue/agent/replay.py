@@ -73,6 +73,7 @@ class Replay:
         parent: Plan | None,
         given: bool = False,
         can_spawn: bool = True,
+        restored: bool = False,
     ) -> Plan:
         assert isinstance(profile, Profile)
         run = self._by_profile[profile]
@@ -172,7 +173,7 @@ class Replay:
         try:
             can_spawn = any(spec.name in subagent_tools.TOOLS for spec in record.tools)
             task = Task(record.spawned.task, rounds=record.spawned.rounds)
-            return self._planner.plan(profile, task=task, parent=parent, can_spawn=can_spawn)
+            return self._planner.plan(profile, task=task, parent=parent, can_spawn=can_spawn, restored=True)
         except ConfigError as error:
             note = f"{record.agent} is played as recorded: {error}"
             self.notes += [note] if note not in self.notes else []

@@ -127,7 +127,7 @@ class Coordinator:
         state = self._state
         if result.status != "done" and state.decided is None and agent not in state.lost:
             reason = result.error_details or ""
-            self._link.emit(MemberLost(agent=agent, run=run, status=result.status, reason=reason))
+            self._link.emit(MemberLost(member=agent, member_run=run, status=result.status, reason=reason))
             self._advance()
         return result
 
@@ -158,7 +158,7 @@ class Coordinator:
         snapshot = await link.publish_workspace(f"{self._link.ref.run}-{label}")
         text, file = link.fit_event_text(content)
         answer = AnswerGiven(
-            agent=agent, label=label, run=link.ref.run, call_id=call_id, text=text, file=file, snapshot=snapshot
+            member=agent, label=label, member_run=link.ref.run, call_id=call_id, text=text, file=file, snapshot=snapshot
         )
         self._link.emit(answer)
         self._advance()
@@ -174,7 +174,7 @@ class Coordinator:
             if found is not None:
                 self._check_vote(agent, found)
                 vote = VoteCast(
-                    agent=agent, run=run, call_id=call_id, choice=found.label, reason=reason[:REASON_CHARACTERS]
+                    member=agent, member_run=run, call_id=call_id, choice=found.label, reason=reason[:REASON_CHARACTERS]
                 )
                 self._link.emit(vote)
                 self._advance()
@@ -186,7 +186,7 @@ class Coordinator:
     def _check_vote(self, agent: str, choice: AnswerGiven) -> None:
         """Raise ToolError, with the answers there are now, for a vote that came too late for them."""
         state = self._state
-        newest = state.answers[choice.agent][-1]
+        newest = state.answers[choice.member][-1]
         if newest is not choice:
             again = self._show_answers(agent)
             raise ToolError(REPLACED.format(choice=choice.label, newest=newest.label, vote=again))
@@ -216,9 +216,9 @@ class Coordinator:
         if cause in missed:
             return False
         if len(missed) < REMINDERS:
-            self._link.emit(AnswersShown(agent=agent, answers=state.shown[agent], missed=cause))
+            self._link.emit(AnswersShown(member=agent, answers=state.shown[agent], missed=cause))
             return False
-        self._link.emit(VoteCast(agent=agent, run=run, call_id=cause, reason=ABSTAINED))
+        self._link.emit(VoteCast(member=agent, member_run=run, call_id=cause, reason=ABSTAINED))
         self._advance()
         return True
 
@@ -235,10 +235,10 @@ class Coordinator:
             winner, reason = state.find_winner(plan, self._order)
             decided = TeamDecided(
                 winner=winner.label,
-                agent=winner.agent,
-                run=winner.run,
+                member=winner.member,
+                member_run=winner.member_run,
                 strategy=plan.strategy,
-                presenter=winner.run if plan.presents else None,
+                presenter=winner.member_run if plan.presents else None,
                 votes=dict(state.count_votes(self._order)) if plan.votes else {},
                 reason=reason,
             )
@@ -278,7 +278,7 @@ class Coordinator:
         current = state.list_current(self._order)
         labels = tuple(answer.label for answer in current)
         if state.shown.get(agent) != labels:
-            self._link.emit(AnswersShown(agent=agent, answers=labels))
+            self._link.emit(AnswersShown(member=agent, answers=labels))
         left = self._plan.answers_each - len(state.answers.get(agent, ()))
         return VOTE_NOW.format(
             own=state.answers[agent][-1].label,
@@ -304,13 +304,13 @@ class Coordinator:
             text = f"no member of the team '{self._link.ref.agent}' answered: {'; '.join(details)}"
             return Ending("failed", text, text)
         winner = next(answer for answer in state.all_answers if answer.label == decided.winner)
-        result = results[decided.agent]
+        result = results[decided.member]
         text = winner.text
         if decided.presenter is not None:
             if result.status == "done":
                 text = result.final_response
             else:
-                lost.append(f"the presenter {decided.agent} ended {result.status}, so its answer stands as it was")
+                lost.append(f"the presenter {decided.member} ended {result.status}, so its answer stands as it was")
         if lost:
             self._link.emit(Warned("; ".join(lost), code="team"))
         return Ending("done", text)

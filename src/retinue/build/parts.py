@@ -19,7 +19,7 @@ from retinue.core.teams import Member
 from retinue.core.traces import Telemetry
 from retinue.remote.port import RemoteAdapter
 from retinue.tools.dialer import Dialer
-from retinue.tools.spawn import GENERIC
+from retinue.tools.subagents import GENERIC
 
 MAIN = Profile(
     "main",

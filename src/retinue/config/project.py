@@ -171,7 +171,7 @@ def _warn_of_teams(settings: Settings, everyone: Sequence[Profile]) -> Iterator[
     teams = settings.coordination.subagent_orchestrator
     named = [name for name in teams.shared_child_team_types if name not in (ALL_TYPES, ROUND_EVALUATOR, UNTYPED)]
     yield from warn_of_unknown_types(named, everyone, key="shared_child_team_types")
-    if named and not teams.agents:
+    if named and teams.enabled and not teams.agents:
         yield "shared_child_team_types has no effect: there is no shared pool, subagent_orchestrator.agents"
     if settings.coordination.enable_subagents:
         return

@@ -320,12 +320,12 @@ class ProgressReported(Body, frozen=True, tag="subagent.progress"):
 
 
 class AnswerGiven(Body, frozen=True, tag="team.answered"):
-    """The member `agent` of this team gives an answer, called `label`; `file` has the whole where `text` was cut, and
-    `snapshot` is a copy of its files for the others. `run` and `call_id` are those of its call."""
+    """The `member` of this team gives an answer, called `label`; `file` has the whole where `text` was cut, and
+    `snapshot` is a copy of its files for the others. `member_run` and `call_id` are those of its call."""
 
-    agent: str
+    member: str
     label: str
-    run: int
+    member_run: int
     call_id: str
     text: str
     file: str = ""
@@ -333,29 +333,29 @@ class AnswerGiven(Body, frozen=True, tag="team.answered"):
 
 
 class AnswersShown(Body, frozen=True, tag="team.asked"):
-    """The member `agent` is shown these `answers` and asked to vote. `missed` is the call or turn by which it did not
+    """The `member` is shown these `answers` and asked to vote. `missed` is the call or turn by which it did not
     vote when it was asked before."""
 
-    agent: str
+    member: str
     answers: tuple[str, ...]
     missed: str = ""
 
 
 class VoteCast(Body, frozen=True, tag="team.voted"):
-    """The member `agent` votes for the answer `choice`; for none if it abstains."""
+    """The `member` votes for the answer `choice`; for none if it abstains."""
 
-    agent: str
-    run: int
+    member: str
+    member_run: int
     call_id: str
     choice: str = ""
     reason: str = ""
 
 
 class MemberLost(Body, frozen=True, tag="team.lost"):
-    """The run of the member `agent` ended without being done; its answers do not count any more."""
+    """The run of the `member` ended without being done; its answers do not count any more."""
 
-    agent: str
-    run: int
+    member: str
+    member_run: int
     status: str
     reason: str = ""
 
@@ -365,8 +365,8 @@ class TeamDecided(Body, frozen=True, tag="team.decided"):
     of it; None gives it as it stands."""
 
     winner: str
-    agent: str
-    run: int
+    member: str
+    member_run: int
     strategy: str
     presenter: int | None = None
     votes: dict[str, int] = {}
@@ -386,8 +386,8 @@ class RoundAnswered(Body, frozen=True, tag="round.answered"):
 
 
 class RoundEvaluated(Body, frozen=True, tag="round.evaluated"):
-    """The evaluator, run `evaluator_run`, has ended with `status`, and round `round` begins. Its `basis` are the evaluator's
-    `tasks`, its `packet` alone, or the run's own checklist. `problems` say what was wrong with its files;
+    """The evaluator, run `evaluator_run`, has ended with `status`, and round `round` begins. Its `basis` are the
+    evaluator's `tasks`, its `packet` alone, or the run's own checklist. `problems` say what was wrong with its files;
     `evaluator_run` is None if it could not be started."""
 
     round: int

@@ -138,7 +138,8 @@ class Planner(Protocol):
     """Resolves a profile for a run below `parent` (None for a primary); raises ConfigError for what cannot be.
 
     `given` says that a program, not a model, chose the profile: one it passes by value keeps its own tools. A run that
-    is as deep as it may be (not `can_spawn`) gets no tools for subagents that it cannot have."""
+    is as deep as it may be (not `can_spawn`) gets no tools for subagents that it cannot have. One that is `restored`
+    from the log stays the one run that it was, on the model it had: the settings of now do not make it a team."""
 
     def plan(
         self,
@@ -148,4 +149,5 @@ class Planner(Protocol):
         parent: Plan | None,
         given: bool = False,
         can_spawn: bool = True,
+        restored: bool = False,
     ) -> Plan: ...

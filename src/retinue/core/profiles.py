@@ -185,6 +185,9 @@ class Profile(Generic[OutputT_co]):
             raise ConfigError(
                 f"profile {self.name!r}: unknown runtime {self.runtime!r}; available: {', '.join(RUNTIMES)}"
             )
+        if len(self.subagent_agents) > MEMBERS_MAX:
+            count = len(self.subagent_agents)
+            raise ConfigError(f"profile {self.name!r} has {count} subagent_agents; the maximum is {MEMBERS_MAX}")
         if self.workspace is not None and self.workspace not in WORKSPACES:
             raise ConfigError(
                 f"profile {self.name!r}: unknown workspace {self.workspace!r}; available: {', '.join(WORKSPACES)}"

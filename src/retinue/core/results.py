@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 import msgspec
 
 from retinue.core.errors import RetinueError
-from retinue.core.usage import Usage
+from retinue.core.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:  # the stand-alone `Result`, `RunHandle` and `Profile` mean those of any output
     from typing_extensions import TypeVar
@@ -73,12 +73,41 @@ def format_changed_files(files: Sequence[ChangedFile], count: int) -> list[str]:
     return [*(f"{file.status:<8} {file.path}" for file in files), *more]
 
 
+class Contribution(msgspec.Struct, frozen=True, gc=False):
+    """The part of one member in a team: its answers, by their labels, its vote, and what it used. `vote` is empty for
+    one that did not vote, or abstained."""
+
+    agent: str
+    run: int
+    model: str
+    status: str
+    answers: dict[str, str] = {}
+    vote: str = ""
+    reason: str = ""
+    usage: Usage = NO_USAGE
+    cost: Decimal | None = None
+    id: str = ""
+
+
+class TeamReport(msgspec.Struct, frozen=True, gc=False):
+    """The way in which a team came to its answer. `presented` is the run whose workspace is handed over: the presenter,
+    or the winner where nobody presents."""
+
+    strategy: str
+    winner: str
+    reason: str
+    presented: int | None
+    contributions: tuple[Contribution, ...] = ()
+    votes: dict[str, int] = {}
+
+
 class Result(msgspec.Struct, Generic[OutputT_co], frozen=True, gc=False):
     """Everything about one ended run. `final_response` is what its parent was given; `partial` is the last text of a
     run that did not finish. `changed_files` are what it changed in a workspace of its own that is a copy, of
     `changed_count` in all. `sandbox` names the protections that its tools had. `cost` is in US dollars; None says
     that a price is not known. `code` is `unconfirmed` for a run that had nobody to
     ask. `replies` are all replies without tool calls, in order; `final_response` has those since the user's last words.
+    `team` is what the members of a team gave; `workspace` and `changed_files` are then those of the presented work.
     Encodes to the JSON that `--json` prints."""
 
     name: str
@@ -108,6 +137,7 @@ class Result(msgspec.Struct, Generic[OutputT_co], frozen=True, gc=False):
     code: str = ""
     children: tuple[Result[Any], ...] = ()
     replies: tuple[UserReply, ...] = ()
+    team: TeamReport | None = None
     parse: Callable[[Any], OutputT_co] | msgspec.UnsetType = msgspec.UNSET
 
     def output(self) -> OutputT_co:
@@ -138,9 +168,9 @@ class Result(msgspec.Struct, Generic[OutputT_co], frozen=True, gc=False):
         return total
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values, without an error, a warning and a code that there are not."""
+        """Return the fields as plain values, without an error, a warning, a code and a team that there are not."""
         fields: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, parse=msgspec.UNSET, children=()))
-        for name in ("error_details", "warning", "code"):
+        for name in ("error_details", "warning", "code", "team"):
             if fields[name] in (None, ""):
                 del fields[name]
         fields["children"] = [child.to_json() for child in self.children]

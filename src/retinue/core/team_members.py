@@ -82,18 +82,16 @@ def resolve_members(
     is_evaluator = type_name.casefold() == ROUND_EVALUATOR
     if settings.agents and settings.shares_pool(type_name):
         return Resolution(
-            members=settings.agents, step=1, reason="the shared pool: subagent_orchestrator.agents, for this type"
+            members=settings.agents, step=1, reason="the shared pool, which shared_child_team_types gives to this type"
         )
     if local_members:
         return Resolution(
-            members=tuple(local_members), step=4 if is_evaluator else 2, reason="subagent_agents of the spawner"
+            members=tuple(local_members), step=4 if is_evaluator else 2, reason="the subagent_agents of the spawner"
         )
     if spawner_model and (settings.inherit_spawning_agent_backend or not is_evaluator):
-        return Resolution(members=(_copy_agent(spawner_model),), step=3, reason="the model of the spawner, inherited")
+        return Resolution(members=(_copy_agent(spawner_model),), step=3, reason="the model of the spawner")
     if settings.agents and not is_evaluator:
-        return Resolution(
-            members=settings.agents, step=5, reason="the shared pool, because the spawner has no model of its own"
-        )
+        return Resolution(members=settings.agents, step=5, reason="the shared pool, because the spawner has no model")
     copies = (_copy_agent(primary_model),) if primary_model else ()
     return Resolution(members=copies, step=6, reason="the model of the primary, because nothing else is set")
 

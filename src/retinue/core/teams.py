@@ -79,22 +79,22 @@ class TeamState(msgspec.Struct, gc=False):
     def apply(self, body: Body) -> None:
         match body:
             case AnswerGiven():
-                self.answers[body.agent] = (*self.answers.get(body.agent, ()), body)
+                self.answers[body.member] = (*self.answers.get(body.member, ()), body)
                 self.all_answers += (body,)
-                self.calls.add(_name_call(body.run, body.call_id))
+                self.calls.add(_name_call(body.member_run, body.call_id))
                 self.votes, self.missed = {}, {}
             case AnswersShown():
-                self.shown[body.agent] = body.answers
+                self.shown[body.member] = body.answers
                 if body.missed:
-                    self.missed[body.agent] = (*self.missed.get(body.agent, ()), body.missed)
+                    self.missed[body.member] = (*self.missed.get(body.member, ()), body.missed)
             case VoteCast():
-                self.votes[body.agent] = body
-                self.calls.add(_name_call(body.run, body.call_id))
+                self.votes[body.member] = body
+                self.calls.add(_name_call(body.member_run, body.call_id))
             case MemberLost():
-                self.lost[body.agent] = body
-                labels = {answer.label for answer in self.answers.pop(body.agent, ())}
+                self.lost[body.member] = body
+                labels = {answer.label for answer in self.answers.pop(body.member, ())}
                 self.votes = {agent: vote for agent, vote in self.votes.items() if vote.choice not in labels}
-                self.votes.pop(body.agent, None)
+                self.votes.pop(body.member, None)
             case TeamDecided():
                 self.decided = body
 
@@ -115,7 +115,7 @@ class TeamState(msgspec.Struct, gc=False):
             for answer in given:
                 if wanted == answer.label:
                     return answer
-            if wanted == given[-1].agent:
+            if wanted == given[-1].member:
                 return given[-1]
         return None
 

@@ -30,14 +30,16 @@ from retinue.core.events import (
     TurnStarted,
 )
 from retinue.log.runs import NOTHING, Runs, RunView
+from retinue.log.teams import describe_team
 
 SPOKEN_CHARACTERS = 4000
-Kind = Literal["model", "thinking", "text", "call"]
+Kind = Literal["model", "thinking", "text", "call", "team"]
 
 
 class Work(msgspec.Struct, frozen=True):
-    """Something that goes on now: a model that is awaited or speaks, or a call. `text` is the end of what it has said
-    or printed so far, `since` when it began. `label` is None for the primary."""
+    """Something that goes on now: a model that is awaited or speaks, a call, or a team. `text` is the end of what
+    it has said or printed so far, or where the team is; `since` is when it began. `label` is None for the primary; a
+    member's work stands below that of its team."""
 
     run: int
     agent: str
@@ -46,6 +48,7 @@ class Work(msgspec.Struct, frozen=True):
     since: float
     text: str = ""
     call: ToolCall | None = None
+    is_member: bool = False
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -64,14 +67,15 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class _Present:
-    """The present of a run that has not ended: since when its model is awaited, what it says, when its calls began."""
+    """The present of a run that has not ended: since when its model is awaited, what it says and in which turn, when
+    its calls began."""
 
-    __slots__ = ("began", "kind", "outputs", "since", "spoken")
+    __slots__ = ("began", "kind", "outputs", "since", "spoken", "turn")
 
     def __init__(self, at: float) -> None:
         self.since = at
         self.kind: Kind = "model"
-        self.spoken = ""
+        self.spoken, self.turn = "", 0
         self.outputs: dict[str, str] = {}  # the newest output of its calls
         self.began: dict[str, float] = {}
 
@@ -101,13 +105,16 @@ class Activity:
 
     def _apply_event(self, event: Event, present: _Present) -> None:
         match event.body:
-            case RunStarted() | TurnStarted():
-                present.since, present.kind, present.spoken = event.at, "model", ""
+            case RunStarted():
+                present.since = event.at
+            case TurnStarted(turn=turn):
+                present.since = event.at
+                self._end_speech(event.run, present, before=turn)
             case Thinking() | Message() | Inbox():
-                present.kind, present.spoken = "model", ""
+                self._end_speech(event.run, present)
             case ToolCall(call_id=call_id):
                 present.began[call_id] = event.at
-                present.kind, present.spoken = "model", ""
+                self._end_speech(event.run, present)
             case ToolResult(call_id=call_id):
                 present.began.pop(call_id, None)
                 present.outputs.pop(call_id, None)
@@ -123,6 +130,14 @@ class Activity:
                 if isinstance(event.body, RunEnded):
                     del self._live[event.run]
 
+    def _end_speech(self, number: int, present: _Present, *, before: int | None = None) -> None:
+        """Forget what a run was saying, because an event has it, or a turn began: that of the turns `before`, or up to
+        the one that the log has reached. A delta is shown at once, and may come before the event of its turn."""
+        if before is None:
+            before = self.runs.runs[number].turns + 1
+        if present.turn < before:
+            present.kind, present.spoken = "model", ""
+
     def _apply_delta(self, delta: Delta) -> None:
         present = self._live.get(delta.run)
         if present is None:
@@ -136,21 +151,38 @@ class Activity:
             begins = kind == "text" and delta.offset == 0  # or begins again after a failed attempt
             spoken = present.spoken if present.kind == kind and not begins else ""
             present.kind, present.spoken = kind, (spoken + delta.text)[-SPOKEN_CHARACTERS:]
+            present.turn = delta.turn
 
     def _drop_questions(self, run: int) -> None:
         for approval_id in [each.id for each in self.questions.values() if each.run == run]:
             del self.questions[approval_id]
 
     def list_work(self) -> list[Work]:
-        """Return what goes on now, the primary first. Calls that wait for other runs or for a person are no work."""
+        """Return what goes on now, the primary first, members below their team. Calls that wait for other runs or for a
+        person are no work."""
         asked = {(question.run, question.call_id) for question in self.questions.values()}
-        return [work for number, present in self._live.items() for work in self._list_work_of(number, present, asked)]
+        works: list[Work] = []
+        listed: set[int] = set()
+        for number, present in self._live.items():
+            run = self.runs.runs.get(number)
+            if run is None or number in listed:
+                continue
+            works += self._list_work_of(run, present, asked)
+            for member in run.members:
+                listed.add(member.number)
+                if member.number in self._live:
+                    own = self._list_work_of(member, self._live[member.number], asked)
+                    works += [msgspec.structs.replace(work, is_member=True) for work in own]
+        return works
 
-    def _list_work_of(self, number: int, present: _Present, asked: set[tuple[int, str]]) -> list[Work]:
-        run = self.runs.runs.get(number)
-        if run is None or run.started_at is None:
+    def _list_work_of(self, run: RunView, present: _Present, asked: set[tuple[int, str]]) -> list[Work]:
+        if run.started_at is None:
             return []
+        number = run.number
         label = run.label if number else None
+        if run.members:
+            text = describe_team(run)
+            return [Work(run=number, agent=run.agent, label=label, kind="team", since=run.started_at, text=text)]
         open_calls = [call for call in run.calls if not call.waits and (number, call.call_id) not in asked]
         works = [
             Work(

@@ -15,30 +15,38 @@ from msgspec import structs
 
 from retinue.core.approvals import Approval
 from retinue.core.events import (
+    AnswerGiven,
+    AnswersShown,
     ApprovalAsked,
     ApprovalDecided,
     Event,
     Gap,
     Inbox,
+    MemberLost,
     Message,
     RunEnded,
     RunResumed,
     RunSpawned,
     RunWaiting,
+    TeamDecided,
     Thinking,
     ToolCall,
     ToolResult,
     TurnStarted,
     UsageReported,
+    VoteCast,
     Warned,
 )
 from retinue.core.messages import ASKER, REMINDER, USER_WORDS
 from retinue.core.rules import CODE_MODE
+from retinue.core.teams import NEW_ANSWER, VOTE
 from retinue.log.summaries import describe_call, shorten_text, summarize_result
 
 FINAL_ANSWER = "final_answer"
 CODE_MODES = (CODE_MODE, "execute_go_code")  # ours, and that of CPE processes which report to us
+TEAM_TOOLS = (NEW_ANSWER, VOTE)
 TASK_CHARACTERS = 80
+REASON_CHARACTERS = 200
 ERROR_CHARACTERS = 300
 Role = Literal["plain", "mark", "name", "label", "tool", "good", "bad", "warn", "faint"]
 Span = tuple[Role, str]
@@ -47,7 +55,8 @@ Span = tuple[Role, str]
 class Block(msgspec.Struct, frozen=True):
     """One thing to show. `spans` are the header in pieces with what each is; `line` means the header is all of it.
 
-    `brief` says a finished call in one line, `args` are those of a call or question, `number` is the run's."""
+    `brief` says a finished call in one line, `args` are those of a call or question, `number` is the run's. A
+    block that `is_detail` tells nothing that others do not."""
 
     kind: str
     spans: tuple[Span, ...]
@@ -62,6 +71,7 @@ class Block(msgspec.Struct, frozen=True):
     args: dict[str, Any] = {}
     success: bool = True
     brief: tuple[Span, ...] = ()
+    is_detail: bool = False
 
     @property
     def header(self) -> str:
@@ -76,10 +86,15 @@ class _Seen:
     """The state that blocks need of a run that has not ended. `held` are replies that its answer will have, `unfetched`
     the answers of its background children that no result has had yet."""
 
-    __slots__ = ("asked", "calls", "held", "label", "parent", "superseded", "tokens", "tools", "turns", "unfetched")
+    __slots__ = (
+        "asked", "calls", "depth", "held", "label", "parent", "superseded", "team", "tokens", "tools", "turns",
+        "unfetched",
+    )  # fmt: skip
 
-    def __init__(self, spawned: RunSpawned | None) -> None:
+    def __init__(self, spawned: RunSpawned | None, *, team: _Seen | None = None) -> None:
         self.label = "" if spawned is None else spawned.label
+        self.depth = None if spawned is None else spawned.depth
+        self.team = team
         self.parent = spawned.parent if spawned is not None and spawned.background else None
         self.held: list[str] = []
         self.superseded = False
@@ -101,13 +116,30 @@ class Blocks:
         key = event.tree, event.run
         seen = self._runs.get(key)
         if seen is None:
-            seen = self._runs[key] = _Seen(event.body if isinstance(event.body, RunSpawned) else None)
+            seen = self._runs[key] = self._begin(event)
             self._alive[event.tree, event.agent].add(event.run)
         block = self._block(event, seen)
         if isinstance(event.body, RunEnded):
+            self._count_for_team(seen)
             del self._runs[key]
             self._alive[event.tree, event.agent].discard(event.run)
         return block
+
+    def _begin(self, event: Event) -> _Seen:
+        """Return the state of a run that is new here. A child at the depth of its parent is a member of a team."""
+        if not isinstance(event.body, RunSpawned):
+            return _Seen(None)
+        spawned = event.body
+        parent = None if spawned.parent is None else self._runs.get((event.tree, spawned.parent))
+        return _Seen(spawned, team=parent if parent is not None and parent.depth == spawned.depth else None)
+
+    def _count_for_team(self, seen: _Seen) -> None:
+        """Add what a member has used to its team, which uses nothing itself."""
+        team = seen.team
+        if team is not None:
+            team.turns += seen.turns
+            team.tools += seen.tools
+            team.tokens += seen.tokens
 
     def _block(self, event: Event, seen: _Seen) -> Block | None:
         match event.body:
@@ -131,6 +163,8 @@ class Blocks:
                 return _about(
                     event, seen, (("bad", "⚠ "), ("plain", f"{count} events are missing: {reason}")), line=True
                 )
+            case AnswerGiven() | VoteCast() | AnswersShown() | MemberLost() | TeamDecided():
+                return self._team(event, seen, event.body)
             case RunWaiting() as waiting:
                 return self._waiting(event, seen, waiting)
             case RunEnded() as ended:
@@ -166,6 +200,21 @@ class Blocks:
             return None
         seen.held = []
         return self._titled(event, seen, (("plain", "message"),), "\n\n".join(held))
+
+    def _team(self, event: Event, seen: _Seen, fact: TeamFact) -> Block | None:
+        """Return the block of what happens in a team. An answer that its member said as text is shown here only."""
+        who: tuple[Span, ...] = (("label", f"[{seen.label}] "),) if event.run else ()
+        told = make_team_spans(fact)
+        if not told:
+            return None
+        mark: Span = ("bad", "⚠ ") if isinstance(fact, MemberLost) else ("mark", "◇ ")
+        spans = (mark, *who, *told)
+        if not isinstance(fact, AnswerGiven):
+            return _about(event, seen, spans, line=True, brief=spans)
+        member = self._runs.get((event.tree, fact.member_run))
+        if member is not None:
+            member.held = []
+        return _about(event, seen, spans, fact.text, brief=spans)
 
     def _waiting(self, event: Event, seen: _Seen, waiting: RunWaiting) -> Block | None:
         """Return the block of an answer in a conversation, and of the reason why there is none."""
@@ -207,7 +256,7 @@ class Blocks:
     def _call(self, event: Event, seen: _Seen, call: ToolCall) -> Block | None:
         seen.tools += 1
         seen.calls[call.call_id] = call
-        if call.name == FINAL_ANSWER:
+        if call.name == FINAL_ANSWER or _is_team_call(call):
             return None
         timeout = "" if call.timeout_seconds is None else f" (timeout: {format_seconds(call.timeout_seconds)})"
         title: tuple[Span, ...] = (("plain", f"[tool call]{timeout}"),)
@@ -220,7 +269,7 @@ class Blocks:
             for (tree, _), other in self._runs.items():
                 if tree == event.tree:
                     other.unfetched.pop(number, None)
-        if result.name == FINAL_ANSWER:
+        if result.name == FINAL_ANSWER or (result.success and call is not None and _is_team_call(call)):
             return None
         args = {} if call is None else call.args
         title: tuple[Span, ...] = (("plain", 'Tool "'), ("tool", result.name), ("plain", '" result:'))
@@ -233,6 +282,11 @@ class Blocks:
         brief = (*self._who(event, seen), *make_call_spans(result.name, args), ("plain", " -> "), said)
         more: dict[str, Any] = {"call_id": result.call_id, "args": args, "success": result.success, "brief": brief}
         return self._titled(event, seen, title, reformat_json(result.text), tool=result.name, **more)
+
+
+def _is_team_call(call: ToolCall) -> bool:
+    """Tell whether a call is a member's answer or vote, which its team tells of, and not a tool of that name."""
+    return call.waits and call.name in TEAM_TOOLS
 
 
 def _format_arguments(call: ToolCall) -> str:
@@ -284,7 +338,7 @@ def _lifecycle(event: Event, seen: _Seen) -> Block:
         case RunSpawned(task=task, queued=queued):
             first = next((line.strip() for line in task.splitlines() if line.strip()), "")
             what = "spawned (queued)" if queued else "spawned"
-            if first not in ("", seen.label):
+            if first not in ("", seen.label) and seen.team is None:  # its team has said the task
                 what += f": {shorten_text(first, TASK_CHARACTERS, TASK_CHARACTERS - 3)}"
             return _about(event, seen, (("mark", "○ "), *who, ("plain", what)), line=True)
         case RunEnded(status=status, error_details=error, duration_ms=took):
@@ -294,11 +348,44 @@ def _lifecycle(event: Event, seen: _Seen) -> Block:
             state: Span = ("good" if good else "bad", status)
             stats: Span = ("faint", f" ({counts}, {took / 1000:.1f}s)")
             why = "" if good or not error else ": " + shorten_text(" ".join(error.split()), ERROR_CHARACTERS, 297)
-            return _about(event, seen, (("mark", "● "), *who, state, stats, ("plain", why)), line=True, success=good)
+            return _about(
+                event,
+                seen,
+                (("mark", "● "), *who, state, stats, ("plain", why)),
+                line=True,
+                success=good,
+                is_detail=good and seen.team is not None,
+            )
     return _about(event, seen, (("mark", "○ "), *who, ("plain", "resumed")), line=True)
 
 
 # Texts that other screens use too
+
+TeamFact = AnswerGiven | VoteCast | AnswersShown | MemberLost | TeamDecided
+
+
+def make_team_spans(fact: TeamFact) -> tuple[Span, ...]:
+    """Return one line about what happens in a team, such as `agent1 votes for agent2.1: it is right`; nothing for what
+    nobody needs to see."""
+    match fact:
+        case AnswerGiven(member=agent, label=label):
+            is_first = label.endswith(".1")
+            told = f" answers ({label})" if is_first else f" answers anew ({label}), which reopens the vote"
+            return ("name", agent), ("plain", told)
+        case VoteCast(member=agent, choice=choice, reason=reason):
+            told = f" votes for {choice}" if choice else " abstains"
+            why = " ".join(reason.split())
+            why = f": {shorten_text(why, REASON_CHARACTERS, REASON_CHARACTERS - 3)}" if why else ""
+            return ("name", agent), ("plain", told), ("faint", why)
+        case AnswersShown(member=agent, missed=missed) if missed:
+            return ("name", agent), ("plain", " has not voted and is reminded")
+        case MemberLost(member=agent, status=status):
+            return ("name", agent), ("plain", f" ended {status}: the team goes on without it")
+        case TeamDecided(winner=winner, member=agent, reason=reason, presenter=presenter):
+            why = f", {reason}" if reason else ""
+            then = f"; {agent} presents" if presenter is not None else ""
+            return ("good", "decided"), ("plain", f": {winner}{why}{then}")
+    return ()
 
 
 def make_question_spans(label: str | None, tool: str, args: dict[str, Any]) -> tuple[Span, ...]:

@@ -12,6 +12,7 @@ import msgspec
 
 from retinue.core.events import (
     INTERRUPTED,
+    AnswerGiven,
     ApprovalAsked,
     ApprovalDecided,
     Event,
@@ -20,10 +21,11 @@ from retinue.core.events import (
     ToolCall,
     ToolResult,
 )
-from retinue.log.blocks import FINAL_ANSWER, Block, Blocks, Span, make_call_spans
-from retinue.log.summaries import describe_call, summarize_result
+from retinue.log.blocks import FINAL_ANSWER, TEAM_TOOLS, Block, Blocks, Span, make_call_spans
+from retinue.log.summaries import describe_call, shorten_text, summarize_result
 
 SLOW_MS = 1000
+ANSWER_CHARACTERS = 72
 Style = Literal["markdown", "diff", "output", "faint"]
 _FILE_TOOLS = ("edit", "write")
 _OUTPUT_TOOLS = ("shell", "bash", "execute_python", "execute_go_code")
@@ -32,7 +34,7 @@ _PLAIN_ANSWERS = ("user", "")
 
 class Entry(msgspec.Struct, frozen=True):
     """One thing to leave on the screen: a line of `spans`, and the `body` below it in a `style`. `kind` is that of its
-    event, `is_brief` says that a quiet screen shows the line too."""
+    event, `is_brief` says that a quiet screen shows the line too, `is_detail` that only one that shows all does."""
 
     kind: str
     spans: tuple[Span, ...]
@@ -40,6 +42,7 @@ class Entry(msgspec.Struct, frozen=True):
     style: Style = "markdown"
     is_brief: bool = False
     run: int = 0
+    is_detail: bool = False
 
 
 class Entries:
@@ -97,14 +100,21 @@ class Entries:
         if event.run == 0:
             return Entry(kind=event.kind, spans=(), body=block.body)
         body = ended.final_response if ended.status == "done" else ended.partial
+        if block.is_detail:  # a member: its team tells its answer
+            return Entry(kind=event.kind, spans=block.spans, run=event.run, is_detail=True)
         return Entry(kind=event.kind, spans=block.spans, body=body, is_brief=True, run=event.run)
 
 
 def _tell_words(event: Event, block: Block) -> Entry:
     """Return the entry of what a run thinks, says or is told, of its beginning, and of a warning."""
     who: tuple[Span, ...] = (("label", f"[{block.label}] "),) if event.run else ()
+    if isinstance(event.body, AnswerGiven):
+        words = shorten_text(" ".join(block.body.split()), ANSWER_CHARACTERS, ANSWER_CHARACTERS - 3)
+        spans = (*block.spans, ("faint", f": {words}"))
+        return Entry(kind=event.kind, spans=spans, body=block.body, is_brief=True, run=event.run)
     if block.line:
-        return Entry(kind=event.kind, spans=block.spans, is_brief=event.kind in ("warning", "gap"), run=event.run)
+        is_brief = bool(block.brief) or event.kind in ("warning", "gap")
+        return Entry(kind=event.kind, spans=block.spans, is_brief=is_brief, run=event.run)
     if event.kind == "thinking":
         return Entry(kind=event.kind, spans=who, body=block.body, style="faint", run=event.run)
     if isinstance(event.body, Inbox):
@@ -132,7 +142,7 @@ def _tell_result(event: Event, result: ToolResult, block: Block, call: ToolCall 
 def _tell_action(result: ToolResult, args: dict[str, Any], preview: str) -> tuple[str, Style]:
     """Return what a person wants to see of a call: the change of a file, the command and its output, or an error. That
     they interrupted it they know."""
-    if result.outcome == INTERRUPTED:
+    if result.outcome == INTERRUPTED or result.name in TEAM_TOOLS:  # which are told all answers anew
         return "", "output"
     if not result.success and result.name not in _OUTPUT_TOOLS:
         return (result.text if "\n" in result.text.strip() else ""), "output"

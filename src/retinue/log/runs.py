@@ -47,7 +47,7 @@ from retinue.core.events import (
 )
 from retinue.core.messages import REMINDER, TASK, USER_WORDS
 from retinue.core.ports import Row, RunTally, StoredRun
-from retinue.core.results import STATUSES, Result, ToolLog, UserReply, ending_texts
+from retinue.core.results import STATUSES, Contribution, Result, TeamReport, ToolLog, UserReply, ending_texts
 from retinue.core.round_state import RoundState
 from retinue.core.teams import TeamState
 from retinue.core.usage import NO_USAGE, Usage
@@ -343,6 +343,17 @@ class RunView(Struct, eq=False, gc=False):
         """Return how long no process had the run, or it waited for a message."""
         return self.away + (0.0 if self.waiting_since is None else max(0.0, now - self.waiting_since))
 
+    @property
+    def members(self) -> tuple[RunView, ...]:
+        """The members, if this is a team: it adds no depth, so they stand at its own."""
+        depth = self.spawned.depth
+        return tuple([child for child in self.children if child.spawned.depth == depth])
+
+    @property
+    def level(self) -> int:
+        """The number of runs above it. Its depth is less in and below a team."""
+        return self.path.count("/") - 1
+
     def walk(self) -> Iterable[RunView]:
         """Yield this run and all below it, parents before children."""
         yield self
@@ -362,7 +373,11 @@ class RunView(Struct, eq=False, gc=False):
         if ended.status not in STATUSES:
             text, details = ending_texts("failed", name=self.agent, primary=False)
             ended = structs.replace(ended, status="failed", final_response=text, error_details=details)
-        place, spawned = self.place, self.spawned
+        place, spawned, made = self.place, self.spawned, ended
+        if self.team is not None:
+            presented = self.find_presented()
+            spawned = structs.replace(spawned, workspace=presented.spawned.workspace)
+            made = presented.ended or ended
         return Result(  # by position: so many names would take seven times as long
             self.agent,
             ended.final_response,
@@ -384,13 +399,48 @@ class RunView(Struct, eq=False, gc=False):
             ended.structured,
             ended.partial,
             "; ".join(self.warnings) if self.warnings else None,
-            ended.changed_files,
-            ended.changed_count,
+            made.changed_files,
+            made.changed_count,
             "inherited" if place is None else place.runtime,
             () if place is None else place.sandbox,
             ended.code,
             tuple([child.result(tree) for child in self.children if child.ended is not None]),
             self.replies,
+            None if self.team is None else self.report_team(),
+        )
+
+    def find_presented(self) -> RunView:
+        """Return the run whose work is handed over: this one, or of a team its presenter."""
+        decided = None if self.team is None else self.team.decided
+        found = [child for child in self.children if decided is not None and child.number == decided.member_run]
+        return found[0] if found else self
+
+    def report_team(self) -> TeamReport:
+        """Return what the members of a team have given so far."""
+        team = self.team or TeamState()
+        decided = team.decided
+        return TeamReport(
+            strategy="" if decided is None else decided.strategy,
+            winner="" if decided is None else decided.winner,
+            reason="" if decided is None else decided.reason,
+            presented=None if decided is None else decided.member_run,
+            contributions=tuple(child._describe_contribution(team) for child in self.children),
+            votes={} if decided is None else decided.votes,
+        )
+
+    def _describe_contribution(self, team: TeamState) -> Contribution:
+        vote = team.votes.get(self.agent)
+        return Contribution(
+            agent=self.agent,
+            run=self.number,
+            model=self.spawned.model,
+            status=self.state,
+            answers={given.label: given.text for given in team.all_answers if given.member == self.agent},
+            vote="" if vote is None else vote.choice,
+            reason="" if vote is None else vote.reason,
+            usage=self.usage,
+            cost=None if self.unpriced else self.cost,
+            id=str(decode_raw(self.spawned.profile).get("nickname") or ""),
         )
 
 

@@ -9,20 +9,30 @@ from typing import Any
 import msgspec
 
 from retinue.core.events import (
+    AnswerGiven,
     ApprovalAsked,
     ApprovalDecided,
     Event,
     Inbox,
+    MemberLost,
     Message,
     RunEnded,
     RunSpawned,
+    TeamDecided,
     Thinking,
     ToolCall,
     ToolResult,
+    VoteCast,
     Warned,
 )
+from retinue.log.blocks import make_team_spans
 
-_TOLD = frozenset({RunSpawned, Thinking, Message, ToolCall, ToolResult, Inbox, Warned, RunEnded})
+_TOLD = frozenset(
+    {
+        RunSpawned, Thinking, Message, ToolCall, ToolResult, Inbox, Warned, RunEnded,
+        AnswerGiven, VoteCast, MemberLost, TeamDecided,
+    }
+)  # fmt: skip
 
 
 def format_transcript(events: Iterable[Event]) -> str:
@@ -49,15 +59,24 @@ def format_transcript(events: Iterable[Event]) -> str:
                 parts.append(f"## Tool result: {name}{'' if success else ' (failed)'}\n\n" + _fence_text(text))
             case Inbox(text=text):
                 parts.append("## Inbox\n\n" + _quote_text(text))
+            case AnswerGiven() | VoteCast() | MemberLost() | TeamDecided():
+                parts.append(_format_team_fact(event.body))
             case Warned(text=text):
                 parts.append("## Warning\n\n" + _quote_text(text))
             case RunEnded(status=status, final_response=text, error_details=error):
                 parts.append(
                     f"## Ended: {status}\n\n{text}" + (f"\n\n{_quote_text(error)}" if error and error != text else "")
                 )
-            case _:
-                pass
     return "\n\n".join(parts) + "\n"
+
+
+def _format_team_fact(fact: AnswerGiven | VoteCast | MemberLost | TeamDecided) -> str:
+    match fact:
+        case AnswerGiven(member=agent, label=label, text=text):
+            return f"## Answer {label} of {agent}\n\n{_quote_text(text)}"
+        case VoteCast(member=agent, choice=choice, reason=reason):
+            return f"## Vote of {agent}: {choice or 'abstained'}\n\n{_quote_text(reason)}"
+    return "## Team\n\n" + "".join(text for _, text in make_team_spans(fact))
 
 
 def _quote_text(text: str) -> str:

@@ -85,8 +85,9 @@ def _check_rules(run: Run, plan: Plan) -> None:
 
 
 def _find_copy_of(run: Run) -> CopiedWorkspace | None:
-    """Return the copied workspace of a run of a live tree, also of one that ended in an earlier process."""
-    return find_copy(str(Path(run.folders.own).parents[2]), run.ref.tree, run.ref.run)
+    """Return the copied workspace of a run of a live tree, or of a team's presenter, also of one that ended in an
+    earlier process."""
+    return find_copy(str(Path(run.folders.own).parents[2]), run.ref.tree, run.view.find_presented().number)
 
 
 def _find_child(run: Run, wanted: str) -> Run:

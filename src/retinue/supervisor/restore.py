@@ -115,19 +115,21 @@ class Restorer:
         old = view.runs.get(number)
         self._check_continuable(tree, number, view, old, is_live=live is not None)
         assert old is not None
-        place = old.spawned.parent  # of the run, or of the team whose presenter goes on
-        if old.team is not None and old.team.decided is not None:
-            number = old.team.decided.run
-            old = view.runs[number]
+        team, old = old, old.find_presented()  # of a team, its presenter goes on, in the place of the team
+        place, number = team.spawned.parent, old.number
         caller_limits.check_depth(f"{tree}/{number}")
         conversation = fold_thread(events, number, before=fold_earlier_turns(histories, tree, old.spawned))
         reference = "" if old.remote is None else old.remote.reference
         plans = PlanRestorer(self.ports.planner, tree, view.runs[0].spawned, overrides)
         chain = [(tree, number), *list_continued(histories, tree, old.spawned)]
         if place is None:
+            if team is not old:
+                plans.add_members(plans.restore(team, None))
             continued = Continued(tree, number, conversation, chain, reference)
             return self._continue_primary(old, text, overrides, plans, continued)
         home = live or TreeRestorer(self, tree, histories, overrides).make_tree(planned=place)
+        if team is not old:
+            plans.add_members(plans.restore(team, home.runs[place].plan))
         continued = Continued("", number, conversation, chain, reference)
         return self._continue_child(home, home.runs[number], text, overrides, plans, continued, place=home.runs[place])
 

@@ -5,6 +5,7 @@ in Python) has to be given again; without it a ConfigError says so, and nothing 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -105,9 +106,13 @@ class PlanRestorer:
     ) -> None:
         self._planner = planner
         self._tree = tree
-        self._profiles = (*overrides.profiles, GONE_CLIENT)
+        self._profiles: tuple[Profile, ...] = (*overrides.profiles, GONE_CLIENT)
         self._model = primary.model, overrides.model
         self._runtime = overrides.runtime
+
+    def add_members(self, team: Plan) -> None:
+        """Take the members of a team, one of which goes on without it."""
+        self._profiles += tuple(team.children)
 
     def restore(self, view: RunView, parent: Plan | None) -> Plan:
         """Return the plan of a run that is resumed or continued. Raises ConfigError for what has to be given again."""
@@ -128,7 +133,8 @@ class PlanRestorer:
         found = known.get(kept.name.casefold())
         if found is None:
             try:
-                found = self._planner.plan(kept.name, task=self._task(spawned, named=True), parent=parent).profile
+                task = self._task(spawned, named=True)
+                found = self._planner.plan(kept.name, task=task, parent=parent, restored=True).profile
             except NotFound:
                 found = None
         if kept.team is not None:
@@ -183,11 +189,13 @@ class PlanRestorer:
         the settings of now say."""
         task, logged = self._task(spawned, named=named), _read(spawned.profile, _Kept).runtime
         can_spawn = any(tool.name in TOOLS for tool in _read(spawned.tools, list[_Tool]))  # as deep as it was
-        plan = self._planner.plan(profile, task=task, parent=parent, given=given, can_spawn=can_spawn)
+        make_plan = partial(
+            self._planner.plan, task=task, parent=parent, given=given, can_spawn=can_spawn, restored=True
+        )
+        plan = make_plan(profile)
         is_open = self._runtime is None or (parent is None and self._runtime == DELEGATED)
         if is_open and logged in RUNTIMES and RUNTIMES.index(logged) > RUNTIMES.index(plan.floor):
-            stricter = replace(profile, runtime=logged)
-            plan = self._planner.plan(stricter, task=task, parent=parent, given=given, can_spawn=can_spawn)
+            plan = make_plan(replace(profile, runtime=logged))
         return plan
 
     def _wanted(self, spawned: RunSpawned) -> str:

@@ -572,7 +572,7 @@ class RunServices(msgspec.Struct, eq=False):
         given: Sequence[Run] = [wanted]
         if wanted.plan.team is not None or team is not None:
             decided = None if team is None else team.decided
-            given = [each for each in wanted.children if decided is None or each.ref.run == decided.run]
+            given = [each for each in wanted.children if decided is None or each.ref.run == decided.member_run]
         for each in given:  # of a team that could not decide, the first that has the first file
             handed = await asyncio.to_thread(read_own_files, each.folders, names, limit)
             if names[0] in handed.found:

@@ -122,9 +122,11 @@ class StoredControl:
         return await asyncio.to_thread((await self._find_copy(tree, run)).apply_so_far)
 
     async def find_copies(self, tree: str, run: int) -> list[CopiedWorkspace]:
-        """Return the copy that a run worked in; for a primary without one, the copies of the project that runs below it
-        worked in; none for a run that never needed its copy. Raises ConfigError for a run that works in no copy."""
-        view = await self._find_view(tree, run)
+        """Return the copy that a run, or the presenter of a team, worked in; for a primary without one, the copies of
+        the project that runs below it worked in; none for a run that never needed its copy. Raises ConfigError for a
+        run that works in no copy."""
+        view = (await self._find_view(tree, run)).find_presented()
+        run = view.number
         copy = find_copy(self._state, tree, run)
         if copy is not None:
             return [copy]
@@ -160,8 +162,8 @@ class StoredControl:
         carry_out_plan(plan, copies, aside=f"{self._state}/applying")
 
     async def _find_copy(self, tree: str, run: int) -> CopiedWorkspace:
-        view = await self._find_view(tree, run)
-        copy = find_copy(self._state, tree, run)
+        view = (await self._find_view(tree, run)).find_presented()
+        copy = find_copy(self._state, tree, view.number)
         if copy is None:
             raise RetinueError(explain_missing_copy(view.path, view.spawned))
         return copy

@@ -130,6 +130,8 @@ class Tree:
             return Receipt("too_late", why="the run is stopping")
         if run.relay is not None:
             return await run.relay(text, message_id)
+        if run.plan.team is not None:
+            return await self._send_to_members(run, text, source=source, message_id=message_id)
         text = repair_text(text)
         written = self.write(run, Inbox(text, source=source, message_id=message_id), True)
         seq = self.seq
@@ -137,6 +139,14 @@ class Tree:
         if written is not None:
             await written
         return Receipt("queued", seq)
+
+    async def _send_to_members(self, team: Run, text: str, *, source: str, message_id: str) -> Receipt:
+        """Send a message to all members of a team that are at work, and return the receipt of the last."""
+        receipt = Receipt("too_late", why="no member of the team is at work")
+        for member in team.children:
+            if not member.is_stopping:
+                receipt = await self.send_message(member.ref.run, text, source=source, message_id=message_id)
+        return receipt
 
     def notify_parent(self, child: Run) -> None:
         """Tell a run that a child of its background has ended."""
@@ -196,6 +206,10 @@ _TEXT_FIELDS: dict[type[Body], tuple[str, ...]] = {
     events.ApprovalDecided: ("reason", "by", "rule", "args", "tool", "call_id"),
     events.Inbox: ("text",),
     events.ProgressReported: ("tool_name", "tool_context"),
+    events.AnswerGiven: ("text", "call_id"),
+    events.AnswersShown: ("missed",),
+    events.VoteCast: ("reason", "call_id"),
+    events.MemberLost: ("reason",),
     events.Warned: ("text",),
     events.RunWaiting: ("text",),
     events.RunEnded: ("final_response", "error_details", "partial", "structured", "changed_files"),

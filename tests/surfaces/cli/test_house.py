@@ -36,7 +36,7 @@ def completed(project: Project, *words: str) -> list[str]:
     script = (
         f'retinue() {{ {" ".join(COMMAND)} "$@"; }}; '
         f"source completion.sh; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; "
-        f"_shtab_retinue retinue '{words[-1]}' '{words[-2]}'; "
+        f"_retinue_complete retinue '{words[-1]}' '{words[-2]}'; "
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
     return bash(script, project).split()
@@ -96,6 +96,58 @@ def test_profiles(project: Project) -> None:
     assert done.stderr.startswith("retinue: warning: unknown subagent type 'nobody'")
 
 
+TEAM = """\
+model: anthropic:primary
+subagent_agents: [{model: "openai:local"}]
+orchestrator:
+  coordination:
+    subagent_types: [explorer, critic, round_evaluator]
+    subagent_orchestrator:
+      enabled: true
+      agents: [{id: careful, backend: {type: anthropic, model: big}}, {model: "openai:small", profile: critic}]
+      shared_child_team_types: [round_evaluator]
+"""
+
+
+@pytest.mark.requirement("MASS-25", "MASS-26")
+def test_profiles_shows_the_members_of_each_type_and_why(project: Project) -> None:
+    (project.folder / "team.yaml").write_text(TEAM)
+    lines = project.retinue("profiles", "--teams", "--config", "team.yaml").stdout.splitlines()
+    assert [line.split() for line in lines[:4]] == [
+        ["TYPE", "SPAWNED", "BY", "MEMBERS", "STRATEGY", "STEP"],
+        ["explorer", "primary", "openai:local", "-", "2"],
+        ["explorer", "MCP", "client", "careful=anthropic:big", "synthesize", "5"],
+        ["openai:small", "(critic)"],
+    ]
+    assert ["round_evaluator", "both", "careful=anthropic:big", "synthesize", "1"] in [line.split() for line in lines]
+    assert lines[-3:] == [
+        "step 1: the shared pool, which shared_child_team_types gives to this type",
+        "step 2: the subagent_agents of the spawner",
+        "step 5: the shared pool, because the spawner has no model",
+    ]
+    (project.folder / "team.yaml").write_text(
+        TEAM.replace("subagent_agents: [", "# [") + "profiles: {critic: {model: own}}"
+    )
+    rows = json.loads(project.retinue("profiles", "--teams", "--json", "--config", "team.yaml").stdout)
+    found = {(row["type"], row["spawned_by"]): row for row in rows}
+    assert len(found) == 8 and found["critic", "primary"] == {
+        "type": "critic",
+        "spawned_by": "primary",
+        "members": [{"id": "agent1", "model": "own", "profile": None}],
+        "strategy": None,
+        "step": 3,
+        "reason": "the model that the profile itself has",
+    }
+    assert found["subagent", "primary"]["members"] == [{"id": "agent1", "model": "anthropic:primary", "profile": None}]
+    assert project.retinue("profiles", "--teams").stdout.startswith("No subagent is a team. `subagent_orchestrator: ")
+
+
+def test_a_server_of_subagents_that_are_disabled_does_not_start(project: Project) -> None:
+    (project.folder / "off.yaml").write_text("orchestrator: {coordination: {enable_subagents: false}}\n")
+    done = project.retinue("mcp", "serve", "--http", "--config", "off.yaml", "--model", "scripted:script.yaml")
+    assert "'enable_subagents' is false in off.yaml: set it to true, or offer one agent" in one_line_error(done)
+
+
 def test_doctor(project: Project) -> None:
     done = project.retinue("doctor")
     assert (done.returncode, done.stderr) == (0, "")
@@ -119,16 +171,21 @@ def test_doctor_says_which_runs_work_with_the_user_s_own_authority(project: Proj
     """Those that a setting in force leaves without a sandbox: the user can take it out."""
     file = project.folder / "retinue.yaml"
     file.write_text(
-        "orchestrator: {coordination: {subagent_runtime_mode: inherited}}\nprofiles: {explorer: {runtime: inherited}}\n"
+        "orchestrator: {coordination: {subagent_runtime_mode: inherited, subagent_orchestrator: "
+        "{enabled: true, agents: [{model: 'scripted:absent.yaml'}]}}}\nprofiles: {explorer: {runtime: inherited}}\n"
     )
-    assert "warn  authority" not in project.retinue("doctor").stdout  # it is not trusted, so it does not count
+    member = f"fail  model     {project.folder}/absent.yaml: no such file"
+    untrusted = project.retinue("doctor").stdout
+    assert "warn  authority" not in untrusted and member not in untrusted  # what is not trusted does not count
     assert project.retinue("trust", "--yes").returncode == 0
+    trusted = project.retinue("doctor").stdout
+    assert member in trusted
     assert (
         "warn  authority runs without a sandbox work as you: a shell command that you allow can do whatever you can, "
         "also answer questions and change files outside the project "
         "(`orchestrator.coordination.subagent_runtime_mode: inherited`, "
         f"`profiles.explorer.runtime: inherited`)\n                -> take that out of {file}, or read what you allow"
-    ) in project.retinue("doctor").stdout
+    ) in trusted
 
 
 def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
@@ -190,10 +247,11 @@ def test_completion_of_bash_works_when_sourced(project: Project) -> None:
     (project.folder / "task one.md").touch()
     (project.folder / "config.yaml").touch()
     said = bash(f"source <({' '.join(COMMAND)} completion bash); complete -p retinue", project)
-    assert said == "complete -o bashdefault -F _shtab_retinue retinue\n"
+    assert said == "complete -o bashdefault -F _retinue_complete retinue\n"
     (project.folder / "completion.sh").write_text(project.retinue("completion", "bash").stdout)
     assert completed(project, "retinue", "") == [*COMMANDS]
-    assert completed(project, "retinue", "--") == ["--help", "--version"]
+    assert completed(project, "retinue", "--ver") == ["--version", "--verbose"]
+    assert completed(project, "retinue", "--runtime", "is") == ["isolated"]  # of a conversation
     assert completed(project, "retinue", "p") == ["ps", "profiles"]
     assert completed(project, "retinue", "run", "--max-") == [
         "--max-depth",
@@ -228,6 +286,8 @@ def test_completion_knows_runs_profiles_and_questions(project: Project) -> None:
     assert completed(project, "retinue", "diff", "/main/") == ["/main/explorer-1"]
     assert completed(project, "retinue", "run", "--profile", "ex") == ["explorer"]
     assert completed(project, "retinue", "run", "--runtime", "i") == ["inherited", "isolated"]
+    assert completed(project, "retinue", "run", "--model", "anth") == ["anthropic:claude-sonnet-5-5"]
+    assert completed(project, "retinue", "run", "--model", "openai", ":", "gpt-6.1-t") == ["gpt-6.1-terra"]
     assert completed(project, "retinue", "help", "app") == ["approvals", "approve", "apply"]
     assert "unknown kind 'x'; available: runs" in one_line_error(project.retinue("completion", "--values", "x", ""))
     assert "name your shell" in one_line_error(project.retinue("completion"))

@@ -13,8 +13,9 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from retinue.concurrency import SystemClock
 from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.errors import ConfigError
 from retinue.core.messages import ToolSpec
-from retinue.core.profiles import Profile, Task
+from retinue.core.profiles import Profile, Task, Team
 from retinue.core.rules import ALLOW, ASK, Verdict
+from retinue.core.teams import Member
 from retinue.log.runs import Runs
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.foreground import print_answer
@@ -42,6 +44,7 @@ FAILED = 1
 
 
 EDITED = "till/pricing.py"
+FIX = "fix the failing check"
 
 EXPLORER = Profile(
     "explorer", "Find out how the code works. Have scouts search for you.",
@@ -58,8 +61,50 @@ MAIN = Profile(
 )  # fmt: skip
 PROFILES = (EXPLORER, SCOUT, TESTER, CRITIC, FIXER)
 
+FIXERS = Team(
+    "fixers", "Make the failing check pass, in your own copy.", members=[Member(id="hasty"), Member(id="careful"),
+    Member(id="tricky")], strategy="winner_present", tools=["edit", "shell"], workspace="copy", leaf=True,
+)  # fmt: skip
+MAIN_WITH_TEAM = Profile(
+    "main", "Delegate, decide, and end with the answer.", tools=["edit", "shell", "apply_subagent", FIXERS],
+    workspace="shared",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Play:
+    """One play of the demo: its primary, its script, and the one call a person is asked about."""
+
+    main: Profile
+    script: str
+    title: str
+    asked: str
+    asked_args: Mapping[str, str]
+    shown: str  # the agent whose run is worth a closer look
+
+
+SUBAGENTS = Play(
+    main=MAIN,
+    script="demo.yaml",
+    title="an agent and its subagents fix a bug",
+    asked="edit",
+    asked_args={"path": EDITED},
+    shown=FIXER.name,
+)
+TEAM = Play(
+    main=MAIN_WITH_TEAM,
+    script="demo_team.yaml",
+    title="a team of three fixes a bug and votes",
+    asked="apply_subagent",
+    asked_args={"subagent_id": FIX},
+    shown=FIXERS.name,
+)
+
 
 def configure_demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--team", action="store_true", help="watch a team: three agents fix it, each in its own copy, and vote"
+    )
     parser.add_argument("--fast", action="store_true", help="do not pause as a model would")
     add_level_options(parser)
 
@@ -69,8 +114,10 @@ def execute_demo(args: argparse.Namespace) -> int:
 
     examples:
       retinue demo
+      retinue demo --team
       retinue demo --quiet
     """
+    play = TEAM if args.team else SUBAGENTS
     terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
     printer = make_printer(args)
     command = screen.find_command()
@@ -79,17 +126,17 @@ def execute_demo(args: argparse.Namespace) -> int:
         project=project,
         state=project / ".retinue",
         profiles=PROFILES,
-        model=f"scripted:{HERE / 'demo.yaml'}",
-        approver=AnswerForNobody(),
-        policy=DemoPolicy(),
+        model=f"scripted:{HERE / play.script}",
+        approver=AnswerForNobody(play),
+        policy=DemoPolicy(play),
         clock=Hurried() if args.fast else None,
         runtime="inherited",
     )
     live = terminal and wants_live_view(args)
     show = printer.show_note if live else printer.show_text
-    show(_describe_demo(project, terminal))
+    show(_describe_demo(play, project, terminal))
     with _own_python_first():
-        driving = drive(parts, lambda s: s.spawn(MAIN, Task(TASK)), printer=printer, terminal=terminal, live=live)
+        driving = drive(parts, lambda s: s.spawn(play.main, Task(TASK)), printer=printer, terminal=terminal, live=live)
         shown = asyncio.run(driving)
     code = EXIT_CODES.get(shown.result.status, FAILED)
     if shown.stuck:  # a thread still waits for the screen; waiting for the thread would be waiting for ever
@@ -99,7 +146,7 @@ def execute_demo(args: argparse.Namespace) -> int:
         printer.show_note(f"Look closer: cd {shlex.quote(str(project))} && {command} ps")
         return code
     _print_outcome(printer, shown)
-    printer.show_text(_list_hints(command, project, shown.runs))
+    printer.show_text(_list_hints(play, command, project, shown.runs))
     return code
 
 
@@ -114,10 +161,10 @@ def _copy_of_the_sample() -> Path:
     return project
 
 
-def _describe_demo(project: Path, terminal: bool) -> str:
+def _describe_demo(play: Play, project: Path, terminal: bool) -> str:
     who = "You will be asked before it is edited." if terminal else "Its one edit is approved by the demo's own policy."
     return (
-        "retinue demo: an agent and its subagents fix a bug. The models are scripted, the tools are real.\n"
+        f"retinue demo: {play.title}. The models are scripted, the tools are real.\n"
         f"The project is a copy in {safe.escape_line(str(project))}. {who}"
     )
 
@@ -136,12 +183,12 @@ def _print_outcome(printer: Printer, shown: Shown) -> None:
         printer.show_note(shown.log_error)
 
 
-def _list_hints(command: str, project: Path, runs: Runs) -> str:
-    fixer = next((run.number for run in runs.runs.values() if run.agent == FIXER.name), 0)
+def _list_hints(play: Play, command: str, project: Path, runs: Runs) -> str:
+    shown = next((run.number for run in runs.runs.values() if run.agent == play.shown), 0)
     hints = {
         f"cd {shlex.quote(str(project))}": "",
         f"{command} ps": "the tree again, from the log",
-        f"{command} show {runs.tree}/{fixer}": "one run: its task, tools and result",
+        f"{command} show {runs.tree}/{shown}": "one run: its task, tools and result",
         f"{command} tail --json": "every event, in order",
     }
     wide = max(len(hint) for hint, why in hints.items() if why)
@@ -161,10 +208,13 @@ def _own_python_first() -> Iterator[None]:
 
 
 class DemoPolicy:
-    """Spawning and running the checks need nobody; the edit does."""
+    """The one change of the project needs somebody; spawning, running the checks and changing a copy do not."""
+
+    def __init__(self, play: Play) -> None:
+        self._free = ("shell",) if play.asked == "edit" else ("shell", "edit")
 
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
-        unasked = spec.tier == "observe" or spec.spawns or spec.name == "shell"
+        unasked = spec.tier == "observe" or spec.spawns or spec.name in self._free
         return ALLOW if unasked else ASK
 
 
@@ -176,11 +226,14 @@ class Hurried(SystemClock):
 
 
 class AnswerForNobody:
-    """The demo's own answers where there is no terminal: its one edit, nothing else."""
+    """The demo's own answers where there is no terminal: its one change, nothing else."""
 
     by = "the demo's policy"
 
+    def __init__(self, play: Play) -> None:
+        self._play = play
+
     async def __call__(self, question: Approval) -> Allow | Deny:
-        if question.tool == "edit" and question.args.get("path") == EDITED:
+        if question.tool == self._play.asked and self._play.asked_args.items() <= question.args.items():
             return Allow()
         return Deny("the demo allows only its own edit")

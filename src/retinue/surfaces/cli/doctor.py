@@ -34,6 +34,7 @@ from retinue.config.files import exists
 from retinue.config.models import PROVIDERS, Provider, find_default_model, find_install_command
 from retinue.config.project import SETTINGS_FILE, Project, find_project_folder
 from retinue.config.settings import find_unsandboxed, settings_schema
+from retinue.config.teams import to_members
 from retinue.control import address_files
 from retinue.core.errors import ConfigError, LogError, RetinueError
 from retinue.core.limits import Limits
@@ -42,6 +43,7 @@ from retinue.core.ports import Prices
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS, Profile, RuntimeName, Task
 from retinue.core.results import Result
 from retinue.core.servers import McpServer, ServerReport
+from retinue.core.teams import Member
 from retinue.core.usage import Usage
 from retinue.files.state_owner import STATE_FOLDERS, verify_state_folder
 from retinue.files.user_key import check_user_key
@@ -442,7 +444,17 @@ def _list_models(project: Project, chosen: str | None) -> dict[str, list[Limits]
         model = profile.model or chosen
         if isinstance(model, str):
             found.setdefault(model, []).extend((project.settings.limits, profile.limits))
+    for member in _list_members(project):
+        found.setdefault(str(member.model), []).append(project.settings.limits)
     return found
+
+
+def _list_members(project: Project) -> Iterator[Member]:
+    """Yield the members of all teams."""
+    teams = project.settings.coordination.subagent_orchestrator
+    if teams.enabled:
+        yield from to_members((*teams.agents, *project.settings.subagent_agents))
+        yield from (member for profile in project.profiles for member in profile.subagent_agents)
 
 
 def _check_model(look: Look, model: str, limits: list[Limits], prices: Prices) -> Iterator[Check]:

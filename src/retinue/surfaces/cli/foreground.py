@@ -20,12 +20,12 @@ from retinue.core.results import Result
 from retinue.files.private import make_private_folder, open_private_file
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.live import Begin, Shown, drive
-from retinue.surfaces.cli.startup import StartUp, make_printer, wants_live_view
+from retinue.surfaces.cli.startup import StartUp, make_header, make_printer, wants_live_view
 from retinue.surfaces.printer import colors
-from retinue.surfaces.printer.live_view import format_totals
 from retinue.surfaces.printer.markdown import render_markdown
 from retinue.surfaces.printer.printer import Printer
 from retinue.surfaces.printer.summary import format_summary
+from retinue.surfaces.printer.totals import format_totals
 
 EXIT_CODES = {"done": 0, "timed_out": 124, "cancelled": 130}
 FAILED = 1
@@ -62,6 +62,7 @@ def run_tree(
         after=after,
         announce=announce,
         profile=profile,
+        header=None if profile is None else make_header(start, profile),
     )
     return print_answer(asyncio.run(driving), printer, as_json=args.json, live=live)
 

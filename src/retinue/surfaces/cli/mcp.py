@@ -31,6 +31,11 @@ AT_TERMINAL = (
     "this speaks MCP on stdin and stdout, for a client that starts it (`retinue mcp install` tells one); Ctrl-C stops"
 )
 
+NO_SUBAGENTS = (
+    "this offers subagents, and 'enable_subagents' is false in {file}: set it to true, or offer one agent with "
+    "--profile NAME"
+)
+
 
 def configure_mcp(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(
@@ -246,7 +251,10 @@ def _prepare_host(args: argparse.Namespace) -> Callable[[], Host]:
     limits = msgspec.structs.replace(limits, seconds=msgspec.UNSET, stall=msgspec.UNSET)
     start = prepare(args, folder=args.project, limits=limits, interactive=False)
     profile = None if args.profile is None else _choose_profile(start.project, args)
-    require_model(start, [*start.parts.profiles, *([] if profile is None else [profile])])
+    if profile is None and not start.parts.enable_subagents:
+        raise ConfigError(NO_SUBAGENTS.format(file=start.settings_file))
+    if profile is not None or not (start.parts.teams.enabled and start.parts.teams.agents):  # a client has the pool
+        require_model(start, [*start.parts.profiles, *([] if profile is None else [profile])])
     parts = check_sandbox(start, profile or MAIN).parts
     if own != Limits():
         general = find_profile(parts, "subagent")

@@ -120,15 +120,16 @@ def format_table(
     right: frozenset[str] = frozenset(),
     flexible: Mapping[str, int] = NO_WIDTHS,
     paint: PaintCell | None = None,
+    indent: int = 0,
 ) -> list[str]:
-    """Format rows as lines with aligned columns, on a terminal no wider than it.
+    """Format rows as lines with aligned columns, on a terminal no wider than it is behind an `indent`.
 
     On a narrow terminal the `flexible` columns are shortened first, in this order, each down to its least width; then
     the others from the last on. `paint` colours a cell that has its width already."""
     widths = _measure_columns(heads, rows)
     screen = measure_screen()
     if screen is not None:
-        _shrink_columns(widths, screen, [(heads.index(head), least) for head, least in flexible.items()])
+        _shrink_columns(widths, screen - indent, [(heads.index(head), least) for head, least in flexible.items()])
     lines = []
     for row in (heads, *rows):
         cells = []

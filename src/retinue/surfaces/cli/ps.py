@@ -13,6 +13,7 @@ from retinue.core.errors import LogError
 from retinue.log.accounts import format_cost
 from retinue.log.blocks import Role, format_count
 from retinue.log.listing import Listing, load_listings
+from retinue.log.runs import RunView
 from retinue.protocol.subagent_tools import INTERRUPTED
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import parse_age
@@ -138,7 +139,7 @@ def _make_rows(listing: Listing, now: float) -> list[dict[str, str]]:
     return [
         {
             "RUN": f"{listing.tree}/{view.number}",
-            "LABEL": "  " * view.spawned.depth + screen.shorten_to_width(safe.escape_line(view.label), LABEL_WIDTH),
+            "LABEL": "  " * view.level + screen.shorten_to_width(safe.escape_line(view.label), LABEL_WIDTH),
             "AGENT": safe.escape_line(view.agent),
             "STATE": listing.state_of(view),
             "TURNS": str(view.turns),
@@ -147,7 +148,14 @@ def _make_rows(listing: Listing, now: float) -> list[dict[str, str]]:
             "COST": format_cost(view.cost, view.unpriced),
             "TIME": screen.format_duration(listing.seconds_of(view, now)),
             "STARTED": screen.format_age(now - view.spawned_at) if view.number == 0 else "",
-            "TASK": "" if view.number else screen.shorten_to_width(safe.escape_line(view.spawned.task), TASK_WIDTH),
+            "TASK": _describe_task(view),
         }
         for view in listing.list_runs()
     ]
+
+
+def _describe_task(view: RunView) -> str:
+    """Return the task of a primary; of a subagent, whose label says it, whether it is a team."""
+    if view.number:
+        return f"team of {len(view.members)}" if view.members else ""
+    return screen.shorten_to_width(safe.escape_line(view.spawned.task), TASK_WIDTH)

@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 
 from retinue.build.stored import open_stored_control
-from retinue.core.results import ToolLog, format_changed_files
+from retinue.core.results import Contribution, TeamReport, ToolLog, format_changed_files
 from retinue.log.accounts import format_cost, sum_subtree_bill
 from retinue.log.blocks import Role, format_count, format_json, make_call_spans
 from retinue.log.listing import Listing, load_listing
 from retinue.log.reading import iterate_events
 from retinue.log.runs import RunView
 from retinue.log.summaries import summarize_result
+from retinue.log.teams import describe_team
 from retinue.log.transcripts import Action, fold_actions, format_transcript
 from retinue.protocol.subagent_tools import INTERRUPTED
 from retinue.surfaces.cli import output as screen
@@ -28,6 +29,9 @@ from retinue.surfaces.cli.options import RUN_HELP
 from retinue.surfaces.printer import colors, safe
 
 INDENT = "  "
+ABSTAINED = "abstained"
+_TEAM_NUMBERS = frozenset({"RUN", "TOKENS", "COST"})
+_TEAM_FLEXIBLE = {"MODEL": 12, "ANSWERS": 12}
 
 
 def configure_show(parser: argparse.ArgumentParser) -> None:
@@ -103,25 +107,76 @@ def _format_page(state: Path, tree: Listing, view: RunView, now: float) -> Itera
         yield from _format_part("context", view.spawned.task_context)
     if view.tool_logs:
         yield from ("", _paint("name", "tools"), *(INDENT + _format_tool_line(log) for log in view.tool_logs))
-    if view.ended is not None and view.ended.changed_count:
+    made = view.find_presented().ended
+    if made is not None and made.changed_count:
         yield from ("", _paint("name", "changed files"))
         yield from (
-            INDENT + safe.escape_line(line)
-            for line in format_changed_files(view.ended.changed_files, view.ended.changed_count)
+            INDENT + safe.escape_line(line) for line in format_changed_files(made.changed_files, made.changed_count)
         )
+    yield from _format_team(state.parent, view)
     yield from _format_outcome(tree, view)
-    if view.children:
+    children = [child for child in view.children if child not in view.members]
+    if children:
         yield from ("", _paint("name", "children"))
-        for child in view.children:
+        for child in children:
             name = f"{tree.tree}/{child.number}"
             who = safe.escape_line(f"{child.agent}  [{child.label}]")
             yield f"{INDENT}{name}  {tree.state_of(child):<12}  {who}"
+
+
+def _format_team(project: Path, view: RunView) -> Iterator[str]:
+    """Yield the table of a team's members with their answers and votes, and the reasons of the votes."""
+    if not view.members:
+        return
+    team = view.report_team()
+    has_costs = any(each.cost for each in team.contributions)
+    rows = [
+        {
+            "RUN": str(each.run),
+            "MEMBER": each.agent,
+            "ID": each.id,
+            "MODEL": _shorten_model(each.model, project),
+            "STATE": _describe_member_state(team, each),
+            "ANSWERS": ", ".join(each.answers),
+            "VOTE": _describe_vote(each),
+            "TOKENS": f"{each.usage.total_tokens:,}",
+            "COST": "" if not has_costs else "unknown" if each.cost is None else format_cost(each.cost, 0),
+        }
+        for each in team.contributions
+    ]
+    heads = [head for head in rows[0] if any(row[head] for row in rows)]
+    cells = [[safe.escape_line(row[head]) for head in heads] for row in rows]
+    lines = screen.format_table(heads, cells, right=_TEAM_NUMBERS, flexible=_TEAM_FLEXIBLE, indent=len(INDENT))
+    yield from ("", _paint("name", "members"), INDENT + _paint("faint", lines[0]))
+    yield from (INDENT + line for line in lines[1:])
+    voted = [each for each in team.contributions if _describe_vote(each)]
+    if voted:
+        yield from ("", _paint("name", "votes"))
+        for each in voted:
+            what = f"for {each.vote}" if each.vote else ABSTAINED
+            why = f": {' '.join(each.reason.split())}" if each.reason else ""
+            yield INDENT + safe.escape_line(f"{each.agent} {what}{why}")
+
+
+def _describe_vote(each: Contribution) -> str:
+    return each.vote or (ABSTAINED if each.reason else "")
+
+
+def _describe_member_state(team: TeamReport, each: Contribution) -> str:
+    return f"{each.status}, presented" if team.presented == each.run else each.status
+
+
+def _shorten_model(model: str, project: Path) -> str:
+    kind, colon, file = model.partition(":")
+    return f"{kind}{colon}{screen.shorten_path(file, project) if kind == 'scripted' else file}"
 
 
 def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]]:
     spawned, usage = view.spawned, view.usage
     took = screen.format_duration(tree.seconds_of(view, now))
     yield "agent", view.agent
+    if view.members:
+        yield "team", describe_team(view)
     turns, calls = format_count(view.turns, "turn"), format_count(view.tool_count, "tool call")
     yield "state", f"{tree.state_of(view)}, {took}, {turns}, {calls}"
     whole = sum_subtree_bill(view)
@@ -138,16 +193,16 @@ def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterat
         yield "budget", " and ".join(budget for budget in budgets if budget)
     project = state.parent
     if spawned.model:
-        kind, colon, file = spawned.model.partition(":")
-        is_script = kind == "scripted"
-        yield "model", f"{kind}{colon}{screen.shorten_path(file, project) if is_script else file}"
+        yield "model", _shorten_model(spawned.model, project)
     if spawned.server:
         yield "server", spawned.server
-    if spawned.workspace:
-        whose = " (the project itself)" if Path(spawned.workspace) == project else ""
-        yield "workspace", screen.shorten_path(spawned.workspace, project) + whose
-    if view.ended is not None and view.ended.changed_count:
-        yield "changes", _describe_changes(state, tree, view.number)
+    presented = view.find_presented()
+    workspace = presented.spawned.workspace
+    if workspace:
+        whose = " (the project itself)" if Path(workspace) == project else ""
+        yield "workspace", screen.shorten_path(workspace, project) + whose
+    if presented.ended is not None and presented.ended.changed_count:
+        yield "changes", _describe_changes(state, tree, presented.number)
     yield "subagent_id", spawned.subagent_id
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(view.spawned_at))
     yield "started", f"{started} ({screen.format_age(now - view.spawned_at)})"

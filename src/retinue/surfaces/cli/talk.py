@@ -40,10 +40,11 @@ from retinue.surfaces.cli.options import (
 )
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.cli.start_line import clear_start_line
-from retinue.surfaces.cli.startup import StartUp, check_sandbox, choose_profile, prepare, require_model
-from retinue.surfaces.printer.live_view import format_totals
+from retinue.surfaces.cli.startup import StartUp, check_sandbox, choose_profile, make_header, prepare, require_model
+from retinue.surfaces.printer.header import Header
 from retinue.surfaces.printer.printer import Level
 from retinue.surfaces.printer.terminal import can_draw
+from retinue.surfaces.printer.totals import format_totals
 
 NEEDS_TERMINAL = "a conversation needs a terminal: `retinue run TASK` works without one"
 Resume = Callable[[Control], Awaitable[RunHandle]]
@@ -87,14 +88,16 @@ def execute_talk(args: argparse.Namespace) -> int:
     def begin(control: Control, text: str) -> Awaitable[RunHandle]:
         return control.spawn(profile, Task(text, model=start.model, conversation=True), limits=start.limits)
 
-    return host_conversation(args, start, Opening(begin=begin, profile=profile))
+    opening = Opening(begin=begin, profile=profile, header=make_header(start, profile))
+    return host_conversation(args, start, opening)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
     """The way in which a conversation is opened: a new one, which `begin` starts with its first message, or one that
     `resume` resumes and that has `known` events, of which the first `shown` are on screen. `unsent` was typed before
-    the conversation was open. `profile` is its agent's, where that is known."""
+    the conversation was open. `profile` is its agent's, where that is known; `header` is on screen before the first
+    message."""
 
     begin: Begin | None = None
     resume: Resume | None = None
@@ -102,6 +105,7 @@ class Opening:
     shown: int = 0
     unsent: Unsent = NOTHING_UNSENT
     profile: Profile | None = None
+    header: Header | None = None
 
 
 def host_conversation(args: argparse.Namespace, start: StartUp, opening: Opening) -> int:
@@ -125,7 +129,8 @@ class _Host:
     async def run(self) -> int:
         parts = replace(self._start.parts, approver=None)  # the view answers, as one who attends
         async with AsyncExitStack() as screens:
-            view = open_live_screen(level=self._level, after=self._opening.shown, submit=self._submit)
+            opening = self._opening
+            view = open_live_screen(level=self._level, after=opening.shown, submit=self._submit, header=opening.header)
             live = await screens.enter_async_context(view)
             control = open_control(parts)
             async with AsyncExitStack() as servers:

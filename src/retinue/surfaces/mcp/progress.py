@@ -9,8 +9,19 @@ from contextlib import aclosing
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Approval
 from retinue.core.control import MCP_CLIENT
-from retinue.core.events import ApprovalAsked, Delta, Event, RunEnded, RunSpawned, ToolCall
-from retinue.log.blocks import make_call_spans, make_question_spans
+from retinue.core.events import (
+    AnswerGiven,
+    ApprovalAsked,
+    Delta,
+    Event,
+    MemberLost,
+    RunEnded,
+    RunSpawned,
+    TeamDecided,
+    ToolCall,
+    VoteCast,
+)
+from retinue.log.blocks import make_call_spans, make_question_spans, make_team_spans
 from retinue.log.runs import Runs
 from retinue.surfaces.mcp.backend import Backend
 from retinue.surfaces.printer import safe
@@ -71,6 +82,8 @@ class TreeProgress:
                 text = body.task[:_TASK_CHARACTERS]
             case ToolCall():
                 text = "".join(part for _, part in make_call_spans(body.name, body.args))
+            case AnswerGiven() | VoteCast() | MemberLost() | TeamDecided():
+                text = "".join(part for _, part in make_team_spans(body))
             case RunEnded():
                 text = f"ended: {body.status}"
             case _:

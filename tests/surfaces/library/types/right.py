@@ -168,6 +168,10 @@ def name_kind(body: EventBody) -> str:
             return "approval"
         case events.UsageReported() | events.Warned() | events.Gap() | events.ProgressReported():
             return "note"
+        case events.AnswerGiven() | events.AnswersShown() | events.VoteCast() | events.MemberLost():
+            return "member"
+        case events.TeamDecided():
+            return "team"
         case events.Unknown():
             return body.kind
         case _:

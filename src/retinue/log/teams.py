@@ -1,0 +1,29 @@
+"""One line about a team: where it is, or how it went."""
+
+from __future__ import annotations
+
+from retinue.core.teams import TeamState
+from retinue.log.blocks import format_count
+from retinue.log.runs import RunView
+
+
+def describe_team(team: RunView) -> str:
+    """Say where a team is: `team of 3: 2 answered, 1 at work`."""
+    size = f"team of {len(team.members)}"
+    state = team.team or TeamState()
+    lost = [f"{len(state.lost)} lost"] if state.lost else []
+    decided = state.decided
+    if decided is not None:
+        presents = decided.presenter is not None and team.ended is None
+        after = [f"{decided.member} presents"] if presents else []
+        return f"{size}: {', '.join([f'decided for {decided.winner}', *after, *lost])}"
+    if team.ended is not None:
+        return f"{size}: {', '.join([format_count(len(state.all_answers), 'answer'), *lost])}"
+    active = [member.agent for member in team.members if member.agent not in state.lost]
+    answered = [agent for agent in active if agent in state.answers]
+    if len(answered) < len(active):
+        done = [f"{len(answered)} answered", f"{len(active) - len(answered)} at work"]
+    else:
+        voted = [agent for agent in active if agent in state.votes]
+        done = ["all answered", f"{len(voted)} voted", f"{len(active) - len(voted)} at work"]
+    return f"{size}: {', '.join([*done, *lost])}"
