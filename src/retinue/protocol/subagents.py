@@ -14,7 +14,8 @@ from retinue.core.errors import ToolError
 from retinue.core.limits import MAX_TASKS_PER_SPAWN
 from retinue.core.ports import Ticket
 from retinue.core.profiles import Profile, Task
-from retinue.core.results import Result
+from retinue.core.results import Result, TeamReport
+from retinue.core.usage import Usage
 
 LISTED_CHANGES = 50
 OPERATION = "spawn_subagents"
@@ -24,7 +25,6 @@ TASK_KEYS = (
     "include_temp_workspace", "model", "timeout_seconds",
 )  # fmt: skip
 GRANT_HINT = "The user can grant it with --context-path, or with context_paths in retinue.yaml."
-REFINE_REFUSED = "refine is not available: rounds of refinement need child teams, which this version does not have"
 
 TASK_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -50,7 +50,11 @@ SPAWN_SCHEMA: dict[str, Any] = {
     "properties": {
         "tasks": {"type": "array", "items": TASK_SCHEMA, "description": "One entry per subagent; they run in parallel"},
         "background": {"type": "boolean", "description": "Return at once; a notice comes when each has ended"},
-        "refine": {"type": "boolean", "description": "Not available yet"},
+        "refine": {
+            "type": "boolean",
+            "description": "Only for subagents that are teams: their members see each other's answers, improve on them "
+            "and go on until all have voted. Without it each answers once (default false)",
+        },
     },
     "required": ["tasks"],
 }
@@ -77,8 +81,9 @@ def make_spawn_schema(profiles: Sequence[Profile]) -> dict[str, Any]:
 
 def read_tasks(args: dict[str, Any]) -> list[tuple[str | None, Task]]:
     """Return the tasks of a call with the type each asks for; raises ToolError with the words the caller relies on."""
-    if args.get("refine"):
-        raise ToolError(REFINE_REFUSED)
+    refine = args.get("refine")
+    if refine is not None and not isinstance(refine, bool):
+        raise ToolError(f"Invalid 'refine' type: expected boolean, got {_name_type(refine)}")
     raw = args.get("tasks")
     if raw is not None and not isinstance(raw, list):
         raise ToolError(f"Invalid 'tasks' type: expected list, got {_name_type(raw)}")
@@ -86,7 +91,7 @@ def read_tasks(args: dict[str, Any]) -> list[tuple[str | None, Task]]:
         raise ToolError("No tasks provided. Must provide at least one task.")
     if len(raw) > MAX_TASKS_PER_SPAWN:
         raise ToolError(f"Too many tasks: {len(raw)} requested but maximum is {MAX_TASKS_PER_SPAWN}")
-    tasks = [_read_task(index, value) for index, value in enumerate(raw)]
+    tasks = [_read_task(index, value, refine=bool(refine)) for index, value in enumerate(raw)]
     ids = [task.subagent_id for _, task in tasks if task.subagent_id is not None]
     twice = sorted({name for name in ids if ids.count(name) > 1})
     if twice:
@@ -94,7 +99,7 @@ def read_tasks(args: dict[str, Any]) -> list[tuple[str | None, Task]]:
     return tasks
 
 
-def _read_task(index: int, value: Any) -> tuple[str | None, Task]:
+def _read_task(index: int, value: Any, *, refine: bool) -> tuple[str | None, Task]:
     if not isinstance(value, dict):
         raise ToolError(f"Task at index {index} has invalid type: expected object, got {_name_type(value)}")
     text = value.get("task")
@@ -120,6 +125,7 @@ def _read_task(index: int, value: Any) -> tuple[str | None, Task]:
         subagent_id=_read_field(index, value, "subagent_id", (str,), "string"),
         model=_read_field(index, value, "model", (str,), "string"),
         timeout_seconds=timeout,
+        refine=refine,
     )
 
 
@@ -157,7 +163,7 @@ def describe_status(result: Result[Any]) -> str:
 
 def make_result_entry(result: Result[Any], ticket: Ticket, *, answer: str) -> dict[str, Any]:
     """Make one result of a blocking reply. `answer` is the text as far as it goes inline."""
-    usage = result.usage
+    usage = result.usage if result.team is None else result.total_usage  # a team itself asks no model
     return {
         "subagent_id": result.subagent_id,
         "status": describe_status(result),
@@ -166,12 +172,38 @@ def make_result_entry(result: Result[Any], ticket: Ticket, *, answer: str) -> di
         "workspace": result.workspace,
         "execution_time_seconds": round(result.duration_ms / 1000, 3),
         "error": result.error_details,
-        "token_usage": {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens},
+        "token_usage": _describe_usage(usage),
         "log_path": ticket.status_file,
         "warning": result.warning,
         "timeout_seconds": ticket.timeout_seconds,
         **_describe_changes(result),
+        **({} if result.team is None else {"team": _describe_team(result.team)}),
     }
+
+
+def _describe_team(team: TeamReport) -> dict[str, Any]:
+    """Return how a team came to its answer. The answers themselves are in its log."""
+    return {
+        "strategy": team.strategy,
+        "winner": team.winner,
+        "reason": team.reason,
+        "votes": team.votes,
+        "members": [
+            {
+                "agent": each.agent,
+                "status": each.status,
+                "answers": list(each.answers),
+                "vote": each.vote,
+                "reason": each.reason,
+                "token_usage": _describe_usage(each.usage),
+            }
+            for each in team.contributions
+        ],
+    }
+
+
+def _describe_usage(usage: Usage) -> dict[str, int]:
+    return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
 
 
 def _describe_changes(result: Result[Any]) -> dict[str, Any]:

@@ -137,11 +137,24 @@ async def test_errors_have_their_exact_words_and_spawn_nothing(tasks: list[Any],
     assert len(bodies(events, RunSpawned)) == 1
 
 
-async def test_errors_of_shape_are_replies_and_refine_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("refine", "error"),
+    [
+        (
+            True,
+            "refine needs a team, and 'subagent' is one agent: set subagent_orchestrator in retinue.yaml, "
+            "or leave refine out",
+        ),
+        ("yes", "Invalid 'refine' type: expected boolean, got str"),
+    ],
+)
+@pytest.mark.requirement("MASS-48", "MASS-53")
+async def test_refine_is_refused_where_the_subagent_is_no_team(refine: Any, error: str) -> None:
     assert await reply({"task": "x"}, options={"background": True, "refine": False}) != {}
-    script = {"main": [spawn({"task": "x"}, refine=True), {"text": "end"}]}
-    _, events = await tree(script)
-    assert "refine is not available" in bodies(events, ToolResult, run=0)[0].text
+    _, events = await tree({"main": [spawn({"task": "x"}, refine=refine), {"text": "end"}]})
+    given = json.loads(bodies(events, ToolResult, run=0)[0].text)
+    assert given == {"success": False, "operation": "spawn_subagents", "error": error}
+    assert len(bodies(events, RunSpawned)) == 1
 
 
 async def test_a_subagent_id_that_still_runs_is_refused() -> None:

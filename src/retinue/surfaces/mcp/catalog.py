@@ -55,6 +55,7 @@ _ENTRY: Schema = {
         "seconds_remaining": _NUMBER,
         "execution_time_seconds": _NUMBER,
         "token_usage": {"type": "object"},
+        "team": {"type": "object", "description": "Of a team: who answered, who voted for what, and which answer won"},
         "log_path": _TEXT,
         "status_file": _TEXT,
         "changed_files": {"type": "array", "items": _TEXT},
@@ -131,7 +132,6 @@ def list_tools(profiles: Sequence[Profile] = (), timeouts: Timeouts | None = Non
     bounds = f"default {timeouts.default:g}; between {timeouts.minimum:g} and {timeouts.maximum:g}"
     fields["timeout_seconds"]["description"] = f"How many seconds it may take ({bounds})"
     takes["properties"]["background"]["description"] = f"Return at once; {WAIT} gives the answers later"
-    takes["properties"]["refine"]["description"] = "Not available"
     spawn = _make_tool(
         SPAWN,
         "Spawn subagents",
