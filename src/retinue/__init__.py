@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from retinue.core.ports import Approver
     from retinue.core.profiles import Profile, Task, Team
     from retinue.core.results import Result, RunFailed, Status
+    from retinue.core.rounds import Criterion, Rounds
     from retinue.core.teams import Member
     from retinue.core.traces import Telemetry
     from retinue.core.usage import Usage
@@ -36,6 +37,7 @@ _HOMES = {
     "Approver": "core.ports",
     "ConfigError": "core.errors",
     "Context": "core.context",
+    "Criterion": "core.rounds",
     "Deny": "core.approvals",
     "Event": "core.events",
     "EventBody": "core.events",
@@ -46,6 +48,7 @@ _HOMES = {
     "Result": "core.results",
     "Retinue": "surfaces.library",
     "RetinueError": "core.errors",
+    "Rounds": "core.rounds",
     "RunFailed": "core.results",
     "RunHandle": "core.control",
     "SpawnRefused": "core.errors",
@@ -68,6 +71,7 @@ __all__ = [
     "Approver",
     "ConfigError",
     "Context",
+    "Criterion",
     "Deny",
     "Event",
     "EventBody",
@@ -78,6 +82,7 @@ __all__ = [
     "Result",
     "Retinue",
     "RetinueError",
+    "Rounds",
     "RunFailed",
     "RunHandle",
     "SpawnRefused",

@@ -10,7 +10,7 @@ import pytest
 from retinue.config.project import load_project
 from retinue.config.settings import Settings, load_settings, restrict
 from retinue.core.errors import ConfigError
-from retinue.core.rounds import Criterion, RoundSettings
+from retinue.core.rounds import Criterion, Rounds
 from retinue.core.team_members import TeamSettings
 from retinue.core.teams import Member
 from tests.config.conftest import Write
@@ -60,8 +60,8 @@ def test_without_keys_teams_and_rounds_are_off_and_subagents_on() -> None:
     settings = Settings()
     assert settings.coordination.enable_subagents
     assert settings.coordination.subagent_orchestrator.to_settings() == TeamSettings()
-    assert settings.orchestrator.to_rounds() == RoundSettings()
-    assert not TeamSettings().enabled and not RoundSettings().enabled
+    assert settings.orchestrator.to_rounds() is None
+    assert not TeamSettings().enabled
     assert TeamSettings().max_new_answers_per_agent == 3
 
 
@@ -83,8 +83,7 @@ def test_members_of_the_pool_of_the_primary_and_of_a_profile(write: Write, tmp_p
 
 def test_the_keys_of_rounds_are_read(write: Write) -> None:
     settings = load_settings(write("retinue.yaml", ROUNDS))
-    assert settings.orchestrator.to_rounds() == RoundSettings(
-        enabled=True,
+    assert settings.orchestrator.to_rounds() == Rounds(
         refine=True,
         pressure="aggressive",
         criteria=(Criterion(text="It runs."), Criterion(text="It is short.", category="could")),
@@ -257,7 +256,7 @@ def test_teams_and_rounds_of_a_file_that_is_not_trusted_are_off(write: Write, tm
     }
     assert list(map(str, loosened)) == expected[text]
     assert not narrow.coordination.subagent_orchestrator.to_settings().enabled
-    assert not narrow.orchestrator.to_rounds().enabled
+    assert narrow.orchestrator.to_rounds() is None
     project = load_project(tmp_path)  # nobody trusts it
     assert project.ignored == tuple(expected[text])
     assert not any(profile.subagent_agents for profile in project.all_profiles)

@@ -15,15 +15,17 @@ from typing import Any
 import msgspec
 
 from retinue.agent.local_tools import SandboxedTool, offer_tools_to_programs
+from retinue.agent.rounds import format_rules, make_round_tools
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Warned
 from retinue.core.limits import Limits
 from retinue.core.messages import Model
 from retinue.core.network import Hosts, intersect_hosts, is_full, parse_hosts
-from retinue.core.plans import HostTool, Plan, Runtime
+from retinue.core.plans import HostTool, Plan, RoundsPlan, Runtime
 from retinue.core.ports import Tool, ToolServers
 from retinue.core.profiles import Profile, RuntimeName, Task, Team, make_team
+from retinue.core.rounds import check_rounds
 from retinue.core.rules import CODE_MODE
 from retinue.core.servers import PREFIX
 from retinue.core.team_members import ROUND_EVALUATOR, Resolution, TeamSettings, check_task_model, resolve_members
@@ -53,6 +55,7 @@ SPAWNING: dict[str, Callable[[], Tool]] = {
 }  # fmt: skip
 WEB = {web.FETCH.name: web.FETCH, web.SEARCH.name: web.SEARCH}
 CACHED_PLANS = 4096
+NOVELTY = "novelty"
 _LOGGED_FIELDS = (
     "name", "instructions", "description", "workspace", "limits", "skills", "leaf", "nickname", "source",
 )  # fmt: skip
@@ -86,7 +89,8 @@ Runtimes = Callable[[Profile, Plan | None, Hosts], tuple[Runtime, RuntimeName, S
 class ProfilePlanner:
     """Holds the profiles there are and makes plans of them. `network` is what primaries may reach; None: nobody has
     said it, and it is nothing. `teams` and `members` (the `subagent_agents` of a primary whose profile has none) decide
-    which agents a child is made of. Without `has_subagents` no run gets a tool to spawn with."""
+    which agents a child is made of. `find_evaluator` returns the profile that judges rounds where none of the profiles
+    does. Without `has_subagents` no run gets a tool to spawn with."""
 
     def __init__(  # noqa: PLR0913 - each by name
         self,
@@ -102,6 +106,7 @@ class ProfilePlanner:
         teams: TeamSettings = TeamSettings(),  # noqa: B008 - frozen
         members: Sequence[Member] = (),
         has_subagents: bool = True,
+        find_evaluator: Callable[[], Profile],
     ) -> None:
         self._profiles = {profile.name.lower(): profile for profile in profiles}
         self._models = models
@@ -114,6 +119,7 @@ class ProfilePlanner:
         self._teams = teams
         self._members = members
         self._has_subagents = has_subagents
+        self._find_evaluator = find_evaluator
         self._plans: dict[tuple[Any, ...], Plan] = {}
 
     def plan(
@@ -131,11 +137,14 @@ class ProfilePlanner:
         given = given or parent is None or profile in (parent.profile.tools or ())
         if parent is not None and parent.team is not None:
             given = False  # a member has at most the tools of its team
+        if _is_managed_evaluator(profile, parent):
+            given = False  # it has at most the tools of the run that it judges
         key = (
             profile,
             parent,
             task.model,
             task.refine,
+            task.rounds,
             given,
             can_spawn,
             restored,
@@ -163,13 +172,19 @@ class ProfilePlanner:
         is_member = parent is not None and parent.team is not None
         if profile.subagent_agents and not self._teams.enabled:
             raise ConfigError(TEAMS_OFF.format(name=profile.name))
+        evaluates, reserves_evaluator = _is_managed_evaluator(profile, parent), _reserves_evaluator(task, parent)
+        if evaluates:  # what it writes is read from a folder that nobody else writes
+            profile = replace(profile, workspace="scratch")
+        if task.rounds is not None:
+            speaks = profile.has_model and profile.output is None
+            check_rounds(profile.name, is_primary=parent is None, speaks=speaks)
         if isinstance(profile, Team):
             return self._plan_team(profile, task, parent, given=given)
-        if task.refine and not is_member:
+        if task.refine and not is_member and not evaluates:
             raise ConfigError(NO_TEAM.format(name=profile.name))
         tools, host = self._make_tools(profile, parent, given=given)
         children = self._list_children(tools)
-        _bind_subagent_tools(tools, children, can_spawn=can_spawn)
+        _bind_subagent_tools(tools, children, can_spawn=can_spawn, reserves_evaluator=reserves_evaluator)
         output = None if profile.output is None else answer.make_output(profile.output)
         if output is not None and profile.has_model:
             tools[answer.NAME] = answer.FinalAnswer(output)
@@ -181,12 +196,15 @@ class ProfilePlanner:
         notes = self._bind_web_tools(profile, tools, host, network, model)
         offer_tools_to_programs(tools, host, named=CODE_MODE in (profile.tools or ()))
         lacks = self._find_missing_tools(profile, parent)
+        rounds = self._plan_rounds(task, children)
         if is_member:
             tools |= make_team_tools()
+        elif rounds is not None:
+            tools |= make_round_tools(rounds)
         specs = tuple(tool.spec for tool in tools.values())
         if secrets.has_secrets() and model is not None and not isinstance(model, RedactingModel):
             model = RedactingModel(model)
-        rules = TEAM_RULES if is_member else ""
+        rules = TEAM_RULES if is_member else "" if rounds is None else format_rules(rounds.rounds)
         words = (profile.instructions, self._skills(profile), rules, *notes, *(ours for ours, _ in lacks))
         system = "\n\n".join(part for part in words if part)
         warnings = [*fallback, *(Warned(note, code="lacks_tools") for note in (*notes, *(why for _, why in lacks)))]
@@ -215,6 +233,17 @@ class ProfilePlanner:
             is_member=is_member,
             members=profile.subagent_agents or (self._members if parent is None and profile.has_model else ()),
             primary_model=(None if model is None else (model, model_name)) if parent is None else parent.primary_model,
+            rounds=rounds,
+            reserves_evaluator=reserves_evaluator,
+        )
+
+    def _plan_rounds(self, task: Task, children: Sequence[Profile]) -> RoundsPlan | None:
+        if task.rounds is None:
+            return None
+        return RoundsPlan(
+            rounds=task.rounds,
+            evaluator=self._profiles.get(ROUND_EVALUATOR) or self._find_evaluator(),
+            has_novelty=any(child.name.casefold() == NOVELTY for child in children),
         )
 
     def _plan_team(self, team: Team, task: Task, parent: Plan | None, *, given: bool) -> Plan:
@@ -246,6 +275,7 @@ class ProfilePlanner:
             floor=floor,
             network=network,
             notes=tuple(fallback),
+            reserves_evaluator=_reserves_evaluator(task, parent),
             primary_model=None if parent is None else parent.primary_model,
             team=TeamPlan(
                 strategy=choose_strategy(team.strategy, refine=team.refine),
@@ -364,6 +394,8 @@ class ProfilePlanner:
             self._add_tool(profile, entry, tools, host)
         if parent is not None and not given:
             tools, host = _narrow_to_parent(parent, tools, host)
+        if _is_managed_evaluator(profile, parent):
+            tools.setdefault("write", SandboxedTool(LOCAL["write"]()))  # its packet is a file in its own folder
         if profile.leaf or not self._has_subagents:
             tools = {n: t for n, t in tools.items() if n not in SPAWNING and not isinstance(t, SubagentTool)}
         return tools, host
@@ -436,9 +468,25 @@ class ProfilePlanner:
         return list({child.name.lower(): child for child in (*self._profiles.values(), *given)}.values())
 
 
-def _bind_subagent_tools(tools: dict[str, Tool], children: Sequence[Profile], *, can_spawn: bool) -> None:
-    """Tell the spawn tool which profiles there are. Give whoever can spawn the tools by which it has its subagents
-    afterwards, and nobody else: they would cost a prompt and have nothing to do."""
+def _is_managed_evaluator(profile: Profile, parent: Plan | None) -> bool:
+    """Tell whether a child judges the rounds of its parent."""
+    return parent is not None and parent.rounds is not None and profile.name.casefold() == ROUND_EVALUATOR
+
+
+def _reserves_evaluator(task: Task, parent: Plan | None) -> bool:
+    """Tell whether only Retinue itself may spawn the evaluator below a run: in a tree whose primary has rounds."""
+    return task.rounds is not None or (parent is not None and parent.reserves_evaluator)
+
+
+def _bind_subagent_tools(
+    tools: dict[str, Tool], children: Sequence[Profile], *, can_spawn: bool, reserves_evaluator: bool
+) -> None:
+    """Tell the spawn tool which profiles there are, but the evaluator that is reserved. Give whoever can spawn the
+    tools by which it has its subagents afterwards, and nobody else: they would cost a prompt and have nothing to do."""
+    if reserves_evaluator:
+        children = [child for child in children if child.name.casefold() != ROUND_EVALUATOR]
+        for name in [name for name in tools if name.casefold() == f"subagent_{ROUND_EVALUATOR}"]:
+            del tools[name]
     if "spawn_subagents" in tools:
         tools["spawn_subagents"] = SpawnSubagents(children)
     if not can_spawn:

@@ -172,7 +172,7 @@ class Replay:
             profile = self._primary_profile
         try:
             can_spawn = any(spec.name in subagent_tools.TOOLS for spec in record.tools)
-            task = Task(record.spawned.task)
+            task = Task(record.spawned.task, rounds=record.spawned.rounds)
             return self._planner.plan(profile, task=task, parent=parent, can_spawn=can_spawn, restored=True)
         except ConfigError as error:
             note = f"{record.agent} is played as recorded: {error}"

@@ -15,6 +15,7 @@ import msgspec
 from retinue.agent.conversation import run_conversation
 from retinue.agent.local_tools import SandboxedTool
 from retinue.agent.loop import run_loop
+from retinue.agent.rounds import run_rounds
 from retinue.agent.team import run_member, run_team
 from retinue.agent.tool_calls import run_tool_call
 from retinue.core.errors import RetinueError
@@ -78,14 +79,16 @@ def _copy_files(job: Job) -> None:
 
 
 def run_agent(job: Job, link: Link) -> Awaitable[Ending]:
-    """Run what the profile is: a model with tools, whose task is one message or a conversation, a callable, a team or a
-    member of one."""
+    """Run what the profile is: a model with tools, whose task is one message, a conversation or a number of rounds, a
+    callable, a team or a member of one."""
     if job.plan.profile.call is not None:
         return _run_callable(job)
     if job.plan.team is not None:
         return run_team(job, link)
     if job.plan.is_member:
         return run_member(job, link)
+    if job.plan.rounds is not None:
+        return run_rounds(job, link)
     return run_conversation(job, link) if job.task.conversation else run_loop(job, link)
 
 

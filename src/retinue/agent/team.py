@@ -14,7 +14,16 @@ from typing import Any
 from retinue.agent.loop import LoopState, run_turns
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import ToolError
-from retinue.core.events import AnswerGiven, AnswersShown, Inbox, MemberLost, TeamDecided, VoteCast, Warned
+from retinue.core.events import (
+    AnswerGiven,
+    AnswersShown,
+    Inbox,
+    MemberLost,
+    RoundAnswered,
+    TeamDecided,
+    VoteCast,
+    Warned,
+)
 from retinue.core.messages import REMINDER, UserTurn, last_text
 from retinue.core.plans import Job
 from retinue.core.ports import Link, Order, Outcome
@@ -307,12 +316,12 @@ class Coordinator:
         return Ending("done", text)
 
 
-def format_answers(answers: Sequence[AnswerGiven]) -> str:
-    """Return answers as a member reads them: each between marks with its label."""
+def format_answers(answers: Sequence[AnswerGiven | RoundAnswered]) -> str:
+    """Return answers as an agent reads them: each between marks with its label."""
     return "\n\n".join(_format_answer(answer) for answer in answers)
 
 
-def _format_answer(answer: AnswerGiven) -> str:
+def _format_answer(answer: AnswerGiven | RoundAnswered) -> str:
     mark = f"answer {answer.label}"
     files = f"\n{READ_FILES.format(snapshot=answer.snapshot)}" if answer.snapshot else ""
     text = answer.text.replace("</answer", "<\\/answer")

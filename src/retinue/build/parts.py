@@ -11,7 +11,7 @@ from retinue.core.limits import Caps, Limits, Timeouts
 from retinue.core.messages import Model
 from retinue.core.ports import Approver, Clock, Policy, Prices, Setup
 from retinue.core.profiles import Profile, RuntimeName
-from retinue.core.rounds import RoundSettings
+from retinue.core.rounds import Rounds
 from retinue.core.rules import Mode, Rules
 from retinue.core.servers import McpServer
 from retinue.core.team_members import TeamSettings
@@ -64,7 +64,7 @@ class Parts:
     is_mcp_server       this process serves as an MCP server: it opens no collector of its own
     teams               which members a subagent has, and how they agree
     subagent_agents     the members of what a primary spawns, if its profile names none
-    rounds              rounds of a primary, each judged by an evaluator
+    rounds              rounds of every primary, judged by an evaluator; None: it answers once
     enable_subagents    False: no run gets a tool to spawn with
     """
 
@@ -109,7 +109,7 @@ class Parts:
     is_mcp_server: bool = False
     teams: TeamSettings = TeamSettings()  # noqa: RUF009 - frozen
     subagent_agents: Sequence[Member] = ()
-    rounds: RoundSettings = RoundSettings()  # noqa: RUF009 - frozen
+    rounds: Rounds | None = None
     enable_subagents: bool = True
 
     @property
@@ -138,8 +138,10 @@ def adapt_to_watcher(parts: Parts) -> Parts:
 
     `delegated` becomes `isolated`, because the request has arrived where it should run. A profile cannot be less
     sandboxed than the process says, because the container chooses the profile. The host's context paths are granted to
-    its own primaries, not to a container's."""
+    its own primaries, not to a container's, and what a container asks for is no primary that works in rounds."""
     runtime: RuntimeName = "isolated" if parts.runtime == "delegated" else parts.runtime
     mode: dict[str | None, RuntimeName] = {"delegated": "isolated", "inherited": runtime}
     profiles = [replace(each, runtime=mode.get(each.runtime, each.runtime)) for each in parts.profiles]
-    return replace(parts, profiles=profiles, runtime=runtime, outbox=None, context_paths=(), serves_requests=True)
+    return replace(
+        parts, profiles=profiles, runtime=runtime, outbox=None, context_paths=(), serves_requests=True, rounds=None
+    )

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retinue.build.logs import is_telemetry_wanted
-from retinue.build.parts import Parts
+from retinue.build.parts import Parts, add_profiles
 from retinue.core.errors import NotFound
 from retinue.core.limits import Limits, Timeouts
 from retinue.core.ports import Setup
 from retinue.core.profiles import Profile, RuntimeName
+from retinue.core.rounds import Rounds
 from retinue.core.rules import Rules
+from retinue.core.team_members import ROUND_EVALUATOR
 
 if TYPE_CHECKING:
     from retinue.config.project import Project
@@ -96,6 +99,22 @@ def find_built_in_profiles() -> dict[str, Profile[str]]:
     from retinue.config.profiles import find_definitions
 
     return {each.profile.name.casefold(): each.profile for each in find_definitions(None)}
+
+
+def find_evaluator() -> Profile[str]:
+    """Return the built-in profile that judges the answers of rounds."""
+    return find_built_in_profiles()[ROUND_EVALUATOR]
+
+
+def enable_rounds(parts: Parts, rounds: Rounds) -> Parts:
+    """Return the parts with every setting that rounds need, whatever the files say."""
+    has_evaluator = any(profile.name.casefold() == ROUND_EVALUATOR for profile in parts.profiles)
+    return replace(
+        parts if has_evaluator else add_profiles(parts, [find_evaluator()]),
+        rounds=rounds,
+        teams=replace(parts.teams, enabled=True),
+        enable_subagents=True,
+    )
 
 
 def render_built_in_skills(profile: Profile) -> str:

@@ -8,6 +8,7 @@ from retinue.agent.plans import ProfilePlanner
 from retinue.agent.replay import Replay, SilentModel
 from retinue.build.models import LibraryPrices
 from retinue.build.parts import Parts
+from retinue.build.project import find_evaluator
 from retinue.concurrency import SystemClock
 from retinue.core.limits import Timeouts
 from retinue.core.network import parse_hosts
@@ -43,6 +44,7 @@ def make_replay(
         teams=parts.teams,
         members=parts.subagent_agents,
         has_subagents=parts.enable_subagents,
+        find_evaluator=find_evaluator,
     )
     return Replay(records, planner=planner, primary_profile=primary_profile)
 

@@ -11,6 +11,7 @@ from retinue.build.logs import open_observed_log
 from retinue.build.models import LibraryPrices, ModelSource, wrap_with_cassette
 from retinue.build.notifications import Notifier
 from retinue.build.parts import Parts
+from retinue.build.project import find_evaluator
 from retinue.build.remote_agents import RemoteAgents
 from retinue.build.sandboxes import make_placement
 from retinue.build.servers import make_reporting, make_tool_servers
@@ -77,6 +78,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
             teams=parts.teams,
             members=parts.subagent_agents,
             has_subagents=parts.enable_subagents,
+            find_evaluator=find_evaluator,
         ),
         state=state,
         clock=clock,
@@ -85,6 +87,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
         terms=ApprovalTerms(parts.approval_timeout, parts.wait_approvals),
         book=book,
         context_paths=parts.context_paths,
+        rounds=parts.rounds,
         serves_requests=parts.serves_requests,
         limits=parts.limits,
         total=parts.total,

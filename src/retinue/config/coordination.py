@@ -31,7 +31,7 @@ from retinue.config.schema import (
 from retinue.config.teams import MEMBERS_EXAMPLE, SubagentOrchestratorSettings
 from retinue.core.limits import MODEL_ASKED_SECONDS, SPAWNED_SECONDS
 from retinue.core.profiles import RUNTIMES, RuntimeName
-from retinue.core.rounds import CATEGORIES, PRESSURES, Category, Criterion, Pressure, RoundSettings
+from retinue.core.rounds import CATEGORIES, PRESSURES, Category, Criterion, Pressure, Rounds
 from retinue.core.team_members import ROUND_EVALUATOR
 
 CHECKLIST_GATED = "checklist_gated"
@@ -169,11 +169,14 @@ class OrchestratorSettings:
     )
     coordination: CoordinationSettings = section(CoordinationSettings, "how a model may have subagents")
 
-    def to_rounds(self) -> RoundSettings:
-        """Return the settings of rounds."""
+    def to_rounds(self) -> Rounds | None:
+        """Return the rounds of every primary; None if they are off."""
+        return self.describe_rounds() if self.coordination.round_evaluator_before_checklist else None
+
+    def describe_rounds(self) -> Rounds:
+        """Return rounds as the settings want them, on or off."""
         given = self.coordination
-        return RoundSettings(
-            enabled=given.round_evaluator_before_checklist,
+        return Rounds(
             refine=given.round_evaluator_refine,
             pressure=given.round_evaluator_transformation_pressure,
             criteria=given.checklist_criteria_inline,

@@ -16,6 +16,7 @@ import msgspec
 from retinue.core.caller import ClientRequest
 from retinue.core.limits import Limits
 from retinue.core.results import ChangedFile, Ending
+from retinue.core.rounds import Basis, Rounds, Verdict
 from retinue.core.usage import Usage
 
 
@@ -33,7 +34,7 @@ class RunSpawned(Body, frozen=True, tag="run.spawned"):
     has the id that its peer gave it (`remote_id`), and the MCP `server` if one reports it; a tree of our
     own that is reported to another process has the run id under which it is `reported` there. A primary that answers
     a client of a surface has the `request`; `files` are copied into the workspace before the run begins. A
-    `conversation` waits for the next message when it has answered."""
+    `conversation` waits for the next message when it has answered; with `rounds` it answers several times."""
 
     parent: int | None
     label: str
@@ -69,6 +70,7 @@ class RunSpawned(Body, frozen=True, tag="run.spawned"):
     request: ClientRequest | None = None
     files: tuple[str, ...] = ()
     conversation: bool = False
+    rounds: Rounds | None = None
 
 
 class RunStarted(Body, frozen=True, tag="run.started"):
@@ -371,6 +373,59 @@ class TeamDecided(Body, frozen=True, tag="team.decided"):
     reason: str = ""
 
 
+class RoundAnswered(Body, frozen=True, tag="round.answered"):
+    """The run ends its round `round` with an answer, called `label`; `file` has the whole where `text` was cut, and
+    `snapshot` is a copy of its files as they are then."""
+
+    round: int
+    label: str
+    call_id: str
+    text: str
+    file: str = ""
+    snapshot: str = ""
+
+
+class RoundEvaluated(Body, frozen=True, tag="round.evaluated"):
+    """The evaluator, run `evaluator_run`, has ended with `status`, and round `round` begins. Its `basis` are the
+    evaluator's `tasks`, its `packet` alone, or the run's own checklist. `problems` say what was wrong with its files;
+    `evaluator_run` is None if it could not be started."""
+
+    round: int
+    basis: Basis
+    evaluator_run: int | None = None
+    status: str = ""
+    packet: str = ""
+    tasks: dict[str, Any] | None = None
+    problems: tuple[str, ...] = ()
+
+
+class ChecklistAccepted(Body, frozen=True, tag="round.checked"):
+    """The run has scored its newest answer by the criteria; those `below` are not met. `iterate` asks for another
+    answer."""
+
+    round: int
+    call_id: str
+    verdict: Verdict
+    scores: dict[str, float]
+    below: tuple[str, ...] = ()
+
+
+class ImprovementsProposed(Body, frozen=True, tag="round.proposed"):
+    """The run proposes improvements for its next answer. Each has a `description` and an `impact`."""
+
+    round: int
+    call_id: str
+    improvements: tuple[dict[str, Any], ...]
+
+
+class RoundVoted(Body, frozen=True, tag="round.voted"):
+    """The run decides for its answer `choice`, and ends."""
+
+    call_id: str
+    choice: str
+    reason: str = ""
+
+
 class Unknown:
     """A kind this version does not know; `fields` has everything the line said. No dataclass: the encoder would not
     leave it to our hook."""
@@ -417,6 +472,11 @@ EventBody = (
     | VoteCast
     | MemberLost
     | TeamDecided
+    | RoundAnswered
+    | RoundEvaluated
+    | ChecklistAccepted
+    | ImprovementsProposed
+    | RoundVoted
     | Unknown
 )
 """A body of any kind. `match event.body` narrows it by class."""

@@ -16,9 +16,20 @@ from retinue.core.network import Hosts
 from retinue.core.ports import Folders, Link, Outcome, RunSession, Tool
 from retinue.core.profiles import RUNTIMES, Profile, RuntimeName, Task
 from retinue.core.results import Ending
+from retinue.core.rounds import Rounds
 from retinue.core.teams import Member, TeamPlan
 
 HostTool = Callable[[dict[str, Any], Context], Awaitable[Outcome]]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RoundsPlan:
+    """The rounds of a run, and the profile that judges its answers. `has_novelty` says that it can spawn a `novelty`
+    subagent."""
+
+    rounds: Rounds
+    evaluator: Profile
+    has_novelty: bool = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -27,8 +38,9 @@ class Plan:
     `floor` is the laxest runtime a child may have; `notes` are what a person should know when it is spawned. `run_job`
     replaces loop and sandbox in a replay. `explain_missing` says why a tool of a server is not there. With a `team` the
     run is one, and `children` are the profiles of its members. `members` are the `subagent_agents` that hold for what
-    it spawns; `primary_model` is the model of its tree's primary and its name. A plan
-    with nothing but a profile is that of a run that does nothing here."""
+    it spawns; `primary_model` is the model of its tree's primary and its name. With `rounds` it answers several times;
+    in a tree that has rounds no model may spawn the evaluator (`reserves_evaluator`). A plan with nothing but a profile
+    is that of a run that does nothing here."""
 
     profile: Profile
     runtime: Runtime
@@ -51,6 +63,8 @@ class Plan:
     is_member: bool = False
     members: Sequence[Member] = ()
     primary_model: tuple[Model, str] | None = None
+    rounds: RoundsPlan | None = None
+    reserves_evaluator: bool = False
 
 
 class Past(msgspec.Struct, frozen=True, gc=False):

@@ -16,6 +16,7 @@ from retinue.core.limits import Limits
 from retinue.core.messages import Call, Reply, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Result, Status
+from retinue.core.round_state import RoundState
 from retinue.core.rules import Verdict
 from retinue.core.servers import ServerReport
 from retinue.core.teams import TeamState
@@ -219,11 +220,21 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     last_message: str = ""
 
 
+class HandedFiles(msgspec.Struct, frozen=True, gc=False):
+    """Files that a run hands over, by name: those that were `found`, and why others were `refused`."""
+
+    found: Mapping[str, bytes] = {}
+    refused: Mapping[str, str] = {}
+
+
 class Link(Protocol):
     """The one way between a run and the supervisor. In process these are plain calls."""
 
     @property
     def ref(self) -> RunRef: ...
+
+    @property
+    def task(self) -> Task: ...
 
     @property
     def emit(self) -> Callable[[Body], Any]:
@@ -345,6 +356,14 @@ class Link(Protocol):
 
     async def wait_for_others(self, awaited: Awaitable[None]) -> None:
         """Wait for other members of the team, without a slot; the time does not count as a stall."""
+
+    @property
+    def round_state(self) -> RoundState:
+        """The rounds in the thread of this run."""
+
+    async def read_handed_files(self, run: int, names: Sequence[str], limit: int) -> HandedFiles:
+        """Read files at the top of the workspace that an ended run below this one hands over: its own, or that of the
+        member that its team decided for. Follows no link, and reads no file over `limit` bytes."""
 
     def fit_event_text(self, text: str) -> tuple[str, str]:
         """Return text that fits an event, and the file with all of it if it had to be cut."""

@@ -17,6 +17,7 @@ from retinue.core.messages import Model, ToolSpec
 from retinue.core.network import parse_hosts
 from retinue.core.remote_agents import A2aAgent
 from retinue.core.results import OutputT_co
+from retinue.core.rounds import Rounds
 from retinue.core.rules import CODE_MODE, Rules
 from retinue.core.sendable import repair_text
 from retinue.core.teams import MAX_NEW_ANSWERS, MEMBERS_MAX, STRATEGIES, Member, Strategy
@@ -258,7 +259,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     """A task for an agent. `context` goes into the system prompt; `context_paths` are readable, never writable;
     `files` are copied into the workspace before the run begins. `request` is that of the client who asks for it. A
     `conversation` does not end with its answer: its run waits for the next message, until somebody ends it. With
-    `refine` the members of a team go on until all have voted."""
+    `refine` the members of a team go on until all have voted; with `rounds` a primary answers several times."""
 
     text: str
     context: str = ""
@@ -273,6 +274,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     request: ClientRequest | None = None
     conversation: bool = False
     refine: bool = False
+    rounds: Rounds | None = None
 
     def __post_init__(self) -> None:
         if not f"{self.text}{self.context}{self.subagent_id}{self.label}".isascii():

@@ -17,13 +17,18 @@ from retinue.core.events import (
     ApprovalAsked,
     ApprovalDecided,
     Body,
+    ChecklistAccepted,
     Event,
     Gap,
+    ImprovementsProposed,
     Inbox,
     MemberLost,
     Message,
     ModelChanged,
     ProgressReported,
+    RoundAnswered,
+    RoundEvaluated,
+    RoundVoted,
     RunEnded,
     RunRemote,
     RunResumed,
@@ -43,6 +48,7 @@ from retinue.core.events import (
 from retinue.core.messages import REMINDER, TASK, USER_WORDS
 from retinue.core.ports import Row, RunTally, StoredRun
 from retinue.core.results import STATUSES, Contribution, Result, TeamReport, ToolLog, UserReply, ending_texts
+from retinue.core.round_state import RoundState
 from retinue.core.teams import TeamState
 from retinue.core.usage import NO_USAGE, Usage
 from retinue.log.summaries import describe_call, summarize_result
@@ -90,6 +96,7 @@ class RunView(Struct, eq=False, gc=False):
     waiting_since: float | None = None
     stored_state: str = ""
     team: TeamState | None = None
+    rounds: RoundState | None = None
     _result: Result[Any] | None = None
     _progress: ProgressReported | None = None  # without what changes from call to call
 
@@ -168,7 +175,10 @@ class RunView(Struct, eq=False, gc=False):
             self._unread = ()
 
     def _apply_inbox(self, inbox: Inbox, event: Event) -> None:
-        if inbox.source != REMINDER:
+        if inbox.source == REMINDER:
+            if self.rounds is not None:
+                self.rounds.count_reminder()
+        else:
             self._unread += (inbox.source if inbox.about is None else f"agent:{inbox.about}",)
 
     def _apply_turn_end(self, ended: TurnEnded, event: Event) -> None:
@@ -182,7 +192,9 @@ class RunView(Struct, eq=False, gc=False):
 
     def join_unfinished(self, partial: str) -> str:
         """Return the text of a run that does not finish: its replies since the user's last words, and what it said
-        last, which is `partial` if that is given."""
+        last, which is `partial` if that is given; of one that works in rounds, its newest answer."""
+        if self.rounds is not None and self.rounds.answers:
+            return self.rounds.answers[-1].text
         texts = [reply.text for reply in self.replies[self._answer_start :]]
         last = partial or ("" if self._is_reply else self.last_message)
         return "\n\n".join([*texts, last] if last else texts)
@@ -238,6 +250,11 @@ class RunView(Struct, eq=False, gc=False):
         if self.team is None:
             self.team = TeamState()
         self.team.apply(body)
+
+    def _apply_rounds(self, body: Body, event: Event) -> None:
+        if self.rounds is None:
+            self.rounds = RoundState()
+        self.rounds.apply(body)
 
     def _apply_gap(self, gap: Gap, event: Event) -> None:
         if gap.code == "damaged":
@@ -314,7 +331,7 @@ class RunView(Struct, eq=False, gc=False):
 
     def drop_texts(self) -> None:
         """Forget what no tally needs: the log's writer keeps runs of any length."""
-        self.tool_logs, self.warnings, self.replies, self.last_message = [], (), (), ""
+        self.tool_logs, self.warnings, self.replies, self.last_message, self.rounds = [], (), (), "", None
 
     def measure_seconds(self, now: float) -> float:
         """Return how long the run took, or has taken until now; a queued run has taken nothing."""
@@ -451,6 +468,11 @@ APPLY_BODY: dict[type, Callable[[RunView, Any, Event], None]] = {
     VoteCast: RunView._apply_team,
     MemberLost: RunView._apply_team,
     TeamDecided: RunView._apply_team,
+    RoundAnswered: RunView._apply_rounds,
+    RoundEvaluated: RunView._apply_rounds,
+    ChecklistAccepted: RunView._apply_rounds,
+    ImprovementsProposed: RunView._apply_rounds,
+    RoundVoted: RunView._apply_rounds,
 }
 
 

@@ -9,6 +9,7 @@ from retinue.core.caller import NOBODY, Caller
 from retinue.core.limits import Limits, Timeouts
 from retinue.core.plans import Planner
 from retinue.core.ports import Approver, Clock, CommitHook, Log, Policy, Prices, RuleBook, ToolServers
+from retinue.core.rounds import Rounds
 from retinue.core.traces import FindOrigin
 from retinue.supervisor.approvals import ApprovalTerms
 from retinue.workspaces.run_folders import StateFolder
@@ -19,7 +20,8 @@ class SupervisorPorts:
     """Everything outside that the parts of a supervisor use. `caller` is the run elsewhere that the whole process
     serves, and what is left to it; `hook` takes every event beside its commit; `trace` gives a new tree its trace;
     `total` is what all trees of the process together may spend;
-    `context_paths` are what every primary may read; `serves_requests` says that primaries are delegated by others;
+    `context_paths` are what every primary may read; `rounds` are those of every primary, but of a conversation;
+    `serves_requests` says that primaries are delegated by others;
     `on_close` closes what was built for the supervisor."""
 
     log: Log
@@ -36,6 +38,7 @@ class SupervisorPorts:
     book: RuleBook | None = None
     caller: Caller = NOBODY
     context_paths: Sequence[str] = ()
+    rounds: Rounds | None = None
     serves_requests: bool = False
     servers: ToolServers | None = None
     hook: CommitHook | None = None

@@ -37,6 +37,7 @@ from retinue.core.messages import Call, RunRef, ToolSpec
 from retinue.core.plans import Plan
 from retinue.core.ports import Order, Outcome, Preview, Ticket
 from retinue.core.profiles import Profile, Task
+from retinue.core.teams import NEW_ANSWER
 from retinue.log.runs import Runs, RunView
 from retinue.log.threads import (
     Histories,
@@ -72,7 +73,7 @@ from retinue.workspaces.workspace import find_workspace_kind
 NOT_RUN_TEXT = "The call could not work and was not run; what was wrong with it was lost when the process died."
 LOST_FUNCTION = f"{UNKNOWN_AFTER_CRASH}: its function was running when the process died, and is not called again"
 OUTSIDE = "{run} cannot go on: its workspace {workspace} is not part of this project"
-QUEUEING_TOOLS = frozenset({SPAWN, SPAWN_ONE, CONTINUE})  # whose children wait for a slot
+QUEUEING_TOOLS = frozenset({SPAWN, SPAWN_ONE, CONTINUE, NEW_ANSWER})  # whose children wait for a slot
 
 
 class Restorer:
@@ -155,6 +156,7 @@ class Restorer:
             files=overrides.new_files,
             request=overrides.request,
             conversation=overrides.conversation,
+            rounds=None if overrides.conversation else spawned.rounds,
         )
         limits = overrides.limits.override(spawned.limits) if spawned.limits is not None else overrides.limits
         return self.spawner.spawn_primary(plan.profile, task, limits=limits, continued=continued)
@@ -484,6 +486,7 @@ def restore_task(spawned: RunSpawned) -> Task:
         subagent_id=spawned.subagent_id,
         files=spawned.files,
         conversation=spawned.conversation,
+        rounds=spawned.rounds,
     )
 
 

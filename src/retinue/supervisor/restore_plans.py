@@ -18,6 +18,7 @@ from retinue.core.limits import Limits
 from retinue.core.plans import Plan, Planner
 from retinue.core.profiles import RUNTIMES, Profile, Task, Team, make_team
 from retinue.core.remote_agents import A2aAgent
+from retinue.core.rounds import GET_TASK_PLAN, PROPOSE_IMPROVEMENTS, SUBMIT_CHECKLIST
 from retinue.core.rules import CODE_MODE, Rules
 from retinue.core.servers import PREFIX
 from retinue.core.teams import MAX_NEW_ANSWERS, NEW_ANSWER, VOTE, Member, Strategy
@@ -30,6 +31,7 @@ DELEGATED = "delegated"
 AGAIN = "give it again, from Python: r.resume(tree, profiles=[...])"
 WEB = frozenset(("web_fetch", "web_search"))
 UNREACHED = "no host may be reached any more (`network:` in retinue.yaml)"
+GIVEN_TOOLS = frozenset((NEW_ANSWER, VOTE, GET_TASK_PLAN, SUBMIT_CHECKLIST, PROPOSE_IMPROVEMENTS))
 T = TypeVar("T")
 
 
@@ -126,6 +128,8 @@ class PlanRestorer:
         kept = _read(spawned.profile, _Kept)
         known = {profile.name.casefold(): profile for profile in self._profiles}
         known |= {child.name.casefold(): child for child in (parent.children if parent else ())}
+        if parent is not None and parent.rounds is not None:
+            known[parent.rounds.evaluator.name.casefold()] = parent.rounds.evaluator
         found = known.get(kept.name.casefold())
         if found is None:
             try:
@@ -201,12 +205,12 @@ class PlanRestorer:
     def _task(self, spawned: RunSpawned, *, named: bool) -> Task:
         """Return the task as far as a plan needs it: with the model's name, if that can be looked up."""
         wanted = self._wanted(spawned)
-        return Task(spawned.task, model=wanted if named and ":" in wanted else None)
+        return Task(spawned.task, model=wanted if named and ":" in wanted else None, rounds=spawned.rounds)
 
 
 def _list_tools(spawned: RunSpawned) -> list[str]:
-    """Return the tools that the run had, but those that its team gives its members."""
-    return [tool.name for tool in _read(spawned.tools, list[_Tool]) if tool.name not in (NEW_ANSWER, VOTE)]
+    """Return the tools that the run had, but those that it has as the member of a team or for its rounds."""
+    return [tool.name for tool in _read(spawned.tools, list[_Tool]) if tool.name not in GIVEN_TOOLS]
 
 
 def _make_profile(kept: _Kept, tools: list[str] | None) -> Profile:

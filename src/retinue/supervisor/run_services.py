@@ -7,6 +7,7 @@ spawning is a callable that is passed in.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from copy import deepcopy
@@ -45,13 +46,16 @@ from retinue.core.events import (
 )
 from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
 from retinue.core.messages import ASKER, USERS_OWN, Call, OnDelta, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
-from retinue.core.ports import Folders, Order, Outcome, Preview, Prices, Receipt, Row, Team, Ticket
-from retinue.core.profiles import Profile
+from retinue.core.ports import Folders, HandedFiles, Order, Outcome, Preview, Prices, Receipt, Row, Team, Ticket
+from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
+from retinue.core.round_state import RoundState
 from retinue.core.rules import ALLOW, Verdict
 from retinue.core.sendable import repair_reply
 from retinue.core.teams import TeamState
 from retinue.core.usage import NO_USAGE, Usage, estimate_missing
+from retinue.files.content import read_small_file
+from retinue.files.opening import RefusedFile, open_folder
 from retinue.log.reading import wait_until_read
 from retinue.log.runs import describe_view
 from retinue.log.summaries import describe_call
@@ -62,6 +66,8 @@ from retinue.supervisor.run import Run
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.tree import Tree, check_message
 from retinue.workspaces.recording import publish_so_far
+from retinue.workspaces.run_folders import RunFolders
+from retinue.workspaces.workspace import is_empty_folder
 
 T = TypeVar("T")
 _ALLOW = Allow()
@@ -97,6 +103,10 @@ class RunServices(msgspec.Struct, eq=False):
     @property
     def ref(self) -> RunRef:
         return self.run.ref
+
+    @property
+    def task(self) -> Task:
+        return self.run.task
 
     def emit(self, body: Body) -> None:
         self.tree.write(self.run, body)
@@ -545,12 +555,29 @@ class RunServices(msgspec.Struct, eq=False):
 
     async def publish_workspace(self, name: str) -> str:
         folders = self.run.folders
-        if not folders.snapshots or not (folders.used or folders.is_made):
+        if not folders.snapshots or is_empty_folder(folders.path):
             return ""
         warning, folder = await asyncio.to_thread(publish_so_far, folders, name, self.run.ref.run)
         if warning:
             self.emit(Warned(warning, code="workspace"))
         return folder
+
+    @property
+    def round_state(self) -> RoundState:
+        return self.run.view.rounds or RoundState()
+
+    async def read_handed_files(self, run: int, names: Sequence[str], limit: int) -> HandedFiles:
+        [wanted] = self._find_below([run])
+        team, handed = wanted.view.team, HandedFiles()
+        given: Sequence[Run] = [wanted]
+        if wanted.plan.team is not None or team is not None:
+            decided = None if team is None else team.decided
+            given = [each for each in wanted.children if decided is None or each.ref.run == decided.member_run]
+        for each in given:  # of a team that could not decide, the first that has the first file
+            handed = await asyncio.to_thread(read_own_files, each.folders, names, limit)
+            if names[0] in handed.found:
+                break
+        return handed
 
     async def wait_for_others(self, awaited: Awaitable[None]) -> None:
         await self.run.without_stall_timer(self.run.slot.wait_without_slot(awaited))
@@ -590,6 +617,32 @@ async def _join_all(runs: Sequence[Run]) -> None:
     for run in runs:
         if not run.finished:
             await run.join()
+
+
+def read_own_files(folders: RunFolders, names: Sequence[str], limit: int) -> HandedFiles:
+    """Read files of a workspace that is the run's own. The one it shares with its parent has nothing that is known to
+    be the run's."""
+    found: dict[str, bytes] = {}
+    refused: dict[str, str] = {}
+    if folders.path != f"{folders.own}/workspace":
+        return HandedFiles(refused=dict.fromkeys(names, "is not read from a shared workspace"))
+    try:
+        folder = open_folder(folders.path)
+    except OSError:
+        return HandedFiles()
+    try:
+        for name in names:
+            try:
+                found[name] = read_small_file(name, limit, dir_fd=folder)
+            except FileNotFoundError:
+                continue
+            except RefusedFile as error:
+                refused[name] = error.text
+            except OSError as error:
+                refused[name] = f"cannot be read: {error.strerror}"
+    finally:
+        os.close(folder)
+    return HandedFiles(found, refused)
 
 
 def copy_args(args: dict[str, Any]) -> dict[str, Any]:

@@ -19,12 +19,13 @@ from msgspec import UNSET, UnsetType
 from retinue.core.caller import NOBODY, Caller
 from retinue.core.control import Control
 from retinue.core.errors import DEPTH_EXCEEDED, NO_SLOT, ConfigError, NoSlot, RetinueError, SpawnRefused
-from retinue.core.events import RunSpawned
+from retinue.core.events import RunSpawned, Warned
 from retinue.core.limits import DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits, Timeouts, clamp_asked
 from retinue.core.messages import RunRef, Turn, UserTurn
 from retinue.core.plans import Past, Plan
 from retinue.core.ports import Order, Ticket
 from retinue.core.profiles import Profile, Task, WorkspaceName
+from retinue.core.team_members import ROUND_EVALUATOR
 from retinue.supervisor import caller_limits
 from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.budgets import Account, open_account, open_total
@@ -41,6 +42,10 @@ from retinue.workspaces.workspace import Workspace, find_workspace, find_workspa
 
 DEFAULTS = Limits(turns=DEFAULT_TURNS, depth=DEFAULT_DEPTH, concurrent=DEFAULT_CONCURRENT)
 LABEL_CHARACTERS = 30
+NO_ROUNDS = Warned(
+    "rounds are set in retinue.yaml, but a conversation has none: `retinue run` works in rounds", code="rounds"
+)
+RESERVED = "Cannot spawn subagent '{name}': Retinue runs it itself, between the rounds of the primary."
 NO_CONVERSATION = "profile {name!r} cannot hold a conversation: that needs a model and no output type"
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -119,8 +124,11 @@ class Spawner:
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
         task = self._grant_paths(task)
         plan = self._ports.planner.plan(profile, task=task, parent=None)
+        task, plan = self._grant_rounds(profile, task, plan)
         if task.conversation and (not plan.profile.has_model or plan.profile.output is not None):
             raise ConfigError(NO_CONVERSATION.format(name=plan.profile.name))
+        if task.conversation and task.rounds is not None:
+            raise ConfigError("a conversation cannot work in rounds: leave one of them out")
         whole, primary, kept = self._merge_limits(plan.profile.limits, limits, narrow, caller)
         if primary.depth == 0:
             plan = self._ports.planner.plan(profile, task=task, parent=None, can_spawn=False)
@@ -169,6 +177,11 @@ class Spawner:
     def _check_order(self, parent: Run, order: Order) -> CheckedOrder:
         """Return what a child is made of. Raises SpawnRefused for what its parent, depth or budget forbids."""
         name = order.profile if isinstance(order.profile, str) else order.profile.name
+        if name.casefold() == ROUND_EVALUATOR:
+            if parent.plan.reserves_evaluator and order.asked_by_model:
+                raise SpawnRefused(RESERVED.format(name=name))
+            task = msgspec.structs.replace(order.task, include_temp_workspace=True)  # it compares what is there
+            order = msgspec.structs.replace(order, task=task)
         if parent.is_stopping:
             raise SpawnRefused(f"Cannot spawn subagent '{name}': its parent is stopping.")
         call = caller_limits.CALL.get()
@@ -328,6 +341,7 @@ class Spawner:
             request=task.request,
             files=tuple(task.files),
             conversation=task.conversation,
+            rounds=task.rounds,
         )
 
     def make_services(self, tree: Tree, run: Run) -> RunServices:
@@ -349,6 +363,17 @@ class Spawner:
             return task
         resolve_context_paths(task.context_paths, base=self._state.project)  # names the index that the task has
         return msgspec.structs.replace(task, context_paths=(*task.context_paths, *granted))
+
+    def _grant_rounds(self, profile: Profile | str, task: Task, plan: Plan) -> tuple[Task, Plan]:
+        """Return a primary's task with the rounds that the settings give to every primary, and its plan. Functions and
+        agents elsewhere have none; a conversation says so."""
+        rounds = self._ports.rounds
+        if rounds is None or task.rounds is not None or not (plan.model or plan.team):
+            return task, plan
+        if task.conversation:
+            return task, replace(plan, notes=(*plan.notes, NO_ROUNDS))
+        task = msgspec.structs.replace(task, rounds=rounds)
+        return task, self._ports.planner.plan(profile, task=task, parent=None)
 
     def _resolve_paths(self, task: Task, *, base: str) -> list[str]:
         return resolve_context_paths(task.context_paths, base=base) if task.context_paths else []
@@ -422,8 +447,8 @@ def make_folders(
     if kind == "shared":
         return RunFolders(own, above, others, parent=folders_above)
     workspace = f"{own}/workspace"
-    if parent is None:
-        snapshots = ""  # it has no siblings
+    if parent is None and plan.rounds is None:
+        snapshots = ""  # nobody reads them: it has no siblings and no evaluator
     with_parent = (above, *others) if task.include_parent_workspace else others
     if kind == "scratch":
         return RunFolders(own, workspace, with_parent, None, snapshots, parent=folders_above)

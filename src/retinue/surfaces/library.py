@@ -26,6 +26,7 @@ from retinue.core.messages import Model
 from retinue.core.ports import Approver, Clock, Prices
 from retinue.core.profiles import Profile, RuntimeName, Task, explain_useless_fallback
 from retinue.core.results import OutputT, Result
+from retinue.core.rounds import Rounds
 from retinue.core.rules import Mode, Rules, parse_rule
 from retinue.core.traces import Telemetry
 
@@ -91,12 +92,14 @@ class Retinue:
         *,
         context_paths: Sequence[str] = (),
         limits: Limits | None = None,
+        rounds: Rounds | None = None,
     ) -> RunHandle[OutputT]:
         """Start a primary run in a new tree. A profile may be named: one of the project, of `open(profiles=...)`, or a
-        built-in one. Raises ConfigError for a wrong profile, model or path."""
-        if isinstance(task, Task) and context_paths:
-            raise ConfigError("give context_paths in the Task")
-        wanted = task if isinstance(task, Task) else Task(task, context_paths=context_paths)
+        built-in one. With `rounds` it answers several times, each time after an evaluator has judged its answers.
+        Raises ConfigError for a wrong profile, model or path."""
+        if isinstance(task, Task) and (context_paths or rounds is not None):
+            raise ConfigError(f"give {'context_paths' if context_paths else 'rounds'} in the Task")
+        wanted = task if isinstance(task, Task) else Task(task, context_paths=context_paths, rounds=rounds)
         control = self.control
         chosen: Profile | str = profile
         if isinstance(chosen, str) and chosen.casefold() not in self._known:
@@ -110,10 +113,12 @@ class Retinue:
         *,
         context_paths: Sequence[str] = (),
         limits: Limits | None = None,
+        rounds: Rounds | None = None,
     ) -> Result[OutputT]:
         """Start a primary run and wait for its ending. The result's `output()` has the output type of the profile, or
         is a text if the profile has none."""
-        return await (await self.spawn(profile, task, context_paths=context_paths, limits=limits)).result()
+        run = await self.spawn(profile, task, context_paths=context_paths, limits=limits, rounds=rounds)
+        return await run.result()
 
     async def resume(
         self,

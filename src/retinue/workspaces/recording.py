@@ -18,7 +18,7 @@ from retinue.workspaces.ignores import Ignores
 from retinue.workspaces.run_folders import RunFolders
 from retinue.workspaces.store import ContentNames, Files, Import, Store, find_store
 from retinue.workspaces.walk import Skipped, Walker
-from retinue.workspaces.workspace import CHANGES_FILE, ChangesRecord, Workspace, write_record
+from retinue.workspaces.workspace import CHANGES_FILE, ChangesRecord, Workspace, find_workspace, write_record
 
 LISTED = 200
 SNAPSHOT_BYTES = 64 * MIB
@@ -57,6 +57,8 @@ def publish_so_far(folders: RunFolders, label: str, run: int) -> tuple[str, str]
     only: set[str] | None = None
     if folders.workspace_copy is not None:
         copy, store = folders.workspace_copy, find_store(folders.workspace_copy.own)
+        if find_workspace(copy.own, copy.tree, copy.run) is None:
+            return "", ""  # it was never made
         base = store.list_files(copy.base)
         now, _ = record_files(copy, store, base, ref=f"refs/runs/{copy.run}/now")
         only = {path for path in list_changed_paths(base, now) if path in now}

@@ -6,9 +6,10 @@ import sys
 import retinue
 
 NAMES = {
-    "Allow", "Approval", "Approver", "ConfigError", "Context", "Deny", "Event", "EventBody", "Limits", "Member",
-    "OpenOptions", "Profile", "Result", "Retinue", "RetinueError", "RunFailed", "RunHandle", "SpawnRefused", "Status",
-    "Task", "Team", "Telemetry", "ToolError", "Usage", "events", "load_profile", "models", "open", "run_sync", "tool",
+    "Allow", "Approval", "Approver", "ConfigError", "Context", "Criterion", "Deny", "Event", "EventBody", "Limits",
+    "Member", "OpenOptions", "Profile", "Result", "Retinue", "RetinueError", "Rounds", "RunFailed", "RunHandle",
+    "SpawnRefused", "Status", "Task", "Team", "Telemetry", "ToolError", "Usage", "events", "load_profile", "models",
+    "open", "run_sync", "tool",
 }  # fmt: skip
 
 

@@ -8,13 +8,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
+from retinue.build.project import enable_rounds
 from retinue.config.files import read_text
 from retinue.core.errors import ConfigError
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.profiles import WORKSPACES, Task
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.foreground import run_tree
-from retinue.surfaces.cli.options import add_context_option, add_live_options
+from retinue.surfaces.cli.options import add_context_option, add_live_options, parse_whole
 from retinue.surfaces.cli.startup import DELEGATED, check_sandbox, choose_profile, prepare, require_model
 
 
@@ -25,6 +28,12 @@ def configure_run(parser: argparse.ArgumentParser) -> None:
         "--workspace",
         choices=WORKSPACES,
         help="where it works: a worktree or copy of the project, shared (the project itself) or scratch (empty)",
+    )
+    parser.add_argument(
+        "--rounds",
+        metavar="N",
+        type=parse_whole,
+        help="let it answer up to N times; before each answer but the first an evaluator judges those so far",
     )
     add_context_option(parser)
     add_live_options(parser)
@@ -48,12 +57,16 @@ def execute_run(args: argparse.Namespace) -> int:
       retinue run "does the client fit the spec?" --context-path ~/specs
       retinue run "fix the tests" --detach        then: retinue tail -f, retinue approvals, retinue send
       retinue run "audit src/" --json --quiet | jq .usage
+      retinue run "write the release notes" --rounds 3
     """
     text = read_task(args.task)
     start = prepare(args, interactive=args.task != "-")
     profile = choose_profile(start.project, args.profile)
     if args.workspace is not None:
         profile = replace(profile, workspace=args.workspace)
+    if args.rounds is not None:
+        rounds = msgspec.structs.replace(start.project.settings.orchestrator.describe_rounds(), answers=args.rounds)
+        start = replace(start, parts=enable_rounds(start.parts, rounds))
     require_model(start, [profile])
     chosen = args.runtime or start.project.settings.coordination.subagent_runtime_mode
     if start.parts.runtime == "delegated" and not chosen:

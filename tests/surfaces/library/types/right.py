@@ -172,6 +172,10 @@ def name_kind(body: EventBody) -> str:
             return "member"
         case events.TeamDecided():
             return "team"
+        case events.RoundAnswered() | events.RoundEvaluated() | events.RoundVoted():
+            return "round"
+        case events.ChecklistAccepted() | events.ImprovementsProposed():
+            return "checklist"
         case events.Unknown():
             return body.kind
         case _:

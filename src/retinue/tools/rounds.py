@@ -1,0 +1,105 @@
+"""The tools of a run that works in rounds: `new_answer` and `vote`, `get_task_plan`, `submit_checklist` and
+`propose_improvements`. What each does is passed in; all are safe to call again with the same call id."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from retinue.core.messages import Call, ToolSpec
+from retinue.core.ports import Folders, Link, Outcome
+from retinue.core.rounds import GET_TASK_PLAN, IMPACTS, PROPOSE_IMPROVEMENTS, SCORE_MAX, SUBMIT_CHECKLIST
+from retinue.core.teams import NEW_ANSWER, VOTE
+
+Work = Callable[[Call, Link], Awaitable[Outcome]]
+
+_SCORE = {
+    "type": "object",
+    "properties": {
+        "score": {"type": "number", "minimum": 0, "maximum": SCORE_MAX},
+        "reasoning": {"type": "string", "description": "What shows it"},
+    },
+    "required": ["score", "reasoning"],
+}
+_IMPROVEMENT = {
+    "type": "object",
+    "properties": {
+        "description": {"type": "string", "description": "What will be different in the next answer"},
+        "impact": {"type": "string", "enum": list(IMPACTS)},
+        "criterion": {"type": "string", "description": "The criterion that it raises, such as E2"},
+        "verification": {"type": "string", "description": "How you will see that it is done"},
+    },
+    "required": ["description", "impact"],
+}
+
+
+def _make_spec(
+    name: str, title: str, description: str, properties: dict[str, Any], *, ends_round: bool = False
+) -> ToolSpec:
+    return ToolSpec(
+        name,
+        description,
+        {"type": "object", "properties": properties, "required": list(properties)},
+        tier="observe",
+        display_name=title,
+        repeatable=True,
+        waits=ends_round,
+        exclusive=ends_round,
+    )
+
+
+SPECS = {
+    spec.name: spec
+    for spec in (
+        _make_spec(
+            NEW_ANSWER,
+            "New answer",
+            "End the round with your answer to the task: whole and on its own, for it replaces your earlier one. "
+            "Returns what the next round starts from.",
+            {"content": {"type": "string", "description": "The answer"}},
+            ends_round=True,
+        ),
+        _make_spec(
+            VOTE,
+            "Vote",
+            "Decide for one of your answers, and end.",
+            {
+                "agent_id": {"type": "string", "description": "The answer, such as agent1.2"},
+                "reason": {"type": "string", "description": "Why it is the best, in a sentence or two"},
+            },
+            ends_round=True,
+        ),
+        _make_spec(GET_TASK_PLAN, "Task plan", "Get the plan of this round: its tasks, and how each is verified.", {}),
+        _make_spec(
+            SUBMIT_CHECKLIST,
+            "Checklist",
+            "Score your newest answer by every criterion. Only for a round that has no task plan.",
+            {
+                "scores": {
+                    "type": "object",
+                    "additionalProperties": _SCORE,
+                    "description": "An entry for each criterion: E1, E2 and so on",
+                }
+            },
+        ),
+        _make_spec(
+            PROPOSE_IMPROVEMENTS,
+            "Improvements",
+            "Say what the next answer will do better, after a checklist with the verdict iterate.",
+            {"improvements": {"type": "array", "items": _IMPROVEMENT}},
+        ),
+    )
+}
+
+
+class RoundTool:
+    """One tool of a run that works in rounds."""
+
+    def __init__(self, spec: ToolSpec, work: Work) -> None:
+        self.spec, self._work = spec, work
+
+    async def preview(self, call: Call, folders: Folders) -> str:
+        return str(call.args.get("content") or call.args.get("reason") or "")
+
+    def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]:
+        return self._work(call, link)

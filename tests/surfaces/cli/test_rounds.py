@@ -1,0 +1,48 @@
+"""`retinue run --rounds`: rounds for one run, with every setting that they need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue.build.parts import Parts
+from retinue.build.project import enable_rounds
+from retinue.core.rounds import Rounds
+from tests.agent.rounds.kit import answer, evaluator
+from tests.surfaces.cli.shell import Project, one_line_error
+
+AGENTS: dict[str, Any] = {"main": [answer("one"), answer("two")], "round_evaluator": evaluator()}
+CRITERIA = """\
+orchestrator:
+  coordination:
+    checklist_criteria_inline: [{text: It rhymes., category: should}]
+    round_evaluator_transformation_pressure: gentle
+"""
+
+
+@pytest.mark.requirement("MASS-40")
+def test_the_option_sets_every_key_that_rounds_need(project: Project) -> None:
+    parts = enable_rounds(Parts(project=Path(), enable_subagents=False), Rounds(4))
+    assert (parts.rounds, parts.teams.enabled, parts.enable_subagents) == (Rounds(4), True, True)
+    assert [profile.name for profile in parts.profiles] == ["round_evaluator"]
+    (project.folder / "retinue.yaml").write_text(CRITERIA)
+    done = project.run("--rounds", "2", "--yes", agents=AGENTS)
+    assert (done.returncode, done.stdout) == (0, "two\n"), done.stderr
+    [first, *_], [evaluator_spawned, *_] = (
+        [event for event in project.events() if event["kind"] == "run.spawned" and event["run"] == run]
+        for run in (0, 1)
+    )
+    assert first["rounds"] == {
+        "answers": 2,
+        "criteria": [{"text": "It rhymes.", "category": "should"}],
+        "pressure": "gentle",
+    }
+    assert (evaluator_spawned["agent"], evaluator_spawned["label"]) == ("round_evaluator", "evaluator of round 2")
+
+
+def test_a_wrong_number_of_rounds_is_one_line(project: Project) -> None:
+    done = project.run("--rounds", "0", agents=AGENTS)
+    assert done.returncode == 2
+    assert "rounds must be a whole number from 1 to 20, got 0" in one_line_error(done)
