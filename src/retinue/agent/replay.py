@@ -246,6 +246,11 @@ class ReplayedRun:
             return Ending("disconnected", *texts)
         return ended.ending
 
+    def is_last_call(self, call_id: str) -> bool:
+        """Tell whether a call is one of the last turn of a run that ended by itself."""
+        turns, ended = self.record.turns, self.record.ended
+        return ended is not None and ended.status == "done" and bool(turns) and call_id in turns[-1].calls
+
     def was_unconfirmed(self) -> bool:
         """Tell whether the run ended because a call needed a person and nobody could be asked."""
         ended = self.record.ended
@@ -288,6 +293,8 @@ class ReplayTool:
         ending = None
         if call.name == FINAL_ANSWER and data is not None:
             ending = Ending("done", msgspec.json.encode(data).decode(), structured=data)
+        elif self.spec.exclusive and result.success and self._run.is_last_call(call.id):
+            ending = self._run.make_ending()
         return Outcome(text, result.success, data=data, file=result.file, ending=ending)
 
 
@@ -353,10 +360,13 @@ class ReplayLink:
         return bool(self._find_messages())
 
     def _find_messages(self) -> list[Inbox]:
-        """Return the messages before the coming turn, without the loop's own reminder, which it writes itself."""
-        coming = self._run.record.find_turn(self._turn + 1)
+        """Return the messages before the coming turn, without the loop's own reminder of a missing `final_answer`,
+        which it writes itself."""
+        record = self._run.record
+        coming = record.find_turn(self._turn + 1)
         messages = [] if coming is None else coming.inbox
-        return [message for message in messages if message.source != REMINDER]
+        reminds = any(spec.name == FINAL_ANSWER for spec in record.tools)
+        return [message for message in messages if message.source != REMINDER or not reminds]
 
     def _close_call(self, call: Call) -> None:
         self._open_calls.discard(call.id)

@@ -24,6 +24,9 @@ from retinue.core.events import (
     Inbox,
     MemberLost,
     Message,
+    RoundAnswered,
+    RoundEvaluated,
+    RoundVoted,
     RunEnded,
     RunResumed,
     RunSpawned,
@@ -87,13 +90,14 @@ class _Seen:
     the answers of its background children that no result has had yet."""
 
     __slots__ = (
-        "asked", "calls", "depth", "held", "label", "parent", "superseded", "team", "tokens", "tools", "turns",
-        "unfetched",
+        "asked", "calls", "depth", "held", "label", "parent", "rounds", "superseded", "team", "tokens", "tools",
+        "turns", "unfetched",
     )  # fmt: skip
 
     def __init__(self, spawned: RunSpawned | None, *, team: _Seen | None = None) -> None:
         self.label = "" if spawned is None else spawned.label
         self.depth = None if spawned is None else spawned.depth
+        self.rounds = None if spawned is None else spawned.rounds
         self.team = team
         self.parent = spawned.parent if spawned is not None and spawned.background else None
         self.held: list[str] = []
@@ -171,7 +175,7 @@ class Blocks:
                 return self._ending(event, seen, ended)
             case RunSpawned() | RunResumed() if event.run != 0:
                 return _lifecycle(event, seen)
-        return None
+        return self._round(event, seen)
 
     def _words(self, event: Event, seen: _Seen) -> Block | None:
         """Return the block of what the run thinks, says or is told. A reply without tool calls is held: its answer has
@@ -215,6 +219,19 @@ class Blocks:
         if member is not None:
             member.held = []
         return _about(event, seen, spans, fact.text, brief=spans)
+
+    def _round(self, event: Event, seen: _Seen) -> Block | None:
+        """Return the block of what happens between rounds. The last answer that there may be is the run's own, which is
+        shown as that."""
+        fact = event.body
+        if not isinstance(fact, RoundFact):
+            return None
+        spans: tuple[Span, ...] = (("mark", "◇ "), *make_round_spans(fact))
+        if not isinstance(fact, RoundAnswered):
+            return _about(event, seen, spans, line=True, brief=spans)
+        seen.held = []
+        is_last = seen.rounds is not None and fact.round == seen.rounds.answers
+        return _about(event, seen, spans, "" if is_last else fact.text, line=is_last, brief=spans)
 
     def _waiting(self, event: Event, seen: _Seen, waiting: RunWaiting) -> Block | None:
         """Return the block of an answer in a conversation, and of the reason why there is none."""
@@ -374,9 +391,7 @@ def make_team_spans(fact: TeamFact) -> tuple[Span, ...]:
             return ("name", agent), ("plain", told)
         case VoteCast(member=agent, choice=choice, reason=reason):
             told = f" votes for {choice}" if choice else " abstains"
-            why = " ".join(reason.split())
-            why = f": {shorten_text(why, REASON_CHARACTERS, REASON_CHARACTERS - 3)}" if why else ""
-            return ("name", agent), ("plain", told), ("faint", why)
+            return ("name", agent), ("plain", told), ("faint", _shorten_reason(reason))
         case AnswersShown(member=agent, missed=missed) if missed:
             return ("name", agent), ("plain", " has not voted and is reminded")
         case MemberLost(member=agent, status=status):
@@ -386,6 +401,37 @@ def make_team_spans(fact: TeamFact) -> tuple[Span, ...]:
             then = f"; {agent} presents" if presenter is not None else ""
             return ("good", "decided"), ("plain", f": {winner}{why}{then}")
     return ()
+
+
+def _shorten_reason(reason: str) -> str:
+    words = " ".join(reason.split())
+    return f": {shorten_text(words, REASON_CHARACTERS, REASON_CHARACTERS - 3)}" if words else ""
+
+
+RoundFact = RoundAnswered | RoundEvaluated | RoundVoted
+
+
+def make_round_spans(fact: RoundFact) -> tuple[Span, ...]:
+    """Return one line about the rounds of a run, such as `round 2 begins with the plan of its evaluator: 3 tasks`."""
+    match fact:
+        case RoundAnswered(round=number, label=label):
+            return ("plain", f"round {number} ends with the answer "), ("name", label)
+        case RoundEvaluated(round=number):
+            return ("plain", f"round {number} begins with "), ("name", describe_basis(fact))
+        case RoundVoted(choice=choice, reason=reason):
+            return ("good", "decided"), ("plain", f": {choice}"), ("faint", _shorten_reason(reason))
+
+
+def describe_basis(fact: RoundEvaluated) -> str:
+    """Say what a round starts from."""
+    match fact.basis:
+        case "tasks":
+            tasks = (fact.tasks or {}).get("tasks")
+            return f"the plan of its evaluator: {format_count(len(tasks) if isinstance(tasks, list) else 0, 'task')}"
+        case "packet":
+            return "the packet of its evaluator"
+        case "checklist":
+            return "a checklist of its own"
 
 
 def make_question_spans(label: str | None, tool: str, args: dict[str, Any]) -> tuple[Span, ...]:

@@ -17,6 +17,7 @@ from retinue.core.events import (
     ApprovalDecided,
     Event,
     Inbox,
+    RoundAnswered,
     RunEnded,
     ToolCall,
     ToolResult,
@@ -108,7 +109,7 @@ class Entries:
 def _tell_words(event: Event, block: Block) -> Entry:
     """Return the entry of what a run thinks, says or is told, of its beginning, and of a warning."""
     who: tuple[Span, ...] = (("label", f"[{block.label}] "),) if event.run else ()
-    if isinstance(event.body, AnswerGiven):
+    if isinstance(event.body, AnswerGiven | RoundAnswered) and block.body:
         words = shorten_text(" ".join(block.body.split()), ANSWER_CHARACTERS, ANSWER_CHARACTERS - 3)
         spans = (*block.spans, ("faint", f": {words}"))
         return Entry(kind=event.kind, spans=spans, body=block.body, is_brief=True, run=event.run)

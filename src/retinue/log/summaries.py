@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from retinue.core.rounds import GET_TASK_PLAN, PROPOSE_IMPROVEMENTS, SUBMIT_CHECKLIST
 from retinue.core.rules import CODE_MODE
 from retinue.core.teams import NEW_ANSWER, VOTE
 
@@ -21,7 +22,10 @@ _CONTEXT_ARGS = {
 }
 _COUNTED = {"read": "lines", "glob": "files", "grep": "matches"}
 _ONE = {"lines": "line", "files": "file", "matches": "match"}
-_FIXED = {"write": "wrote file", "edit": "edited", NEW_ANSWER: "given", VOTE: "cast"}
+_FIXED = {
+    "write": "wrote file", "edit": "edited", NEW_ANSWER: "given", VOTE: "cast", GET_TASK_PLAN: "read",
+    SUBMIT_CHECKLIST: "accepted", PROPOSE_IMPROVEMENTS: "accepted",
+}  # fmt: skip
 
 
 def shorten_text(text: str, limit: int, keep: int) -> str:

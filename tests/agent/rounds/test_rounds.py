@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import retinue
 from retinue import ConfigError, Limits, Profile, Rounds, Task, Team
+from retinue.build.replay import make_replay, make_replay_supervisor
 from retinue.core.events import (
     ChecklistAccepted,
     ImprovementsProposed,
@@ -17,9 +19,11 @@ from retinue.core.events import (
     RoundEvaluated,
     RoundVoted,
     RunSpawned,
+    TurnStarted,
     decode_raw,
 )
-from retinue.testing import scripted
+from retinue.log.records import fold_records
+from retinue.testing import MemoryLog, scripted
 from tests.agent.rounds.kit import (
     PACKET,
     TASKS,
@@ -32,7 +36,7 @@ from tests.agent.rounds.kit import (
     run_rounds,
     vote,
 )
-from tests.supervisor.tree.kit import bodies, call, spawn
+from tests.supervisor.tree.kit import bodies, call, spawn, until
 
 NO_PACKET = ["I saw nothing."]
 
@@ -258,3 +262,32 @@ async def test_an_evaluator_that_cannot_be_started_costs_only_its_packet() -> No
     [evaluated] = bodies(events, RoundEvaluated)
     assert (evaluated.basis, evaluated.evaluator_run, result.status) == ("checklist", None, "done")
     assert evaluated.problems[0].startswith("the evaluator could not be started: ")
+
+
+async def test_rounds_are_replayed_and_continued(tmp_path: Path) -> None:
+    """A replay gives the recorded answers without a model; a run that is continued works in rounds again."""
+    profile = main(["one", "fine", answer("two")])
+    async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
+        result = await r.run(profile, "write a poem", rounds=Rounds(2))
+        again = await (await r.continue_run(result, "and another", profiles=[profile])).result()
+        events = await r.control.log.read(again.tree)
+        recorded = await r.control.log.read(result.tree)
+    assert (again.status, again.final_response) == ("done", "two")
+    assert [each.label for each in bodies(events, RoundAnswered)] == ["agent1.1", "agent1.2"]
+    replay = make_replay(fold_records(recorded))
+    supervisor = make_replay_supervisor(replay, MemoryLog(), tmp_path)
+    run = await supervisor.spawn(*replay.primary)
+    played = await run.result()
+    await supervisor.close()
+    assert (played.final_response, replay.differences) == ("two", {})
+
+
+async def test_a_cancelled_evaluator_costs_only_its_packet() -> None:
+    async with retinue.open(mode="yes") as r:
+        profile = main([answer("one"), checklist(9), vote("agent1")], [{"hang": True}])
+        run = await r.spawn(profile, "go", rounds=Rounds(2, criteria=["It runs."]))
+        await until(run, TurnStarted, number=1)
+        await r.control.cancel(run.tree, 1)
+        result = await run.result()
+    assert (result.status, result.final_response, result.children[0].status) == ("done", "one", "cancelled")
+    assert result.warning == "round 2: the evaluator ended cancelled; critique_packet.md is missing"

@@ -30,6 +30,17 @@ def test_the_option_sets_every_key_that_rounds_need(project: Project) -> None:
     (project.folder / "retinue.yaml").write_text(CRITERIA)
     done = project.run("--rounds", "2", "--yes", agents=AGENTS)
     assert (done.returncode, done.stdout) == (0, "two\n"), done.stderr
+    lines = done.stderr.splitlines()
+    told = [
+        "◇ round 1 ends with the answer agent1.1",
+        "◇ round 2 begins with the plan of its evaluator: 2 tasks",
+        "◇ round 2 ends with the answer agent1.2",
+    ]
+    assert [line for line in lines if line.startswith("◇")] == told
+    assert (lines.count("one"), lines.count("two")) == (1, 0), "an answer that is not the last is shown here"
+    shown = project.retinue("show").stdout
+    assert "\n  2      1, done    the plan of its evaluator: 2 tasks  agent1.2\n" in shown
+    assert "\npacket of round 2\n  ## criteria_interpretation\n" in shown
     [first, *_], [evaluator_spawned, *_] = (
         [event for event in project.events() if event["kind"] == "run.spawned" and event["run"] == run]
         for run in (0, 1)

@@ -16,7 +16,7 @@ from retinue.build.stored import open_stored_control
 from retinue.core.results import Contribution, TeamReport, ToolLog, format_changed_files
 from retinue.core.usage import Usage
 from retinue.log.accounts import format_cost, sum_subtree_bill
-from retinue.log.blocks import Role, format_count, format_json, make_call_spans
+from retinue.log.blocks import Role, describe_basis, format_count, format_json, make_call_spans
 from retinue.log.listing import Listing, load_listing
 from retinue.log.reading import iterate_events
 from retinue.log.runs import RunView
@@ -116,6 +116,7 @@ def _format_page(state: Path, tree: Listing, view: RunView, now: float) -> Itera
             INDENT + safe.escape_line(line) for line in format_changed_files(made.changed_files, made.changed_count)
         )
     yield from _format_team(view)
+    yield from _format_rounds(view)
     yield from _format_outcome(tree, view)
     children = [child for child in view.children if child not in view.members]
     if children:
@@ -158,6 +159,30 @@ def _format_team(view: RunView) -> Iterator[str]:
             what = f"for {each.vote}" if each.vote else ABSTAINED
             why = f": {' '.join(each.reason.split())}" if each.reason else ""
             yield INDENT + safe.escape_line(f"{each.agent} {what}{why}")
+
+
+def _format_rounds(view: RunView) -> Iterator[str]:
+    """Yield the table of a run's rounds, the packet that the newest one started from, and the decision."""
+    rounds = view.rounds
+    if rounds is None:
+        return
+    rows, packets = [], []
+    for number in range(1, max(len(rounds.answers), *rounds.evaluated, 1) + 1):
+        opened, answers = rounds.evaluated.get(number), rounds.answers[number - 1 : number]
+        evaluator = "" if opened is None or opened.evaluator_run is None else f"{opened.evaluator_run}, {opened.status}"
+        basis = "" if opened is None else describe_basis(opened)
+        rows.append([str(number), evaluator, basis, answers[0].label if answers else ""])
+        if opened is not None and opened.packet:
+            packets.append((number, opened.packet))
+    cells = [[safe.escape_line(cell) for cell in row] for row in rows]
+    lines = screen.format_table(["ROUND", "EVALUATOR", "STARTS FROM", "ANSWER"], cells, indent=len(INDENT))
+    yield from ("", _paint("name", "rounds"), INDENT + _paint("faint", lines[0]))
+    yield from (INDENT + line for line in lines[1:])
+    if rounds.voted is not None:
+        why = f": {' '.join(rounds.voted.reason.split())}" if rounds.voted.reason else ""
+        yield INDENT + safe.escape_line(f"decided for {rounds.voted.choice}{why}")
+    for number, packet in packets[-1:]:
+        yield from _format_part(f"packet of round {number}", packet)
 
 
 def _describe_vote(each: Contribution) -> str:

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from retinue.core.approvals import Approval, Decision
-from retinue.core.events import AnswerGiven, Delta, Event, RunStarted
+from retinue.core.events import AnswerGiven, Delta, Event, RoundAnswered, RunStarted
 from retinue.log.activity import Activity, Work
 from retinue.log.blocks import Role, Span, make_call_spans
 from retinue.log.entries import Entries, Entry
@@ -280,7 +280,7 @@ class LiveView:
 
     def _format_body(self, entry: Entry) -> str:
         text = entry.body.strip("\n")
-        if not text or (entry.kind == AnswerGiven.kind and self._level != "verbose"):
+        if not text or (entry.kind in (AnswerGiven.kind, RoundAnswered.kind) and self._level != "verbose"):
             return ""
         if self._level != "verbose":
             if entry.kind == "run.ended" and self._measure_depth(entry.run) > 1:
