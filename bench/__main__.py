@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from bench import a2a, counts, latency, logs, peers, questions, reports, sandboxes, screens, speed, start
+from bench import a2a, counts, latency, logs, peers, questions, reports, sandboxes, screens, speed, start, teams
 
 MEASUREMENTS = {
     "speed": speed.rows,
@@ -22,6 +22,7 @@ MEASUREMENTS = {
     "sandboxes": sandboxes.rows,
     "a2a": a2a.rows,
     "peers": peers.rows,
+    "teams": teams.rows,
 }
 
 

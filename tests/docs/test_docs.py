@@ -46,6 +46,28 @@ def test_the_table_of_the_page_of_teams_is_what_its_config_gives(tmp_path: Path)
     assert snippets(page, "console") == ["$ retinue profiles --teams\n" + shown.partition("\n\n")[0] + "\n"]
 
 
+def test_the_snippets_of_the_page_of_teams_run(tmp_path: Path) -> None:
+    for config in snippets(ROOT / "docs/teams.md", "yaml"):
+        (tmp_path / "retinue.yaml").write_text(config)
+        assert load_project(tmp_path, config=tmp_path / "retinue.yaml").warnings == ()
+    [printed] = run_snippets("docs/teams.md", tmp_path)
+    assert printed == [
+        "Sound, but for line 9.",
+        "agent1 optimist {'agent1.1': 'It is sound.'}",
+        "agent2 sceptic {'agent2.1': 'Line 9 is off by one.'}",
+    ]
+
+
+def test_the_figures_of_the_page_of_teams_are_those_of_its_example(tmp_path: Path) -> None:
+    example = ROOT / "docs/examples/team_costs.py"
+    done = subprocess.run([sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    measured = [re.split(r" {2,}", line) for line in done.stdout.splitlines()[1:]]
+    rows = re.findall(r"^\| (.*) \| (\d+) \| ([\d,]+) \| ([\d.]+) s \|$", (ROOT / "docs/teams.md").read_text(), re.M)
+    assert [(calls, tokens) for _, calls, tokens, _ in measured] == [row[1:3] for row in rows]
+    for (*_, shown), (*_, took) in zip(rows, measured, strict=True):  # no less than the model takes, more under load
+        assert float(took.removesuffix(" s")) >= float(shown)
+
+
 def test_the_config_of_the_page_of_sandboxes_loads(tmp_path: Path) -> None:
     found = []
     for config in snippets(ROOT / "docs/sandbox.md", "yaml"):

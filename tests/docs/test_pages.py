@@ -38,6 +38,7 @@ RUN_BY = {
     "docs/resume.md": "tests/docs/test_docs.py",
     "docs/sandbox.md": "tests/docs/test_docs.py",
     "docs/settings.md": "tests/docs/test_docs.py",
+    "docs/teams.md": "tests/docs/test_docs.py",
     "docs/testing.md": "tests/models/cassettes/test_plugin.py",
     "docs/workspaces.md": "tests/docs/test_docs.py",
 }
