@@ -27,6 +27,7 @@ def test_the_kinds_are_the_agreed_ones() -> None:
         "tool.call", "tool.started", "tool.result", "run.remote", "subagent.progress",
         "approval.asked", "approval.decided", "inbox", "usage", "turn.ended", "warning", "gap", "run.ended",
         "team.answered", "team.asked", "team.voted", "team.lost", "team.decided",
+        "round.answered", "round.evaluated", "round.checked", "round.proposed", "round.voted",
     }  # fmt: skip
 
 

@@ -9,11 +9,14 @@ from retinue.core.events import AnswerGiven, Delta, ToolCall, VoteCast, decode_e
 from retinue.log.activity import Activity
 from retinue.log.blocks import Blocks
 from retinue.log.entries import Entries
+from retinue.log.notices import NoticeFold, Words
 from retinue.log.runs import Runs
 from retinue.log.teams import describe_team
 from retinue.log.transcripts import format_transcript
+from retinue.protocol.notices import Notice
 from retinue.surfaces.printer.printer import Printer
 from tests.agent.teams.kit import answer, run_team, team, vote
+from tests.supervisor.tree.kit import call
 from tests.surfaces.printer.facts import Recorder
 
 ESCAPE = "\x1b]0;owned\x07"
@@ -56,6 +59,23 @@ async def test_answers_votes_and_the_decision_are_one_line_each() -> None:
     ):
         assert headers.count(line) == 1, headers
     assert not [header for header in headers if "[tool call]" in header or "Tool" in header]
+
+
+async def test_a_team_that_synthesizes_decides_for_nobody() -> None:
+    events = await play([answer("A"), "made of both"], [answer("B")])
+    assert "◇ decided: agent1 makes one answer of all (the first member that answered)" in fold_headers(events)
+    primary = Runs.of("t", events).primary
+    assert primary is not None
+    assert describe_team(primary) == "team of 2: agent1 made one answer of all"
+
+
+async def test_the_user_of_a_served_team_has_notices_of_its_members_and_their_work_only() -> None:
+    events = await play([call("glob", pattern="*"), answer("A"), "made of both"], [answer("B")])
+    fold = NoticeFold("team")
+    told = [notice for event in events for notice in fold.apply(event)]
+    started = [(notice.agent, notice.target) for notice in told if isinstance(notice, Notice) and notice.is_start]
+    assert started == [("team", "agent1"), ("team", "agent2"), ("agent1", "glob")]
+    assert [words.text for words in told if isinstance(words, Words) and words.text] == ["made of both"]
 
 
 async def test_no_answer_is_shown_twice() -> None:

@@ -273,7 +273,7 @@ class Blocks:
     def _call(self, event: Event, seen: _Seen, call: ToolCall) -> Block | None:
         seen.tools += 1
         seen.calls[call.call_id] = call
-        if call.name == FINAL_ANSWER or _is_team_call(call):
+        if call.name == FINAL_ANSWER or is_team_call(call):
             return None
         timeout = "" if call.timeout_seconds is None else f" (timeout: {format_seconds(call.timeout_seconds)})"
         title: tuple[Span, ...] = (("plain", f"[tool call]{timeout}"),)
@@ -286,7 +286,7 @@ class Blocks:
             for (tree, _), other in self._runs.items():
                 if tree == event.tree:
                     other.unfetched.pop(number, None)
-        if result.name == FINAL_ANSWER or (result.success and call is not None and _is_team_call(call)):
+        if result.name == FINAL_ANSWER or (result.success and call is not None and is_team_call(call)):
             return None
         args = {} if call is None else call.args
         title: tuple[Span, ...] = (("plain", 'Tool "'), ("tool", result.name), ("plain", '" result:'))
@@ -301,7 +301,7 @@ class Blocks:
         return self._titled(event, seen, title, reformat_json(result.text), tool=result.name, **more)
 
 
-def _is_team_call(call: ToolCall) -> bool:
+def is_team_call(call: ToolCall) -> bool:
     """Tell whether a call is a member's answer or vote, which its team tells of, and not a tool of that name."""
     return call.waits and call.name in TEAM_TOOLS
 
@@ -396,6 +396,8 @@ def make_team_spans(fact: TeamFact) -> tuple[Span, ...]:
             return ("name", agent), ("plain", " has not voted and is reminded")
         case MemberLost(member=agent, status=status):
             return ("name", agent), ("plain", f" ended {status}: the team goes on without it")
+        case TeamDecided(strategy="synthesize", member=agent, reason=reason):
+            return ("good", "decided"), ("plain", f": {agent} makes one answer of all ({reason})")
         case TeamDecided(winner=winner, member=agent, reason=reason, presenter=presenter):
             why = f", {reason}" if reason else ""
             then = f"; {agent} presents" if presenter is not None else ""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from retinue.core.events import Delta, Event, Message, RunEnded, RunSpawned, ToolCall, ToolResult, TurnStarted
-from retinue.log.blocks import FINAL_ANSWER
+from retinue.log.blocks import FINAL_ANSWER, is_team_call
 from retinue.protocol.notices import PLAN_CLOSES, Notice, split_plans
 from retinue.protocol.subagent_tools import CONTINUE, SPAWN
 from retinue.protocol.subagents import SPAWN_ONE
@@ -85,9 +85,10 @@ class NoticeFold:
 
 
 def _is_shown(call: ToolCall) -> bool:
-    """Return whether a call gets notices of its own: those of calls that make runs name the runs."""
+    """Return whether a call gets notices of its own: those of calls that make runs name the runs, and how a team comes
+    to its answer is no work of its members."""
     is_spawning = call.name in _SPAWNING or call.name.startswith(SUBAGENT_PREFIX)
-    return not is_spawning and (not call.host or bool(call.within))
+    return not is_spawning and not is_team_call(call) and (not call.host or bool(call.within))
 
 
 class _Speech:

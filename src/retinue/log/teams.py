@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from retinue.core.events import TeamDecided
 from retinue.core.teams import TeamState
 from retinue.log.blocks import format_count
 from retinue.log.runs import RunView
@@ -14,11 +15,7 @@ def describe_team(team: RunView) -> str:
     lost = [f"{len(state.lost)} lost"] if state.lost else []
     decided = state.decided
     if decided is not None:
-        if team.ended is not None:
-            after = [decided.reason] if decided.reason else []
-        else:
-            after = [f"{decided.member} presents"] if decided.presenter is not None else []
-        return f"{size}: {', '.join([f'decided for {decided.winner}', *after, *lost])}"
+        return f"{size}: {', '.join([*_describe_decision(decided, is_over=team.ended is not None), *lost])}"
     if team.ended is not None:
         return f"{size}: {', '.join([format_count(len(state.all_answers), 'answer'), *lost])}"
     active = [member.agent for member in team.members if member.agent not in state.lost]
@@ -29,3 +26,12 @@ def describe_team(team: RunView) -> str:
         voted = [agent for agent in active if agent in state.votes]
         done = ["all answered", f"{len(voted)} voted", f"{len(active) - len(voted)} at work"]
     return f"{size}: {', '.join([*done, *lost])}"
+
+
+def _describe_decision(decided: TeamDecided, *, is_over: bool) -> list[str]:
+    if decided.strategy == "synthesize":
+        return [f"{decided.member} {'made' if is_over else 'makes'} one answer of all"]
+    if is_over:
+        return [f"decided for {decided.winner}", decided.reason]
+    presents = [] if decided.presenter is None else [f"{decided.member} presents"]
+    return [f"decided for {decided.winner}", *presents]

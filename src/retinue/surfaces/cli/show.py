@@ -118,7 +118,7 @@ def _format_page(state: Path, tree: Listing, view: RunView, now: float) -> Itera
     yield from _format_team(view)
     yield from _format_rounds(view)
     yield from _format_outcome(tree, view)
-    children = [child for child in view.children if child not in view.members]
+    children = [child for child in view.children if child.spawned.depth > view.spawned.depth]  # no members
     if children:
         yield from ("", _paint("name", "children"))
         for child in children:
