@@ -13,6 +13,8 @@ from retinue.core.approvals import Approval, Deny, QuestionChange, QuestionClose
 from retinue.core.control import Control, RunHandle
 from retinue.core.events import ApprovalDecided
 from retinue.core.profiles import Profile, Task
+from retinue.surfaces.cli.conversation import Conversation
+from retinue.surfaces.cli.signals import Signals
 from retinue.testing import scripted
 from tests.control.loopback.kit import WRITE, House, house
 from tests.remote.test_a2a import make_profile
@@ -40,6 +42,44 @@ async def test_a_late_answer_is_told_who_was_first(tmp_path: Path) -> None:
         assert "(her phone) at " in "".join(terminal.lasting)
         await run.result()
     assert not (tmp_path / "a.txt").exists()
+
+
+async def test_the_inbox_of_a_conversation_lists_shows_and_answers(tmp_path: Path) -> None:
+    calls = [{"name": "write", "args": {"path": f"{name}.txt", "content": "x"}} for name in "abc"]
+    profile = Profile("main", "You are main.", model=scripted({"main": [{"tools": calls}, "All is said."]}))
+
+    async def begin(control: Control, text: str) -> RunHandle:
+        return await control.spawn(profile, Task(text, conversation=True))
+
+    async with house(tmp_path) as h, open_live_terminal(talks=True) as terminal, TaskOwner() as tasks:
+        talk = Conversation(terminal.live, h.supervisor, Signals(), begin=begin)
+        terminal.on_line = talk.submit
+        holding = tasks.start(talk.hold())
+        terminal.type("go\r")
+        await terminal.sees("question 1, 2 more wait")
+        await terminal.sees(KEYS)
+        terminal.type("yes, nearly all")  # a message that begins like an answer
+        await terminal.sees("> yes, nearly all")
+        terminal.type("\x15")
+        await terminal.wait_until(lambda: terminal.bottom[-3].rstrip() == ">")
+        terminal.type("/inbox\r")
+        await terminal.keeps("1. write(a.txt)\n2. write(b.txt)\n3. write(c.txt)\nA key answers the one that is pinned.")
+        terminal.type("/inbox 3\r")
+        await terminal.sees("◐ write(c.txt)")
+        await terminal.sees(KEYS)
+        terminal.type("y")
+        await terminal.keeps("✓ write(c.txt)")
+        terminal.type("/inbox 2 n not this one\r")
+        await terminal.keeps("✗ denied write(b.txt): not this one")
+        terminal.type("/inbox 2\r")
+        await terminal.keeps("no question 2 is waiting: /inbox lists them")
+        terminal.type("/inbox 1 maybe\r")
+        await terminal.keeps("/inbox N y says yes, /inbox N n REASON says no")
+        terminal.type("/inbox 1 y\r")
+        await terminal.keeps("All is said.")
+        terminal.type("/exit\r")
+        await holding
+    assert sorted(path.name for path in tmp_path.glob("*.txt")) == ["a.txt", "c.txt"]
 
 
 @asynccontextmanager

@@ -46,7 +46,7 @@ class LiveScreen:
         self._tasks = TaskOwner()
         self.is_stuck = False
         edit = self._open_editor if find_editor() else None
-        callbacks = Callbacks(answer=self._send_answer, edit=edit, cancel=self._send_cancel, submit=submit)
+        callbacks = Callbacks(answer=self.send_answer, edit=edit, cancel=self._send_cancel, submit=submit)
         self.view = LiveView(screen, level=level, after=after, callbacks=callbacks)
 
     def attach(self, run: RunHandle, signals: Signals) -> None:
@@ -81,7 +81,8 @@ class LiveScreen:
         self.view.end_cancel()
         self.view.show_note(text)
 
-    def _send_answer(self, question: Approval, decision: Decision) -> None:
+    def send_answer(self, question: Approval, decision: Decision) -> None:
+        """Answer a question. The person is told if that fails or comes too late."""
         self._tasks.start(self._answer(question, decision))
 
     async def _answer(self, question: Approval, decision: Decision) -> None:

@@ -28,7 +28,11 @@ TREE_HELP = "a tree or a run in it, named as for `retinue show` (default: last)"
 def add_level_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how much of a tree is shown."""
     level = parser.add_mutually_exclusive_group()
-    level.add_argument("--verbose", action="store_true", help="show long texts and results in full")
+    level.add_argument(
+        "--verbose",
+        action="store_true",
+        help="show long texts and results in full; the live view also keeps what agents think",
+    )
     level.add_argument("--quiet", action="store_true", help="show one line for each tool call")
     parser.add_argument(
         "--plain", action="store_true", help="print blocks instead of the live view, as where there is no terminal"

@@ -38,7 +38,9 @@ def configure_tail(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deltas", action="store_true", help='with -f --json: also print pieces of text, as {"delta": ...}'
     )
-    parser.add_argument("--verbose", action="store_true", help="show long texts and results in full")
+    parser.add_argument(
+        "--verbose", action="store_true", help="show long texts and results in full, with -f also what agents think"
+    )
     parser.add_argument("--plain", action="store_true", help="with -f: print blocks instead of the live view")
 
 

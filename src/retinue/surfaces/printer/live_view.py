@@ -23,7 +23,7 @@ from retinue.log.summaries import shorten_text
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.header import Header, read_header
 from retinue.surfaces.printer.input_line import InputLine, Position
-from retinue.surfaces.printer.keys import Key, Paste
+from retinue.surfaces.printer.keys import ENTER, Key, Paste
 from retinue.surfaces.printer.markdown import render_markdown
 from retinue.surfaces.printer.printer import Level, truncate_text, wrap_line
 from retinue.surfaces.printer.question_panel import QuestionPanel
@@ -35,6 +35,7 @@ SPINNER_SECONDS = 0.25
 MOST_WORK = 8
 SPOKEN_LINES = 6
 OUTPUT_LINES = 3
+HOLD_SECONDS = 0.2  # between the keys of a word that is typed
 ARM_SECONDS = 0.2  # a key pressed sooner was meant for what was on screen before
 CUT_LINES = {"markdown": 12, "diff": 40, "output": 8, "faint": 3}
 CUT_CHARACTERS = 2000
@@ -82,6 +83,7 @@ class LiveView:
         self._panel = QuestionPanel(self._answer, None if callbacks is None else callbacks.edit, screen.request_redraw)
         self._panel.is_read_only = callbacks is None
         self._cancel_choices: list[tuple[int, str]] | None = None
+        self._held_key: Key | None = None
         self._on_interrupt_closed: Callable[[], object] = lambda: None
         self._began = time.time()
         self._has_space = True  # the last lasting line was blank, or is none
@@ -142,6 +144,10 @@ class LiveView:
     # Keys
 
     @property
+    def _has_input(self) -> bool:
+        return self._callbacks is not None and self._callbacks.submit is not None
+
+    @property
     def takes_escape(self) -> bool:
         """True while the Escape key closes something of the view."""
         return self._cancel_choices is not None or self._panel.takes_escape
@@ -151,12 +157,42 @@ class LiveView:
         if self._cancel_choices is not None:
             self._press_cancel(key)
         elif self._panel.current is not None and self._panel.is_armed and not self.input.text:
-            self._panel.press_key(key)
-        elif self._callbacks is not None and self._callbacks.submit is not None:
-            text = self.input.press_key(key)
-            if text is not None and text.strip():
-                self._callbacks.submit(text)
+            if self._has_input and not self._panel.takes_text:
+                self._press_beside_input(key)
+            else:
+                self._panel.press_key(key)
+        elif self._has_input:
+            self._write_input(key)
         self._screen.request_redraw()
+
+    def _write_input(self, key: Key | Paste) -> None:
+        text = self.input.press_key(key)
+        if text is not None and text.strip() and self._callbacks is not None and self._callbacks.submit is not None:
+            self._callbacks.submit(text)
+
+    def _press_beside_input(self, key: Key | Paste) -> None:
+        """Take a key that answers the question, or is the first of a message or a command: a letter answers when no
+        other one follows at once, since a message may begin with `y`."""
+        held, self._held_key = self._held_key, None
+        if isinstance(key, Paste) or key.name == "/" or (held is not None and key.text):
+            if held is not None:
+                self._write_input(held)
+            self._write_input(key)
+        elif key.text:
+            self._held_key = key
+            self._screen.call_later(HOLD_SECONDS, lambda: self._press_held(key))
+        else:
+            if held is not None:
+                self._panel.press_key(held)
+            if held is None or key.name != ENTER:
+                self._panel.press_key(key)
+
+    def _press_held(self, key: Key) -> None:
+        """Answer with a key that nothing followed. Not a question that came meanwhile."""
+        if self._held_key is key:
+            self._held_key = None
+            self._panel.press_key(key)
+            self._screen.request_redraw()
 
     def _press_cancel(self, key: Key | Paste) -> None:
         chosen: int | None = None
@@ -175,6 +211,11 @@ class LiveView:
     def _answer(self, question: Approval, decision: Decision) -> None:
         if self._callbacks is not None:
             self._callbacks.answer(question, decision)
+
+    def show_question(self, question: Approval) -> None:
+        """Pin this question of those that wait."""
+        self._panel.show_question(question.id)
+        self._screen.request_redraw()
 
     def reopen_question(self, question: Approval) -> None:
         """Show a question again whose answer could not be sent."""
@@ -324,7 +365,7 @@ class LiveView:
         ]
 
     def _layout_input(self, columns: int, limit: int) -> tuple[list[Line], Position | None]:
-        if self._callbacks is None or self._callbacks.submit is None:
+        if not self._has_input:
             return [], None
         rows, cursor = self.input.layout_lines(columns, limit=limit)
         is_in_front = self._panel.current is None or bool(self.input.text)
