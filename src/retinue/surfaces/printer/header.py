@@ -16,7 +16,7 @@ from retinue.log.runs import RunView
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.totals import format_count_of_tokens, format_elapsed
 
-NO_TREE = "…"
+NO_TREE = "\0" * 12  # as wide as an id, so that nothing moves when there is one
 Line = tuple[Span, ...]
 
 
@@ -49,6 +49,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
                 lines[-1] = longer
             else:
                 lines.append(piece)
+        lines = [line.replace(NO_TREE, "…") for line in lines]
         first: Line = (("name", named), ("faint", lines[0].removeprefix(named)))
         return [first, *((("faint", line),) for line in lines[1:])]
 

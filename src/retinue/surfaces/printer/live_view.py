@@ -426,7 +426,7 @@ def _layout_text(work: Work, columns: int, lines: int) -> list[Line]:
     text = safe.escape_text(work.text).replace("\r", "\n")
     pieces: list[str] = []
     for line in reversed(text.rstrip().split("\n")[-lines:]):
-        pieces = [*wrap_line(line, columns - len(INDENT) - 2), *pieces]
+        pieces = [*wrap_line(line, columns - len(INDENT) - 2, at_words=work.call is None), *pieces]
         if len(pieces) >= lines:
             break
     return [(("faint", f"{INDENT}│ {piece}"),) for piece in pieces[-lines:]]
