@@ -96,7 +96,7 @@ def test_the_status_bar_has_time_tokens_cost_and_what_is_left_as_far_as_they_fit
         (90, " · 1m15s · 23,454 tokens · $0.0312 · $0.97 left"),
         (80, " · 1m15s · 23k tok · $0.03 · $0.97 left"),
         (70, " · 1m15s · $0.03 · $0.97 left"),
-        (60, " · 1m15s · $0.97 left"),
+        (61, " · 1m15s · $0.97 left"),
         (50, " · 1m15s"),
         (40, ""),
         (20, ""),

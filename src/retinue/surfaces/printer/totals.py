@@ -16,7 +16,7 @@ CENT = Decimal("0.01")
 
 def format_status(totals: Totals, *, width: int) -> str:
     """Return the status bar: `Agents: 1 primary, 2 running, 1 finished`, then time, tokens, cost and what is left.
-    Where that is too wide, the numbers are shortened; then tokens, cost, what is left and the time go, in this order."""
+    Where that is too wide, the numbers are shortened; then tokens, cost, what is left and the time are left out."""
     pieces = {
         "time": format_elapsed(totals.seconds),
         "tokens": format_count_of_tokens(totals.tokens),
