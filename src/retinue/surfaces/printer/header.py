@@ -67,14 +67,17 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(part for part in parts if part)
 
 
-def read_header(run: RunView, tree: str) -> Header | None:
-    """Return the header of a run as the log tells it; None before the run has started."""
-    if run.place is None:
+def read_header(run: RunView, tree: str, *, runtime: str | None = None) -> Header | None:
+    """Return the header of a run as the log tells it. Before it has started, its `runtime` is the one that is wanted;
+    None if that is not known."""
+    if run.place is not None:
+        runtime = run.place.runtime
+    if runtime is None:
         return None
     spawned, profile = run.spawned, decode_raw(run.spawned.profile)
     return Header(
         model=spawned.model or run.agent,
-        runtime=run.place.runtime,
+        runtime=runtime,
         workspace=profile.get("workspace") if isinstance(profile, dict) else None,
         tree=tree,
         tokens=spawned.max_tokens,
