@@ -48,7 +48,7 @@ class Entries:
     """Takes events in their order; holds only what concerns calls that are open."""
 
     def __init__(self) -> None:
-        self._blocks = Blocks()
+        self._blocks = Blocks(tells_unfetched=False)  # an answer stands below the line of its run
         self._calls: dict[tuple[int, str], ToolCall] = {}
         self._previews: dict[tuple[int, str], str] = {}
         self._denied: set[tuple[int, str]] = set()

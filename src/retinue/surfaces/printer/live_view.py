@@ -402,7 +402,9 @@ class LiveView:
         return lines
 
     def _layout_status(self, columns: int, now: float) -> list[Line]:
-        lines: list[Line] = [(("faint", piece),) for piece in wrap_line(self.hint, columns)] if self.hint else []
+        lines: list[Line] = (
+            [(("faint", piece),) for piece in wrap_line(self.hint, columns, at_words=True)] if self.hint else []
+        )
         status = format_status(self.activity.measure_totals(now), width=columns)
         return [*lines, (("faint", status),)] if self.activity.runs.runs else lines
 
