@@ -63,7 +63,7 @@ async def test_the_inbox_of_a_conversation_lists_shows_and_answers(tmp_path: Pat
         terminal.type("\x15")
         await terminal.wait_until(lambda: terminal.bottom[-3].rstrip() == ">")
         terminal.type("/inbox\r")
-        await terminal.keeps("1. write(a.txt)\n2. write(b.txt)\n3. write(c.txt)\nA key answers the one that is pinned.")
+        await terminal.keeps("1. write(a.txt)\n2. write(b.txt)\n3. write(c.txt)\nKeys answer the pinned one.")
         terminal.type("/inbox 3\r")
         await terminal.sees("◐ write(c.txt)")
         await terminal.sees(KEYS)
