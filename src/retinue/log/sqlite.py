@@ -4,9 +4,10 @@ New trees go to the first file that no other process writes; a stored tree is cl
 means committed. An event that nobody waits for is written with the next one that somebody does, or after LINGER
 seconds, whichever is first; watchers see events only when they are written. While a batch is being written, and while
 the event loop is late, such an event has more time, up to LONGEST_LINGER: the rows of the index are written once for
-each batch, so fewer and longer batches cost less. Events that are appended without a pause in between are in the same batch, so that a crash keeps
-all of them or none. What cannot be written stays in order in memory and is tried again with the next batch; those who
-wait are told at once. A writer that another process has replaced is lost for good, and tries nothing again.
+each batch, so fewer and longer batches cost less. Events that are appended without a pause in between are in the same
+batch, so that a crash keeps all of them or none. What cannot be written stays in order in memory and is tried again
+with the next batch; those who wait are told at once. A writer that another process has replaced is lost for good, and
+tries nothing again.
 """
 
 from __future__ import annotations
