@@ -121,7 +121,7 @@ class RunView(Struct, eq=False, gc=False):
         if self.stored_state:
             self.stored_state = ""
         body = event.body
-        apply_body = APPLY_BODY.get(type(body))
+        apply_body = find_fold(type(body))
         if apply_body is not None and self.ended is None:
             apply_body(self, body, event)
 
@@ -365,7 +365,7 @@ class RunView(Struct, eq=False, gc=False):
 
 
 # Other events, and events after the ending, change nothing.
-APPLY_BODY: dict[type, Callable[[RunView, Any, Event], None]] = {
+_FOLDS: dict[type, Callable[[RunView, Any, Event], None]] = {
     RunStarted: RunView._apply_start,
     RunRemote: RunView._apply_remote,
     RunResumed: RunView._apply_resume,
@@ -384,6 +384,7 @@ APPLY_BODY: dict[type, Callable[[RunView, Any, Event], None]] = {
     Warned: RunView._apply_warning,
     RunEnded: RunView._apply_ending,
 }
+find_fold = _FOLDS.get
 
 
 def make_view(stored: StoredRun) -> RunView:
