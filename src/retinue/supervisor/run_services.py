@@ -16,6 +16,7 @@ from types import NoneType
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow, Decision, Deny, describe_denial
@@ -36,6 +37,7 @@ from retinue.core.events import (
     Body,
     Delta,
     Message,
+    ProgressReported,
     RunWaiting,
     Thinking,
     ToolCall,
@@ -91,6 +93,7 @@ class RunServices(msgspec.Struct, eq=False):
     session_folders: Folders | None = None  # those of the run's sandbox, once it has one
     written_calls: dict[str, Awaitable[None] | None] = {}  # calls of the reply that have not begun yet
     spoken: list[str] = []  # the pieces of text of the model call in flight
+    progress: ProgressReported | None = None  # the part of it that all calls have in common
 
     @property
     def ref(self) -> RunRef:
@@ -191,10 +194,14 @@ class RunServices(msgspec.Struct, eq=False):
         run, parent = self.run, self.run.parent
         if parent is None or run.queues:
             return
-        tree, about = self.tree, describe_call(call.name, call.args)
+        tree, view, about = self.tree, run.view, describe_call(call.name, call.args)
+        if self.progress is None:
+            profile, turns = run.plan.profile, run.plan.profile.limits.turns
+            max_turns = None if turns is UNSET else turns
+            self.progress = view.begin_progress(tree.id, nickname=profile.nickname, max_turns=max_turns)
         completed, success = outcome is not None, outcome is not None and outcome.success
-        progress = run.view.describe_progress(tree.id, call.name, about, completed=completed, success=success)
-        tree.write(parent, progress)
+        told = view.describe_progress(self.progress, call.name, about, completed=completed, success=success)
+        tree.write(parent, told)
 
     def lend(self, call: Call) -> Awaitable[Outcome]:
         self._check_wanted()

@@ -195,7 +195,7 @@ _TEXT_FIELDS: dict[type[Body], tuple[str, ...]] = {
     events.ApprovalAsked: ("args", "preview", "label", "rule", "tool", "call_id"),
     events.ApprovalDecided: ("reason", "by", "rule", "args", "tool", "call_id"),
     events.Inbox: ("text",),
-    events.ProgressReported: ("tool_name", "tool_context"),
+    events.ProgressReported: ("nickname", "tool_name", "tool_context"),
     events.Warned: ("text",),
     events.RunWaiting: ("text",),
     events.RunEnded: ("final_response", "error_details", "partial", "structured", "changed_files"),
