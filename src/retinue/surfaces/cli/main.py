@@ -192,18 +192,19 @@ def describe_command(parser: argparse.ArgumentParser, execute: Callable[..., obj
     parser.description, _, parser.epilog = inspect.cleandoc(execute.__doc__ or "").partition("\n\n")
 
 
-def add_action(
-    actions: argparse._SubParsersAction[Any],
-    name: str,
-    configure: Callable[[Any], None],
-    execute: Callable[..., object],
-    *,
-    about: str,
+def add_actions(
+    parser: argparse.ArgumentParser, actions: Mapping[str, tuple[str, Callable[[Any], None], Callable[[Any], int]]]
 ) -> None:
-    """Add an action of a command, such as `serve`, with its options and the help of the function that executes it."""
-    parser = actions.add_parser(name, help=about)
-    configure(parser)
-    describe_command(parser, execute)
+    """Add the actions of a command, such as `serve`: each with a word about it, the function that adds its options, and
+    the one that executes it, whose docstring is its help. The arguments have that one as `execute_action`."""
+    chosen = parser.add_subparsers(
+        title="actions", dest="action", metavar="ACTION", required=True, parser_class=type(parser)
+    )
+    for name, (about, configure, execute) in actions.items():
+        action = chosen.add_parser(name, help=about)
+        action.set_defaults(execute_action=execute)
+        configure(action)
+        describe_command(action, execute)
 
 
 def get_version() -> str:

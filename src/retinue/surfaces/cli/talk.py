@@ -25,8 +25,9 @@ from retinue.control.client import ControlClient
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.messages import RunRef
-from retinue.core.profiles import WORKSPACES, Profile, Task
+from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
+from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.conversation import Begin, Conversation
 from retinue.surfaces.cli.foreground import EXIT_CODES, FAILED, leave_session, redirect_output
@@ -34,9 +35,9 @@ from retinue.surfaces.cli.live import catch_telemetry_warnings
 from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
 from retinue.surfaces.cli.options import (
     DETACHED_WAIT_SECONDS,
-    add_context_option,
     add_level_options,
     add_options,
+    add_primary_options,
 )
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.cli.start_line import clear_start_line
@@ -53,13 +54,7 @@ NOTHING_UNSENT: Unsent = ([], "")
 
 
 def configure_talk(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--profile", metavar="NAME", help="the agent to talk to (see `retinue profiles --all`)")
-    parser.add_argument(
-        "--workspace",
-        choices=WORKSPACES,
-        help="where it works: a worktree or copy of the project, shared (the project itself) or scratch (empty)",
-    )
-    add_context_option(parser)
+    add_primary_options(parser, verb="talk to")
     add_level_options(parser)
     add_options(parser)
     parser.set_defaults(wait_approvals=DETACHED_WAIT_SECONDS)
@@ -233,7 +228,7 @@ def print_parting(conversation: Conversation, parting: Parting) -> int:
         return EXIT_CODES.get(result.status, FAILED)
     if conversation.parting == "left":
         count = len(conversation.list_children())
-        what = f"{count} subagent{'' if count == 1 else 's'} at work in the background (retinue ps)."
+        what = f"{format_count(count, 'subagent')} at work in the background (retinue ps)."
         print(f"{what} Come back: {back}", file=sys.stderr)
     elif conversation.parting == "open":
         print(f"The conversation stays open. Come back: {back}", file=sys.stderr)
