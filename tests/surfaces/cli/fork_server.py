@@ -12,8 +12,8 @@ import marshal
 import os
 import pkgutil
 import runpy
-import selectors
 import secrets
+import selectors
 import signal
 import socket
 import struct
@@ -152,8 +152,10 @@ def serve(listener: socket.socket) -> dict[str, Any]:
                 continue
             told, words, *streams = fds
             request = _read_request(words)
-            for name in request["load"]:
-                importlib.import_module(name)
+            if not sys.modules.keys() >= set(request["load"]):
+                for name in request["load"]:
+                    importlib.import_module(name)
+                gc.freeze()
             if (pid := os.fork()) == 0:
                 for asking in (first, listener):
                     asking.detach()

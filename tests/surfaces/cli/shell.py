@@ -21,6 +21,8 @@ SOURCE = str(Path(retinue.__file__).parents[1])
 # Root may write everywhere; without these two capabilities it is bound by modes like everybody.
 _POWERS = "-dac_override,-dac_read_search"
 BOUND_BY_MODES = ["setpriv", "--bounding-set", _POWERS, "--inh-caps", _POWERS] if os.geteuid() == 0 else []
+# Loaded by a command that asks a provider's model; for `find_python`.
+PROVIDER = ("retinue.models.provider_messages", "pydantic_ai.models.anthropic", "pydantic_ai.models.openai")
 _KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
 
 
