@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from bench import a2a, counts, latency, logs, peers, questions, reports, sandboxes, speed, start
+from bench import a2a, counts, latency, logs, peers, questions, reports, sandboxes, screens, speed, start
 
 MEASUREMENTS = {
     "speed": speed.rows,
@@ -15,6 +15,7 @@ MEASUREMENTS = {
     "counts": counts.rows,
     "latency": latency.rows,
     "questions": questions.rows,
+    "screens": screens.rows,
     "logs": logs.rows,
     "reports": reports.rows,
     "start": start.rows,

@@ -41,7 +41,7 @@ from retinue.log.summaries import describe_call
 from retinue.log.threads import Thread
 from retinue.surfaces import library
 from retinue.surfaces.library import OpenOptions, Retinue
-from retinue.tools import spawn
+from retinue.tools import subagents
 
 __all__ = [
     "METADATA_MAX_SUBAGENT_DEPTH",
@@ -300,7 +300,7 @@ class SubagentTool:
         self.profile: Profile[str] = config.profile(model=model, tools=tools)
         if isinstance(hooks, AgentHooks):
             self.profile = replace(self.profile, hooks=hooks)
-        spec = spawn.SubagentTool(self.profile).spec
+        spec = subagents.SubagentTool(self.profile).spec
         self.name: str = spec.name
         self.display_name: str = spec.display_name
         self.description: str = spec.description

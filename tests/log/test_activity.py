@@ -55,6 +55,20 @@ def test_a_model_is_awaited_then_speaks_then_its_call_runs() -> None:
     assert [each.kind for each in activity.list_work()] == ["model"]
 
 
+def test_words_that_come_before_the_event_of_their_turn_stay() -> None:
+    """A delta is shown at once; the events before it are written first. So it is with the reply of an A2A agent."""
+    facts, activity = Facts(), Activity("t1")
+    activity.apply(facts(MAIN, RunSpawned(None, "main", 0, "do it", "id", "/w", model="m")))
+    activity.apply(say("The first "))
+    activity.apply(facts(MAIN, RunStarted()))
+    activity.apply(facts(MAIN, Message("a step on the way", final=False)))
+    activity.apply(facts(MAIN, TurnStarted(1)))
+    activity.apply(say("words", offset=10))
+    assert [(each.kind, each.text) for each in activity.list_work()] == [("text", "The first words")]
+    activity.apply(facts(MAIN, TurnStarted(2)))
+    assert [(each.kind, each.text) for each in activity.list_work()] == [("model", "")]
+
+
 def test_output_stands_below_the_call_it_came_from() -> None:
     facts, activity = Facts(), Activity("t1")
     begin_tree(facts, activity)
@@ -132,3 +146,13 @@ def test_a_denial_is_told_once_and_an_answer_of_a_child_below_its_line() -> None
     ended = entries.apply(facts(ANNA, RunEnded("done", "**found** it", 400)))
     assert ended is not None and ended.body == "**found** it"
     assert "".join(text for _, text in ended.spans).startswith("● anna [look] done (")
+
+
+def test_an_answer_that_nobody_fetched_is_told_once() -> None:
+    facts, entries = Facts(), Entries()
+    told = [facts.spawn(MAIN, "main"), facts(MAIN, RunStarted())]
+    told.append(facts(ANNA, RunSpawned(0, "slow", 1, "do it", "id_1", "/w", background=True)))
+    told += [facts.end(ANNA), facts.end(MAIN, "cancelled")]
+    shown = [entry for entry in map(entries.apply, told) if entry is not None]
+    assert [entry.body for entry in shown if "the last words" in entry.body] == ["the last words"]
+    assert shown[-1].run == 1

@@ -1,14 +1,14 @@
 """Receipts of messages to runs at work, folded from the log."""
 
 from retinue.core.events import Inbox, RunEnded, RunWaiting, TurnStarted
-from retinue.log.receipts import Receipts, describe_receipt
+from retinue.log.receipts import Receipts
 from tests.surfaces.printer.facts import ANNA, MAIN, Facts
 
 
 def test_a_message_is_queued_then_delivered_at_a_turn_or_too_late() -> None:
     facts, receipts = Facts(), Receipts()
     said = [
-        [(each.run, each.text, describe_receipt(each)) for each in receipts.apply(facts(who, body))]
+        [(each.run, each.text, each.describe()) for each in receipts.apply(facts(who, body))]
         for who, body in [
             (MAIN, TurnStarted(1)),
             (MAIN, Inbox("faster", source="user")),

@@ -38,7 +38,7 @@ from retinue import Allow, Deny, Profile, Task
 from retinue.build.parts import Parts
 from retinue.build.remote_agents import inspect_agent
 from retinue.build.supervisor import make_supervisor
-from retinue.core.control import RunHandle
+from retinue.core.control import RunHandle, SpokenText
 from retinue.core.errors import RetinueError
 from retinue.core.events import (
     ApprovalAsked,
@@ -54,7 +54,6 @@ from retinue.core.events import (
 )
 from retinue.core.remote_agents import A2aAgent, AgentAuth
 from retinue.core.secrets import forget_secret, hide_secret
-from retinue.core.spoken_text import SpokenText
 from retinue.remote.a2a import adapter
 from retinue.remote.a2a.updates import UpdateFold
 from retinue.supervisor.supervisor import Supervisor

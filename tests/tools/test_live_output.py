@@ -101,6 +101,21 @@ async def test_no_half_of_a_secret_is_shown_where_lines_are_dropped_in_a_sandbox
     assert host.text == f"a the end {secrets.HIDDEN}\n"
 
 
+@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize("cut", [1, 12, 13, 25])
+async def test_no_line_of_a_secret_is_shown_where_the_lines_before_it_were_dropped(first: int, cut: int) -> None:
+    """A key may have several lines, such as that of a certificate."""
+    lines = ["BEGIN 0123456", "AAAABBBBCCCC", "DDDDEEEEFFFF"]
+    secrets.hide_secret("\n".join(lines))
+    rest = "\n".join(lines[first:])
+    screen = Screen(masks=True)
+    screen.output.feed(b"before\n")
+    screen.output.feed(rest[:cut].encode(), is_cut=True)
+    screen.output.feed(f"{rest[cut:]}\nafter\n".encode())
+    await screen.sees("after")
+    assert screen.text == f"before\n{secrets.HIDDEN}\nafter\n"
+
+
 @pytest.mark.parametrize("runtime", ["inherited", "isolated"])
 async def test_a_command_is_seen_while_it_runs_and_its_secrets_are_not(runtime: str, tmp_path: Path) -> None:
     command = (

@@ -2,7 +2,7 @@
 
 Knows the link and the tools, nothing else: not where tools run, not who watches, not what the run may spend. Whatever
 ends it early arrives as an exception; the supervisor turns that into the run's one ending. A conversation runs the same
-turns for each of its messages (`agent/conversation.py`).
+turns for each of its messages (`agent/runs.py`).
 """
 
 from __future__ import annotations

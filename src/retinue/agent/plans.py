@@ -30,16 +30,16 @@ from retinue.tools import answer, web
 from retinue.tools.dialer import Dialer
 from retinue.tools.functions import FunctionTool, HostedTool
 from retinue.tools.local import LOCAL
-from retinue.tools.spawn import (
+from retinue.tools.subagents import (
     GENERIC,
     ApplySubagent,
     GetAgent,
     ListAgents,
     SpawnAgent,
     SpawnSubagents,
+    SubagentControlTool,
     SubagentTool,
 )
-from retinue.tools.subagents import SubagentControlTool
 
 SPAWNING: dict[str, Callable[[], Tool]] = {
     "spawn_subagents": SpawnSubagents, "spawn_agent": SpawnAgent, "list_agents": ListAgents, "get_agent": GetAgent,

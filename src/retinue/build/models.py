@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 _cassette: Cassette | None = None
 
 
+def list_known_models() -> list[str]:
+    """Return the models that the installed library of providers names; none without it."""
+    try:
+        from retinue.models.providers import KNOWN_MODELS
+    except ImportError:
+        return []
+    return list(KNOWN_MODELS)
+
+
 class ModelSource:
     """Models by name: `scripted:FILE`, relative to the project, or PROVIDER:NAME.
 

@@ -16,7 +16,7 @@ from retinue.core.servers import McpServer
 from retinue.core.traces import Telemetry
 from retinue.remote.port import RemoteAdapter
 from retinue.tools.dialer import Dialer
-from retinue.tools.spawn import GENERIC
+from retinue.tools.subagents import GENERIC
 
 MAIN = Profile(
     "main",

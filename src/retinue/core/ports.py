@@ -635,3 +635,15 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     seq: int = 0
     why: str = ""
     turn: int | None = None
+
+    def describe(self) -> str:
+        """Return the receipt as a line for whoever sent the message."""
+        match self.state:
+            case "delivered":
+                return f"delivered at turn {self.turn}"
+            case "queued":
+                return "queued: the run reads it at its next turn"
+            case "too_late":
+                return f"too late: {self.why}"
+            case "elsewhere":
+                return self.why

@@ -14,10 +14,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from retinue.core.commands import join_exact_words, list_readings, read_command
+from retinue.core.commands import (
+    conceals_command,
+    join_exact_words,
+    list_possible_readings,
+    list_readings,
+    may_hold,
+    read_command,
+)
 from retinue.core.errors import ConfigError
 from retinue.core.globs import GLOB_CHARACTERS, compile_glob
-from retinue.core.hidden_commands import conceals_command, list_possible_readings, may_hold
 from retinue.core.servers import PREFIX
 
 Mode = Literal["ask", "strict", "sandboxed", "yes"]

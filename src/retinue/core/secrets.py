@@ -89,26 +89,45 @@ def clean_value(value: T) -> T:
 
 
 class Stream:
-    """Text that comes in pieces. What may be the beginning of a value is held back until more of it has come."""
+    """Text that comes in pieces. What may be the beginning of a value is held back until more of it has come. Where the
+    text `is_cut`, it begins with a line, before which others are missing: these may have the beginning of a value."""
 
-    __slots__ = ("_held",)
+    __slots__ = ("_held", "_is_cut")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_cut: bool = False) -> None:
         self._held = ""
+        self._is_cut = is_cut
 
     def feed(self, piece: str) -> str:
         """Return what can be shown now."""
         if not _known:
             return piece
-        text = clean_text(self._held + piece)
-        cut = min((_find_beginning(text, value) for value in _known), default=len(text))
-        self._held = text[cut:]
-        return text[:cut]
+        text = self._held + piece
+        if self._is_cut and text:
+            rests = _list_last_lines()
+            if any(rest.startswith(text) and rest != text for rest in rests):
+                self._held = text
+                return ""
+            self._is_cut = False
+            cut = next((rest for rest in rests if text.startswith(rest)), "")
+            text = text if not cut else HIDDEN + text[len(cut) :]
+        text = clean_text(text)
+        cut_at = min((_find_beginning(text, value) for value in _known), default=len(text))
+        self._held = text[cut_at:]
+        return text[:cut_at]
 
     def rest(self) -> str:
         """Return what was held back, when there is no more to come."""
         held, self._held = self._held, ""
         return held
+
+
+def _list_last_lines() -> list[str]:
+    """Return the ends of values that have several lines, from any of their lines on, the longest first."""
+    ends = [
+        value[at + 1 :] for value in _known for at, char in enumerate(value) if char == "\n" and value[at + 1 :].strip()
+    ]
+    return sorted(ends, key=len, reverse=True)
 
 
 def _find_beginning(text: str, value: str) -> int:

@@ -64,14 +64,15 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class _Present:
-    """The present of a run that has not ended: since when its model is awaited, what it says, when its calls began."""
+    """The present of a run that has not ended: since when its model is awaited, what it says and in which turn, when
+    its calls began."""
 
-    __slots__ = ("began", "kind", "outputs", "since", "spoken")
+    __slots__ = ("began", "kind", "outputs", "since", "spoken", "turn")
 
     def __init__(self, at: float) -> None:
         self.since = at
         self.kind: Kind = "model"
-        self.spoken = ""
+        self.spoken, self.turn = "", 0
         self.outputs: dict[str, str] = {}  # the newest output of its calls
         self.began: dict[str, float] = {}
 
@@ -101,13 +102,16 @@ class Activity:
 
     def _apply_event(self, event: Event, present: _Present) -> None:
         match event.body:
-            case RunStarted() | TurnStarted():
-                present.since, present.kind, present.spoken = event.at, "model", ""
+            case RunStarted():
+                present.since = event.at
+            case TurnStarted(turn=turn):
+                present.since = event.at
+                self._end_speech(event.run, present, before=turn)
             case Thinking() | Message() | Inbox():
-                present.kind, present.spoken = "model", ""
+                self._end_speech(event.run, present)
             case ToolCall(call_id=call_id):
                 present.began[call_id] = event.at
-                present.kind, present.spoken = "model", ""
+                self._end_speech(event.run, present)
             case ToolResult(call_id=call_id):
                 present.began.pop(call_id, None)
                 present.outputs.pop(call_id, None)
@@ -123,6 +127,14 @@ class Activity:
                 if isinstance(event.body, RunEnded):
                     del self._live[event.run]
 
+    def _end_speech(self, number: int, present: _Present, *, before: int | None = None) -> None:
+        """Forget what a run was saying, because an event has it, or a turn began: that of the turns `before`, or up to
+        the one that the log has reached. A delta is shown at once, and may come before the event of its turn."""
+        if before is None:
+            before = self.runs.runs[number].turns + 1
+        if present.turn < before:
+            present.kind, present.spoken = "model", ""
+
     def _apply_delta(self, delta: Delta) -> None:
         present = self._live.get(delta.run)
         if present is None:
@@ -136,6 +148,7 @@ class Activity:
             begins = kind == "text" and delta.offset == 0  # or begins again after a failed attempt
             spoken = present.spoken if present.kind == kind and not begins else ""
             present.kind, present.spoken = kind, (spoken + delta.text)[-SPOKEN_CHARACTERS:]
+            present.turn = delta.turn
 
     def _drop_questions(self, run: int) -> None:
         for approval_id in [each.id for each in self.questions.values() if each.run == run]:

@@ -10,6 +10,7 @@ import msgspec
 from retinue.core.errors import LogError
 from retinue.core.events import Event, RunEnded, TurnStarted, decode_event
 from retinue.core.ports import LogReader, Receipt, StoredLine
+from retinue.log.receipts import ENDED_UNREAD
 
 PAGE = 1000
 POLL_SECONDS = 0.1
@@ -93,4 +94,4 @@ async def wait_until_read(log: LogReader, tree: str, run: int, receipt: Receipt,
         return receipt
     if isinstance(event.body, TurnStarted):
         return Receipt("delivered", receipt.seq, turn=event.body.turn)
-    return Receipt("too_late", receipt.seq, why="the run ended before it read it")
+    return Receipt("too_late", receipt.seq, why=ENDED_UNREAD)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Literal
 
 import msgspec
 
 from retinue.core.events import Event, Inbox, RunEnded, RunWaiting, TurnStarted
 from retinue.core.messages import USER_WORDS
+from retinue.core.ports import Receipt
+
+ENDED_UNREAD = "the run ended before it read it"
 
 
-class MessageReceipt(msgspec.Struct, frozen=True):
-    """The state of a message, which is the event `seq` of run `run`. `turn` is the one that reads it."""
+class MessageReceipt(Receipt, frozen=True, kw_only=True):
+    """The receipt of a message that the log tells: its run and its text too."""
 
-    seq: int
     run: int
     text: str
-    state: Literal["queued", "delivered", "too_late"]
-    turn: int = 0
 
 
 class Receipts:
@@ -45,16 +44,7 @@ class Receipts:
                     read = self._queued.pop(run)
                     return [msgspec.structs.replace(each, state="delivered", turn=turn) for each in read]
             case RunEnded() if run in self._queued:
-                return [msgspec.structs.replace(each, state="too_late") for each in self._queued.pop(run)]
+                return [
+                    msgspec.structs.replace(each, state="too_late", why=ENDED_UNREAD) for each in self._queued.pop(run)
+                ]
         return []
-
-
-def describe_receipt(receipt: MessageReceipt) -> str:
-    """Return the receipt as `retinue send` says it."""
-    match receipt.state:
-        case "delivered":
-            return f"delivered at turn {receipt.turn}"
-        case "too_late":
-            return "too late: the run ended before it read it"
-        case _:
-            return "queued: the run reads it at its next turn"

@@ -67,6 +67,7 @@ from retinue.models.provider_messages import (
 
 IDLE_SECONDS = 120.0
 KEY_HEADER = "Idempotency-Key"
+KNOWN_MODELS = tuple(model for model in get_args(KnownModelName.__value__) if ":" in model)
 OTHER_PROVIDERS = ("azure", "fireworks", "github", "ollama", "openrouter", "together", "vllm")  # with any model's name
 OTHER_KEYS = {
     "azure": "AZURE_OPENAI_API_KEY",
@@ -226,7 +227,7 @@ def _infer_model(name: str) -> Any:
 def _suggest_provider(name: str) -> str:
     """Return a hint for a model whose provider is not known; empty if its provider is."""
     provider, _, rest = name.partition(":")
-    listed = {model.partition(":")[0] for model in get_args(KnownModelName.__value__) if ":" in model}
+    listed = {model.partition(":")[0] for model in KNOWN_MODELS}
     known = sorted({*listed, *OTHER_PROVIDERS})
     if provider in known:
         return ""

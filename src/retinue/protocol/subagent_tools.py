@@ -289,12 +289,9 @@ class SubagentTools:
         wait = READ_SECONDS if seconds is None else min(seconds, MAX_READ_SECONDS)
         receipt = await self._scope.send(known, message, seconds=wait)
         about = {"subagent_id": known.row.subagent_id, "session_id": known.name, "state": receipt.state}
-        if receipt.state == "delivered":
-            return {"success": True, **about, "turn": receipt.turn, "note": f"delivered at turn {receipt.turn}"}
-        if receipt.state == "queued":
-            return {"success": True, **about, "turn": None, "note": "queued: the run reads it at its next turn"}
-        error = f"too late: {receipt.why}" if receipt.state == "too_late" else receipt.why
-        return {"success": False, **about, "turn": None, "error": error}
+        success = receipt.state in ("delivered", "queued")
+        says = {"note" if success else "error": receipt.describe()}
+        return {"success": success, **about, "turn": receipt.turn, **says}
 
     async def get_status(self, call: Call) -> Reply:
         return {"success": True, "subagent": await self._describe_status(await self._find(call.args))}

@@ -38,7 +38,7 @@ class LiveOutput:
         it may be the beginning of a secret whose rest is missing."""
         if is_cut:
             self._decoder.reset()
-            self._secrets = Stream()
+            self._secrets = Stream(is_cut=True)
             self._is_cut = True
         text = self._decoder.decode(data)
         self._text += self._secrets.feed(text) if self._masks else text

@@ -1,17 +1,25 @@
-"""The tools by which a model has its subagents after it has spawned them: list, continue, send, wait, cancel and so on.
+"""The tools by which a model has subagents: spawn, list, get, apply; and for those it has spawned: continue, send,
+wait, cancel and so on, the same as those of an MCP client (`protocol.subagent_tools`).
 
-The same as those of an MCP client (`protocol.subagent_tools`). A model reaches the runs below its own, and no others.
+A model reaches the runs below its own, and no others. The supervisor does the work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
 from typing import Any
 
-from retinue.core.errors import ToolError
+import msgspec
+
+from retinue.core.errors import SpawnRefused, ToolError
+from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Folders, Link, Outcome, Receipt, Ticket
+from retinue.core.ports import Folders, Link, Order, Outcome, Receipt, Row, Ticket
+from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
+from retinue.protocol import subagents as words
 from retinue.protocol.subagent_tools import (
     CONTINUE,
     PREFIX,
@@ -24,9 +32,281 @@ from retinue.protocol.subagent_tools import (
     find_known,
     take_page,
 )
-from retinue.tools.spawn import SpawnSubagents, encode_reply
+from retinue.tools.arguments import read_argument, reveal_text
+from retinue.tools.paths import resolve_readable
+from retinue.tools.truncate import truncate_text
 
+SUBAGENT_DESCRIPTION = (
+    "Spawn a subagent named '{name}' to handle a task. "
+    "The subagent will work independently and return only its final response."
+)
+SHORTEST_ANSWER = 512
+GENERIC = Profile(
+    "subagent",
+    "You are a subagent. Do the task you are given, on your own, and end with a short, complete answer: "
+    "it is all that the agent who asked you will see.",
+)
+_SUBAGENT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "task": {"type": "string", "description": "The task or question for the subagent to handle"},
+        "task_context": {"type": "string", "description": "Background the subagent needs, put into its instructions"},
+        "background": {"type": "boolean", "description": "Return agent:N at once; a notice comes when it has ended"},
+    },
+    "required": ["task"],
+}
 NOT_BELOW = "There is no subagent '{name}' below this run; list_subagents says which there are."
+
+
+class SubagentTool:
+    """`subagent_{name}`: one child at a time, refused at once when the tree is full."""
+
+    queues = False
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        about = words.describe_profile(profile)
+        sentence = SUBAGENT_DESCRIPTION.format(name=profile.name)
+        self.spec = ToolSpec(
+            f"subagent_{profile.name}",
+            f"{sentence} {about}" if about else sentence,
+            _SUBAGENT_SCHEMA,
+            tier="confirm",
+            display_name=f"Subagent: {profile.name}",
+            waits=True,
+            spawns=True,
+        )
+
+    async def preview(self, call: Call, folders: Folders) -> str:
+        return "\n\n".join(str(call.args[name]) for name in ("task", "task_context") if call.args.get(name))
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        task = call.args.get("task")
+        if not isinstance(task, str):
+            raise ToolError("Missing 'task' parameter")
+        context = read_argument(call, "task_context", str, "")
+        background = read_argument(call, "background", bool, default=False)
+        order = Order(self.profile, Task(task, context=context), call.id, background, queue=self.queues)
+        try:
+            [ticket] = await link.spawn([order])
+        except SpawnRefused as refused:
+            return Outcome(str(refused), success=False)
+        if background:
+            return Outcome(f"agent:{ticket.run}")
+        [result] = await link.wait([ticket.run])
+        return Outcome(result.final_response, result.success, data=result)
+
+
+class SpawnAgent(SubagentTool):
+    """`spawn_agent`: one child without a profile of its own, queued when the tree is full."""
+
+    queues = True
+
+    def __init__(self) -> None:
+        super().__init__(GENERIC)
+        self.spec = ToolSpec(
+            words.SPAWN_ONE,
+            "Spawn a general subagent to handle one task. It works independently and returns only its final response.",
+            _SUBAGENT_SCHEMA,
+            tier="confirm",
+            display_name="Spawn agent",
+            waits=True,
+            spawns=True,
+        )
+
+
+class SpawnSubagents:
+    """`spawn_subagents`: many children at once, queued when the tree is full. Its arguments name the `profiles`."""
+
+    def __init__(self, profiles: Sequence[Profile] = ()) -> None:
+        self.spec = ToolSpec(
+            words.OPERATION,
+            "Delegate tasks to subagents that work in parallel, each on its own and in its own workspace. "
+            "Returns every subagent's answer, or with background=true at once.",
+            words.make_spawn_schema(profiles),
+            tier="confirm",
+            display_name="Spawn subagents",
+            waits=True,
+            spawns=True,
+        )
+
+    async def preview(self, call: Call, folders: Folders) -> str:
+        try:
+            tasks = words.read_tasks(call.args)
+        except ToolError as error:
+            raise ToolError(encode_reply(words.make_error_reply(str(error))).text) from None
+        return "\n".join(f"{kind or 'subagent'}: {task.text}" for kind, task in tasks)
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        background = bool(call.args.get("background", False))
+        try:
+            orders = self._make_orders(call, folders, link, background)
+            tickets = await link.spawn(orders)
+        except (ToolError, SpawnRefused) as error:
+            return encode_reply(words.make_error_reply(str(error)), success=False)
+        if background:
+            return encode_reply(words.make_background_reply(tickets))
+        results = await link.wait([ticket.run for ticket in tickets])
+        return self.reply(list(zip(results, tickets, strict=True)), folders)
+
+    @staticmethod
+    def reply(results: list[tuple[Result[Any], Ticket]], folders: Folders) -> Outcome:
+        """Make the reply about runs that have ended, with as much of every answer as lets the whole fit inline."""
+        limit = INLINE_BYTES
+        while True:
+            entries = [_make_entry(result, ticket, folders, limit) for result, ticket in results]
+            reply = words.make_blocking_reply(entries)
+            outcome = encode_reply(reply, success=reply["success"])
+            if len(outcome.text.encode()) <= INLINE_BYTES or limit < SHORTEST_ANSWER:
+                return outcome
+            limit //= 2
+
+    def _make_orders(self, call: Call, folders: Folders, link: Link, background: bool) -> list[Order]:
+        """Make the orders of a call; all are checked before the first is spawned."""
+        known = {profile.name.lower(): profile for profile in link.profiles()}
+        mine = link.ref.run, call.id  # children this very call made before a crash are no obstacle to it
+        running = {row.subagent_id for row in link.agents() if row.status is None and (row.parent, row.call_id) != mine}
+        orders = []
+        tasks = words.read_tasks(call.args)
+        busy = sorted(task.subagent_id for _, task in tasks if task.subagent_id in running and task.subagent_id)
+        if busy:
+            raise ToolError(f"Cannot spawn subagent_id already running: {', '.join(busy)}")
+        for index, (kind, task) in enumerate(tasks):
+            if kind is not None and kind.lower() not in known:
+                types = ", ".join(profile.name for profile in known.values()) or "none"
+                raise ToolError(
+                    f"Unknown subagent_type '{kind}' for task '{task.text}'. Available subagent types: {types}"
+                )
+            paths = tuple(_check_path(index, path, folders) for path in task.context_paths)
+            checked = msgspec.structs.replace(task, context_paths=paths)
+            profile = "subagent" if kind is None else known[kind.lower()]
+            orders.append(Order(profile, checked, call_id=call.id, background=background, files=True))
+        return orders
+
+
+def _check_path(index: int, path: str, folders: Folders) -> str:
+    """Return the path a task names, absolute: it must exist and be readable for the parent."""
+    missing = ToolError(f"Task at index {index} has non-existent context_path: '{path}'")
+    try:
+        found = resolve_readable(folders, path)
+    except ToolError as error:
+        if not _is_there(folders.workspace / path):
+            raise missing from None
+        raise ToolError(
+            f"Task at index {index} has a context_path it may not have: {error}. {words.GRANT_HINT}"
+        ) from None
+    if not found.exists():
+        raise missing
+    return str(found)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a path that no file can have
+        return False
+
+
+def _make_entry(result: Result[Any], ticket: Ticket, folders: Folders, limit: int) -> dict[str, Any]:
+    answer = result.final_response if result.success or not result.partial else result.partial
+    answer, _ = truncate_text(answer, limit, spill=lambda: folders.spill(f"answer-{ticket.run}.txt"))
+    return words.make_result_entry(result, ticket, answer=answer)
+
+
+def encode_reply(reply: dict[str, Any], *, success: bool = True, gives: tuple[int, ...] = ()) -> Outcome:
+    """Return the outcome of a call whose reply is structured: JSON for the model."""
+    return Outcome(msgspec.json.encode(reply).decode(), success, data=reply, gives=gives)
+
+
+class ListAgents:
+    """`list_agents`: what has been spawned below this run."""
+
+    spec = ToolSpec(
+        "list_agents",
+        "List all spawned sub-agents and their status",
+        {"type": "object", "properties": {}},
+        tier="observe",
+        display_name="List agents",
+        repeatable=True,
+    )
+
+    async def preview(self, call: Call, folders: Folders) -> str:
+        return ""
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        rows = link.agents()
+        return Outcome("\n".join(_format_line(row) for row in rows) or "No sub-agents have been spawned.", data=rows)
+
+
+def _format_line(row: Row) -> str:
+    age = max(0, round(time.time() - row.created_at))
+    origin = f"({row.agent}, spawned {age}s ago by agent:{row.parent})"
+    return f"agent:{row.run} [{row.label}] {describe_agent_state(row)} {origin}"
+
+
+def describe_agent_state(row: Row) -> str:
+    """Say Running, Finished or Error, with the live state or the reason."""
+    if row.status is None:
+        return f"Running ({row.state})"
+    if row.status == "done" or row.result is None:
+        return "Finished"
+    return f"Error({row.status}: {row.result.error_details})"
+
+
+class GetAgent:
+    """`get_agent`: the result of one finished run; reading it does not use it up."""
+
+    spec = ToolSpec(
+        "get_agent",
+        "Get the result from a finished sub-agent",
+        {
+            "type": "object",
+            "properties": {"agent_id": {"type": "integer", "description": "The agent ID returned when it was spawned"}},
+            "required": ["agent_id"],
+        },
+        tier="observe",
+        display_name="Get agent",
+        repeatable=True,
+    )
+
+    async def preview(self, call: Call, folders: Folders) -> str:
+        return ""
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        wanted = call.args.get("agent_id")
+        if isinstance(wanted, bool) or not isinstance(wanted, int):
+            raise ToolError("get_agent: 'agent_id' must be an integer")
+        for row in link.agents():
+            if row.run == wanted:
+                break
+        else:
+            raise ToolError(f"There is no agent:{wanted} below this run.")
+        if row.result is None:
+            return Outcome(f"agent:{wanted} is still running ({row.state}).", success=False)
+        return Outcome(row.result.final_response, row.result.success, data=row.result, gives=(wanted,))
+
+
+class ApplySubagent:
+    """`apply_subagent`: asked about once, with the whole diff, which the host makes."""
+
+    spec = ToolSpec(
+        "apply_subagent",
+        "Apply the files that a finished subagent changed in its own copy or worktree to your workspace: all of "
+        "them, or, where they conflict with yours, none. 'subagent_id' is its id, its label, or the N of agent:N.",
+        {
+            "type": "object",
+            "properties": {"subagent_id": {"type": "string"}},
+            "required": ["subagent_id"],
+        },
+        tier="confirm",
+        display_name="Apply subagent",
+    )
+
+    async def preview(self, call: Call, folders: Folders) -> str:
+        return reveal_text(read_argument(call, "subagent_id", str))
+
+    def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]:
+        return link.lend(call)
 
 
 class SubagentControlTool:

@@ -15,7 +15,7 @@ from retinue.core.ports import Policy
 from retinue.core.rules import ALLOW, Mode, Rules, Verdict, parse_rule
 from retinue.supervisor.policy import RulePolicy, inside, narrowed
 from retinue.testing import allow_all, scripted
-from retinue.tools.spawn import SpawnSubagents, SubagentTool
+from retinue.tools.subagents import SpawnSubagents, SubagentTool
 from tests.supervisor.tree.kit import bodies, call, main, spawn
 
 OBSERVE, CONFIRM = ToolSpec("look", "", {}, tier="observe"), ToolSpec("page", "", {}, tier="confirm")

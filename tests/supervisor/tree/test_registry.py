@@ -17,7 +17,7 @@ from retinue.core.ports import Link, Order, Ticket
 from retinue.core.profiles import Task
 from retinue.log.runs import Runs
 from retinue.testing import ManualClock, scripted
-from retinue.tools.spawn import SpawnAgent, SubagentTool
+from retinue.tools.subagents import SpawnAgent, SubagentTool
 from tests.supervisor.tree.kit import bodies, call, kinds, main, spawn, tree, until
 from tests.tools.folders import make_folders
 

@@ -36,7 +36,7 @@ def completed(project: Project, *words: str) -> list[str]:
     script = (
         f'retinue() {{ {" ".join(COMMAND)} "$@"; }}; '
         f"source completion.sh; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; "
-        f"_shtab_retinue retinue '{words[-1]}' '{words[-2]}'; "
+        f"_retinue_complete retinue '{words[-1]}' '{words[-2]}'; "
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
     return bash(script, project).split()
@@ -190,10 +190,11 @@ def test_completion_of_bash_works_when_sourced(project: Project) -> None:
     (project.folder / "task one.md").touch()
     (project.folder / "config.yaml").touch()
     said = bash(f"source <({' '.join(COMMAND)} completion bash); complete -p retinue", project)
-    assert said == "complete -o bashdefault -F _shtab_retinue retinue\n"
+    assert said == "complete -o bashdefault -F _retinue_complete retinue\n"
     (project.folder / "completion.sh").write_text(project.retinue("completion", "bash").stdout)
     assert completed(project, "retinue", "") == [*COMMANDS]
-    assert completed(project, "retinue", "--") == ["--help", "--version"]
+    assert completed(project, "retinue", "--ver") == ["--version", "--verbose"]
+    assert completed(project, "retinue", "--runtime", "is") == ["isolated"]  # of a conversation
     assert completed(project, "retinue", "p") == ["ps", "profiles"]
     assert completed(project, "retinue", "run", "--max-") == [
         "--max-depth",
@@ -228,6 +229,8 @@ def test_completion_knows_runs_profiles_and_questions(project: Project) -> None:
     assert completed(project, "retinue", "diff", "/main/") == ["/main/explorer-1"]
     assert completed(project, "retinue", "run", "--profile", "ex") == ["explorer"]
     assert completed(project, "retinue", "run", "--runtime", "i") == ["inherited", "isolated"]
+    assert completed(project, "retinue", "run", "--model", "anth") == ["anthropic:claude-sonnet-5-5"]
+    assert completed(project, "retinue", "run", "--model", "openai", ":", "gpt-6.1-t") == ["gpt-6.1-terra"]
     assert completed(project, "retinue", "help", "app") == ["approvals", "approve", "apply"]
     assert "unknown kind 'x'; available: runs" in one_line_error(project.retinue("completion", "--values", "x", ""))
     assert "name your shell" in one_line_error(project.retinue("completion"))

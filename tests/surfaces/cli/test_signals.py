@@ -1,11 +1,13 @@
-"""Ctrl-C once and twice, with real signals and real processes: everything ends, and the log says how."""
+"""Ctrl-C once, twice and three times, with real signals and real processes: everything ends, and the log says how."""
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
 from tests.surfaces.cli.shell import Project, interrupt, read_until, until
+from tests.surfaces.cli.test_terminal import Terminal
 
 SHELL = "trap '' TERM INT; echo $$ > pid.new; mv pid.new pid; echo started; while :; do sleep 0.1; done"
 STUBBORN = {
@@ -85,6 +87,22 @@ def test_twice_kills_what_does_not_want_to_end(project: Project) -> None:
     endings = [(e["run"], e["status"]) for e in project.events() if e["kind"] == "run.ended"]
     assert endings == [(1, "cancelled"), (0, "cancelled")]
     assert {row["state"] for row in project.rows()} == {"cancelled"}
+
+
+def test_in_the_live_view_the_third_kills(project: Project) -> None:
+    """The first asks what to cancel, the second cancels."""
+    terminal = Terminal(project, "run", "x", "--yes", "--model", project.script(STUBBORN))
+    terminal.read_until("started")
+    [folder] = _workspaces(project)
+    group = int((folder / "pid").read_text())
+    for told in ("Cancel what?", "cancelling; press Ctrl-C again to kill", "killing"):
+        os.killpg(terminal.process.pid, signal.SIGINT)
+        terminal.read_until(told)
+    screen = terminal.read_until(None)
+    assert terminal.end() == 130, screen
+    assert processes_of(group) == []
+    endings = [(e["run"], e["status"]) for e in project.events() if e["kind"] == "run.ended"]
+    assert endings == [(1, "cancelled"), (0, "cancelled")]
 
 
 def test_a_stubborn_command_is_gone_after_one_too(project: Project) -> None:

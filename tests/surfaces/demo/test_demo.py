@@ -45,6 +45,12 @@ def project_in(text: str) -> Path:
     return Path(found[1])
 
 
+def read_example(page: Path) -> list[list[str]]:
+    """The pieces of the first example of a page, which are parted by dots."""
+    example = page.read_text().partition("$ make demo\n...\n")[2].partition("```")[0]
+    return [piece.rstrip("\n").split("\n") for piece in example.split("...\n")]
+
+
 def checks_pass(project: Path) -> bool:
     return subprocess.run([sys.executable, *CHECKS], cwd=project, capture_output=True, check=False).returncode == 0
 
@@ -164,7 +170,9 @@ def test_the_default_view_is_short_and_asks_one_real_question(tmp_path: Path) ->
         terminal.close()
     assert len(lasting) < 40, lasting
     shown = "\n".join(lasting)
-    assert "An order of exactly 100.00 missed its discount: till/pricing.py compared with >." in shown
+    question, answer = read_example(REPO / "README.md")
+    assert all(line in screen.split("\n") for line in question)
+    assert "\n".join(answer) in shown
     assert "✓ [fix the case of exactly 100.00] edit(till/pricing.py) → edited" in shown
     assert checks_pass(project_in(shown))
 

@@ -1,21 +1,33 @@
-"""The live view under load: many agents and events, a terminal on the other side of a pseudo-terminal."""
+"""The live view on a pseudo-terminal: what is there at once, what arrives, and many agents and events."""
 
 import asyncio
 import itertools
-import os
 import re
-import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
+from decimal import Decimal
 
 import pytest
 
-from retinue.core.events import Event, RunSpawned, RunStarted, ToolCall, ToolResult, TurnStarted
-from retinue.surfaces.cli.live_screen import LiveScreen
+from retinue.core.events import (
+    Delta,
+    Event,
+    Inbox,
+    Message,
+    RunSpawned,
+    RunStarted,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    TurnStarted,
+)
+from retinue.surfaces.printer.header import Header
 from retinue.surfaces.printer.keys import Key
 from retinue.surfaces.printer.markdown import render_markdown
-from retinue.surfaces.printer.screen import FRAME_SECONDS, Screen
-from retinue.surfaces.printer.terminal import Terminal
+from retinue.surfaces.printer.screen import FRAME_SECONDS
+from tests.surfaces.live_terminal import COLUMNS, open_live_terminal
+from tests.surfaces.printer.facts import MAIN, Facts
 
 AGENTS, CALLS = 100, 50
 
@@ -43,25 +55,6 @@ def make_events() -> list[Event]:
 
 @pytest.mark.requirement("P10")
 async def test_a_hundred_agents_freeze_nothing_and_lose_no_block() -> None:
-    master, slave = os.openpty()
-    seen: list[bytes] = []
-
-    def read_terminal() -> None:
-        while True:
-            try:
-                chunk = os.read(master, 65536)
-            except OSError:
-                return
-            if not chunk:
-                return
-            seen.append(chunk)
-
-    reader = threading.Thread(target=read_terminal, daemon=True)
-    reader.start()
-    screen = Screen(Terminal(input_fd=slave, output_fd=slave), color=False)
-    live = LiveScreen(screen, level="normal")
-    live.view.show_tree("t1")
-    screen.open()
     events = make_events()
 
     async def give_events() -> AsyncIterator[Event]:
@@ -75,30 +68,66 @@ async def test_a_hundred_agents_freeze_nothing_and_lose_no_block() -> None:
             await asyncio.sleep(0)
             beats.append(time.monotonic())
 
-    beating = asyncio.ensure_future(beat())
-    began = time.monotonic()
-    await live.show_items(give_events())
-    took = time.monotonic() - began
-    live.view.press_key(Key("x", "x"))
-    beating.cancel()
-    bottom = screen.compose(80, 24)
-    await live.close()
-    assert not live.is_stuck
-    os.close(slave)
-    reader.join(10)
-    os.close(master)
-    text = b"".join(seen).decode()
-    frames = text.count("\x1b[?7l")
+    async with open_live_terminal() as terminal:
+        terminal.live.view.show_tree("t1")
+        beating = asyncio.ensure_future(beat())
+        began = time.monotonic()
+        await terminal.live.show_items(give_events())
+        took = time.monotonic() - began
+        terminal.live.view.press_key(Key("x", "x"))
+        beating.cancel()
+        bottom = terminal.bottom
+    assert not terminal.live.is_stuck
+    frames = terminal.written.count("\x1b[?7l")
     assert frames <= took / FRAME_SECONDS + 5
-    lines = re.sub(r"\x1b\[\?7l.*?\x1b\[\?7h", "", text, flags=re.DOTALL).split("\n")
-    for run in (1, 50, AGENTS):
-        for call in range(CALLS):
-            assert sum(f"✓ [agent {run}] glob({call}.txt)" in line for line in lines) == 1
-    assert len(bottom.lines) < 24
-    assert any("… and 93 more at work" in "".join(piece for _, piece in line) for line in bottom.lines)
-    assert "Agents: 1 primary, 100 running, 0 finished" in "".join(piece for _, piece in bottom.lines[-1])
+    blocks = Counter(line.partition(" →")[0].rstrip() for line in terminal.lasting)
+    wanted = {f"✓ [agent {run}] glob({call}.txt)" for run in range(1, AGENTS + 1) for call in range(CALLS)}
+    assert {block: blocks[block] for block in wanted} == dict.fromkeys(wanted, 1)
+    assert len(bottom) < 24
+    assert any("… and 93 more at work" in line for line in bottom)
+    assert "Agents: 1 primary, 100 running, 0 finished" in bottom[-1]
     gaps = sorted(after - before for before, after in itertools.pairwise(beats))
     assert gaps[len(gaps) * 9 // 10] < 1.0  # others had their turn all the time, however busy the machine is
+
+
+def say(text: str, kind: str) -> Delta:
+    return Delta("t1", 0, "/main", "main", text, kind, turn=1)
+
+
+async def test_the_header_is_there_at_once_and_thinking_and_text_as_they_arrive() -> None:
+    facts = Facts()
+    async with open_live_terminal() as terminal:
+        view = terminal.live.view
+        view.header = Header(model="anthropic:m", runtime="isolated", tokens=5000, cost=Decimal(2), seconds=90.0)
+        first = "anthropic:m · tree … · sandbox isolated · works in its own copy"
+        assert terminal.bottom[:2] == [first, "budget 5,000 tokens, $2.00, 1m30s"]
+        assert re.fullmatch(r"[◐◓◑◒] starting \d+s", terminal.bottom[2])
+        view.show_tree("t1")
+        view.apply(facts(MAIN, RunSpawned(None, "main", 0, "x", "id", "/w", model="anthropic:m", max_tokens=5000)))
+        await terminal.keeps("anthropic:m · tree t1 · sandbox isolated · works in its own copy")
+        view.apply(facts(MAIN, RunStarted("isolated")))
+        assert not any("tree t1" in line for line in terminal.bottom)
+        view.apply(facts(MAIN, TurnStarted(1)))
+        assert any("main waits for the model" in line for line in terminal.bottom)
+        for text in ("I should ", "look first."):
+            view.apply(say(text, "thinking"))
+        await terminal.sees("main thinks")
+        assert "  │ I should look first." in terminal.bottom
+        view.apply(facts(MAIN, Thinking("I should look first.")))
+        view.apply(say("It is ", "text"))
+        await terminal.sees("main writes")
+        assert "  │ It is" in terminal.bottom and not any("I should" in line for line in terminal.bottom)
+        view.apply(facts(MAIN, Message("It is here.", final=False)))
+        await terminal.keeps("It is here.")
+        view.apply(facts(MAIN, Inbox("agent:1 has ended", source="notice", about=1)))  # its own line tells it
+        view.apply(facts(MAIN, Inbox("and the tests?", source="user")))
+        view.apply(facts(MAIN, ToolCall("c1", "shell", {"command": "true; " * 100})))
+        [head] = [line for line in terminal.bottom if "shell(" in line]
+        assert re.fullmatch(r"[◐◓◑◒] shell\(true; .* \d+\w+", head) and len(head) <= COLUMNS
+        await terminal.keeps("› and the tests?")
+    assert "agent:1 has ended" not in "".join(terminal.lasting)
+    assert "".join(terminal.lasting).count("anthropic:m") == 1
+    assert "I should look" not in "".join(terminal.lasting)  # `--verbose` keeps thoughts
 
 
 def test_markdown_is_rendered_without_links_images_or_markup_of_ours() -> None:

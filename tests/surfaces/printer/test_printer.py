@@ -11,7 +11,7 @@ import retinue
 from retinue import Profile, tool
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Message, Thinking, ToolCall, ToolResult, Warned
 from retinue.surfaces.printer.colors import wants_color
-from retinue.surfaces.printer.printer import Level, Printer, truncate_text
+from retinue.surfaces.printer.printer import Level, Printer, truncate_text, wrap_line
 from retinue.testing import allow_all, scripted
 from tests.surfaces.printer.facts import ANNA, MAIN, Facts, Recorder
 
@@ -241,3 +241,13 @@ async def test_a_final_answer_appears_once_as_the_parent_s_tool_result(level: Le
     assert stream.text.count("riskiest.py") == (0 if level == "quiet" else 1)
     if level != "quiet":
         assert '#### Tool "subagent_auditor" result:\n{\n  "file": "riskiest.py"\n}\n' in stream.text
+
+
+def test_a_line_of_prose_is_broken_between_words() -> None:
+    def wrap(line: str, width: int) -> list[str]:
+        return list(wrap_line(line, width, at_words=True))
+
+    assert wrap("aaaa bbbb cccc", 9) == ["aaaa bbbb", "cccc"]
+    assert wrap("aaaa bbbb", 4) == ["aaaa", "bbbb"]
+    assert wrap("a verylongword and 日本語", 8) == ["a", "verylong", "word and", "日本語"]
+    assert wrap("", 8) == [""]

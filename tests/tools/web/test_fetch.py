@@ -15,8 +15,7 @@ from retinue import ConfigError, ToolError
 from retinue.core.network import Host, allows_host, canonicalize_name, intersect_hosts, parse_host, parse_hosts
 from retinue.tools import web as fetching
 from retinue.tools.dialer import is_public_address
-from retinue.tools.pages import extract_html_text, extract_text
-from retinue.tools.web import fetch_page
+from retinue.tools.web import extract_html_text, extract_text, fetch_page
 from tests.gates import pass_time
 from tests.tools.web.kit import PUBLIC, Web, answer, moved
 

@@ -1,6 +1,7 @@
 """The A2A server: the application of the SDK's routes behind the gate, on uvicorn, from its first request to its last.
 
-Made by `retinue a2a serve`. Owns the Control that runs the tasks; closing it cancels what still runs.
+Made by `retinue a2a serve`. Has the agent card of the profile that it serves. Owns the Control that runs the tasks;
+closing it cancels what still runs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,18 @@ from a2a.server.routes import create_agent_card_routes, create_rest_routes
 from a2a.server.routes.common import DefaultServerCallContextBuilder
 from a2a.server.routes.jsonrpc_dispatcher import JSONRPC03Adapter, JsonRpcDispatcher  # type: ignore[attr-defined]
 from a2a.server.routes.rest_routes import REST03Adapter  # type: ignore[attr-defined]
+from a2a.types import (
+    AgentCapabilities,
+    AgentCard,
+    AgentExtension,
+    AgentInterface,
+    AgentSkill,
+    HTTPAuthSecurityScheme,
+    SecurityRequirement,
+    SecurityScheme,
+    StringList,
+)
+from a2a.utils.constants import PROTOCOL_VERSION_0_3, PROTOCOL_VERSION_1_0, TransportProtocol
 from a2a.utils.error_handlers import rest_error_handler
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -38,7 +51,8 @@ from retinue.core.events import Event
 from retinue.core.profiles import Profile
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.log.opening import open_reader
-from retinue.surfaces.a2a.card import CACHE_CONTROL, make_card
+from retinue.protocol.a2a import EXTENSION
+from retinue.protocol.notices import format_name
 from retinue.surfaces.a2a.gate import CARD_PATH, GONE, RPC_PATH, Gate, Refused, make_refusal
 from retinue.surfaces.a2a.handler import HandlerOptions, OnDisconnect, TaskHandler
 from retinue.surfaces.a2a.streams import Pattern
@@ -48,6 +62,10 @@ INVALID_PARAMS = -32602
 MAX_CONNECTIONS = 1024
 GRACE_SECONDS = 5
 SDK_LOGGERS = ("a2a", "uvicorn", "uvicorn.error", "uvicorn.access", "sse_starlette")
+CACHE_CONTROL = "public, max-age=60"
+MODES = ["text/plain"]
+INPUT_MODES = ["text/plain", "application/json", "application/octet-stream"]
+BEARER = "bearer"
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -302,3 +320,30 @@ def _find_wrong_bytes(request: Any) -> str:
         except ValueError as error:
             return f"params.message.parts.{number}.file.bytes: {error}"
     return ""
+
+
+def make_card(profile: Profile, url: str, *, version: str, has_tokens: bool, is_approved_by_client: bool) -> AgentCard:
+    """Return the card of a profile that is served at `url`."""
+    about = profile.description or f"The agent '{profile.name}'"
+    extension = AgentExtension(uri=EXTENSION, description="Every event of the tree of runs, with limits and approvals")
+    extension.params.update({"approve_by": "client" if is_approved_by_client else "host"})
+    card = AgentCard(
+        name=format_name(profile.name),
+        description=about,
+        version=version,
+        supported_interfaces=[
+            AgentInterface(url=url, protocol_binding=binding, protocol_version=number)
+            for binding in (TransportProtocol.JSONRPC, TransportProtocol.HTTP_JSON)
+            for number in (PROTOCOL_VERSION_1_0, PROTOCOL_VERSION_0_3)
+        ],
+        capabilities=AgentCapabilities(streaming=True, push_notifications=False, extensions=[extension]),
+        default_input_modes=INPUT_MODES,
+        default_output_modes=MODES,
+        skills=[AgentSkill(id=profile.name, name=format_name(profile.name), description=about, tags=["agent"])],
+    )
+    if has_tokens:
+        card.security_schemes[BEARER].CopyFrom(
+            SecurityScheme(http_auth_security_scheme=HTTPAuthSecurityScheme(scheme="Bearer"))
+        )
+        card.security_requirements.append(SecurityRequirement(schemes={BEARER: StringList()}))
+    return card

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ FILES, FOLDERS, TASKS = ("FILE",), ("DIR", "FOLDER", "PATH"), ("TASK", "TEXT")
 KINDS = {"RUN": "runs", "TREE": "runs", "RUN|TREE": "runs", "ID": "questions"}  # by placeholder
 TASK = {"bash": "_retinue_complete_task", "zsh": "_files", "fish": "(__fish_complete_path (commandline -ct))"}
 LATEST_TREES = 30
-_PLAIN = re.compile(r"[A-Za-z0-9_./-]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_./:-]+")
 BASH_PREAMBLE = """\
 # A task may be in a file: @FILE.
 _retinue_complete_task() {
@@ -42,7 +43,33 @@ _retinue_values_runs() { _retinue_values runs "$1"; }
 _retinue_values_questions() { _retinue_values questions "$1"; }
 _retinue_values_profiles() { _retinue_values profiles "$1"; }
 _retinue_values_commands() { _retinue_values commands "$1"; }
+_retinue_values_models() { _retinue_values models "$1"; }
+# Bash breaks words at colons. Put a model together again, and offer only what comes after its last colon.
+_retinue_complete() {
+  local n last=-1 at=0 open=0 current kept
+  local -a words=()
+  for ((n = 0; n < ${#COMP_WORDS[@]}; n++)); do
+    if ((open == 2)) || { ((open == 1)) && [[ ${COMP_WORDS[n]} == :* ]]; }; then
+      words[last]+="${COMP_WORDS[n]}"
+      open=$((open == 2 ? 1 : 2))
+    else
+      words[++last]="${COMP_WORDS[n]}"
+      open=0
+      ((last > 0)) && [[ ${words[last - 1]} == --model ]] && open=1
+    fi
+    ((n == COMP_CWORD)) && at=$last
+  done
+  local -a COMP_WORDS=("${words[@]}")
+  local COMP_CWORD=$at
+  current="${words[at]}"
+  _shtab_retinue "$@"
+  kept="${current%"${current##*:}"}"
+  if [[ -n $kept && $COMP_WORDBREAKS == *:* ]]; then
+    COMPREPLY=("${COMPREPLY[@]#"$kept"}")
+  fi
+}
 """
+BASH_REGISTRATION = "\ncomplete -o bashdefault -F _retinue_complete retinue\n"
 ZSH_PREAMBLE = """\
 _retinue_values() {
   local -a found
@@ -92,13 +119,16 @@ def _make_script(shell: str) -> str:
     import shtab
 
     from retinue.surfaces.cli.main import COMMANDS, make_parser
+    from retinue.surfaces.cli.talk import configure_talk
 
     top, _ = make_parser(*COMMANDS)
+    configure_talk(top)  # `retinue` alone takes these
     for parser, action in _find_actions(top):
         completer = _choose_completer(parser, action)
         if completer is not None:
             action.complete = completer  # type: ignore[attr-defined]  # shtab's way to name it
-    return shtab.complete(top, shell=shell, preamble=PREAMBLES[shell])
+    script = shtab.complete(top, shell=shell, preamble=PREAMBLES[shell])
+    return script + BASH_REGISTRATION if shell == "bash" else script
 
 
 def _find_actions(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, argparse.Action]]:
@@ -119,6 +149,8 @@ def _choose_completer(parser: argparse.ArgumentParser, action: argparse.Action) 
             return completer
     if action.dest == "profile" and parser.prog != "retinue init":
         return _ask_for("profiles")
+    if action.dest == "model":
+        return _ask_for("models")
     if action.dest == "words" and parser.prog == "retinue help":
         return _ask_for("commands")
     return _ask_for(KINDS[action.metavar]) if isinstance(action.metavar, str) and action.metavar in KINDS else None
@@ -167,6 +199,21 @@ def _find_profiles(_: str) -> list[str]:
     return [profile.name for profile in load_project(Path.cwd()).all_profiles]
 
 
+def _find_models(word: str) -> list[str]:
+    """Return the models that the project and the environment name; once a provider is named, all that are known."""
+    from retinue.config.models import PROVIDERS, find_default_model
+    from retinue.config.project import load_project
+
+    project = load_project(Path.cwd())
+    named = [project.settings.model, *(profile.model for profile in project.all_profiles)]
+    found = [*named, find_default_model(os.environ), *(provider.default for provider in PROVIDERS)]
+    if ":" in word:
+        from retinue.build.models import list_known_models  # imports the models' library
+
+        found += list_known_models()
+    return list(dict.fromkeys(model for model in found if isinstance(model, str)))
+
+
 def _find_commands(_: str) -> list[str]:
     from retinue.surfaces.cli.main import COMMANDS
 
@@ -178,4 +225,5 @@ FIND_VALUES: dict[str, Callable[[str], list[str]]] = {
     "questions": _find_questions,
     "profiles": _find_profiles,
     "commands": _find_commands,
+    "models": _find_models,
 }

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Literal
 
 from retinue.concurrency import TaskOwner
 from retinue.control.client import ControlUnreachable
+from retinue.core.approvals import Approval, Decision
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, Inbox, RunEnded, RunSpawned, RunWaiting, TurnStarted
@@ -81,6 +82,19 @@ class Conversation:
         """True while nothing is asked of the model."""
         primary = self.runs.primary
         return primary is None or primary.waits or primary.ended is not None
+
+    @property
+    def questions(self) -> Sequence[Approval]:
+        """The questions of the conversation that wait."""
+        return list(self._view.activity.questions.values())
+
+    def show_question(self, question: Approval) -> None:
+        """Pin this question, whole and with its keys."""
+        self._view.show_question(question)
+
+    def answer(self, question: Approval, decision: Decision) -> None:
+        """Answer a question that is listed here. The screen tells what became of it."""
+        self._live.send_answer(question, decision)
 
     def list_children(self) -> list[RunView]:
         """Return the runs below that have not ended."""
@@ -203,7 +217,7 @@ class Conversation:
     def show_receipt(self, receipt: Receipt) -> None:
         """Show that a message cannot be read any more. The view tells of those that are."""
         if receipt.state == "too_late":
-            self.show_note(f"too late: {receipt.why}")
+            self.show_note(receipt.describe())
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside what is typed, until the conversation is left."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
+from retinue.core.approvals import Allow, Approval, Decision, Deny
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.ports import Receipt
@@ -13,13 +14,13 @@ from retinue.core.results import ChangedFile, format_changed_files
 from retinue.log.blocks import make_question_spans
 from retinue.log.runs import Runs, RunView
 from retinue.surfaces.printer import colors, safe
-from retinue.surfaces.printer.live_view import format_totals
 from retinue.surfaces.printer.printer import truncate_text
 from retinue.surfaces.printer.summary import format_status_bar
+from retinue.surfaces.printer.totals import format_totals
 
 COMMANDS = {
     "tree": ("", "show the runs of this conversation"),
-    "inbox": ("", "list the questions that wait for an answer"),
+    "inbox": ("[N [y|n]]", "list the questions that wait, show question N whole, or answer it"),
     "diff": ("[N]", "show what this conversation, or run N, changed and has not applied"),
     "apply": ("[N]", "apply these changes to the project"),
     "send": ("N TEXT", "send a message to run N"),
@@ -34,6 +35,9 @@ Enter sends, Ctrl-J begins a new line, Up and Down go through what you sent.
 While it works, what you type is read at its next turn, and Esc interrupts it.
 Text that begins with // is sent with one /."""
 NOTHING_SAID = "nothing was said yet"
+INBOX_USAGE = "/inbox N y says yes, /inbox N n REASON says no"
+INBOX_HINT = "Keys answer the pinned one. /inbox N shows another; /inbox N y (or n) answers."
+NO_QUESTION = "no question {number} is waiting: /inbox lists them"
 NO_RUN = "say which run: {usage} (/tree shows their numbers)"
 DIFF_LINES = 400
 APPLY_QUESTION = "apply these changes? [y]es [n]o"
@@ -55,6 +59,11 @@ class Talk(Protocol):
     @property
     def color(self) -> bool: ...
 
+    @property
+    def questions(self) -> Sequence[Approval]: ...
+
+    def show_question(self, question: Approval) -> None: ...
+    def answer(self, question: Approval, decision: Decision) -> None: ...
     def show_note(self, text: str) -> None: ...
     def show_text(self, text: str) -> None: ...
     def show_receipt(self, receipt: Receipt) -> None: ...
@@ -84,7 +93,7 @@ class Commands:
         self._talk = talk
         self._work: dict[str, Callable[[str], Awaitable[None]]] = {
             "tree": self._show_tree,
-            "inbox": self._show_inbox,
+            "inbox": self._open_inbox,
             "diff": self._show_diff,
             "apply": self._offer_changes,
             "send": self._send_message,
@@ -115,13 +124,34 @@ class Commands:
         lines = [f"{run.number:>3}  {branch}{_name_run(run)}  {run.state}" for branch, run in runs.list_branches()]
         self._talk.show_text("\n".join([*lines, "", format_status_bar(runs)]))
 
-    async def _show_inbox(self, rest: str) -> None:
-        pending = await self._talk.control.pending()
-        lines = []
-        for question in pending:
-            spans = make_question_spans(question.label, question.tool, question.args)[1:]
-            lines.append(f"{question.number}. {safe.escape_line(''.join(text for _, text in spans))}")
-        self._talk.show_text("\n".join(lines) if lines else "nothing waits for an answer")
+    async def _open_inbox(self, rest: str) -> None:
+        """List the questions, or show or answer one. A number is that of a question of this conversation."""
+        number, _, answer = rest.partition(" ")
+        if not number:
+            await self._list_questions()
+            return
+        question = next((each for each in self._talk.questions if str(each.number) == number), None)
+        if question is None:
+            raise ConfigError(NO_QUESTION.format(number=number))
+        word, _, reason = answer.strip().partition(" ")
+        if not word:
+            self._talk.show_question(question)
+        elif word.lower() in ("y", "yes") and not reason:
+            self._talk.answer(question, Allow())
+        elif word.lower() in ("n", "no"):
+            self._talk.answer(question, Deny(reason.strip()))
+        else:
+            raise ConfigError(INBOX_USAGE)
+
+    async def _list_questions(self) -> None:
+        """List the questions of this conversation, and those of other trees in its process."""
+        own = self._talk.questions
+        tree = None if self._talk.run is None else self._talk.run.tree
+        others = [each for each in await self._talk.control.pending() if each.tree != tree]
+        lines = [f"{each.number}. {_describe_question(each)}" for each in own]
+        lines += [f"{_describe_question(each)}: retinue approve {safe.escape_line(each.id)}" for each in others]
+        hint = [INBOX_HINT] if own else []
+        self._talk.show_text("\n".join([*lines, *hint]) if lines else "nothing waits for an answer")
 
     async def _show_cost(self, rest: str) -> None:
         self._get_run()
@@ -207,6 +237,11 @@ class Commands:
         if not found:
             raise ConfigError(f"there is no run '{name}' here: /tree shows the runs and their numbers")
         return found[0].number
+
+
+def _describe_question(question: Approval) -> str:
+    spans = make_question_spans(question.label, question.tool, question.args)[1:]
+    return safe.escape_line("".join(text for _, text in spans))
 
 
 def _name_run(run: RunView) -> str:

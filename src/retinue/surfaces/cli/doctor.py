@@ -45,6 +45,7 @@ from retinue.core.servers import McpServer, ServerReport
 from retinue.core.usage import Usage
 from retinue.files.state_owner import STATE_FOLDERS, verify_state_folder
 from retinue.files.user_key import check_user_key
+from retinue.log.blocks import format_count
 from retinue.log.opening import open_reader
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.main import get_version
@@ -188,7 +189,7 @@ def check_control(look: Look) -> Iterator[Check]:
     for pid in live:
         yield Check("control", "ok", f"process {pid} can be reached from here")
     if stale:
-        count = f"{len(stale)} address file{'' if len(stale) == 1 else 's'}"
+        count = format_count(len(stale), "address file")
         left = ", ".join(str(path) for path in stale[:3])
         yield Check("control", "ok", f"{count} of dead processes, removed at the next use: {left}")
 
@@ -313,7 +314,7 @@ def check_servers(look: Look) -> Iterator[Check]:
             cure = f"correct mcp_servers.{report.name}, or try it by hand: {report.words}"
             yield Check("mcp", "fail", f"{report.name}: {report.error}", cure)
             continue
-        tools = f"{report.tools} tool{'' if report.tools == 1 else 's'}"
+        tools = format_count(report.tools, "tool")
         yield Check("mcp", "ok", f"{report.name}: {tools}, MCP {report.revision} ({report.words})")
         for note in report.notes:
             yield Check("mcp", "warn", f"{report.name}: {note}")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from retinue.build.stored import open_stored_control
 from retinue.config.project import load_project
+from retinue.log.blocks import format_count
 from retinue.log.opening import open_reader
 from retinue.log.retention import Report, remove_old_trees
 from retinue.surfaces.cli import output as screen
@@ -87,7 +88,7 @@ def _describe_report(report: Report, seconds: float, *, dry_run: bool) -> str:
     count = len(report.removed)
     if not count:
         return f"Nothing {'more ' if report.kept else ''}here is older than {_format_age(seconds)}."
-    trees = f"{count} tree{'' if count == 1 else 's'} older than {_format_age(seconds)}"
+    trees = f"{format_count(count, 'tree')} older than {_format_age(seconds)}"
     if dry_run:
         return "\n".join([f"Would remove {trees}:", *report.removed])
     return f"Removed {trees}; {report.freed_bytes / 1024:,.0f} KiB are free again."

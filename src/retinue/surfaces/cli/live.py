@@ -15,8 +15,6 @@ from functools import partial
 from typing import Any
 
 from retinue.build.parts import Parts
-from retinue.build.servers import serve_control
-from retinue.build.supervisor import open_control
 from retinue.concurrency import TaskOwner
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import LogError, RetinueError
@@ -27,6 +25,7 @@ from retinue.log.runs import Runs
 from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer.approver import TerminalApprover
+from retinue.surfaces.printer.header import Header
 from retinue.surfaces.printer.printer import Printer, PrintThread
 
 LAST_WORDS_SECONDS = 1.0
@@ -45,6 +44,18 @@ class Shown:
     log_error: str | None = None
 
 
+def _open_control(parts: Parts) -> Control:
+    from retinue.build.supervisor import open_control  # loads most of retinue, behind the header that is on screen
+
+    return open_control(parts)
+
+
+async def _serve_control(servers: AsyncExitStack, control: Control, parts: Parts, say: Callable[[str], object]) -> None:
+    from retinue.build.servers import serve_control
+
+    await serve_control(servers, control, parts, say)
+
+
 async def drive(  # noqa: PLR0913 - what one command wants of it, another does not
     parts: Parts,
     begin: Begin,
@@ -56,17 +67,21 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
     after: int = 0,
     announce: Callable[[RunHandle], None] | None = None,
     profile: Profile | None = None,
-    make: Callable[[Parts], Control] = open_control,
+    header: Header | None = None,
+    make: Callable[[Parts], Control] = _open_control,
 ) -> Shown:
     """Run what `begin` starts to its end. `terminal` asks on the printer's terminal, `live` shows the live view there
     and asks in it, `serve` starts a control server for other processes, `announce` is told of the run when its first
-    event is written; events up to `after` are known and not shown. `profile` is that of the run, where it is known.
+    event is written; events up to `after` are known and not shown. `profile` is that of the run, where it is known,
+    and `header` what the live view shows of it before it has started.
     Events are written in every case."""
     async with AsyncExitStack() as screens:
         say: Callable[[str], object] = printer.show_note
         live_screen: LiveScreen | None = None
         if live:
-            live_screen = await screens.enter_async_context(open_live_screen(level=printer.level, after=after))
+            live_screen = await screens.enter_async_context(
+                open_live_screen(level=printer.level, after=after, header=header)
+            )
             say = live_screen.view.show_note
             parts = replace(parts, approver=None)  # the view answers, as one who attends
         elif terminal:
@@ -82,7 +97,7 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
             servers = AsyncExitStack()
             try:
                 if serve and parts.state is not None:
-                    await serve_control(servers, control, parts, say)
+                    await _serve_control(servers, control, parts, say)
                 if live:
                     await servers.enter_async_context(control.attend())
                 run = await begin(control)

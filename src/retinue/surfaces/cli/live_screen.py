@@ -21,6 +21,7 @@ from retinue.log.questions import find_closing
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer import colors
 from retinue.surfaces.printer.edit_call import edit_in_editor, find_editor
+from retinue.surfaces.printer.header import Header
 from retinue.surfaces.printer.live_view import Callbacks, LiveView
 from retinue.surfaces.printer.printer import Level
 from retinue.surfaces.printer.screen import Screen
@@ -45,7 +46,7 @@ class LiveScreen:
         self._tasks = TaskOwner()
         self.is_stuck = False
         edit = self._open_editor if find_editor() else None
-        callbacks = Callbacks(answer=self._send_answer, edit=edit, cancel=self._send_cancel, submit=submit)
+        callbacks = Callbacks(answer=self.send_answer, edit=edit, cancel=self._send_cancel, submit=submit)
         self.view = LiveView(screen, level=level, after=after, callbacks=callbacks)
 
     def attach(self, run: RunHandle, signals: Signals) -> None:
@@ -80,7 +81,8 @@ class LiveScreen:
         self.view.end_cancel()
         self.view.show_note(text)
 
-    def _send_answer(self, question: Approval, decision: Decision) -> None:
+    def send_answer(self, question: Approval, decision: Decision) -> None:
+        """Answer a question. The person is told if that fails or comes too late."""
         self._tasks.start(self._answer(question, decision))
 
     async def _answer(self, question: Approval, decision: Decision) -> None:
@@ -118,11 +120,16 @@ class LiveScreen:
 
 @asynccontextmanager
 async def open_live_screen(
-    *, level: Level, after: int = 0, submit: Callable[[str], object] | None = None
+    *,
+    level: Level,
+    after: int = 0,
+    submit: Callable[[str], object] | None = None,
+    header: Header | None = None,
 ) -> AsyncIterator[LiveScreen]:
     """Open the live view on this terminal: what is printed to stderr otherwise comes after it is closed."""
     screen = Screen(Terminal(), color=colors.wants_color(sys.stderr))
     live = LiveScreen(screen, level=level, after=after, submit=submit)
+    live.view.header = header
     screen.open()
     try:
         yield live

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retinue.core.errors import ConfigError
-from retinue.surfaces.cli.main import add_action
+from retinue.surfaces.cli.main import add_actions
 from retinue.surfaces.cli.options import add_context_option, add_options, parse_context_paths, parse_seconds
 from retinue.surfaces.printer import safe
 
@@ -33,13 +33,11 @@ AT_TERMINAL = (
 
 
 def configure_mcp(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(
-        title="actions", dest="action", metavar="ACTION", required=True, parser_class=type(parser)
-    )
-    about = "be an MCP server, on stdio or over HTTP"
-    add_action(actions, "serve", _configure_serve, _execute_serve, about=about)
-    about = "tell an MCP client of this server"
-    add_action(actions, "install", _configure_install, _execute_install, about=about)
+    actions = {
+        "serve": ("be an MCP server, on stdio or over HTTP", _configure_serve, _execute_serve),
+        "install": ("tell an MCP client of this server", _configure_install, _execute_install),
+    }
+    add_actions(parser, actions)
 
 
 def execute_mcp(args: argparse.Namespace) -> int:
@@ -51,7 +49,8 @@ def execute_mcp(args: argparse.Namespace) -> int:
       retinue mcp serve --http --port 8931         over HTTP on this machine, for several clients
       retinue mcp serve --profile explorer         one subagent as one tool
     """
-    return _execute_install(args) if args.action == "install" else _execute_serve(args)
+    code: int = args.execute_action(args)
+    return code
 
 
 def _configure_serve(parser: argparse.ArgumentParser) -> None:

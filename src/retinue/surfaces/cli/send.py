@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from typing import Any
 
 from retinue.control.client import ControlUnreachable
 from retinue.core.control import ONLY_WATCHED
 from retinue.core.events import Event, RunEnded
 from retinue.core.messages import RunRef
-from retinue.core.ports import LogReader
+from retinue.core.ports import LogReader, Receipt
 from retinue.log.listing import load_listing
 from retinue.log.lookup import find_reported_run
 from retinue.log.reading import wait_for_event, wait_until_read
@@ -51,34 +50,30 @@ def execute_send(args: argparse.Namespace) -> int:
       git diff | retinue send 7jw4 -
     """
     text = read_task(args.text)
-    receipt = asyncio.run(_send(args.name, text, args.wait))
+    found, receipt = asyncio.run(_send(args.name, text, args.wait))
+    is_lost = receipt.state in ("too_late", "elsewhere")
     if args.json:
-        screen.print_json(receipt)
-    elif receipt["state"] == "too_late":
-        screen.print_error(f"too late: {receipt['why']}")
-    elif receipt["state"] == "elsewhere":
-        screen.print_error(receipt["why"])
-    elif receipt["state"] == "delivered":
-        print(f"delivered at turn {receipt['turn']}")
+        why = {"why": receipt.why} if receipt.why else {}
+        about = {"tree": found.tree, "run": found.run, "state": receipt.state, "turn": receipt.turn}
+        screen.print_json(about | why)
+    elif is_lost:
+        screen.print_error(receipt.describe())
     else:
-        print("queued: the run reads it at its next turn")
-    return int(receipt["state"] in ("too_late", "elsewhere"))
+        print(receipt.describe())
+    return int(is_lost)
 
 
-async def _send(name: str, text: str, wait: float) -> dict[str, Any]:
+async def _send(name: str, text: str, wait: float) -> tuple[RunRef, Receipt]:
     project, found = await screen.look_up(name, live=True)
-    receipt: dict[str, Any] = {"tree": found.tree, "run": found.run, "state": "too_late", "turn": None}
     far = await _explain_remote(project.log, found)
     if far:
-        return receipt | {"state": "elsewhere", "why": far}
+        return found, Receipt("elsewhere", why=far)
     client = await control_clients.reach(project, found)
     if client is None:
         ended = await control_clients.find_ending(project.log, found)
-        return receipt | {"why": f"the run has ended: {ended.status if ended else 'unknown'}"}
+        return found, Receipt("too_late", why=f"the run has ended: {ended.status if ended else 'unknown'}")
     given = await client.send(found.tree, found.run, text)
-    given = await wait_until_read(project.log, found.tree, found.run, given, seconds=wait)
-    why = {"why": given.why} if given.why else {}
-    return receipt | {"state": given.state, "turn": given.turn} | why
+    return found, await wait_until_read(project.log, found.tree, found.run, given, seconds=wait)
 
 
 async def _explain_remote(log: LogReader, found: RunRef) -> str:

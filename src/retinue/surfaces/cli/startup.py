@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import UNSET
+
 from retinue.build.parts import MAIN, Parts
 from retinue.build.project import load_project_parts
 from retinue.build.sandboxes import build_image, find_container_engine, make_placement
@@ -27,6 +29,7 @@ from retinue.surfaces.cli import output, prompts, trust
 from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, parse_context_paths, parse_limits, parse_model
 from retinue.surfaces.cli.start_line import clear_start_line
 from retinue.surfaces.printer import safe
+from retinue.surfaces.printer.header import Header
 from retinue.surfaces.printer.printer import Level, Printer
 from retinue.surfaces.printer.terminal import can_draw
 
@@ -118,6 +121,23 @@ def make_printer(args: argparse.Namespace, *, color: bool | None = None) -> Prin
     clear_start_line()
     level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
     return Printer(sys.stderr, level=level, color=color)
+
+
+def make_header(start: StartUp, profile: Profile) -> Header:
+    """Return the header of a run of this profile, before it has started."""
+    parts = start.parts
+    model = (start.model or profile.model or parts.model) if profile.has_model else None
+    whole = start.limits.override(parts.limits)
+    spent = profile.limits.narrow(whole)
+    seconds = start.limits.override(profile.limits.override(whole)).seconds
+    return Header(
+        model=model if isinstance(model, str) else profile.name,
+        runtime=profile.runtime or parts.runtime,
+        workspace=profile.workspace,
+        tokens=None if spent.tokens is UNSET else spent.tokens,
+        cost=None if spent.cost is UNSET else spent.cost,
+        seconds=None if seconds is UNSET else seconds,
+    )
 
 
 def wants_live_view(args: argparse.Namespace) -> bool:

@@ -18,10 +18,11 @@ from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import TREE_HELP, parse_whole
 from retinue.surfaces.printer import colors, safe
-from retinue.surfaces.printer.live_view import LiveView, format_totals
+from retinue.surfaces.printer.live_view import LiveView
 from retinue.surfaces.printer.printer import Level, Printer
 from retinue.surfaces.printer.screen import Screen
 from retinue.surfaces.printer.terminal import Terminal, can_draw
+from retinue.surfaces.printer.totals import format_totals
 
 
 def configure_tail(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +38,9 @@ def configure_tail(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deltas", action="store_true", help='with -f --json: also print pieces of text, as {"delta": ...}'
     )
-    parser.add_argument("--verbose", action="store_true", help="show long texts and results in full")
+    parser.add_argument(
+        "--verbose", action="store_true", help="show long texts and results in full, with -f also what agents think"
+    )
     parser.add_argument("--plain", action="store_true", help="with -f: print blocks instead of the live view")
 
 

@@ -25,8 +25,9 @@ from retinue.control.client import ControlClient
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.messages import RunRef
-from retinue.core.profiles import WORKSPACES, Profile, Task
+from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
+from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.conversation import Begin, Conversation
 from retinue.surfaces.cli.foreground import EXIT_CODES, FAILED, leave_session, redirect_output
@@ -34,16 +35,17 @@ from retinue.surfaces.cli.live import catch_telemetry_warnings
 from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
 from retinue.surfaces.cli.options import (
     DETACHED_WAIT_SECONDS,
-    add_context_option,
     add_level_options,
     add_options,
+    add_primary_options,
 )
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.cli.start_line import clear_start_line
-from retinue.surfaces.cli.startup import StartUp, check_sandbox, choose_profile, prepare, require_model
-from retinue.surfaces.printer.live_view import format_totals
+from retinue.surfaces.cli.startup import StartUp, check_sandbox, choose_profile, make_header, prepare, require_model
+from retinue.surfaces.printer.header import Header
 from retinue.surfaces.printer.printer import Level
 from retinue.surfaces.printer.terminal import can_draw
+from retinue.surfaces.printer.totals import format_totals
 
 NEEDS_TERMINAL = "a conversation needs a terminal: `retinue run TASK` works without one"
 Resume = Callable[[Control], Awaitable[RunHandle]]
@@ -52,13 +54,7 @@ NOTHING_UNSENT: Unsent = ([], "")
 
 
 def configure_talk(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--profile", metavar="NAME", help="the agent to talk to (see `retinue profiles --all`)")
-    parser.add_argument(
-        "--workspace",
-        choices=WORKSPACES,
-        help="where it works: a worktree or copy of the project, shared (the project itself) or scratch (empty)",
-    )
-    add_context_option(parser)
+    add_primary_options(parser, verb="talk to")
     add_level_options(parser)
     add_options(parser)
     parser.set_defaults(wait_approvals=DETACHED_WAIT_SECONDS)
@@ -87,14 +83,16 @@ def execute_talk(args: argparse.Namespace) -> int:
     def begin(control: Control, text: str) -> Awaitable[RunHandle]:
         return control.spawn(profile, Task(text, model=start.model, conversation=True), limits=start.limits)
 
-    return host_conversation(args, start, Opening(begin=begin, profile=profile))
+    opening = Opening(begin=begin, profile=profile, header=make_header(start, profile))
+    return host_conversation(args, start, opening)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
     """The way in which a conversation is opened: a new one, which `begin` starts with its first message, or one that
     `resume` resumes and that has `known` events, of which the first `shown` are on screen. `unsent` was typed before
-    the conversation was open. `profile` is its agent's, where that is known."""
+    the conversation was open. `profile` is its agent's, where that is known; `header` is on screen before the first
+    message."""
 
     begin: Begin | None = None
     resume: Resume | None = None
@@ -102,6 +100,7 @@ class Opening:
     shown: int = 0
     unsent: Unsent = NOTHING_UNSENT
     profile: Profile | None = None
+    header: Header | None = None
 
 
 def host_conversation(args: argparse.Namespace, start: StartUp, opening: Opening) -> int:
@@ -125,7 +124,8 @@ class _Host:
     async def run(self) -> int:
         parts = replace(self._start.parts, approver=None)  # the view answers, as one who attends
         async with AsyncExitStack() as screens:
-            view = open_live_screen(level=self._level, after=self._opening.shown, submit=self._submit)
+            opening = self._opening
+            view = open_live_screen(level=self._level, after=opening.shown, submit=self._submit, header=opening.header)
             live = await screens.enter_async_context(view)
             control = open_control(parts)
             async with AsyncExitStack() as servers:
@@ -228,7 +228,7 @@ def print_parting(conversation: Conversation, parting: Parting) -> int:
         return EXIT_CODES.get(result.status, FAILED)
     if conversation.parting == "left":
         count = len(conversation.list_children())
-        what = f"{count} subagent{'' if count == 1 else 's'} at work in the background (retinue ps)."
+        what = f"{format_count(count, 'subagent')} at work in the background (retinue ps)."
         print(f"{what} Come back: {back}", file=sys.stderr)
     elif conversation.parting == "open":
         print(f"The conversation stays open. Come back: {back}", file=sys.stderr)

@@ -20,13 +20,18 @@ from retinue.core.profiles import Profile
 from retinue.log.blocks import format_question_body
 from retinue.protocol.inherited_limits import ASKER_KEY
 from retinue.protocol.subagent_tools import CONTINUE, PREFIX, SPAWN, WAIT, Reply
-from retinue.surfaces.mcp import catalog, profile_tool
+from retinue.surfaces.mcp import catalog
 from retinue.surfaces.mcp.backend import Backend
 from retinue.surfaces.mcp.messages import INVALID_PARAMS, RpcError
 from retinue.surfaces.mcp.progress import question_line
 from retinue.surfaces.mcp.server import ELICIT, Channel, Exchange, Session
 from retinue.surfaces.mcp.texts import make_error_result, make_result
-from retinue.surfaces.mcp.tool_handlers import ToolHandlers
+from retinue.surfaces.mcp.tool_handlers import (
+    ToolHandlers,
+    describe_profile_tool,
+    make_early_answer,
+    run_profile,
+)
 from retinue.surfaces.printer import safe
 
 WAIT_APPROVALS = 600.0
@@ -240,7 +245,7 @@ class Host:
 
     def list_tools(self) -> list[dict[str, Any]]:
         if self._profile is not None:
-            return [profile_tool.describe_tool(self._profile)]
+            return [describe_profile_tool(self._profile)]
         return catalog.list_tools(self._parts.profiles, self._parts.timeouts)
 
     async def call_tool(self, exchange: Exchange, name: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -280,8 +285,8 @@ class Host:
         if profile is not None:
             if name != profile.name:
                 raise RpcError(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
-            work = profile_tool.run_profile(handlers, self.backend, profile, call_id, args)
-            return RunningCall((name, args), work, lambda: profile_tool.make_early_reply(handlers, call_id))
+            work = run_profile(handlers, self.backend, profile, call_id, args)
+            return RunningCall((name, args), work, lambda: make_early_answer(handlers, call_id))
         tool = catalog.resolve_name(name)
         if tool is None:
             raise RpcError(INVALID_PARAMS, f"Unknown tool: {name[:100]}")

@@ -14,27 +14,28 @@ from typing import Literal
 import msgspec
 
 from retinue.core.approvals import Approval, Decision
-from retinue.core.events import Delta, Event, RunSpawned, RunStarted, decode_raw
-from retinue.log.accounts import format_cost
-from retinue.log.activity import Activity, Totals, Work
-from retinue.log.blocks import Role, Span, format_count, make_call_spans
-from retinue.log.entries import Entries, Entry
-from retinue.log.receipts import MessageReceipt, Receipts, describe_receipt
-from retinue.log.runs import NOTHING, Runs
+from retinue.core.events import Delta, Event, RunSpawned, RunStarted
+from retinue.log.activity import Activity, Work
+from retinue.log.blocks import Role, Span, make_call_spans
+from retinue.log.entries import NOTICE, Entries, Entry
+from retinue.log.receipts import MessageReceipt, Receipts
 from retinue.log.summaries import shorten_text
 from retinue.surfaces.printer import colors, safe
+from retinue.surfaces.printer.header import Header, read_header
 from retinue.surfaces.printer.input_line import InputLine, Position
-from retinue.surfaces.printer.keys import Key, Paste
+from retinue.surfaces.printer.keys import ENTER, Key, Paste
 from retinue.surfaces.printer.markdown import render_markdown
 from retinue.surfaces.printer.printer import Level, truncate_text, wrap_line
 from retinue.surfaces.printer.question_panel import QuestionPanel
-from retinue.surfaces.printer.screen import Bottom, Line, Screen
+from retinue.surfaces.printer.screen import Bottom, Line, Screen, cut_line
+from retinue.surfaces.printer.totals import format_elapsed, format_status
 
 SPINNER = "◐◓◑◒"
 SPINNER_SECONDS = 0.25
 MOST_WORK = 8
 SPOKEN_LINES = 6
 OUTPUT_LINES = 3
+HOLD_SECONDS = 0.2  # between the keys of a word that is typed
 ARM_SECONDS = 0.2  # a key pressed sooner was meant for what was on screen before
 CUT_LINES = {"markdown": 12, "diff": 40, "output": 8, "faint": 3}
 CUT_CHARACTERS = 2000
@@ -43,10 +44,10 @@ SAID_LINES = 60  # of the primary's own words
 SAID_CHARACTERS = 16_000
 RENDERED_AT_ONCE = 50
 CHILD_OUTPUT_LINES = 4
-_SEEN_LIVE = frozenset({"thinking", "run.spawned"})
+_SEEN_LIVE = frozenset({"thinking", "run.spawned", NOTICE})
 WHOLE = "`retinue show {tree}/{run}` shows all"
 INDENT = "  "
-WORDS = ("message", "turn.started", "run.waiting", "run.ended", "thinking", "inbox")
+WORDS = ("message", "turn.started", "run.waiting", "run.ended", "thinking", "inbox", NOTICE)
 CANCEL_KEYS = 9
 RECEIPT_CHARACTERS = 60
 
@@ -70,6 +71,8 @@ class LiveView:
     ) -> None:  # fmt: skip
         self.activity = Activity(tree)
         self.input = InputLine()
+        self.header: Header | None = None  # of a run that has not started yet
+        self._printed_header: Header | None = None
         self.starting = "starting"
         self.hint = ""  # words of the surface before the status bar
         self._screen = screen
@@ -81,6 +84,7 @@ class LiveView:
         self._panel = QuestionPanel(self._answer, None if callbacks is None else callbacks.edit, screen.request_redraw)
         self._panel.is_read_only = callbacks is None
         self._cancel_choices: list[tuple[int, str]] | None = None
+        self._held_key: Key | None = None
         self._on_interrupt_closed: Callable[[], object] = lambda: None
         self._began = time.time()
         self._has_space = True  # the last lasting line was blank, or is none
@@ -95,7 +99,7 @@ class LiveView:
         """Show an event or a delta."""
         self.activity.apply(item)
         if isinstance(item, Event):
-            if isinstance(item.body, RunStarted) and item.run == 0:
+            if isinstance(item.body, RunSpawned | RunStarted) and item.run == 0:
                 self._print_header(item)
             entry = self._entries.apply(item)
             if entry is not None and item.seq > self._after:
@@ -141,6 +145,10 @@ class LiveView:
     # Keys
 
     @property
+    def _has_input(self) -> bool:
+        return self._callbacks is not None and self._callbacks.submit is not None
+
+    @property
     def takes_escape(self) -> bool:
         """True while the Escape key closes something of the view."""
         return self._cancel_choices is not None or self._panel.takes_escape
@@ -150,12 +158,42 @@ class LiveView:
         if self._cancel_choices is not None:
             self._press_cancel(key)
         elif self._panel.current is not None and self._panel.is_armed and not self.input.text:
-            self._panel.press_key(key)
-        elif self._callbacks is not None and self._callbacks.submit is not None:
-            text = self.input.press_key(key)
-            if text is not None and text.strip():
-                self._callbacks.submit(text)
+            if self._has_input and not self._panel.takes_text:
+                self._press_beside_input(key)
+            else:
+                self._panel.press_key(key)
+        elif self._has_input:
+            self._write_input(key)
         self._screen.request_redraw()
+
+    def _write_input(self, key: Key | Paste) -> None:
+        text = self.input.press_key(key)
+        if text is not None and text.strip() and self._callbacks is not None and self._callbacks.submit is not None:
+            self._callbacks.submit(text)
+
+    def _press_beside_input(self, key: Key | Paste) -> None:
+        """Take a key that answers the question, or is the first of a message or a command: a letter answers when no
+        other one follows at once, since a message may begin with `y`."""
+        held, self._held_key = self._held_key, None
+        if isinstance(key, Paste) or key.name == "/" or (held is not None and key.text):
+            if held is not None:
+                self._write_input(held)
+            self._write_input(key)
+        elif key.text:
+            self._held_key = key
+            self._screen.call_later(HOLD_SECONDS, lambda: self._press_held(key))
+        else:
+            if held is not None:
+                self._panel.press_key(held)
+            if held is None or key.name != ENTER:
+                self._panel.press_key(key)
+
+    def _press_held(self, key: Key) -> None:
+        """Answer with a key that nothing followed. Not a question that came meanwhile."""
+        if self._held_key is key:
+            self._held_key = None
+            self._panel.press_key(key)
+            self._screen.request_redraw()
 
     def _press_cancel(self, key: Key | Paste) -> None:
         chosen: int | None = None
@@ -174,6 +212,11 @@ class LiveView:
     def _answer(self, question: Approval, decision: Decision) -> None:
         if self._callbacks is not None:
             self._callbacks.answer(question, decision)
+
+    def show_question(self, question: Approval) -> None:
+        """Pin this question of those that wait."""
+        self._panel.show_question(question.id)
+        self._screen.request_redraw()
 
     def reopen_question(self, question: Approval) -> None:
         """Show a question again whose answer could not be sent."""
@@ -198,29 +241,17 @@ class LiveView:
     # Lines that last
 
     def _print_header(self, event: Event) -> None:
+        """Print the header once it has all its pieces; again if the run started in another runtime than was wanted."""
         run = self.activity.runs.runs.get(0)
-        if run is None or run.place is None or event.seq <= self._after:
+        if run is None:
             return
-        spawned: RunSpawned = run.spawned
-        profile = decode_raw(spawned.profile)
-        budget = _format_budget(spawned)
-        pieces = [
-            f"tree {event.tree}",
-            "no sandbox" if run.place.runtime == "inherited" else f"sandbox {run.place.runtime}",
-            _name_workspace(profile.get("workspace"), run.place.runtime) if isinstance(profile, dict) else "",
-            f"budget {budget}" if budget else "no budget",
-        ]
-        named = _name_model(spawned.model) or run.agent
-        columns, lines = self._screen.terminal.size[0], [named]
-        for piece in pieces:
-            longer = f"{lines[-1]} · {piece}"
-            if safe.measure_width(longer) <= columns:
-                lines[-1] = longer
-            else:
-                lines.append(piece)
-        self._print_spans((("name", named), ("faint", lines[0].removeprefix(named))))
-        for line in lines[1:]:
-            self._print_spans((("faint", line),))
+        header = read_header(run, event.tree, runtime=None if self.header is None else self.header.runtime)
+        if header is None or header == self._printed_header:
+            return
+        self.header, self._printed_header = None, header
+        if event.seq > self._after:
+            for line in header.layout_lines(self._screen.terminal.size[0]):
+                self._print_spans(line)
 
     def _print_entry(self, entry: Entry) -> None:
         if self._level == "quiet":
@@ -228,7 +259,7 @@ class LiveView:
                 self._print_spans(entry.spans)
             return
         if entry.kind in _SEEN_LIVE and self._level != "verbose":
-            return  # it was seen while it went on
+            return  # it was seen while it went on, or another entry tells it
         body = self._format_body(entry)
         header = colors.paint_header(entry.spans, color=self._screen.color, bold=False)
         words = entry.kind in WORDS and entry.style != "diff"
@@ -247,9 +278,9 @@ class LiveView:
         about = f" · {shorten_text(words, RECEIPT_CHARACTERS, RECEIPT_CHARACTERS - 1)}"
         role: Role = "bad" if receipt.state == "too_late" else "faint"
         if receipt.state == "queued":
-            self._print_spans(((role, INDENT + describe_receipt(receipt)),))
+            self._print_spans(((role, INDENT + receipt.describe()),))
         else:
-            self._print_spans((("mark", "› "), (role, describe_receipt(receipt) + about)))
+            self._print_spans((("mark", "› "), (role, receipt.describe() + about)))
 
     def _format_body(self, entry: Entry) -> str:
         text = entry.body.strip("\n")
@@ -307,7 +338,8 @@ class LiveView:
         typed, cursor = self._layout_input(columns, max(1, rows // 3))
         question, at = self._layout_question(columns, max(3, rows - len(status) - len(typed) - 2))
         room = rows - 2 - len(status) - len(typed) - len(question)
-        work = self._layout_work(columns, min(room, rows // 2 if question else rows), now)
+        header = self._layout_header(columns)[: max(0, room - 1)]
+        work = [*header, *self._layout_work(columns, min(room - len(header), rows // 2 if question else rows), now)]
         lines: list[Line] = [*work, *question, *typed, *status]
         place: Position | None = None
         if at is not None:
@@ -337,11 +369,17 @@ class LiveView:
         ]
 
     def _layout_input(self, columns: int, limit: int) -> tuple[list[Line], Position | None]:
-        if self._callbacks is None or self._callbacks.submit is None:
+        if not self._has_input:
             return [], None
         rows, cursor = self.input.layout_lines(columns, limit=limit)
         is_in_front = self._panel.current is None or bool(self.input.text)
         return [(("plain", row),) for row in rows], cursor if is_in_front else None
+
+    def _layout_header(self, columns: int) -> Sequence[Line]:
+        """Return the header of a run that has not started yet; later it is among the lines that last."""
+        if self.header is None:
+            return []
+        return msgspec.structs.replace(self.header, tree=self.activity.runs.tree).layout_lines(columns)
 
     def _layout_work(self, columns: int, room: int, now: float) -> list[Line]:
         if room <= 0:
@@ -358,93 +396,21 @@ class LiveView:
         for work in shown:
             below = _layout_text(work, columns, max(0, min(spare, SPOKEN_LINES if work.run == 0 else OUTPUT_LINES)))
             spare -= len(below)
-            lines.extend((_layout_head(work, frame, now), *below))
+            lines.extend((_layout_head(work, frame, now, columns), *below))
         if len(works) > len(shown):
             lines.append((("faint", f"  … and {len(works) - len(shown)} more at work"),))
         return lines
 
     def _layout_status(self, columns: int, now: float) -> list[Line]:
-        lines: list[Line] = [(("faint", piece),) for piece in wrap_line(self.hint, columns)] if self.hint else []
+        lines: list[Line] = (
+            [(("faint", piece),) for piece in wrap_line(self.hint, columns, at_words=True)] if self.hint else []
+        )
         status = format_status(self.activity.measure_totals(now), width=columns)
         return [*lines, (("faint", status),)] if self.activity.runs.runs else lines
 
 
-def format_status(totals: Totals, *, width: int) -> str:
-    """Return the status bar: `Agents: 1 primary, 2 running, 1 finished`, then time, tokens, cost and what is left, as
-    far as they fit."""
-    pieces = [
-        f"Agents: {totals.primary} primary, {totals.running} running, {totals.finished} finished",
-        format_elapsed(totals.seconds),
-        format_count_of_tokens(totals.tokens),
-    ]
-    if totals.cost:
-        pieces.append(format_cost(totals.cost, totals.unpriced))
-    left = [
-        "" if totals.tokens_left is None else format_count_of_tokens(totals.tokens_left),
-        "" if totals.cost_left is None else f"${totals.cost_left:.2f}",
-        "" if totals.seconds_left is None else format_elapsed(totals.seconds_left),
-    ]
-    if any(left):
-        pieces.append(f"{', '.join(piece for piece in left if piece)} left")
-    line = pieces[0]
-    for piece in pieces[1:]:
-        if safe.measure_width(f"{line} · {piece}") > width:
-            break
-        line = f"{line} · {piece}"
-    return line
-
-
-def format_totals(runs: Runs, now: float) -> str:
-    """Return the one line about a tree that has ended: agents, turns, tools, tokens, time and cost."""
-    every = runs.runs.values()
-    root = runs.runs.get(min(runs.runs, default=0))
-    cost, unpriced = sum((run.cost for run in every), NOTHING), sum(run.unpriced for run in every)
-    pieces = [
-        runs.tree,
-        format_count(len(every), "agent"),
-        format_count(sum(run.turns for run in every), "turn"),
-        format_count(sum(run.tool_count for run in every), "tool call"),
-        format_count_of_tokens(runs.usage().total_tokens),
-        *([format_cost(cost, unpriced)] if cost else []),
-        f"{0.0 if root is None else root.measure_seconds(now):.1f}s",
-    ]
-    return " · ".join(pieces)
-
-
-def format_count_of_tokens(tokens: int) -> str:
-    return f"{tokens:,} token{'' if tokens == 1 else 's'}"
-
-
-def format_elapsed(seconds: float) -> str:
-    """Format a time that goes on: 3s, 1m05s, 2h10m."""
-    whole = int(max(0.0, seconds))
-    if whole < 60:
-        return f"{whole}s"
-    return f"{whole // 60}m{whole % 60:02}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60:02}m"
-
-
-def _name_model(model: str) -> str:
-    """Return the name of a model; of a script file without its folder."""
-    return f"scripted:{model.rpartition('/')[2]}" if model.startswith("scripted:") and "/" in model else model
-
-
-def _name_workspace(workspace: str | None, runtime: str) -> str:
-    """Return where a run works; the default depends on its runtime, and on git."""
-    if workspace is None:
-        return "works in the project itself" if runtime == "inherited" else "works in its own copy"
-    return f"workspace {workspace}"
-
-
-def _format_budget(spawned: RunSpawned) -> str:
-    parts = [
-        "" if spawned.max_tokens is None else format_count_of_tokens(spawned.max_tokens),
-        "" if spawned.max_cost is None else f"${spawned.max_cost:.2f}",
-        "" if spawned.timeout_seconds is None else format_elapsed(spawned.timeout_seconds),
-    ]
-    return ", ".join(part for part in parts if part)
-
-
-def _layout_head(work: Work, frame: str, now: float) -> Line:
+def _layout_head(work: Work, frame: str, now: float, columns: int) -> Line:
+    """Return the line of something that goes on. A long call is cut, so that the time is seen."""
     who: tuple[Span, ...] = () if work.label is None else (("label", f"[{work.label}] "),)
     took: Span = ("faint", f" {format_elapsed(now - work.since)}")
     verbs: dict[str, Literal["waits for the model", "thinks", "writes"]] = {
@@ -455,7 +421,8 @@ def _layout_head(work: Work, frame: str, now: float) -> Line:
         what = (("plain", f"{work.agent} {verbs[work.kind]}"),)
     else:
         what = make_call_spans(work.call.name, work.call.args)
-    return (("mark", f"{frame} "), *who, *what, took)
+    head = cut_line((("mark", f"{frame} "), *who, *what), max(20, columns - len(took[1])))
+    return (*head, took)
 
 
 def _layout_text(work: Work, columns: int, lines: int) -> list[Line]:
@@ -467,7 +434,7 @@ def _layout_text(work: Work, columns: int, lines: int) -> list[Line]:
     text = safe.escape_text(work.text).replace("\r", "\n")
     pieces: list[str] = []
     for line in reversed(text.rstrip().split("\n")[-lines:]):
-        pieces = [*wrap_line(line, columns - len(INDENT) - 2), *pieces]
+        pieces = [*wrap_line(line, columns - len(INDENT) - 2, at_words=work.call is None), *pieces]
         if len(pieces) >= lines:
             break
     return [(("faint", f"{INDENT}│ {piece}"),) for piece in pieces[-lines:]]

@@ -13,9 +13,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import msgspec
+
 from retinue.core.approvals import Approval
 from retinue.core.errors import OutputFailed
-from retinue.core.events import Delta, Event, Inbox
+from retinue.core.events import Delta, Event, Inbox, TurnStarted
 from retinue.log.blocks import Block, Blocks, format_question_body, make_question_spans
 from retinue.surfaces.printer import colors, safe
 
@@ -46,7 +48,7 @@ class Printer:
         self._output = _Output(stream)
         self._blocks = Blocks()
         self._prompt = ""
-        self._spoken: dict[int, tuple[str, str]] = {}  # by run: the kind and the end of what it says now
+        self._spoken: dict[int, Delta] = {}  # by run: the end of what it says now
         self._has_status = False  # a status stands on the last line
         self._is_loose = False  # the last thing printed was a line without space after it
 
@@ -82,15 +84,19 @@ class Printer:
 
     def recall_event(self, event: Event) -> Block | None:
         """Take note of an event without printing it, and return its block."""
-        if not isinstance(event.body, Inbox) and self._spoken.pop(event.run, None) is not None:
+        spoken, body = self._spoken.get(event.run), event.body
+        is_first = isinstance(body, TurnStarted) and spoken is not None and spoken.turn == body.turn
+        if spoken is not None and not is_first and not isinstance(body, Inbox):
+            del self._spoken[event.run]
             self.clear_status()  # the event tells the whole of what the run was saying
         return self._blocks.apply(event)
 
     def show_delta(self, delta: Delta) -> None:
         """Show the end of what a run says or thinks now on the last line of the terminal, until an event tells all."""
-        kind, before = self._spoken.get(delta.run, (delta.kind, ""))
-        spoken = ((before if kind == delta.kind else "") + delta.text)[-SPOKEN_CHARACTERS:]
-        self._spoken[delta.run] = delta.kind, spoken
+        before = self._spoken.get(delta.run)
+        spoken = ("" if before is None or before.kind != delta.kind else before.text) + delta.text
+        spoken = spoken[-SPOKEN_CHARACTERS:]
+        self._spoken[delta.run] = msgspec.structs.replace(delta, text=spoken)
         head, text = safe.escape_line(f"{delta.agent}: "), safe.escape_line(" ".join(spoken.split()))
         width = self._output.columns - 1
         if len(head) + len(text) > width:
@@ -239,16 +245,19 @@ def truncate_text(text: str, *, lines: int, size: int, how: str = "--verbose sho
     return f"{kept}\n[... {missing}{len(rest.encode('utf-8', 'surrogatepass'))} bytes; {how}]"
 
 
-def wrap_line(line: str, width: int) -> Iterator[str]:
+def wrap_line(line: str, width: int, *, at_words: bool = False) -> Iterator[str]:
     """Yield a line in pieces that fit the width, so that the terminal does not break it where no mark of ours would be;
-    0 is no limit."""
+    0 is no limit. `at_words` breaks it between words where it can, and drops the space there."""
     start = used = 0
     line = line.expandtabs()
     for at, char in enumerate(line):
         columns = safe.measure_width(char)
         if width > 0 and used + columns > max(width, 2):
-            yield line[start:at]
-            start, used = at, 0
+            space = line.rfind(" ", start, at + 1) if at_words else -1
+            end = space if space > start else at
+            yield line[start:end]
+            start = end + (space > start)
+            used = safe.measure_width(line[start:at]) - (columns if start > at else 0)
         used += columns
     yield line[start:]
 

@@ -87,6 +87,11 @@ class QuestionPanel:
         """True while Escape goes back to the question."""
         return self.current is not None and self._mode != "ask"
 
+    @property
+    def takes_text(self) -> bool:
+        """True while a reason or arguments are typed."""
+        return self._mode in ("reason", "json")
+
     def show_questions(self, questions: Mapping[str, Approval]) -> None:
         """Take the questions that wait now. One that was answered here does not come back."""
         self._sent &= questions.keys()
@@ -94,6 +99,11 @@ class QuestionPanel:
         current = self.current
         if (current.id if current is not None else "") != self._id:
             self._go_to(current)
+
+    def show_question(self, question_id: str) -> None:
+        """Look at this question, if it waits."""
+        if question_id != self._id and question_id in self._questions:
+            self._go_to(self._questions[question_id])
 
     def reopen_question(self, question_id: str) -> None:
         """Show a question again whose answer could not be sent."""
@@ -110,7 +120,7 @@ class QuestionPanel:
         question = self.current
         if question is None or not self.is_armed:
             return
-        if self._mode in ("reason", "json"):
+        if self.takes_text:
             self._write_line(question, key)
         elif isinstance(key, Paste):
             self._about = (PASTED,)
@@ -179,7 +189,7 @@ class QuestionPanel:
             return [(("faint", READ_ONLY),)], None
         if not self.is_armed:
             return [(("faint", NOT_SHOWN),)], None
-        if self._mode in ("reason", "json"):
+        if self.takes_text:
             prompt = REASON if self._mode == "reason" else JSON
             rows, cursor = self._input.layout_lines(columns, prompt=prompt)
             return [(("plain", row),) for row in rows], cursor

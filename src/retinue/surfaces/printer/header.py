@@ -1,0 +1,91 @@
+"""The header of the live view: model, tree, sandbox, workspace and budget of a primary.
+
+It is known before there is a run, apart from the tree's id, so that it is on screen at once; what the log says of the
+run then lasts.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import msgspec
+
+from retinue.core.events import decode_raw
+from retinue.log.blocks import Span
+from retinue.log.runs import RunView
+from retinue.surfaces.printer import safe
+from retinue.surfaces.printer.totals import format_count_of_tokens, format_elapsed
+
+NO_TREE = "\0" * 12  # as wide as an id, so that nothing moves when there is one
+Line = tuple[Span, ...]
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """The first lines of a live view. `workspace` is None for the default, which depends on the runtime; `tree` is
+    empty before there is one."""
+
+    model: str
+    runtime: str
+    workspace: str | None = None
+    tree: str = ""
+    tokens: int | None = None
+    cost: Decimal | None = None
+    seconds: float | None = None
+
+    def layout_lines(self, columns: int) -> list[Line]:
+        """Return the header in lines that fit, broken between its pieces."""
+        named = _name_model(self.model)
+        budget = self._format_budget()
+        pieces = [
+            f"tree {self.tree or NO_TREE}",
+            "no sandbox" if self.runtime == "inherited" else f"sandbox {self.runtime}",
+            self._name_workspace(),
+            f"budget {budget}" if budget else "no budget",
+        ]
+        lines = [named]
+        for piece in pieces:
+            longer = f"{lines[-1]} · {piece}"
+            if safe.measure_width(longer) <= columns:
+                lines[-1] = longer
+            else:
+                lines.append(piece)
+        lines = [line.replace(NO_TREE, "…") for line in lines]
+        first: Line = (("name", named), ("faint", lines[0].removeprefix(named)))
+        return [first, *((("faint", line),) for line in lines[1:])]
+
+    def _name_workspace(self) -> str:
+        if self.workspace is None:
+            return "works in the project itself" if self.runtime == "inherited" else "works in its own copy"
+        return f"workspace {self.workspace}"
+
+    def _format_budget(self) -> str:
+        parts = [
+            "" if self.tokens is None else format_count_of_tokens(self.tokens),
+            "" if self.cost is None else f"${self.cost:.2f}",
+            "" if self.seconds is None else format_elapsed(self.seconds),
+        ]
+        return ", ".join(part for part in parts if part)
+
+
+def read_header(run: RunView, tree: str, *, runtime: str | None = None) -> Header | None:
+    """Return the header of a run as the log tells it. Before it has started, its `runtime` is the one that is wanted;
+    None if that is not known."""
+    if run.place is not None:
+        runtime = run.place.runtime
+    if runtime is None:
+        return None
+    spawned, profile = run.spawned, decode_raw(run.spawned.profile)
+    return Header(
+        model=spawned.model or run.agent,
+        runtime=runtime,
+        workspace=profile.get("workspace") if isinstance(profile, dict) else None,
+        tree=tree,
+        tokens=spawned.max_tokens,
+        cost=spawned.max_cost,
+        seconds=spawned.timeout_seconds,
+    )
+
+
+def _name_model(model: str) -> str:
+    """Return the name of a model; of a script file without its folder."""
+    return f"scripted:{model.rpartition('/')[2]}" if model.startswith("scripted:") and "/" in model else model

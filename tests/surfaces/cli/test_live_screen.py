@@ -1,0 +1,140 @@
+"""Questions on the live view and on other surfaces at once, each answered once: of our runs, over A2A, through MCP."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue.concurrency import TaskOwner
+from retinue.config.servers import parse_servers
+from retinue.core.approvals import Approval, Deny, QuestionChange, QuestionClosed, describe_closing
+from retinue.core.control import Control, RunHandle
+from retinue.core.events import ApprovalDecided
+from retinue.core.profiles import Profile, Task
+from retinue.surfaces.cli.conversation import Conversation
+from retinue.surfaces.cli.signals import Signals
+from retinue.testing import scripted
+from tests.control.loopback.kit import WRITE, House, house
+from tests.remote.test_a2a import make_profile
+from tests.surfaces.a2a.kit import make_argocd
+from tests.surfaces.a2a.kit import serve as serve_a2a
+from tests.surfaces.cli.shell import SOURCE, Project
+from tests.surfaces.live_terminal import LiveTerminal, open_live_terminal
+from tests.surfaces.mcp.kit import serve as serve_mcp
+
+KEYS = "[y]es [n]o"
+DEPLOY: dict[str, Any] = {"argocd": [{"tools": [{"name": "deploy", "args": {"target": "prod"}}]}, "{{last_result}}"]}
+
+
+async def test_a_late_answer_is_told_who_was_first(tmp_path: Path) -> None:
+    """The question is answered elsewhere while it is still on this screen."""
+    async with house(tmp_path) as h, open_live_terminal() as terminal, TaskOwner() as tasks:
+        run = RunHandle(h.supervisor, h.run({"main": [WRITE, "end"]}).ref)
+        showing = tasks.start(terminal.show(h.supervisor, run))
+        await terminal.sees(KEYS)
+        showing.cancel()  # from here on this screen hears nothing
+        [question] = await h.client.pending()
+        assert await h.client.answer(question.id, Deny("no"), by="anna", surface="her phone") == "taken"
+        terminal.type("y")
+        await terminal.keeps("somebody else was first: question 1 denied by anna")
+        assert "(her phone) at " in "".join(terminal.lasting)
+        await run.result()
+    assert not (tmp_path / "a.txt").exists()
+
+
+async def test_the_inbox_of_a_conversation_lists_shows_and_answers(tmp_path: Path) -> None:
+    calls = [{"name": "write", "args": {"path": f"{name}.txt", "content": "x"}} for name in "abc"]
+    profile = Profile("main", "You are main.", model=scripted({"main": [{"tools": calls}, "All is said."]}))
+
+    async def begin(control: Control, text: str) -> RunHandle:
+        return await control.spawn(profile, Task(text, conversation=True))
+
+    async with house(tmp_path) as h, open_live_terminal(talks=True) as terminal, TaskOwner() as tasks:
+        talk = Conversation(terminal.live, h.supervisor, Signals(), begin=begin)
+        terminal.on_line = talk.submit
+        holding = tasks.start(talk.hold())
+        terminal.type("go\r")
+        await terminal.sees("question 1, 2 more wait")
+        await terminal.sees(KEYS)
+        terminal.type("yes, nearly all")  # a message that begins like an answer
+        await terminal.sees("> yes, nearly all")
+        terminal.type("\x15")
+        await terminal.wait_until(lambda: terminal.bottom[-3].rstrip() == ">")
+        terminal.type("/inbox\r")
+        await terminal.keeps("1. write(a.txt)\n2. write(b.txt)\n3. write(c.txt)\nKeys answer the pinned one.")
+        terminal.type("/inbox 3\r")
+        await terminal.sees("◐ write(c.txt)")
+        await terminal.sees(KEYS)
+        terminal.type("y")
+        await terminal.keeps("✓ write(c.txt)")
+        terminal.type("/inbox 2 n not this one\r")
+        await terminal.keeps("✗ denied write(b.txt): not this one")
+        terminal.type("/inbox 2\r")
+        await terminal.keeps("no question 2 is waiting: /inbox lists them")
+        terminal.type("/inbox 1 maybe\r")
+        await terminal.keeps("/inbox N y says yes, /inbox N n REASON says no")
+        terminal.type("/inbox 1 y\r")
+        await terminal.keeps("All is said.")
+        terminal.type("/exit\r")
+        await holding
+    assert sorted(path.name for path in tmp_path.glob("*.txt")) == ["a.txt", "c.txt"]
+
+
+@asynccontextmanager
+async def ask_here(folder: Path, project: Project) -> AsyncIterator[tuple[House, RunHandle, list[Control]]]:
+    async with house(folder) as h:
+        yield h, RunHandle(h.supervisor, h.run({"main": [WRITE, "end"]}).ref), []
+
+
+@asynccontextmanager
+async def ask_over_a2a(folder: Path, project: Project) -> AsyncIterator[tuple[House, RunHandle, list[Control]]]:
+    """An agent of another server asks; the one who serves it could answer too."""
+    agent = make_argocd(DEPLOY)
+    async with serve_a2a(folder / "there", agent, asks_client=True) as server, house(folder / "here") as h:
+        yield h, await h.supervisor.spawn(make_profile(server.url), Task("deploy")), [server.control]
+
+
+@asynccontextmanager
+async def ask_through_mcp(folder: Path, project: Project) -> AsyncIterator[tuple[House, RunHandle, list[Control]]]:
+    """A subagent behind an MCP server asks."""
+    command, *words = serve_mcp(project, "--profile", "researcher", agents={"*": [WRITE, "wrote"]})
+    server = {"command": command, "args": words, "env": {"PYTHONPATH": SOURCE}, "cwd": str(project.folder)}
+    call = {"name": "mcp__next__researcher", "args": {"prompt": "take a note"}}
+    model = scripted({"main": [{"tools": [call]}, "end"]})
+    async with house(folder, mcp_servers=parse_servers({"next": server}), mode="yes") as h:
+        yield h, await h.supervisor.spawn(Profile("main", "You are main.", model=model), Task("go")), []
+
+
+@pytest.mark.parametrize(
+    ("ask", "shown"),
+    [(ask_here, "write(a.txt)"), (ask_over_a2a, "deploy("), (ask_through_mcp, "wants to run: write(a.txt)")],
+)
+async def test_a_question_of_any_kind_is_on_all_surfaces_and_answered_once(
+    ask: Any, shown: str, project: Project, tmp_path: Path
+) -> None:
+    folder = tmp_path / "root"
+    folder.mkdir()
+    async with AsyncExitStack() as stack:
+        h, run, others = await stack.enter_async_context(ask(folder, project))
+        terminal: LiveTerminal = await stack.enter_async_context(open_live_terminal())
+        tasks = await stack.enter_async_context(TaskOwner())
+        surfaces = [h.client, h.client, *others]
+        watched = [await stack.enter_async_context(aclosing(each.watch_questions())) for each in surfaces]
+        showing = tasks.start(terminal.show(h.supervisor, run))
+        asked = [await anext(changes) for changes in watched]
+        await terminal.sees(shown)
+        await terminal.sees(KEYS)
+        assert all(isinstance(question, Approval) for question in asked)
+        terminal.type("y")
+        closed: list[QuestionChange] = [await anext(changes) for changes in watched]
+        for question, change, control in zip(asked, closed, surfaces, strict=True):
+            assert isinstance(change, QuestionClosed) and change.id == question.id
+            assert await control.answer(question.id, Deny("too late"), by="bert") != "taken"
+            assert describe_closing(change).startswith("approved by ")
+        assert (await run.result()).status == "done"
+        await showing
+        events = await h.supervisor.log.read(run.tree)
+    decided = [event.body for event in events if isinstance(event.body, ApprovalDecided) and event.body.by == "user"]
+    assert [(each.allowed, each.surface) for each in decided] == [(True, "terminal")]
