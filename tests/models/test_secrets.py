@@ -198,6 +198,7 @@ def test_what_is_no_text_is_cleaned_inside() -> None:
 def test_progress_in_the_parent_s_thread_names_no_secret_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLANTED_API_KEY", KEY)
     secrets.learn_secrets(os.environ)
-    runs = Runs.of("t1", [make_spawned()])
-    told = runs.runs[0].describe_progress("t1", "read", f"/{KEY}", completed=False, success=False)
-    assert redact(told).tool_context == f"/{secrets.HIDDEN}"
+    run = Runs.of("t1", [make_spawned()]).runs[0]
+    begun = run.begin_progress("t1", nickname=f"nick {KEY}", max_turns=None)
+    told = redact(run.describe_progress(begun, "read", f"/{KEY}", completed=False, success=False))
+    assert (told.tool_context, told.nickname) == (f"/{secrets.HIDDEN}", f"nick {secrets.HIDDEN}")

@@ -32,7 +32,6 @@ from retinue.core.events import (
     TurnStarted,
     UsageReported,
     Warned,
-    decode_raw,
 )
 from retinue.core.messages import REMINDER, TASK, USER_WORDS
 from retinue.core.ports import Row, RunTally, StoredRun
@@ -83,7 +82,6 @@ class RunView(Struct, eq=False, gc=False):
     waiting_since: float | None = None
     stored_state: str = ""
     _result: Result[Any] | None = None
-    _progress: ProgressReported | None = None  # without what changes from call to call
 
     @property
     def label(self) -> str:
@@ -121,7 +119,7 @@ class RunView(Struct, eq=False, gc=False):
         if self.stored_state:
             self.stored_state = ""
         body = event.body
-        apply_body = APPLY_BODY.get(type(body))
+        apply_body = find_fold(type(body))
         if apply_body is not None and self.ended is None:
             apply_body(self, body, event)
 
@@ -234,36 +232,17 @@ class RunView(Struct, eq=False, gc=False):
         self.ended, self.ended_at, self.waiting_since = ended, event.at, None
         self.calls, self.approvals = (), ()
 
-    def describe_progress(
-        self, tree: str, tool: str, about: str, *, completed: bool, success: bool
-    ) -> ProgressReported:
-        """Return the state of a subagent at the start or the end of one of its tool calls. Counters stop at the largest
-        number of their type."""
-        if self._progress is None:
-            self._progress = self._begin_progress(tree)
-        return structs.replace(
-            self._progress,
-            current_turn=min(self.completed_turns, U32_MAX),
-            tool_name=tool,
-            tool_context=about,
-            completed=completed,
-            success=success,
-            tool_count=min(self.tool_count, U32_MAX),
-            total_tokens=min(self.usage.total_tokens, U64_MAX),
-        )
-
-    def _begin_progress(self, tree: str) -> ProgressReported:
-        """Return what all progress of the run has in common."""
-        profile, spawned = decode_raw(self.spawned.profile), self.spawned
-        nickname, turns = profile.get("nickname"), (profile.get("limits") or {}).get("turns")
+    def begin_progress(self, tree: str, *, nickname: str | None, max_turns: int | None) -> ProgressReported:
+        """Return what all progress of a subagent has in common."""
+        spawned = self.spawned
         return ProgressReported(
             subagent_id=spawned.subagent_id,
             subagent_name=self.agent,
-            nickname=nickname if isinstance(nickname, str) else None,
+            nickname=nickname,
             child_thread_id=f"{tree}/{self.number}",
             child_root_task_id=f"{tree}/0",
             subagent_task_id=None,
-            max_turns=min(turns, U32_MAX) if isinstance(turns, int) else None,
+            max_turns=None if max_turns is None else _saturate(max_turns, U32_MAX),
             current_turn=0,
             model=spawned.model or None,
             tool_name="",
@@ -272,6 +251,22 @@ class RunView(Struct, eq=False, gc=False):
             success=False,
             tool_count=0,
             total_tokens=0,
+        )
+
+    def describe_progress(
+        self, begun: ProgressReported, tool: str, about: str, *, completed: bool, success: bool
+    ) -> ProgressReported:
+        """Return the state of a subagent at the start or the end of one of its tool calls. Counters stop at the largest
+        number of their type."""
+        return structs.replace(
+            begun,
+            current_turn=_saturate(self.completed_turns, U32_MAX),
+            tool_name=tool,
+            tool_context=about,
+            completed=completed,
+            success=success,
+            tool_count=_saturate(self.tool_count, U32_MAX),
+            total_tokens=_saturate(self.usage.total_tokens, U64_MAX),
         )
 
     def make_tally(self) -> RunTally:
@@ -364,8 +359,12 @@ class RunView(Struct, eq=False, gc=False):
         )
 
 
+def _saturate(count: int, largest: int) -> int:
+    return count if count < largest else largest
+
+
 # Other events, and events after the ending, change nothing.
-APPLY_BODY: dict[type, Callable[[RunView, Any, Event], None]] = {
+_FOLDS: dict[type, Callable[[RunView, Any, Event], None]] = {
     RunStarted: RunView._apply_start,
     RunRemote: RunView._apply_remote,
     RunResumed: RunView._apply_resume,
@@ -384,6 +383,7 @@ APPLY_BODY: dict[type, Callable[[RunView, Any, Event], None]] = {
     Warned: RunView._apply_warning,
     RunEnded: RunView._apply_ending,
 }
+find_fold = _FOLDS.get
 
 
 def make_view(stored: StoredRun) -> RunView:

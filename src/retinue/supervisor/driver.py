@@ -70,7 +70,8 @@ class Driver:
                     run.ask_ahead(written)
                 elif written is not None:
                     await written
-                await run.slot.acquire()
+                if run.slot.needs_slot:
+                    await run.slot.acquire()
                 job = self._begin_work(tree, run, services)
             ending = make_stopped_ending(run) if job is None else await self._execute(tree, run, job, services)
             if self._hook is not None:
@@ -184,7 +185,8 @@ class Driver:
     async def _end(self, tree: Tree, run: Run, ending: Ending) -> None:
         """End what is below, then the run. The ending is written before anybody is told."""
         run.begin_ending()
-        await _end_children(run)
+        if run.children:
+            await _end_children(run)
         run.stop_clocks()
         run.slot.leave()
         if ending.status == "done" and not ending.text and ending.structured is None:

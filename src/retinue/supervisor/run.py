@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from retinue.concurrency import Deadline
 from retinue.core.context import Context
 from retinue.core.errors import RetinueError
 from retinue.core.events import Body, Event, Warned
@@ -26,7 +27,7 @@ from retinue.core.results import Result, Status
 from retinue.log.runs import RunView
 from retinue.supervisor.budgets import Account, CallReservation
 from retinue.supervisor.slots import SlotHolder
-from retinue.supervisor.timers import Deadline, StallTimer
+from retinue.supervisor.timers import StallTimer
 from retinue.workspaces.run_folders import RunFolders
 
 LEFT_OPEN = "{tree} was left open: `retinue resume {tree}` goes on with it"
@@ -193,7 +194,8 @@ class Run(msgspec.Struct, eq=False):
         """Start the deadline and the stall timer; False if the run has no time left, and then it is timed out."""
         used = 0.0 if self.history is None else self.history.seconds
         self.started = clock.monotonic() - used
-        self.idle_before = self.view.measure_idle(clock.wall())
+        if self.task.conversation:
+            self.idle_before = self.view.measure_idle(clock.wall())
         if self.seconds is not None:
             if self.seconds <= used:
                 self.stopping = "timed_out"
@@ -305,7 +307,7 @@ class Run(msgspec.Struct, eq=False):
         if self.finished:
             waiter.set_result(None)
         else:
-            self.waiters = (*(each for each in self.waiters if not each.done()), waiter)  # without those given up
+            self.waiters = (*[each for each in self.waiters if not each.done()], waiter)  # without those given up
         return waiter
 
     # Clocks
@@ -459,7 +461,11 @@ class Run(msgspec.Struct, eq=False):
     @property
     def waits_for_news(self) -> bool:
         """True while background children live and nothing has come in."""
-        return not self.inbox and any(child.background and not child.finished for child in self.children)
+        if not self.inbox:
+            for child in self.children:
+                if child.background and not child.finished:
+                    return True
+        return False
 
     async def wait_for_news(self) -> None:
         """Wait until a message came in or no background child is left."""

@@ -16,6 +16,7 @@ from types import NoneType
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow, Decision, Deny, describe_denial
@@ -36,6 +37,7 @@ from retinue.core.events import (
     Body,
     Delta,
     Message,
+    ProgressReported,
     RunWaiting,
     Thinking,
     ToolCall,
@@ -44,7 +46,7 @@ from retinue.core.events import (
     Warned,
 )
 from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
-from retinue.core.messages import ASKER, USERS_OWN, Call, OnDelta, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
+from retinue.core.messages import ASKER, USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.ports import Folders, Order, Outcome, Preview, Prices, Receipt, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
@@ -91,6 +93,7 @@ class RunServices(msgspec.Struct, eq=False):
     session_folders: Folders | None = None  # those of the run's sandbox, once it has one
     written_calls: dict[str, Awaitable[None] | None] = {}  # calls of the reply that have not begun yet
     spoken: list[str] = []  # the pieces of text of the model call in flight
+    progress: ProgressReported | None = None  # the part of it that all calls have in common
 
     @property
     def ref(self) -> RunRef:
@@ -191,10 +194,14 @@ class RunServices(msgspec.Struct, eq=False):
         run, parent = self.run, self.run.parent
         if parent is None or run.queues:
             return
-        tree, about = self.tree, describe_call(call.name, call.args)
+        tree, view, about = self.tree, run.view, describe_call(call.name, call.args)
+        if self.progress is None:
+            profile, turns = run.plan.profile, run.plan.profile.limits.turns
+            max_turns = None if turns is UNSET else turns
+            self.progress = view.begin_progress(tree.id, nickname=profile.nickname, max_turns=max_turns)
         completed, success = outcome is not None, outcome is not None and outcome.success
-        progress = run.view.describe_progress(tree.id, call.name, about, completed=completed, success=success)
-        tree.write(parent, progress)
+        told = view.describe_progress(self.progress, call.name, about, completed=completed, success=success)
+        tree.write(parent, told)
 
     def lend(self, call: Call) -> Awaitable[Outcome]:
         self._check_wanted()
@@ -215,7 +222,7 @@ class RunServices(msgspec.Struct, eq=False):
 
     def show_output(self, call_id: str, text: str) -> None:
         if text:
-            self._show_delta("output", text, call_id=call_id)
+            self.show_delta("output", text, call_id=call_id)
 
     def claim_call_id(self, wanted: str) -> str:
         return self.run.claim_call_id(wanted)
@@ -282,7 +289,9 @@ class RunServices(msgspec.Struct, eq=False):
                 await run.without_stall_timer(waiting)
             run.set_reservation(reservation)
         try:
-            reply = await plan.model.complete(request, self._follow_reply(turn))
+            deltas = ReplyDeltas(self, turn)
+            self.spoken = deltas.texts
+            reply = await plan.model.complete(request, deltas)
             usage = reply.usage
             reply = _complete_usage(repair_reply(reply), request)
             usage, estimated = reply.usage, reply.estimated
@@ -327,24 +336,8 @@ class RunServices(msgspec.Struct, eq=False):
                 calls = (*calls[:index], msgspec.structs.replace(call, id=own), *calls[index + 1 :])
         return reply if calls is reply.calls else msgspec.structs.replace(reply, calls=calls)
 
-    def _follow_reply(self, turn: int) -> OnDelta:
-        """Return the function that shows the deltas of one model call, each with its place in the reply."""
-        offset = 0
-        self.spoken = spoken = []
-
-        def show(kind: str, text: str) -> None:
-            nonlocal offset
-            self._show_delta(kind, text, turn, offset)
-            if kind == "text":
-                offset += len(text)
-                spoken.append(text)
-            elif kind == "retry":
-                offset = 0
-                spoken.clear()
-
-        return show
-
-    def _show_delta(self, kind: str, text: str, turn: int = 0, offset: int = 0, *, call_id: str = "") -> None:
+    def show_delta(self, kind: str, text: str, turn: int = 0, offset: int = 0, *, call_id: str = "") -> None:
+        """Show a piece of a reply, with its place in it, or of the output of a call."""
         ref, run, show = self.ref, self.run, self.tree.log.show
         if run.ending:
             return
@@ -532,6 +525,24 @@ class RunServices(msgspec.Struct, eq=False):
         """Raise CancelledError for a run that was told to stop and did not listen: it gets nothing more."""
         if self.run.stopping is not None or self.run.ending:
             raise asyncio.CancelledError
+
+
+class ReplyDeltas(msgspec.Struct, eq=False):
+    """Shows the deltas of one model call, each with its place in the reply. `texts` are the pieces of its text."""
+
+    services: RunServices
+    turn: int
+    offset: int = 0
+    texts: list[str] = []
+
+    def __call__(self, kind: str, text: str) -> None:
+        self.services.show_delta(kind, text, self.turn, self.offset)
+        if kind == "text":
+            self.offset += len(text)
+            self.texts.append(text)
+        elif kind == "retry":
+            self.offset = 0
+            self.texts.clear()
 
 
 def _complete_usage(reply: Reply, request: Request) -> Reply:

@@ -385,7 +385,7 @@ def _make_ref(tree: Tree, parent: Run | None, plan: Plan, task: Task) -> RunRef:
     else:
         path, wanted = f"{parent.ref.path}/{agent}-{number}", " ".join(task.text.split())[:LABEL_CHARACTERS]
     label = tree.unique_label(task.label or task.subagent_id or wanted or agent)
-    subagent_id = task.subagent_id or f"{agent}_{hex(time.time_ns())[2:]}"
+    subagent_id = task.subagent_id or f"{agent}_{time.time_ns():x}"
     return RunRef(tree=tree.id, run=number, path=path, label=label, agent=agent, subagent_id=subagent_id)
 
 
