@@ -47,8 +47,8 @@ U64_MAX = 2**64 - 1
 class RunView(Struct, eq=False, gc=False):
     """One run as its events tell it. `unpriced` are the tokens of calls whose price is not known, `away` the seconds in
     which no process had the run, or in which it waited for a message; it does so since `waiting_since`. A run of a
-    list, made without its calls and questions, has a `stored_state`. One without `keeps_texts` has none of the messages,
-    warnings and lines about tool calls: a tally needs none, and a run may be of any length."""
+    list, made without its calls and questions, has a `stored_state`. One that has no `keeps_texts` has no messages, no
+    warnings and no lines about tool calls: a tally needs none, and a run may be of any length."""
 
     number: int
     path: str
