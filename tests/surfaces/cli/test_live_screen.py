@@ -62,6 +62,8 @@ async def test_the_inbox_of_a_conversation_lists_shows_and_answers(tmp_path: Pat
         terminal.type("  ")  # turns pages, of which there is one
         terminal.type("yes, nearly all")  # a message that begins like an answer
         await terminal.sees("> yes, nearly all")
+        terminal.type("\x15\x1b[200~, pasted\x1b[201~")
+        await terminal.sees("> , pasted")
         terminal.type("\x15")
         await terminal.wait_until(lambda: terminal.bottom[-3].rstrip() == ">")
         terminal.type("/inbox\r")
