@@ -469,7 +469,7 @@ class RunServices(msgspec.Struct, eq=False):
         found = []
         for number in numbers:
             below = self.tree.find_run(number)
-            if below is None or below is self.run or self.run not in below.lineage:
+            if below is None or not below.is_below(self.run):
                 raise ToolError(f"There is no agent:{number} below this run.")
             found.append(below)
         return found
