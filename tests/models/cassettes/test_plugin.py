@@ -114,7 +114,7 @@ async def test_the_test_of_the_docs_records_and_plays(suite: Suite) -> None:
 
 async def test_a_missing_cassette_says_how_to_record_it(suite: Suite) -> None:
     suite.write(mine())
-    out = await suite.fails()
+    out = await suite.fails(quick=False)
     assert "retinue_cassette: /main (clerk), turn 1: this call is not recorded" in out
     assert f"there is no file {suite.cassette('test_price')}" in out
     assert "record it: pytest test_mine.py::test_price --retinue-record=new" in out
@@ -199,6 +199,7 @@ async def test_a_file_that_is_no_cassette_is_one_clear_line(suite: Suite) -> Non
     assert f"{path} is not a cassette: Expected `int`, got `str` - at `$.calls[1].turn`" in out
 
 
+ASYNCIO = ("-p", "pytest_asyncio.plugin")
 NESTED = """
 import asyncio, os
 import pytest
@@ -254,12 +255,12 @@ async def test_nested(retinue_cassette):
 async def test_parallel_children_play_right_in_any_order(suite: Suite, late: str, tmp_path: Path) -> None:
     """Grandchildren get other numbers when the other parent is late, and twins ask the same."""
     suite.write(NESTED.replace("MARK", "@pytest.mark.asyncio").replace("PROJECT", f"{str(tmp_path)!r}"))
-    await suite.passes(NEW, env={"LATE": "a"})
+    await suite.passes(NEW, *ASYNCIO, env={"LATE": "a"})
     text = suite.cassette("test_nested").read_text()
     assert [n for n in range(1, 10) if f"text: answer {n}" in text] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert "run: /main/subagent-2/subagent-1" in text
     suite.write(suite.folder.joinpath("test_mine.py").read_text().replace("self.count += 1", "raise AssertionError"))
-    await suite.passes(env={"LATE": late})
+    await suite.passes(*ASYNCIO, env={"LATE": late})
 
 
 async def test_what_is_of_the_moment_can_be_ignored(suite: Suite) -> None:

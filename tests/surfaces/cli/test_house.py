@@ -165,7 +165,7 @@ def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
 
 def test_doctor_sees_a_control_server(project: Project) -> None:
     model = project.script({"main": [{"hang": True}]})
-    with project.running("run", "x", "--model", model) as process:
+    with project.running("run", "x", "--model", model, quick=False) as process:
         until((project.folder / f".retinue/control/{process.pid}.json").exists)
         assert f"ok    control   process {process.pid} can be reached from here" in project.retinue("doctor").stdout
 
