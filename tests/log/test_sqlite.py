@@ -164,6 +164,21 @@ async def test_events_appended_without_a_pause_are_in_the_same_batch(tmp_path: P
     assert [event.seq for event in await SqliteReader(tmp_path).read("t1")] == [1, 2, 3, 4]
 
 
+async def test_events_of_a_late_loop_go_with_the_next_one_that_somebody_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "LONGEST_LINGER", 60)
+    log = SqliteLog(tmp_path)
+    log.append(make_spawned())
+    for seq in range(2, 6):
+        log.append(make_event(seq))
+        threading.Event().wait(sqlite.LINGER * 3)  # each turn of the loop takes longer than events have
+        await asyncio.sleep(0)
+    await write(log, make_event(6))
+    assert log.commits == 1
+    await log.close()
+
+
 async def test_reading_a_tree_touches_no_batch_of_another(tmp_path: Path) -> None:
     log = SqliteLog(tmp_path)
     await write(log, make_spawned())

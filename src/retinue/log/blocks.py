@@ -266,7 +266,8 @@ def _decision(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block | No
         where = f" ({decided.surface})" if decided.surface else ""
         about = (*about, ("faint", f" by {decided.by}{where}"))
     if decided.allowed:
-        how = _REACH.get(decided.scope, "") + (", with edited arguments" if decided.args is not None else "")
+        reach = "" if decided.by.startswith("rule") else _REACH.get(decided.scope, "")  # a rule names its own
+        how = reach + (", with edited arguments" if decided.args is not None else "")
         spans = (("good", "✓ approved"), *about, ("plain", how))
         return _about(event, seen, spans, line=True, call_id=decided.call_id)
     reason: Span = ("plain", f": {decided.reason}" if decided.reason else "")

@@ -63,7 +63,7 @@ def run_tree(
         after=after,
         announce=announce,
         profile=profile,
-        header=None if profile is None else make_header(start, profile),
+        header=None if profile is None or not profile.has_model else make_header(start, profile),
     )
     return print_answer(asyncio.run(driving), printer, as_json=args.json, live=live)
 
