@@ -18,6 +18,7 @@ from retinue.surfaces.cli.signals import Signals
 from retinue.testing import scripted
 from tests.control.loopback.kit import WRITE, House, house
 from tests.remote.test_a2a import make_profile
+from tests.sandbox.places import make_image, needs_containers
 from tests.surfaces.a2a.kit import make_argocd
 from tests.surfaces.a2a.kit import serve as serve_a2a
 from tests.surfaces.cli.shell import SOURCE, Project
@@ -58,8 +59,11 @@ async def test_the_inbox_of_a_conversation_lists_shows_and_answers(tmp_path: Pat
         terminal.type("go\r")
         await terminal.sees("question 1, 2 more wait")
         await terminal.sees(KEYS)
+        terminal.type("  ")  # turns pages, of which there is one
         terminal.type("yes, nearly all")  # a message that begins like an answer
         await terminal.sees("> yes, nearly all")
+        terminal.type("\x15\x1b[200~, pasted\x1b[201~")
+        await terminal.sees("> , pasted")
         terminal.type("\x15")
         await terminal.wait_until(lambda: terminal.bottom[-3].rstrip() == ">")
         terminal.type("/inbox\r")
@@ -89,6 +93,13 @@ async def ask_here(folder: Path, project: Project) -> AsyncIterator[tuple[House,
 
 
 @asynccontextmanager
+async def ask_in_container(folder: Path, project: Project) -> AsyncIterator[tuple[House, RunHandle, list[Control]]]:
+    make_image()
+    async with house(folder, runtime="container") as h:
+        yield h, RunHandle(h.supervisor, h.run({"main": [WRITE, "end"]}).ref), []
+
+
+@asynccontextmanager
 async def ask_over_a2a(folder: Path, project: Project) -> AsyncIterator[tuple[House, RunHandle, list[Control]]]:
     """An agent of another server asks; the one who serves it could answer too."""
     agent = make_argocd(DEPLOY)
@@ -109,7 +120,12 @@ async def ask_through_mcp(folder: Path, project: Project) -> AsyncIterator[tuple
 
 @pytest.mark.parametrize(
     ("ask", "shown"),
-    [(ask_here, "write(a.txt)"), (ask_over_a2a, "deploy("), (ask_through_mcp, "wants to run: write(a.txt)")],
+    [
+        (ask_here, "write(a.txt)"),
+        pytest.param(ask_in_container, "write(a.txt)", marks=needs_containers),
+        (ask_over_a2a, "deploy("),
+        (ask_through_mcp, "wants to run: write(a.txt)"),
+    ],
 )
 async def test_a_question_of_any_kind_is_on_all_surfaces_and_answered_once(
     ask: Any, shown: str, project: Project, tmp_path: Path

@@ -26,7 +26,7 @@ from retinue.build.models import LibraryPrices, ModelSource
 from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
 from retinue.build.remote_agents import inspect_agent
-from retinue.build.sandboxes import build_image, make_placement, plant_escape_attempts, run_as_ordinary_user
+from retinue.build.sandboxes import build_image, make_placement, plant_escape_attempts
 from retinue.build.servers import make_tool_servers
 from retinue.build.supervisor import open_control
 from retinue.concurrency import SystemClock
@@ -47,6 +47,7 @@ from retinue.files.state_owner import STATE_FOLDERS, verify_state_folder
 from retinue.files.user_key import check_user_key
 from retinue.log.blocks import format_count
 from retinue.log.opening import open_reader
+from retinue.processes.ordinary_user import run_as_user
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.main import get_version
 from retinue.surfaces.printer import safe
@@ -514,7 +515,7 @@ def try_sandboxes() -> tuple[dict[str, dict[str, str]], list[str]]:
 def _as_ordinary() -> tuple[dict[str, dict[str, str]], list[str]]:
     """Return the same, tried as an ordinary user."""
     try:
-        done = run_as_ordinary_user(["/bin/sh", "-c", _TRIES, "sh", sys.executable], seconds=USER_SECONDS)
+        done = run_as_user(["/bin/sh", "-c", _TRIES, "sh", sys.executable], seconds=USER_SECONDS)
         told = json.loads(done.stdout)
         return told["tries"], told["not_tried"]
     except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:

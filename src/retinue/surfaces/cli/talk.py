@@ -19,8 +19,6 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from retinue.build.servers import serve_control
-from retinue.build.supervisor import open_control
 from retinue.control.client import ControlClient
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import ConfigError, RetinueError
@@ -31,7 +29,7 @@ from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.conversation import Begin, Conversation
 from retinue.surfaces.cli.foreground import EXIT_CODES, FAILED, leave_session, redirect_output
-from retinue.surfaces.cli.live import catch_telemetry_warnings
+from retinue.surfaces.cli.live import catch_telemetry_warnings, load_control, load_server
 from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
 from retinue.surfaces.cli.options import (
     DETACHED_WAIT_SECONDS,
@@ -127,12 +125,12 @@ class _Host:
             opening = self._opening
             view = open_live_screen(level=self._level, after=opening.shown, submit=self._submit, header=opening.header)
             live = await screens.enter_async_context(view)
-            control = open_control(parts)
+            control = load_control(parts)
             async with AsyncExitStack() as servers:
                 servers.push_async_callback(control.close)
                 await control.prepare(self._opening.profile, live.view.show_note)
                 if self._serves and parts.state is not None:
-                    await serve_control(servers, control, parts, live.view.show_note)
+                    await load_server(servers, control, parts, live.view.show_note)
                 conversation = await self._hold(live, control)
                 parting = await _read_parting(conversation)
                 await screens.aclose()

@@ -179,7 +179,7 @@ class LiveView:
             if held is not None:
                 self._write_input(held)
             self._write_input(key)
-        elif key.text:
+        elif key.text.strip():  # a space turns a page, and begins no message
             self._held_key = key
             self._screen.call_later(HOLD_SECONDS, lambda: self._press_held(key))
         else:
