@@ -88,7 +88,7 @@ def clean_value(value: T) -> T:
     return found  # type: ignore[no-any-return]
 
 
-class Stream:
+class SecretStream:
     """Text that comes in pieces. What may be the beginning of a value is held back until more of it has come. Where the
     text `is_cut`, it begins with a line, before which others are missing: these may have the beginning of a value."""
 
