@@ -24,7 +24,7 @@ from tests.models import wire
 from tests.models.kit import CLAUDE
 from tests.models.server import Answer, Server, refusal
 from tests.supervisor.tree.kit import call, main
-from tests.surfaces.cli.shell import COMMAND, environment
+from tests.surfaces.cli.shell import PROVIDER, environment, find_quick_command
 from tests.workspaces.kit import repository
 
 KEY = "sk-planted-0123456789abcdefghij"
@@ -63,7 +63,13 @@ def found(data: bytes, where: object) -> list[str]:
 async def command(folder: Path, *args: str, env: dict[str, str]) -> bytes:
     """Both outputs of a command."""
     done = await asyncio.to_thread(
-        subprocess.run, [*COMMAND, *args], cwd=folder, env=env, capture_output=True, timeout=200, check=False
+        subprocess.run,
+        [*find_quick_command(*PROVIDER), *args],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        timeout=200,
+        check=False,
     )
     assert b"Traceback" not in done.stderr, done.stderr
     return bytes(done.stdout) + bytes(done.stderr)

@@ -62,20 +62,17 @@ class Place:
         return played
 
 
-# An ordinary user makes an image of their own first, so all of the suite is played there in `make soak` only, and
-# otherwise a sample (test_ordinary.py).
+# An ordinary user makes an image of their own first, so all of the suite is played there in `make soak` only.
 USERS_CONTAINER = Place("container", ordinary=True)
 needs_users_containers = [
     needs_containers,
     pytest.mark.skipif(not ROOT or find_system_program("newuidmap") is None, reason="needs root and newuidmap"),
 ]
+USERS_SANDBOX = Place("isolated", ordinary=True)
+needs_users_sandboxes = [needs_bubblewrap, pytest.mark.skipif(not ROOT, reason="the same as by this process's user")]
 PLACES = [
     pytest.param(Place("isolated"), id="isolated", marks=needs_bubblewrap),
-    pytest.param(
-        Place("isolated", ordinary=True),
-        id="isolated-by-ordinary-user",
-        marks=[needs_bubblewrap, pytest.mark.skipif(not ROOT, reason="the same as the one above")],
-    ),
+    pytest.param(USERS_SANDBOX, id="isolated-by-ordinary-user", marks=needs_users_sandboxes),
     pytest.param(Place("container"), id="container", marks=needs_containers),
     pytest.param(USERS_CONTAINER, id="container-by-ordinary-user", marks=[*needs_users_containers, pytest.mark.soak]),
 ]

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from retinue.core.approvals import Deny, describe_denial, describe_edit
-from retinue.core.control import RunHandle
+from retinue.core.control import Control, RunHandle
 from retinue.core.events import Body, Message, Warned
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Link, Order, Outcome, skip_preview
@@ -25,15 +25,19 @@ class Context:
     """One run, seen from inside. `handle` is the run as others see it; `metadata` holds its depth and the deepest
     allowed."""
 
-    __slots__ = ("_asked", "_say", "handle", "link", "metadata", "workspace")
+    __slots__ = ("_asked", "_control", "_say", "link", "metadata", "workspace")
 
-    def __init__(self, link: Link, *, handle: RunHandle, workspace: str, metadata: dict[str, Any]) -> None:
+    def __init__(self, link: Link, *, control: Control, workspace: str, metadata: dict[str, Any]) -> None:
         self.link: Link = link
-        self.handle: RunHandle = handle
+        self._control = control
         self._asked = 0
         self._say: Callable[[Body], Any] = link.emit
         self.workspace: str = workspace
         self.metadata: dict[str, Any] = metadata
+
+    @property
+    def handle(self) -> RunHandle:
+        return RunHandle(self._control, self.link.ref)
 
     @property
     def tree(self) -> str:
@@ -84,7 +88,7 @@ class Context:
         is free for others."""
         wanted = task if isinstance(task, Task) else Task(task)
         [ticket] = await self.link.spawn([Order(profile, wanted, asked_by_model=False)])
-        return RunHandle(self.handle.control, ticket.ref, wait=partial(_wait_for_child, self.link, ticket.run))
+        return RunHandle(self._control, ticket.ref, wait=partial(_wait_for_child, self.link, ticket.run))
 
 
 async def _wait_for_child(link: Link, run: int) -> Result[Any]:

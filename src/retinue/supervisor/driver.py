@@ -20,7 +20,7 @@ import msgspec
 from retinue.agent.runs import run_job
 from retinue.concurrency import TaskOwner, wait_despite_cancel
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
-from retinue.core.control import Control, RunHandle
+from retinue.core.control import Control
 from retinue.core.errors import Disconnected, Failed, Limited, LogError, RetinueError, StreamCut, Unconfirmed
 from retinue.core.events import Gap, RunEnded, RunRemote, TurnEnded, Warned
 from retinue.core.messages import UserTurn
@@ -115,8 +115,7 @@ class Driver:
 
     def _make_context(self, run: Run, services: RunServices) -> Context:
         metadata = {METADATA_SUBAGENT_DEPTH: run.depth, METADATA_MAX_SUBAGENT_DEPTH: run.max_depth}
-        handle = RunHandle(self._control, run.ref)
-        context = Context(services, handle=handle, workspace=run.folders.path, metadata=metadata)
+        context = Context(services, control=self._control, workspace=run.folders.path, metadata=metadata)
         run.attach_context(context)
         return context
 

@@ -39,8 +39,10 @@ RARE = ("retinue.models.provider", "retinue.telemetry", "retinue.pytest", "retin
 def can_fork(env: Mapping[str, str]) -> bool:
     """Tell whether an interpreter that runs already can take this environment over."""
     read = {name: value for name, value in env.items() if name.startswith(("PYTHON", "LD_", "LC_"))}
-    own = PYTHON_SETTINGS["PYTHONPATH"] in read.pop("PYTHONPATH", "").split(os.pathsep)
-    return own and read == {"PYTHONUTF8": PYTHON_SETTINGS["PYTHONUTF8"]}
+    search_path = set(read.pop("PYTHONPATH", "").split(os.pathsep))
+    return PYTHON_SETTINGS["PYTHONPATH"] in search_path <= {PYTHON_SETTINGS["PYTHONPATH"], *sys.path} and read == {
+        "PYTHONUTF8": PYTHON_SETTINGS["PYTHONUTF8"]
+    }
 
 
 class ForkServer:
@@ -65,12 +67,19 @@ class ForkServer:
         return [sys.executable, "-I", "-S", str(CLIENT), self._name, ",".join(load)]
 
     def run_command(
-        self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], stdin: str | None, timeout: float
+        self,
+        arguments: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        stdin: str | None,
+        timeout: float,
+        load: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
         """Run `python` with these arguments from start to end, as `subprocess.run` does."""
         umask = os.umask(0)
         os.umask(umask)
-        request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "umask": umask, "load": []}
+        request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "umask": umask, "load": list(load)}
         # Packets: of a short command on a busy machine both the number and the exit code may be there at once.
         told, their_told = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         given, words, (out, their_out), (err, their_err) = (

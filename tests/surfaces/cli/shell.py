@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ _POWERS = "-dac_override,-dac_read_search"
 BOUND_BY_MODES = ["setpriv", "--bounding-set", _POWERS, "--inh-caps", _POWERS] if os.geteuid() == 0 else []
 # Loaded by a command that asks a provider's model; for `find_python`.
 PROVIDER = ("retinue.models.provider_messages", "pydantic_ai.models.anthropic", "pydantic_ai.models.openai")
+A2A = ("retinue.remote.a2a.adapter", "retinue.surfaces.a2a.server")
 _KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
 
 
@@ -41,6 +43,14 @@ def find_python(env: Mapping[str, str], *load: str) -> list[str]:
 def find_quick_command(*load: str) -> list[str]:
     """Return `COMMAND` in the same way."""
     return [*find_python(environment(), *load), "-m", "retinue"]
+
+
+def _asks_provider(arguments: Sequence[str], variables: Mapping[str, str]) -> bool:
+    """Tell whether a command probably loads the adapter of providers."""
+    models = [model for option, model in pairwise(arguments) if option == "--model"]
+    return any(name.endswith("_API_KEY") for name in variables) or not all(
+        model.startswith("scripted:") for model in models
+    )
 
 
 class Project:
@@ -74,7 +84,12 @@ class Project:
         env = environment(**more)
         if not self.prefix and can_fork(env):
             return start_fork_server().run_command(
-                ["-m", "retinue", *self.said(arguments)], cwd=self.folder, env=env, stdin=stdin, timeout=SECONDS
+                ["-m", "retinue", *self.said(arguments)],
+                cwd=self.folder,
+                env=env,
+                stdin=stdin,
+                timeout=SECONDS,
+                load=PROVIDER if _asks_provider(arguments, more) else (),
             )
         given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
         return subprocess.run(
