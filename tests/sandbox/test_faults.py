@@ -129,7 +129,7 @@ async def play(wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tup
     async def allow(question: Approval) -> Allow:
         return Allow()
 
-    monkeypatch.setattr(tool_server_session, "Channel", CountedChannel)
+    monkeypatch.setattr(tool_server_session, "FrameChannel", CountedChannel)
     monkeypatch.setattr(tool_server_session, "FILE_SECONDS", 60.0)
     builder = CountedBuilder(SERVES)
     owner = make_supervisor(Parts(folder, folder / ".retinue", mode="ask", approver=allow))
