@@ -179,6 +179,19 @@ async def test_events_of_a_late_loop_go_with_the_next_one_that_somebody_waits_fo
     await log.close()
 
 
+async def test_the_journal_is_moved_into_the_file_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "JOURNAL_PAGES", 10)
+    log = SqliteLog(tmp_path)
+    await write(log, make_spawned())
+    for seq in range(2, 12):
+        await write(log, make_event(seq, Message("x" * 50_000)))
+    journal = log.path.with_name(f"{log.path.name}-wal")
+    assert journal.stat().st_size < 200_000 and log.path.stat().st_size > 400_000
+    await log.close()
+
+
 async def test_reading_a_tree_touches_no_batch_of_another(tmp_path: Path) -> None:
     log = SqliteLog(tmp_path)
     await write(log, make_spawned())

@@ -48,6 +48,7 @@ from retinue.sandbox.hints import NO_MEMORY, find_offline_hint
 from retinue.sandbox.process import OUT_OF_MEMORY, REAP_SECONDS, PreparedSandbox, Process
 from retinue.tools.code_mode import ExecutePython
 from retinue.tools.local import COMMANDS, EDITING, LOCAL
+from retinue.tools.truncate import clean_cut
 from retinue.workspaces.run_folders import RunFolders
 
 if TYPE_CHECKING:
@@ -481,7 +482,7 @@ class ToolServerSession:
         )
 
     def _make_outcome(self, tool: LocalTool, result: frames.Result, started: _RunningServer) -> Outcome:
-        text = result.text
+        text = clean_cut(result.text)
         if not result.success and tool.spec.name in COMMANDS and (note := self._find_hint(text, started)):
             text = f"{text}\n{note}"
         file = find_output(started.box.outputs, result.file) if result.file else ""
