@@ -268,7 +268,7 @@ def test_names_that_lead_up_are_never_written(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "s")).ensure_created()
     with Import(store) as into:
         held = merging.StoredFile("100644", into.add_bytes(b"x"))
-    plan = merging.Plan(str(tmp_path))
+    plan = merging.MergePlan(str(tmp_path))
     for path in ("../x", "a/../../x", "/etc/x", "a//b", "./x", "a\0b"):
         merging._check_allowed(merging.Change(path, None, held), plan, store, set())
     assert len(plan.conflicts) == 6
