@@ -72,7 +72,7 @@ from retinue.protocol.a2a import (
     AFTER_HEADER,
     EXTENSION,
     ApprovalAnswer,
-    read_answer,
+    read_approval_answer,
     read_command_metadata,
     read_number,
     read_request_metadata,
@@ -530,7 +530,7 @@ def _read_part(
         case "data":
             data = MessageToDict(part.data)
             try:
-                answer = read_answer(data)
+                answer = read_approval_answer(data)
             except msgspec.ValidationError as error:
                 raise InvalidParamsError(f"{place}: not a well formed answer: {error}") from None
             if answer is None:
