@@ -47,7 +47,8 @@ U64_MAX = 2**64 - 1
 class RunView(Struct, eq=False, gc=False):
     """One run as its events tell it. `unpriced` are the tokens of calls whose price is not known, `away` the seconds in
     which no process had the run, or in which it waited for a message; it does so since `waiting_since`. A run of a
-    list, made without its calls and questions, has a `stored_state`."""
+    list, made without its calls and questions, has a `stored_state`. One that has no `keeps_texts` has no messages, no
+    warnings and no lines about tool calls: a tally needs none, and a run may be of any length."""
 
     number: int
     path: str
@@ -81,6 +82,7 @@ class RunView(Struct, eq=False, gc=False):
     away: float = 0.0
     waiting_since: float | None = None
     stored_state: str = ""
+    keeps_texts: bool = True
     _result: Result[Any] | None = None
 
     @property
@@ -165,6 +167,8 @@ class RunView(Struct, eq=False, gc=False):
         self.completed_turns = ended.turn
 
     def _apply_message(self, message: Message, event: Event) -> None:
+        if not self.keeps_texts:
+            return
         if message.text and not (message.host and self.spawned.model):  # a callable has no other words than its own
             self.last_message, self._is_reply = message.text, message.final
             if message.final:
@@ -191,8 +195,10 @@ class RunView(Struct, eq=False, gc=False):
     def _apply_result(self, result: ToolResult, event: Event) -> None:
         if result.sandbox and self.place is not None:  # what really stood, where that was seen
             self.place = structs.replace(self.place, sandbox=result.sandbox)
-        about, shown = "", result.name
         call = self._take_call(result.call_id)
+        if not self.keeps_texts:
+            return
+        about, shown = "", result.name
         if call is not None:
             if call.host and not call.within:
                 return
@@ -222,10 +228,11 @@ class RunView(Struct, eq=False, gc=False):
     def _apply_warning(self, warned: Warned, event: Event) -> None:
         if warned.code == "stalled":
             self.stalled_seq = event.seq
-        self.warnings += (warned.text,)
+        if self.keeps_texts:
+            self.warnings += (warned.text,)
 
     def _apply_gap(self, gap: Gap, event: Event) -> None:
-        if gap.code == "damaged":
+        if gap.code == "damaged" and self.keeps_texts:
             self.warnings += (f"{gap.count} events of this tree are missing: {gap.reason}",)
 
     def _apply_ending(self, ended: RunEnded, event: Event) -> None:
@@ -293,10 +300,6 @@ class RunView(Struct, eq=False, gc=False):
     def add_absence(self, seconds: float) -> None:
         """Count the time in which no process had the run, up to its resuming."""
         self.away += max(0.0, seconds)
-
-    def drop_texts(self) -> None:
-        """Forget what no tally needs: the log's writer keeps runs of any length."""
-        self.tool_logs, self.warnings, self.replies, self.last_message = [], (), (), ""
 
     def measure_seconds(self, now: float) -> float:
         """Return how long the run took, or has taken until now; a queued run has taken nothing."""
@@ -386,8 +389,8 @@ _FOLDS: dict[type, Callable[[RunView, Any, Event], None]] = {
 find_fold = _FOLDS.get
 
 
-def make_view(stored: StoredRun) -> RunView:
-    """Return the view of a stored run, without texts, calls and children."""
+def make_view(stored: StoredRun, *, keeps_texts: bool = True) -> RunView:
+    """Return the view of a stored run, without calls, children, and the texts it had so far."""
     event, body, tally = stored.first, stored.first.body, stored.tally
     assert isinstance(body, RunSpawned)
     ended = None
@@ -412,6 +415,7 @@ def make_view(stored: StoredRun) -> RunView:
         away=tally.away,
         waiting_since=tally.waiting_since,
         stored_state=tally.state,
+        keeps_texts=keeps_texts,
     )
 
 
@@ -422,7 +426,7 @@ def strip_spawned(event: Event) -> Event:
     return structs.replace(event, body=structs.replace(event.body, profile={}, tools=[]))
 
 
-class Runs(Struct, eq=False):
+class Runs(Struct, eq=False, gc=False):
     """All runs of one tree. An event of a run nobody has spawned yet, or after its ending, changes nothing. `gone_at`
     is the time of the newest event that is no `run.resumed`: runs that are resumed together say so in a row."""
 

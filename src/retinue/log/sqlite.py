@@ -32,6 +32,7 @@ from retinue.log.tree_index import TreeIndex, TreeRow
 
 LINGER = 0.004
 LONGEST_LINGER = 0.25
+JOURNAL_PAGES = 1000  # from so many on, SQLite's journal is moved into the file
 RETRY_SECONDS = 1.0
 VANISHED = "the log {path} was deleted or replaced while this process was writing it: what it held of this run is lost"
 READ_CHUNK = 1000
@@ -122,6 +123,10 @@ class FileWriter:
                 self._first_batch = schema.next_batch(self._db)
                 self._files = schema.identify_files(path)
                 self._reader = schema.open_reader(path)
+                self._journal_pages = 0
+                self._db.set_wal_hook(
+                    self._note_journal
+                )  # instead of SQLite's own, which works before a commit returns
             except apsw.Error as error:
                 raise LogError(schema.describe_error(f"cannot open the log {path}", error, self._db)) from None
             undo.pop_all()
@@ -278,6 +283,9 @@ class FileWriter:
                 self._loop.call_soon_threadsafe(self._settle, batch if error is None else [], waiters, error)
             if closing or self._loop.is_closed():
                 break
+            if batch and error is None and self._journal_pages >= JOURNAL_PAGES:
+                with suppress(apsw.Error):  # tried again after the next batch
+                    self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         if self.commits and self._error is None:
             try:
                 self._check_files()
@@ -318,6 +326,10 @@ class FileWriter:
             return LogError(schema.describe_error(f"cannot write the log {self.path}", error, self._db))
         self.commits += 1
         return None
+
+    def _note_journal(self, db: apsw.Connection, name: str, pages: int) -> int:
+        self._journal_pages = pages
+        return apsw.SQLITE_OK
 
     def _check_files(self) -> None:
         """Raise LogLost if the log was deleted or replaced: SQLite would go on writing to files without a name."""

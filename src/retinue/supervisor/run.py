@@ -110,6 +110,13 @@ class Run(msgspec.Struct, eq=False):
             yield run
             run = run.parent
 
+    def is_below(self, other: Run) -> bool:
+        """Tell whether the other run is above this one, at any level."""
+        above = self.parent
+        while above is not None and above is not other:
+            above = above.parent
+        return above is not None
+
     @property
     def own_account(self) -> Account | None:
         """The account that was made for this run; None if it spends from the one above, or without a limit."""
@@ -392,8 +399,10 @@ class Run(msgspec.Struct, eq=False):
 
     def measure_duration(self, clock: Clock) -> float:
         """Return the seconds that the run has been at work. Those in which a conversation waited do not count."""
-        idle = self.view.measure_idle(clock.wall()) - self.idle_before if self.task.conversation else 0.0
-        return max(0.0, clock.monotonic() - self.started - idle)
+        seconds = clock.monotonic() - self.started
+        if self.task.conversation:
+            seconds = max(0.0, seconds - self.view.measure_idle(clock.wall()) + self.idle_before)
+        return seconds
 
     def stop_clocks(self) -> None:
         """Stop every clock for good: the run has its ending."""

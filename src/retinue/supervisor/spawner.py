@@ -32,7 +32,7 @@ from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import find_hidden_paths, narrowed
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.run import Run
-from retinue.supervisor.run_services import RunServices
+from retinue.supervisor.run_services import RunServices, SharedServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.tree import Tree, TreeRegistry, choose_tree_class
@@ -83,12 +83,13 @@ class Spawner:
         files: RunFiles,
     ) -> None:
         self._ports, self._clock, self._state = ports, ports.clock, ports.state
-        self._trees, self._driver, self._control, self._approvals, self._files = (
-            trees,
-            driver,
-            control,
-            approvals,
-            files,
+        self._trees, self._driver, self._files = trees, driver, files
+        self._services = SharedServices(
+            approvals=approvals,
+            prices=ports.prices,
+            files=files,
+            spawn_children=self.spawn_children,
+            control=control,
         )
         self._is_closed = False
         self.limits = ports.limits.override(DEFAULTS)
@@ -304,7 +305,7 @@ class Spawner:
             background=order.background,
             queued=run.slot.is_queued,
             trace_id=tree.trace_id,
-            span_id=random.getrandbits(64).to_bytes(8, "big").hex(),
+            span_id=f"{random.getrandbits(64):016x}",
         )
         return msgspec.structs.replace(  # in two steps: Python passes more than 15 names as a dict, which is slow
             spawned,
@@ -328,15 +329,7 @@ class Spawner:
         )
 
     def make_services(self, tree: Tree, run: Run) -> RunServices:
-        return RunServices(
-            tree=tree,
-            run=run,
-            approvals=self._approvals,
-            prices=self._ports.prices,
-            files=self._files,
-            spawn_children=self.spawn_children,
-            control=self._control,
-        )
+        return RunServices(tree=tree, run=run, shared=self._services)
 
     def _grant_paths(self, task: Task) -> Task:
         """Return a primary's task with the paths that the user grants to every primary. The log keeps them, so that a
