@@ -274,6 +274,7 @@ def _open_stream(fd: int, mode: str, errors: str) -> TextIOWrapper:
 if __name__ == "__main__":
     if os.fork():  # nobody's child: tests look for what is left below their own process
         _leave()
+    os.setsid()  # no terminal of whoever runs the tests is that of a command
     kept = sys.path[2:]  # without the folder of this file and the package's
     load_modules()
     gc.collect()
