@@ -19,7 +19,7 @@ from retinue.core.ports import Log, LogReader
 from retinue.log import locks, schema, sqlite, sqlite_reader
 from retinue.log.sqlite import SqliteLog
 from retinue.log.sqlite_reader import SqliteReader
-from retinue.log.tree_index import Changes
+from retinue.log.tree_index import IndexChanges
 from tests.log.contract import DurableLogContract, LogContract
 from tests.log.kit import fill, make_ended, make_event, make_spawned, write, write_files
 
@@ -223,7 +223,7 @@ async def test_unknown_fields_come_out_untouched(tmp_path: Path) -> None:
     await write_files(tmp_path, make_spawned(), make_ended(2))
     newer = encode_stored_events([make_event(3, Message("hi"))])[:-2] + b',"mood":"new"}}'
     db = schema.open_writer(tmp_path / "logs/0001.db")
-    schema.append_batch(db, epoch=schema.begin_epoch(db), places={"t1": 3}, lines=newer, changes=Changes())
+    schema.append_batch(db, epoch=schema.begin_epoch(db), places={"t1": 3}, lines=newer, changes=IndexChanges())
     db.close()
     [stored] = await SqliteReader(tmp_path / "logs").read_lines("t1", after=2)
     assert stored.line == encode_event(make_event(3, Message("hi")))[:-1] + b',"mood":"new"}'

@@ -139,10 +139,10 @@ def test_pieces_are_held_back_only_while_they_may_be_a_secret(monkeypatch: pytes
     monkeypatch.setattr(secrets, "_known", ())  # a random one of another test may begin as this text ends
     secrets.hide_secret(KEY)
     for cut in range(len(KEY) + 1):
-        stream = secrets.Stream()
+        stream = secrets.SecretStream()
         said = [stream.feed(f"a {KEY[:cut]}"), stream.feed(KEY[cut:]), stream.rest()]
         assert "".join(said) == f"a {secrets.HIDDEN}" and said[0].startswith("a ")
-    stream = secrets.Stream()
+    stream = secrets.SecretStream()
     assert [stream.feed("task sk-"), stream.feed("ip"), stream.rest()] == ["task ", "sk-ip", ""]
 
 

@@ -25,13 +25,13 @@ class Context:
     """One run, seen from inside. `handle` is the run as others see it; `metadata` holds its depth and the deepest
     allowed."""
 
-    __slots__ = ("_asked", "_control", "_say", "link", "metadata", "workspace")
+    __slots__ = ("_asked", "_control", "_schedule", "link", "metadata", "workspace")
 
     def __init__(self, link: Link, *, control: Control, workspace: str, metadata: dict[str, Any]) -> None:
         self.link: Link = link
         self._control = control
         self._asked = 0
-        self._say: Callable[[Body], Any] = link.emit
+        self._schedule: Callable[..., Any] | None = None  # of a thread beside the event loop
         self.workspace: str = workspace
         self.metadata: dict[str, Any] = metadata
 
@@ -66,8 +66,14 @@ class Context:
     def aside(self, schedule: Callable[..., Any]) -> Context:
         """Return a context for a thread beside the event loop: its messages are scheduled on the loop."""
         other = copy(self)
-        other._say = partial(schedule, self.link.emit)
+        other._schedule = schedule
         return other
+
+    def _say(self, body: Body) -> None:
+        if self._schedule is None:
+            self.link.emit(body)
+        else:
+            self._schedule(self.link.emit, body)
 
     async def approve(self, action: str, **args: Any) -> bool:
         """Ask the user. False means no, also to just these arguments; without an approver the run ends."""

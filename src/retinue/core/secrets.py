@@ -101,7 +101,7 @@ def clean_beginning(text: str) -> str:
     return HIDDEN + text[max(sizes) :] if sizes else text
 
 
-class Stream:
+class SecretStream:
     """Text that comes in pieces. What may be the beginning of a value is held back until more of it has come. Where the
     text `is_cut`, it begins with a line, before which others are missing: these may have the beginning of a value."""
 

@@ -426,7 +426,7 @@ def strip_spawned(event: Event) -> Event:
     return structs.replace(event, body=structs.replace(event.body, profile={}, tools=[]))
 
 
-class Runs(Struct, eq=False):
+class Runs(Struct, eq=False, gc=False):
     """All runs of one tree. An event of a run nobody has spawned yet, or after its ending, changes nothing. `gone_at`
     is the time of the newest event that is no `run.resumed`: runs that are resumed together say so in a row."""
 

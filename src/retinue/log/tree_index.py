@@ -61,7 +61,7 @@ class TreeRow(Struct, eq=False, gc=False):
         )
 
 
-class Changes(Struct):
+class IndexChanges(Struct):
     """The rows that a batch changes: trees, new runs, and the tallies of runs, new ones among them."""
 
     trees: list[TreeRow] = []
@@ -108,9 +108,9 @@ class TreeIndex:
                 tree.changed[event.run] = None
             tree.row.apply(event)
 
-    def list_changes(self) -> Changes:
+    def list_changes(self) -> IndexChanges:
         """Return the rows that have changed since the last `settle`."""
-        changes = Changes()
+        changes = IndexChanges()
         for name in self._changed:
             tree = self._trees[name]
             changes.trees.append(tree.row)

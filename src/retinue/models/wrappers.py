@@ -119,7 +119,7 @@ class RedactingModel:
         self.name: str = getattr(model, "name", type(model).__name__)
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
-        streams: dict[str, secrets.Stream] = {}
+        streams: dict[str, secrets.SecretStream] = {}
 
         def flush() -> None:
             for kind, stream in streams.items():
@@ -132,7 +132,7 @@ class RedactingModel:
                 flush()  # what was held back of the failed attempt is no beginning of the next one
                 shown = secrets.clean_text(text)
             else:
-                shown = streams.setdefault(kind, secrets.Stream()).feed(text)
+                shown = streams.setdefault(kind, secrets.SecretStream()).feed(text)
             if shown:
                 on_delta(kind, shown)
 

@@ -55,11 +55,12 @@ class Driver:
         self._clock, self._state, self._hook = ports.clock, ports.state, ports.hook
         self._trees, self._control, self._approvals, self._files = trees, control, approvals, files
         self._loop = asyncio.get_running_loop()
+        self._on_stop = self._start_grace  # one object for all runs
 
     def start(self, tree: Tree, run: Run, services: RunServices, written: Awaitable[None] | None) -> None:
         """Start driving a run. `written` is done when its first event is in the log."""
         task = self._loop.create_task(self._drive(tree, run, services, written), name=run.ref.path)
-        run.attach_driver(task, self._start_grace)
+        run.attach_driver(task, self._on_stop)
 
     async def _drive(self, tree: Tree, run: Run, services: RunServices, written: Awaitable[None] | None) -> None:
         run.begin_driving(self._clock.monotonic())
@@ -230,7 +231,7 @@ class Driver:
         grace = run.plan.runtime.grace
         tree.write(run, Warned(f"did not stop within {grace:g} s and was abandoned", code="abandoned"))
         task = self._loop.create_task(self._end(tree, run, make_stopped_ending(run)))
-        run.attach_driver(task, self._start_grace)
+        run.attach_driver(task, self._on_stop)
 
 
 async def _end_children(run: Run) -> None:

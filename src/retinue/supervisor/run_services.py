@@ -47,7 +47,7 @@ from retinue.core.events import (
 )
 from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
 from retinue.core.messages import ASKER, USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
-from retinue.core.ports import Folders, Order, Outcome, Preview, Prices, Receipt, Row, Ticket
+from retinue.core.ports import Folders, Log, Order, Outcome, Preview, Prices, Receipt, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
@@ -348,7 +348,7 @@ class RunServices(msgspec.Struct, eq=False):
 
     def show_delta(self, kind: str, text: str, turn: int = 0, offset: int = 0, *, call_id: str = "") -> None:
         """Show a piece of a reply, with its place in it, or of the output of a call."""
-        ref, run, show = self.ref, self.run, self.tree.log.show
+        run, ref = self.run, self.run.ref
         if run.ending:
             return
         run.record_activity()
@@ -357,17 +357,17 @@ class RunServices(msgspec.Struct, eq=False):
             return
         delta = Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind, turn=turn, offset=offset, call_id=call_id)
         if run.first_write is None:
-            show(delta)
+            self.tree.log.show(delta)
         else:  # in order, and not before watchers can know of the run
-            run.first_write.add_done_callback(lambda done: done.cancelled() or done.exception() or show(delta))
+            run.first_write.add_done_callback(partial(_show_when_written, self.tree.log, delta))
 
     def _report_reply(self, reply: Reply, model: str) -> None:
         if reply.natives or reply.thoughts:
             self._report_thinking(reply)
-        run, write = self.run, self.tree.write
         if reply.text and not reply.refused:
             self._write_message(reply.text, is_final=not reply.calls)
-        write(run, UsageReported(model, reply.usage, self.shared.prices.price(model, reply.usage), reply.estimated))
+        cost = self.shared.prices.price(model, reply.usage)
+        self.tree.write(self.run, UsageReported(model, reply.usage, cost, reply.estimated))
 
     def _write_message(self, text: str, *, is_final: bool) -> None:
         run, file = self.run, ""
@@ -555,6 +555,11 @@ class ReplyDeltas(msgspec.Struct, eq=False):
         elif kind == "retry":
             self.offset = 0
             self.texts.clear()
+
+
+def _show_when_written(log: Log, delta: Delta, written: asyncio.Future[None]) -> None:
+    if not written.cancelled() and written.exception() is None:
+        log.show(delta)
 
 
 def _complete_usage(reply: Reply, request: Request) -> Reply:

@@ -305,7 +305,7 @@ class Spawner:
             background=order.background,
             queued=run.slot.is_queued,
             trace_id=tree.trace_id,
-            span_id=f"{random.getrandbits(64):016x}",
+            span_id=random.getrandbits(64).to_bytes(8, "big").hex(),
         )
         return msgspec.structs.replace(  # in two steps: Python passes more than 15 names as a dict, which is slow
             spawned,

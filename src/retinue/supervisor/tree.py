@@ -63,7 +63,7 @@ class Tree:
         """Make a new tree, or one that an earlier process has begun: the view `restored`, up to the event `seq`."""
         self.id = new_tree_id() if restored is None else restored.tree
         self.trace_origin = NO_ORIGIN if trace is None else trace()
-        self.trace_id = self.trace_origin.traceparent[3:35] or f"{random.getrandbits(128):032x}"
+        self.trace_id = self.trace_origin.traceparent[3:35] or random.getrandbits(128).to_bytes(16, "big").hex()
         self.runs: list[Run] = []
         self.view = Runs(self.id) if restored is None else restored
         self.slots = Slots(concurrent)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from retinue.core.errors import RetinueError
 from retinue.core.limits import INLINE_BYTES
-from retinue.core.secrets import Stream, clean_beginning, clean_end
+from retinue.core.secrets import SecretStream, clean_beginning, clean_end
 from retinue.files.private import open_private_file
 
 SPILL_BYTES = 256 * 1024 * 1024
@@ -37,7 +37,7 @@ class Ends:
     ) -> None:
         self._limit, self._spill, self._cap = limit, spill, cap
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._secrets = Stream()
+        self._secrets = SecretStream()
         self._head, self._tail = bytearray(), bytearray()
         self._total = 0
         self._path = has

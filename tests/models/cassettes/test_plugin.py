@@ -14,7 +14,7 @@ import pytest
 
 from retinue.core.errors import ModelError
 from retinue.core.messages import Reply, Request, RunRef
-from retinue.core.records import Exchange, RecordedRequest
+from retinue.core.records import RecordedExchange, RecordedRequest
 from retinue.models.cassettes import Cassette, RunNames, redact_keys
 from tests.docs.test_docs import ROOT, snippets
 from tests.models import wire
@@ -140,7 +140,7 @@ async def test_a_departing_call_fails_with_a_diff_that_names_run_and_turn(suite:
 
 async def test_what_one_model_said_is_not_played_as_another_s() -> None:
     request = RecordedRequest("anthropic:claude-x", "Be brief.", (), ())
-    cassette = Cassette([Exchange("/main", 1, "clerk", request, Reply("tea"))], "none", str)
+    cassette = Cassette([RecordedExchange("/main", 1, "clerk", request, Reply("tea"))], "none", str)
     names = RunNames(lambda ref: ref.path, "", "")
     for model, mismatches in (("anthropic:claude-x", 0), ("anthropic:claude-y", 1)):
         asked = Request(RunRef("t", 0, "/main", "main", "clerk", "c"), 1, model, "Be brief.", [], ())

@@ -62,7 +62,7 @@ def test_who_asked_and_was_killed_gets_the_answer_and_nothing_is_done_twice(tmp_
                 process.kill()
             assert process.wait() == -signal.SIGKILL
         gate.open()
-        done = container.retinue("resume", *words, quick=False, **inside)
+        done = container.retinue("resume", *words, **inside)
     finally:
         stop(watcher)
     assert done.returncode == 0, done.stderr

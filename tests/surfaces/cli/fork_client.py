@@ -11,7 +11,7 @@ import marshal
 import os
 import sys
 
-PASSED_ON = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT, _signal.SIGUSR1, _signal.SIGUSR2)
+PASSED_ON = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT, _signal.SIGWINCH)
 
 
 def ask_server(name: str, load: list[str], arguments: list[str]) -> _socket.socket:

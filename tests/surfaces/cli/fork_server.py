@@ -151,7 +151,7 @@ def serve(listener: socket.socket) -> dict[str, Any]:
                 key.data(running)
                 continue
             assert isinstance(key.fileobj, socket.socket)
-            data, fds, _, _ = socket.recv_fds(key.fileobj, 16, 5)
+            data, fds = _receive(key.fileobj)
             if key.fileobj is not first:
                 running.unregister(key.fileobj)
                 key.fileobj.close()
@@ -180,8 +180,8 @@ class Command:
     """A forked process and the socket of the client who waits for its end."""
 
     def __init__(self, pid: int, told: int) -> None:
-        self._pid, self._pidfd, self._told = pid, os.pidfd_open(pid), told
-        os.write(told, str(pid).encode())
+        self._pid, self._pidfd, self._told, self._is_over = pid, os.pidfd_open(pid), told, False
+        self._tell(pid)
 
     def register(self, running: selectors.BaseSelector) -> None:
         running.register(self._pidfd, selectors.EVENT_READ, self._end)
@@ -189,18 +189,32 @@ class Command:
 
     def _kill(self, running: selectors.BaseSelector) -> None:
         """End the process of a client who is gone."""
-        running.unregister(self._told)
-        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        if not self._is_over:  # or it ended at the same time
+            running.unregister(self._told)
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _end(self, running: selectors.BaseSelector) -> None:
+        self._is_over = True
         _, status = os.waitpid(self._pid, 0)
         running.unregister(self._pidfd)
-        with suppress(KeyError):
+        with suppress(KeyError):  # the client is gone
             running.unregister(self._told)
-        with suppress(BrokenPipeError):  # the client is gone
-            os.write(self._told, str(os.waitstatus_to_exitcode(status)).encode())
+        self._tell(os.waitstatus_to_exitcode(status))
         for fd in (self._pidfd, self._told):
             os.close(fd)
+
+    def _tell(self, number: int) -> None:
+        with suppress(OSError):  # the client is gone
+            os.write(self._told, str(number).encode())
+
+
+def _receive(client: socket.socket) -> tuple[bytes, list[int]]:
+    """Return a packet and its descriptors; nothing of a client who is gone."""
+    try:
+        data, fds, _, _ = socket.recv_fds(client, 16, 5)
+    except OSError:
+        return b"", []
+    return data, fds
 
 
 def _read_user(client: socket.socket) -> int:
@@ -274,6 +288,7 @@ def _open_stream(fd: int, mode: str, errors: str) -> TextIOWrapper:
 if __name__ == "__main__":
     if os.fork():  # nobody's child: tests look for what is left below their own process
         _leave()
+    os.setsid()  # no terminal of whoever runs the tests is that of a command
     kept = sys.path[2:]  # without the folder of this file and the package's
     load_modules()
     gc.collect()

@@ -229,7 +229,6 @@ def test_completion_knows_runs_profiles_and_questions(project: Project) -> None:
     assert completed(project, "retinue", "diff", "/main/") == ["/main/explorer-1"]
     assert completed(project, "retinue", "run", "--profile", "ex") == ["explorer"]
     assert completed(project, "retinue", "run", "--runtime", "i") == ["inherited", "isolated"]
-    assert completed(project, "retinue", "run", "--model", "anth") == ["anthropic:claude-sonnet-5-5"]
     assert completed(project, "retinue", "run", "--model", "openai", ":", "gpt-6.1-t") == ["gpt-6.1-terra"]
     assert completed(project, "retinue", "help", "app") == ["approvals", "approve", "apply"]
     assert "unknown kind 'x'; available: runs" in one_line_error(project.retinue("completion", "--values", "x", ""))

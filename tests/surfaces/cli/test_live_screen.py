@@ -45,6 +45,28 @@ async def test_a_late_answer_is_told_who_was_first(tmp_path: Path) -> None:
     assert not (tmp_path / "a.txt").exists()
 
 
+@pytest.mark.parametrize(("key", "told"), [("p", "yes to 3 questions"), ("d", "no to 3 questions")])
+async def test_one_answer_for_all_that_an_agent_asks_is_confirmed(key: str, told: str, tmp_path: Path) -> None:
+    calls = [{"name": "write", "args": {"path": f"{name}.txt", "content": "x"}} for name in "abc"]
+    async with house(tmp_path) as h, open_live_terminal() as terminal, TaskOwner() as tasks:
+        run = RunHandle(h.supervisor, h.run({"main": [{"tools": calls}, "end"]}).ref)
+        showing = tasks.start(terminal.show(h.supervisor, run))
+        await terminal.sees("question 1, 2 more wait")
+        await terminal.sees(KEYS)
+        terminal.type("\t")
+        await terminal.sees("question 2, 2 more wait")
+        await terminal.sees(KEYS)
+        terminal.type(key)
+        await terminal.sees("sure? [y]es [n]o")
+        assert [line for line in terminal.bottom if told in line]
+        terminal.type("y")
+        await showing
+        events = await h.supervisor.log.read(run.tree)
+    decided = [event.body.allowed for event in events if isinstance(event.body, ApprovalDecided)]
+    assert decided == [key == "p"] * 3
+    assert len(list(tmp_path.glob("*.txt"))) == (3 if key == "p" else 0)
+
+
 async def test_the_inbox_of_a_conversation_lists_shows_and_answers(tmp_path: Path) -> None:
     calls = [{"name": "write", "args": {"path": f"{name}.txt", "content": "x"}} for name in "abc"]
     profile = Profile("main", "You are main.", model=scripted({"main": [{"tools": calls}, "All is said."]}))

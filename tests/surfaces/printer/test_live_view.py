@@ -27,7 +27,7 @@ from retinue.surfaces.printer.keys import Key
 from retinue.surfaces.printer.markdown import render_markdown
 from retinue.surfaces.printer.screen import FRAME_SECONDS
 from tests.surfaces.live_terminal import COLUMNS, open_live_terminal
-from tests.surfaces.printer.facts import MAIN, Facts
+from tests.surfaces.printer.facts import ANNA, MAIN, Facts
 
 AGENTS, CALLS = 100, 50
 
@@ -128,6 +128,20 @@ async def test_the_header_is_there_at_once_and_thinking_and_text_as_they_arrive(
     assert "agent:1 has ended" not in "".join(terminal.lasting)
     assert "".join(terminal.lasting).count("anthropic:m") == 1
     assert "I should look" not in "".join(terminal.lasting)  # `--verbose` keeps thoughts
+
+
+async def test_verbose_keeps_thoughts_and_what_was_spawned() -> None:
+    facts = Facts()
+    async with open_live_terminal(level="verbose") as terminal:
+        for event in (
+            facts.spawn(MAIN, "main"),
+            facts(MAIN, RunStarted()),
+            facts(MAIN, Thinking("I should look first.")),
+            facts.spawn(ANNA, "research codebase"),
+        ):
+            terminal.live.view.apply(event)
+        await terminal.keeps("I should look first.")
+        await terminal.keeps("○ anna [research codebase] spawned")
 
 
 def test_markdown_is_rendered_without_links_images_or_markup_of_ours() -> None:

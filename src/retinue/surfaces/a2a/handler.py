@@ -72,7 +72,7 @@ from retinue.protocol.a2a import (
     AFTER_HEADER,
     EXTENSION,
     ApprovalAnswer,
-    read_answer,
+    read_approval_answer,
     read_command_metadata,
     read_number,
     read_request_metadata,
@@ -124,7 +124,7 @@ class HandlerOptions(msgspec.Struct, frozen=True, kw_only=True):
     begun: Callable[[RunHandle, str, str], object]
 
 
-class Accepted(NamedTuple):
+class AcceptedMessage(NamedTuple):
     """The task of a message, the event after which its client has not seen it, and the questions it has answered."""
 
     task: ServedTask
@@ -159,7 +159,7 @@ class TaskHandler(RequestHandler):
             async for update in updates:
                 yield update
 
-    async def _accept(self, params: SendMessageRequest, context: ServerCallContext) -> Accepted:
+    async def _accept(self, params: SendMessageRequest, context: ServerCallContext) -> AcceptedMessage:
         """Do what a message asks for, once."""
         message, client = read_message(params, context.state.get("headers", {})), _name_client(context)
         if params.configuration.HasField("task_push_notification_config"):
@@ -168,12 +168,12 @@ class TaskHandler(RequestHandler):
             known = self._tasks.find_message(client, message.message_id)
             if known is not None:
                 self._options.say(REPEATED.format(client=client, name=message.message_id, task=known.tree))
-                return Accepted(known)
+                return AcceptedMessage(known)
             if message.task_id:
                 return await self._address(self._find(message.task_id, context), message)
             if message.answers:
                 raise InvalidParamsError("an answer needs the taskId of the task that asks")
-            return Accepted(await self._begin(message, client))
+            return AcceptedMessage(await self._begin(message, client))
 
     async def _begin(self, message: ClientMessage, client: str) -> ServedTask:
         """Start a run for a message: a new conversation, or one that continues."""
@@ -209,13 +209,13 @@ class TaskHandler(RequestHandler):
             replace_file(folder / name, data)
         return tuple(str(folder / name) for name, _ in message.files)
 
-    async def _address(self, task: ServedTask, message: ClientMessage) -> Accepted:
+    async def _address(self, task: ServedTask, message: ClientMessage) -> AcceptedMessage:
         """Give a message to a task at work: answers to its questions, and words."""
         if message.context_id and message.context_id != task.request.context:
             raise InvalidParamsError(f"the task {task.tree} is in another context than {message.context_id}")
         view = await self._tasks.read_view(task)
         if message.message_id in view.message_ids or _has_answered(view, task, message):
-            return Accepted(task)  # it came before, perhaps to a server that was killed since
+            return AcceptedMessage(task)  # it came before, perhaps to a server that was killed since
         if view.ending is not None or not self._tasks.is_live(task):
             raise UnsupportedOperationError(ENDED.format(task=task.tree))
         if message.files:
@@ -230,7 +230,7 @@ class TaskHandler(RequestHandler):
             if receipt.state not in ("queued", "delivered"):
                 raise UnsupportedOperationError(f"the words did not reach the task: {receipt.why}")
         self._tasks.note_message(task, message.message_id)
-        return Accepted(task, after, frozenset(answer.approval_id for answer in message.answers))
+        return AcceptedMessage(task, after, frozenset(answer.approval_id for answer in message.answers))
 
     async def _answer(self, task: ServedTask, answer: ApprovalAnswer) -> None:
         """Answer a question of a task for its client. Only what was shown to the client can be said yes to."""
@@ -284,21 +284,21 @@ class TaskHandler(RequestHandler):
         """Return the task as the first event of a stream: submitted where the stream tells all, else as it stands."""
         if after or not isinstance(first, Event) or not isinstance(first.body, RunSpawned):
             return await self._make_task(task)
-        place = task.place
-        history = [make_user_message(place, task.request.message, first.body.task)]
+        ids = task.ids
+        history = [make_user_message(ids, task.request.message, first.body.task)]
         status = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)
-        return Task(id=place.task_id, context_id=place.context_id, history=history, status=status)
+        return Task(id=ids.task_id, context_id=ids.context_id, history=history, status=status)
 
     async def _stream_shown(self, task: ServedTask, after: int, *, pauses: bool) -> AsyncGenerator[Update]:
         """Yield what a client of the pattern sees."""
         options = self._options
-        fold = StreamFold(task.place, options.pattern, asks_client=options.asks_client)
+        fold = StreamFold(task.ids, options.pattern, asks_client=options.asks_client)
         async with aclosing(self._control.watch(task.tree, deltas=True)) as items:
             first = await anext(items, None)  # the log has the task now: its id can be told
             yield await self._make_first(task, first, after)
             open_questions = await self._list_open_questions(task) if after and pauses else []
             if open_questions:
-                yield make_input_required(task.place, open_questions)
+                yield make_input_required(task.ids, open_questions)
                 return
             seq = 0
             async for item in _put_back(first, items):
@@ -319,20 +319,20 @@ class TaskHandler(RequestHandler):
 
     async def _stream_typed(self, task: ServedTask, after: int) -> AsyncGenerator[Update]:
         """Yield the events of the tree themselves, and pieces of text as they are said, for another retinue."""
-        place = task.place
+        ids = task.ids
         ended: RunEnded | None = None
         async with aclosing(self._control.watch(task.tree, after=after, deltas=True)) as items:
             first = None if after else await anext(items, None)  # later ones may be long in coming
             yield await self._make_first(task, first, after)
             async for item in _put_back(first, items):
-                update = make_typed_update(place, item)
+                update = make_typed_update(ids, item)
                 if update is not None:
                     yield update
                 if isinstance(item, Event) and item.run == 0 and isinstance(item.body, RunEnded):
                     ended = item.body
         ended = ended or (await self._tasks.read_view(task)).ending
         if ended is not None:
-            yield place.make_status(find_state(ended), make_failure(place, ended))
+            yield ids.make_status(find_state(ended), make_failure(ids, ended))
 
     async def _note_disconnect(self, task: ServedTask) -> None:
         """Log that a client has gone away, and stop its work if the server is told to."""
@@ -343,7 +343,7 @@ class TaskHandler(RequestHandler):
         _LOG.info("Stream of task %s ended by client disconnection", task.tree)
         self._options.say(f"client '{task.request.client}' went away from {task.tree}: {how}")
 
-    async def _wait_for_pause(self, accepted: Accepted, context: ServerCallContext) -> None:
+    async def _wait_for_pause(self, accepted: AcceptedMessage, context: ServerCallContext) -> None:
         """Wait until a task has ended or asks its client something new, or the client has gone away."""
         task, asks = accepted.task, self._options.asks_client
         gone: asyncio.Event | None = context.state.get(GONE)
@@ -423,7 +423,7 @@ class TaskHandler(RequestHandler):
     async def _make_task(self, task: ServedTask) -> Task:
         view = await self._tasks.read_view(task)
         is_live, options = self._tasks.is_live(task), self._options
-        return view.make_task(task.place, options.pattern, is_live=is_live, asks_client=options.asks_client)
+        return view.make_task(task.ids, options.pattern, is_live=is_live, asks_client=options.asks_client)
 
     # What is not offered
 
@@ -530,7 +530,7 @@ def _read_part(
         case "data":
             data = MessageToDict(part.data)
             try:
-                answer = read_answer(data)
+                answer = read_approval_answer(data)
             except msgspec.ValidationError as error:
                 raise InvalidParamsError(f"{place}: not a well formed answer: {error}") from None
             if answer is None:

@@ -369,11 +369,11 @@ class _Host:
         self._behind = 0  # events that are handed to the terminal and not printed yet
 
     async def serve(self) -> None:
-        from retinue.surfaces.a2a.server import A2aServer, Screen
+        from retinue.surfaces.a2a.server import A2aServer, OperatorScreen
         from retinue.surfaces.cli.signals import Signals
 
         stop = asyncio.Event()
-        screen = Screen(say=self._say, begin=self._begin, show=self._show)
+        screen = OperatorScreen(say=self._say, begin=self._begin, show=self._show)
         async with AsyncExitStack() as stack:
             stack.callback(self._thread.close)
             stack.push_async_callback(self._thread.drain)

@@ -112,7 +112,7 @@ def execute_apply(args: argparse.Namespace) -> int:
     if not runs:
         return 0
     control = open_stored_control(find_project(Path.cwd()) / ".retinue")
-    interrupted = control.find_interrupted()
+    interrupted = control.find_unfinished_files()
     if interrupted and not args.yes and not _ask_recovery(interrupted):
         print("Nothing was changed.", file=sys.stderr)
         return FAILED

@@ -198,7 +198,7 @@ def check_control(look: Look) -> Iterator[Check]:
 def check_telemetry(_: Look) -> Iterator[Check]:
     """Check that spans can be sent. Settings and the environment decide whether they are."""
     if not providers.is_installed():
-        yield Check("telemetry", "ok", f"not installed: {providers.find_install_command()}")
+        yield Check("telemetry", "ok", f"not installed: {providers.make_telemetry_command()}")
         return
     named = "OTEL_EXPORTER_OTLP_ENDPOINT is set" if providers.is_requested(os.environ) else "no collector is named"
     yield Check("telemetry", "ok", f"installed; {named}")

@@ -12,7 +12,7 @@ from retinue.build.stored import open_stored_control
 from retinue.config.project import load_project
 from retinue.log.blocks import format_count
 from retinue.log.opening import open_reader
-from retinue.log.retention import Report, remove_old_trees
+from retinue.log.retention import RemovalReport, remove_old_trees
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import AGES, parse_age
 
@@ -84,7 +84,7 @@ def execute_gc(args: argparse.Namespace) -> int:
     return FAILED if report.problems else 0
 
 
-def _describe_report(report: Report, seconds: float, *, dry_run: bool) -> str:
+def _describe_report(report: RemovalReport, seconds: float, *, dry_run: bool) -> str:
     count = len(report.removed)
     if not count:
         return f"Nothing {'more ' if report.kept else ''}here is older than {_format_age(seconds)}."

@@ -134,7 +134,7 @@ def _execute_install(args: argparse.Namespace) -> int:
     """
     from retinue.config.project import find_project, load_own_settings
     from retinue.core.profiles import check_name
-    from retinue.surfaces.mcp.install import Installation, list_variables, write_entry
+    from retinue.surfaces.mcp.install import Installation, list_passed_variables, write_entry
 
     if args.project is not None and not args.project.is_dir():
         raise ConfigError(f"--project: there is no folder {args.project}")
@@ -148,7 +148,7 @@ def _execute_install(args: argparse.Namespace) -> int:
         line,
         folder,
         seconds=settings.coordination.subagent_default_timeout,
-        variables=[*list_variables(os.environ), *(name for each in settings.mcp_servers for name in each.gets)],
+        variables=[*list_passed_variables(os.environ), *(name for each in settings.mcp_servers for name in each.gets)],
     )
     if args.write:
         print(safe.escape_line(write_entry(installation)))
