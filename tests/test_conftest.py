@@ -1,6 +1,7 @@
 """The hook in conftest.py: async tests really run, with fixtures, parameters and hypothesis."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -48,5 +49,6 @@ def test_ignored_signals_are_restored(tmp_path: Path) -> None:
     ignore = f"trap '' {signal.SIGHUP:d} {signal.SIGINT:d}; exec \"$@\""
     pytest_command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     argv = ["sh", "-c", ignore, "sh", *pytest_command]
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=tmp_path)
+    env = {**os.environ, "PYTEST_DEBUG_TEMPROOT": str(tmp_path)}  # or it removes what others left
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stdout

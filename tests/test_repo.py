@@ -52,7 +52,7 @@ MECHANISMS = {
         {
             "log/retention.py": 1,
             "sandbox/escapes.py": 1,
-            "sandbox/ordinary_user.py": 1,
+            "processes/ordinary_user.py": 1,
             "surfaces/mcp/install.py": 1,
             "surfaces/printer/edit_call.py": 1,
             "workspaces/atomic_apply.py": 1,

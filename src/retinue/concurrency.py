@@ -6,7 +6,8 @@ together with one block, `asyncio.TaskGroup` is the better choice. Knows nothing
 
 Nearly every run sets an alarm that never goes off: its deadline. As timers of the event loop they would all lie in the
 heap it sorts its short sleeps in, and every turn of the loop would pay for them. So the alarms of a `SystemClock` have
-a heap of their own, and the loop has one timer, for the next of them.
+a heap of their own, and the loop has one timer, for the next of them. The `Deadline` of a run and of a tool call can be
+paused while a person is asked.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+
+if TYPE_CHECKING:
+    from retinue.core.ports import Clock, Timer
 
 T = TypeVar("T")
 
@@ -194,12 +198,19 @@ class Alarm(msgspec.Struct, order=True):
             self.clock.count_cancelled()
 
 
-class SystemClock:
-    """The clock of one event loop. Deadlines run on monotonic time; wall time only dates events."""
+class LoopClock:
+    """The time, and timers of the event loop. Deadlines run on monotonic time; wall time only dates events."""
 
     wall = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
     sleep = staticmethod(asyncio.sleep)
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        return asyncio.get_running_loop().call_later(seconds, callback)
+
+
+class SystemClock(LoopClock):
+    """A clock of one event loop for many alarms that seldom go off."""
 
     def __init__(self) -> None:
         self._due: list[Alarm] = []
@@ -243,3 +254,41 @@ class SystemClock:
         finally:  # a callback that raises must not take the other alarms with it
             if self._due and self._timer is None:
                 self._set_timer()
+
+
+class Deadline:
+    """Calls `on_expire` once, after `seconds` of running time. Pausing it (a person is asked) stops the time."""
+
+    __slots__ = ("_clock", "_left", "_on_expire", "_pauses", "_since", "_stopped", "_timer")
+
+    def __init__(self, seconds: float, clock: Clock, on_expire: Callable[[], None]) -> None:
+        self._clock = clock
+        self._on_expire = on_expire
+        self._left = seconds
+        self._pauses = 0
+        self._stopped = False
+        self._since = clock.monotonic()
+        self._timer: Timer | None = clock.call_later(seconds, on_expire)
+
+    @property
+    def seconds_left(self) -> float:
+        return self._left if self._timer is None else self._left - (self._clock.monotonic() - self._since)
+
+    def pause(self) -> None:
+        self._pauses += 1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._left -= self._clock.monotonic() - self._since
+
+    def resume(self) -> None:
+        self._pauses -= 1
+        if self._pauses == 0 and not self._stopped:
+            self._since = self._clock.monotonic()
+            self._timer = self._clock.call_later(max(0.0, self._left), self._on_expire)
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -249,7 +249,14 @@ class Progress:
     def _make_progress(
         self, run: RunView, tool: str, about: str, *, completed: bool, success: bool
     ) -> SubagentProgress:
-        told = run.describe_progress(self.runs.tree, tool, about, completed=completed, success=success)
+        profile = events.decode_raw(run.spawned.profile)
+        nickname, turns = profile.get("nickname"), (profile.get("limits") or {}).get("turns")
+        begun = run.begin_progress(
+            self.runs.tree,
+            nickname=nickname if isinstance(nickname, str) else None,
+            max_turns=turns if isinstance(turns, int) else None,
+        )
+        told = run.describe_progress(begun, tool, about, completed=completed, success=success)
         return SubagentProgress(**msgspec.structs.asdict(told))
 
 

@@ -52,7 +52,7 @@ def test_ps_and_show_say_how_to_go_on(project: Project) -> None:
 
 def test_what_cannot_be_resumed_is_said_in_one_line(project: Project) -> None:
     assert "there are no runs" in one_line_error(project.retinue("resume", "nothing"))
-    with project.running("run", "go", "--model", project.script({"main": [{"hang": True}]})) as process:
+    with project.running("run", "go", "--model", project.script({"main": [{"hang": True}]}), quick=False) as process:
         tree = ""
         while not tree:
             tree = next((row["tree"] for row in project.rows()), "")
@@ -127,7 +127,9 @@ def test_a_file_that_is_held_is_written_by_its_holder(project: Project) -> None:
     assert finished.stdout == "end\n"
     done_tree = project.rows()[0]["tree"]
     slow = {"main": [{"tools": [{"name": "list_agents"}]}, {"hang": True}]}
-    with project.running("run", "go", "--model", project.script(slow, name="slow.yaml"), "--yes") as process:
+    with project.running(
+        "run", "go", "--model", project.script(slow, name="slow.yaml"), "--yes", quick=False
+    ) as process:
         read_until(process.stderr, "list_agents")
         refused = one_line_error(project.retinue("resume", tree))
         assert refused.endswith(

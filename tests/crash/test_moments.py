@@ -19,7 +19,7 @@ SPAN, WALLED_SPAN = 0.6, 2.2  # about as long as the tree takes
 
 def crash(project: Project, moment: float, *arguments: str) -> None:
     """Kills it so many seconds after its first words."""
-    with project.running(*arguments) as process:
+    with project.running(*arguments, quick=False) as process:
         read_until(process.stderr, "\n")
         threading.Event().wait(moment)
         process.kill()

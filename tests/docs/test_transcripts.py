@@ -3,9 +3,9 @@
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from tests.docs.test_docs import ROOT
 from tests.docs.transcripts import Reply, TerminalSession, run_page
 from tests.models import wire
 from tests.models.server import Answer, Conversation
+from tests.surfaces.cli.fork_server import start_fork_server
+from tests.surfaces.cli.shell import PROVIDER
 
 SHOP = ROOT / "docs/examples/shop"
 FIXED = {
@@ -80,7 +82,9 @@ async def run_with_model(
     home, shop, programs = folder / "home", folder / "home/shop", folder / "home/bin"
     shutil.copytree(SHOP, shop)
     programs.mkdir()
-    (programs / "retinue").symlink_to(Path(sys.executable).with_name("retinue"))
+    words = [*start_fork_server().find_python(*PROVIDER), "-m", "retinue"]
+    (programs / "retinue").write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    (programs / "retinue").chmod(0o755)
     person = {"GIT_AUTHOR_NAME": "Ann", "GIT_AUTHOR_EMAIL": "ann@example.com"}
     person |= {name.replace("AUTHOR", "COMMITTER"): value for name, value in person.items()}
     environment = {"HOME": str(home), "PATH": f"{programs}:/usr/bin:/bin", "LANG": "C.UTF-8", "TMPDIR": str(folder)}

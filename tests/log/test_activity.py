@@ -146,3 +146,13 @@ def test_a_denial_is_told_once_and_an_answer_of_a_child_below_its_line() -> None
     ended = entries.apply(facts(ANNA, RunEnded("done", "**found** it", 400)))
     assert ended is not None and ended.body == "**found** it"
     assert "".join(text for _, text in ended.spans).startswith("● anna [look] done (")
+
+
+def test_an_answer_that_nobody_fetched_is_told_once() -> None:
+    facts, entries = Facts(), Entries()
+    told = [facts.spawn(MAIN, "main"), facts(MAIN, RunStarted())]
+    told.append(facts(ANNA, RunSpawned(0, "slow", 1, "do it", "id_1", "/w", background=True)))
+    told += [facts.end(ANNA), facts.end(MAIN, "cancelled")]
+    shown = [entry for entry in map(entries.apply, told) if entry is not None]
+    assert [entry.body for entry in shown if "the last words" in entry.body] == ["the last words"]
+    assert shown[-1].run == 1

@@ -19,7 +19,7 @@ from retinue.core.ports import Log, LogReader
 from retinue.log import locks, schema, sqlite, sqlite_reader
 from retinue.log.sqlite import SqliteLog
 from retinue.log.sqlite_reader import SqliteReader
-from retinue.log.tree_index import Changes
+from retinue.log.tree_index import IndexChanges
 from tests.log.contract import DurableLogContract, LogContract
 from tests.log.kit import fill, make_ended, make_event, make_spawned, write, write_files
 
@@ -164,6 +164,34 @@ async def test_events_appended_without_a_pause_are_in_the_same_batch(tmp_path: P
     assert [event.seq for event in await SqliteReader(tmp_path).read("t1")] == [1, 2, 3, 4]
 
 
+async def test_events_of_a_late_loop_go_with_the_next_one_that_somebody_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "LONGEST_LINGER", 60)
+    log = SqliteLog(tmp_path)
+    log.append(make_spawned())
+    for seq in range(2, 6):
+        log.append(make_event(seq))
+        threading.Event().wait(sqlite.LINGER * 3)  # each turn of the loop takes longer than events have
+        await asyncio.sleep(0)
+    await write(log, make_event(6))
+    assert log.commits == 1
+    await log.close()
+
+
+async def test_the_journal_is_moved_into_the_file_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "JOURNAL_PAGES", 10)
+    log = SqliteLog(tmp_path)
+    await write(log, make_spawned())
+    for seq in range(2, 12):
+        await write(log, make_event(seq, Message("x" * 50_000)))
+    journal = log.path.with_name(f"{log.path.name}-wal")
+    assert journal.stat().st_size < 200_000 and log.path.stat().st_size > 400_000
+    await log.close()
+
+
 async def test_reading_a_tree_touches_no_batch_of_another(tmp_path: Path) -> None:
     log = SqliteLog(tmp_path)
     await write(log, make_spawned())
@@ -195,7 +223,7 @@ async def test_unknown_fields_come_out_untouched(tmp_path: Path) -> None:
     await write_files(tmp_path, make_spawned(), make_ended(2))
     newer = encode_stored_events([make_event(3, Message("hi"))])[:-2] + b',"mood":"new"}}'
     db = schema.open_writer(tmp_path / "logs/0001.db")
-    schema.append_batch(db, epoch=schema.begin_epoch(db), places={"t1": 3}, lines=newer, changes=Changes())
+    schema.append_batch(db, epoch=schema.begin_epoch(db), places={"t1": 3}, lines=newer, changes=IndexChanges())
     db.close()
     [stored] = await SqliteReader(tmp_path / "logs").read_lines("t1", after=2)
     assert stored.line == encode_event(make_event(3, Message("hi")))[:-1] + b',"mood":"new"}'

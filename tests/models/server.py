@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tests.http.loopback import LoopbackServer
+
 KEY = "sk-test-0123456789abcdefghij"
 SSE = {"Content-Type": "text/event-stream"}
 
@@ -40,27 +42,15 @@ class Asked:
     body: dict[str, Any]
 
 
-class Server:
+class Server(LoopbackServer):
     """Answers in the order they were given; a request too many gets a 400, and the test sees it in `requests`."""
 
     def __init__(self, *answers: Answer) -> None:
+        super().__init__()
         self.answers = list(answers)
         self.requests: list[Asked] = []
         self.connections = 0
         self._came = asyncio.Condition()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Server:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.port: int = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._server.wait_closed()
 
     def environ(self) -> dict[str, str]:
         return environ(self.port)
@@ -74,21 +64,12 @@ class Server:
         """Return the answer to a request: the next one, whatever is asked."""
         return self.answers.pop(0) if self.answers else refusal(400, "the test has no more answers")
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        try:
-            while await self._serve(reader, writer):
-                pass
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        while await self._answer(reader, writer):
             pass
-        finally:
-            self._tasks.discard(task)
-            writer.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
         body = await reader.readexactly(int(headers.get("content-length", 0)))

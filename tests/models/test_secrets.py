@@ -14,17 +14,17 @@ import pytest
 import retinue
 from retinue import Approval, Context, Deny, Profile
 from retinue.core import secrets
-from retinue.core.events import Delta, encode_event
+from retinue.core.events import KINDS, Delta, encode_event
 from retinue.core.results import ChangedFile
 from retinue.log.runs import Runs
-from retinue.supervisor.tree import redact
+from retinue.supervisor.tree import _TEXT_FIELDS, redact
 from retinue.testing import scripted
 from tests.log.kit import make_spawned
 from tests.models import wire
 from tests.models.kit import CLAUDE
 from tests.models.server import Answer, Server, refusal
 from tests.supervisor.tree.kit import call, main
-from tests.surfaces.cli.shell import COMMAND, environment
+from tests.surfaces.cli.shell import PROVIDER, environment, find_quick_command
 from tests.workspaces.kit import repository
 
 KEY = "sk-planted-0123456789abcdefghij"
@@ -63,7 +63,13 @@ def found(data: bytes, where: object) -> list[str]:
 async def command(folder: Path, *args: str, env: dict[str, str]) -> bytes:
     """Both outputs of a command."""
     done = await asyncio.to_thread(
-        subprocess.run, [*COMMAND, *args], cwd=folder, env=env, capture_output=True, timeout=200, check=False
+        subprocess.run,
+        [*find_quick_command(*PROVIDER), *args],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        timeout=200,
+        check=False,
     )
     assert b"Traceback" not in done.stderr, done.stderr
     return bytes(done.stdout) + bytes(done.stderr)
@@ -133,10 +139,10 @@ def test_pieces_are_held_back_only_while_they_may_be_a_secret(monkeypatch: pytes
     monkeypatch.setattr(secrets, "_known", ())  # a random one of another test may begin as this text ends
     secrets.hide_secret(KEY)
     for cut in range(len(KEY) + 1):
-        stream = secrets.Stream()
+        stream = secrets.SecretStream()
         said = [stream.feed(f"a {KEY[:cut]}"), stream.feed(KEY[cut:]), stream.rest()]
         assert "".join(said) == f"a {secrets.HIDDEN}" and said[0].startswith("a ")
-    stream = secrets.Stream()
+    stream = secrets.SecretStream()
     assert [stream.feed("task sk-"), stream.feed("ip"), stream.rest()] == ["task ", "sk-ip", ""]
 
 
@@ -198,6 +204,16 @@ def test_what_is_no_text_is_cleaned_inside() -> None:
 def test_progress_in_the_parent_s_thread_names_no_secret_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLANTED_API_KEY", KEY)
     secrets.learn_secrets(os.environ)
-    runs = Runs.of("t1", [make_spawned()])
-    told = runs.runs[0].describe_progress("t1", "read", f"/{KEY}", completed=False, success=False)
-    assert redact(told).tool_context == f"/{secrets.HIDDEN}"
+    run = Runs.of("t1", [make_spawned()]).runs[0]
+    begun = run.begin_progress("t1", nickname=f"nick {KEY}", max_turns=None)
+    told = redact(run.describe_progress(begun, "read", f"/{KEY}", completed=False, success=False))
+    assert (told.tool_context, told.nickname) == (f"/{secrets.HIDDEN}", f"nick {secrets.HIDDEN}")
+
+
+def test_every_kind_of_event_with_foreign_words_is_redacted() -> None:
+    """A new kind is either listed with its fields, or has none that a user, model, tool or peer fills."""
+    plain = {
+        "run.started", "run.remote", "run.resumed", "run.model", "turn.started", "turn.ended", "tool.started", "usage",
+        "gap", "team.decided",
+    }  # fmt: skip
+    assert {kind for kind, body in KINDS.items() if body not in _TEXT_FIELDS} == plain

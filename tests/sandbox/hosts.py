@@ -16,7 +16,7 @@ from retinue import Event, Limits, Profile, Result
 from retinue.build.parts import Parts, find_profile
 from retinue.build.supervisor import make_supervisor
 from retinue.control.delegation_request import Hosting
-from retinue.control.outbox_watcher import Watcher
+from retinue.control.outbox_watcher import OutboxWatcher
 from retinue.core.control import RunHandle
 from retinue.core.events import decode_event, encode_event
 from retinue.log.runs import Runs
@@ -61,7 +61,7 @@ async def host(
         say=here.said.append,
         begun=lambda ref, _: here.trees.append(ref.tree),
     )
-    watcher = Watcher(owner, hosting)
+    watcher = OutboxWatcher(owner, hosting)
     watching = asyncio.create_task(watcher.watch())
     try:
         yield here

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from retinue.processes import ordinary_user as ordinary
 from retinue.sandbox import container_image as image
-from retinue.sandbox import ordinary_user as ordinary
-from retinue.sandbox.builder import find_command
+from retinue.sandbox.builder import find_system_program
 from retinue.sandbox.container import find_engine
 from tests.sandbox.falls import FALLS
 from tests.sandbox.scenes import SCENES
@@ -27,9 +27,10 @@ IMAGE_LOCK = Path(tempfile.gettempdir(), f"retinue-image-{os.geteuid()}.lock")  
 ROOT = os.geteuid() == 0
 USER_SECONDS = 280.0  # only ends what hangs
 needs_containers = pytest.mark.skipif(
-    find_command("podman") is None and find_command("docker") is None, reason="neither podman nor docker is installed"
+    find_system_program("podman") is None and find_system_program("docker") is None,
+    reason="neither podman nor docker is installed",
 )
-needs_bubblewrap = pytest.mark.skipif(find_command("bwrap") is None, reason="bubblewrap is not installed")
+needs_bubblewrap = pytest.mark.skipif(find_system_program("bwrap") is None, reason="bubblewrap is not installed")
 
 
 @cache
@@ -61,20 +62,17 @@ class Place:
         return played
 
 
-# An ordinary user makes an image of their own first, so all of the suite is played there in `make soak` only, and
-# otherwise a sample (test_ordinary.py).
+# An ordinary user makes an image of their own first, so all of the suite is played there in `make soak` only.
 USERS_CONTAINER = Place("container", ordinary=True)
 needs_users_containers = [
     needs_containers,
-    pytest.mark.skipif(not ROOT or find_command("newuidmap") is None, reason="needs root and newuidmap"),
+    pytest.mark.skipif(not ROOT or find_system_program("newuidmap") is None, reason="needs root and newuidmap"),
 ]
+USERS_SANDBOX = Place("isolated", ordinary=True)
+needs_users_sandboxes = [needs_bubblewrap, pytest.mark.skipif(not ROOT, reason="the same as by this process's user")]
 PLACES = [
     pytest.param(Place("isolated"), id="isolated", marks=needs_bubblewrap),
-    pytest.param(
-        Place("isolated", ordinary=True),
-        id="isolated-by-ordinary-user",
-        marks=[needs_bubblewrap, pytest.mark.skipif(not ROOT, reason="the same as the one above")],
-    ),
+    pytest.param(USERS_SANDBOX, id="isolated-by-ordinary-user", marks=needs_users_sandboxes),
     pytest.param(Place("container"), id="container", marks=needs_containers),
     pytest.param(USERS_CONTAINER, id="container-by-ordinary-user", marks=[*needs_users_containers, pytest.mark.soak]),
 ]

@@ -20,7 +20,7 @@ from retinue.core.events import UNKNOWN_AFTER_CRASH, Delta, Event, RunEnded, Too
 from retinue.core.profiles import Profile, Task
 from retinue.protocol import tool_server as frames
 from retinue.sandbox import tool_server_session
-from retinue.sandbox.channel import Channel
+from retinue.sandbox.channel import FrameChannel
 from retinue.sandbox.process import Process
 from retinue.sandbox.tool_server_session import ToolServerSandbox
 from retinue.testing import scripted
@@ -100,7 +100,7 @@ class Wire:
 async def play(wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[list[Event], str, NoProtection]:
     """Play the script in a sandbox with this wire; its events, what stands in its log file, and the sandbox."""
 
-    class CountedChannel(Channel):
+    class CountedChannel(FrameChannel):
         def __init__(self, *args: Any, on_frame: Callable[[Any], None], **options: Any) -> None:
             self._deliver = on_frame
             super().__init__(*args, on_frame=self._take, **options)
@@ -129,7 +129,7 @@ async def play(wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tup
     async def allow(question: Approval) -> Allow:
         return Allow()
 
-    monkeypatch.setattr(tool_server_session, "Channel", CountedChannel)
+    monkeypatch.setattr(tool_server_session, "FrameChannel", CountedChannel)
     monkeypatch.setattr(tool_server_session, "FILE_SECONDS", 60.0)
     builder = CountedBuilder(SERVES)
     owner = make_supervisor(Parts(folder, folder / ".retinue", mode="ask", approver=allow))

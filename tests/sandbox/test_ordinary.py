@@ -1,4 +1,5 @@
-"""What an ordinary user can build: the escape list in full and a sample of the rest; `make soak` plays all of it."""
+"""What an ordinary user can build, beside test_contract.py, test_falls.py and test_escapes.py: a sample of what is
+played elsewhere, and in `make soak` the escape list in a container of theirs."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import subprocess
 
 import pytest
 
-from retinue.sandbox import ordinary_user as ordinary
+from retinue.processes import ordinary_user as ordinary
 from retinue.sandbox.escapes import TRIES
 from tests.remote.outbox.test_kills import running
 from tests.sandbox.falls import FALLS
@@ -28,7 +29,7 @@ FALLS_TRIED = random.Random(SEED).sample(sorted(FALLS.keys() - BOMBS), 1)
 @pytest.mark.parametrize(
     ("place", "falls"),
     [
-        pytest.param(USERS_CONTAINER, FALLS_TRIED, id="container", marks=needs_users_containers),
+        pytest.param(USERS_CONTAINER, FALLS_TRIED, id="container", marks=[*needs_users_containers, pytest.mark.soak]),
         pytest.param(
             Place("delegated", ordinary=True),
             [],

@@ -18,7 +18,7 @@ from retinue.build.sandboxes import make_placement
 from retinue.core.events import RunStarted, ToolResult
 from retinue.core.plans import Plan
 from retinue.core.profiles import RuntimeName
-from retinue.sandbox.builder import SandboxUnavailable, find_command
+from retinue.sandbox.builder import SandboxUnavailable, find_system_program
 from retinue.sandbox.in_process import IN_PROCESS, InProcess
 from retinue.sandbox.placement import Placement
 from retinue.testing import scripted
@@ -26,9 +26,18 @@ from tests.sandbox.places import ROOT, needs_bubblewrap
 from tests.supervisor.tree.kit import bodies, call, main, spawn, tree
 
 SCRIPT = "agents: {main: [{text: hello}]}\n"
-WITHOUT = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", "/dev/null", find_command("bwrap") or "/usr/bin/bwrap", "--"]
+WITHOUT = [
+    "bwrap",
+    "--dev-bind",
+    "/",
+    "/",
+    "--ro-bind",
+    "/dev/null",
+    find_system_program("bwrap") or "/usr/bin/bwrap",
+    "--",
+]
 without_bubblewrap = pytest.mark.skipif(
-    not ROOT or find_command("bwrap") is None, reason="root hides bubblewrap from it"
+    not ROOT or find_system_program("bwrap") is None, reason="root hides bubblewrap from it"
 )
 
 
@@ -103,7 +112,7 @@ def test_a_fallback_is_told_in_the_result_and_in_what_a_parent_reads_of_its_suba
         "facts = result.status, result.runtime, result.sandbox, result.warning, result.final_response\n"
         "print(json.dumps(facts))\n"
     )
-    if not ROOT or find_command("bwrap") is None:
+    if not ROOT or find_system_program("bwrap") is None:
         pytest.skip("root hides bubblewrap from it")
     done = subprocess.run([*WITHOUT, sys.executable, str(script)], capture_output=True, text=True, check=True)
     *place, warning, reply = json.loads(done.stdout)

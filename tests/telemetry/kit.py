@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -17,6 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from retinue import Telemetry
+from tests.http.loopback import LoopbackServer
 
 
 class Memory:
@@ -69,45 +69,29 @@ def links(span: ReadableSpan) -> list[str]:
     return [f"{link.context.span_id:016x}" for link in span.links]
 
 
-@dataclass
-class Collector:
+class Collector(LoopbackServer):
     """Takes OTLP over HTTP. One that `hangs` takes a request and never answers it."""
 
-    hangs: bool = False
-    traces: list[ExportTraceServiceRequest] = field(default_factory=list)
-    metrics: list[ExportMetricsServiceRequest] = field(default_factory=list)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    def __init__(self, *, hangs: bool = False) -> None:
+        super().__init__()
+        self.hangs = hangs
+        self.traces: list[ExportTraceServiceRequest] = []
+        self.metrics: list[ExportMetricsServiceRequest] = []
 
-    async def __aenter__(self) -> Collector:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
-                headers = dict(line.split(": ", 1) for line in head[1:] if line)
-                body = await reader.readexactly(int(headers["content-length"]))
-                if self.hangs:
-                    await asyncio.get_running_loop().create_future()
-                self._take(head[0], gzip.decompress(body) if headers.get("content-encoding") == "gzip" else body)
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.close()
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
+            headers = dict(line.split(": ", 1) for line in head[1:] if line)
+            body = await reader.readexactly(int(headers["content-length"]))
+            if self.hangs:
+                await asyncio.get_running_loop().create_future()
+            self._take(head[0], gzip.decompress(body) if headers.get("content-encoding") == "gzip" else body)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            await writer.drain()
 
     def _take(self, line: str, body: bytes) -> None:
         if "/v1/traces" in line:

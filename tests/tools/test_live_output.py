@@ -9,6 +9,7 @@ import retinue
 from retinue.core import secrets
 from retinue.core.events import Delta
 from retinue.tools.live_output import PIECE_CHARACTERS, LiveOutput
+from retinue.tools.truncate import Ends, clean_cut
 from tests.supervisor.tree.kit import call, main
 
 KEY = "sk-planted-0123456789abcdefghij"
@@ -134,3 +135,19 @@ async def test_a_command_is_seen_while_it_runs_and_its_secrets_are_not(runtime: 
     assert text.startswith(f"begins {secrets.HIDDEN} goes on\n") and text.endswith("ended\n")
     assert len(text) < 200_000  # most numbers were dropped
     assert KEY[:12] not in text and KEY[12:] not in text and KEY[20:] not in text
+
+
+@pytest.mark.parametrize("missing", range(1, len(KEY)))
+async def test_no_half_of_a_secret_is_in_a_result_that_a_sandbox_has_cut(missing: int) -> None:
+    """A tool server, which knows no secrets, cuts; the host masks what is left of one at the cut."""
+    known, secrets._known = secrets._known, ()
+    ends = Ends(400)
+    ends.feed(f"{'x' * missing}{KEY * 40}".encode())
+    cut, _ = ends.close()
+    secrets._known = known
+    shown = secrets.clean_text(clean_cut(cut))
+    head, _, tail = shown.partition(" bytes cut; ")
+    head, tail = head.rpartition("\n[... ")[0], tail.partition(" ...]\n")[2]
+    for text in (head, tail):
+        left = text.replace(secrets.HIDDEN, "").strip("x")
+        assert len(left) < secrets.SHOWN_AT_CUT

@@ -18,7 +18,7 @@ from retinue.workspaces import atomic_apply as swapping
 from retinue.workspaces import copies, ignores, recording, walk
 from retinue.workspaces import merge as merging
 from retinue.workspaces.store import Import, Store, hash_content
-from retinue.workspaces.walk import Entry, Walker, is_reserved_name, open_entry
+from retinue.workspaces.walk import FolderEntry, Walker, is_reserved_name, open_entry
 from tests.sandbox.places import needs_bubblewrap
 from tests.soak.conftest import note  # noqa: F401 - a fixture
 from tests.supervisor.tree.kit import call
@@ -268,7 +268,7 @@ def test_names_that_lead_up_are_never_written(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "s")).ensure_created()
     with Import(store) as into:
         held = merging.StoredFile("100644", into.add_bytes(b"x"))
-    plan = merging.Plan(str(tmp_path))
+    plan = merging.MergePlan(str(tmp_path))
     for path in ("../x", "a/../../x", "/etc/x", "a//b", "./x", "a\0b"):
         merging._check_allowed(merging.Change(path, None, held), plan, store, set())
     assert len(plan.conflicts) == 6
@@ -344,7 +344,7 @@ def looked_at(tmp_path: Path, *, swaps: int, seed: int) -> dict[str, int]:
     return {"looks": number, "applied": worked, "swaps": first[0] + second[0]}
 
 
-def content_of(entry: Entry) -> bytes:
+def content_of(entry: FolderEntry) -> bytes:
     try:
         fd = open_entry(entry)
     except OSError:

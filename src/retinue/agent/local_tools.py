@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from retinue.agent.tool_calls import FinishedCall, run_tool_call
+from retinue.concurrency import Deadline, LoopClock
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.plans import HostTool, Plan
@@ -114,8 +115,10 @@ class HostExecution:
         self.path = link.ref.path
         self._link = link
         self._seconds = tool.time_limit(call)
-        self._clock: CallClock | None = None
+        self._expired = asyncio.Event()
+        self._deadline: Deadline | None = None
         self._waits_for_people = tool.spec.name == CODE_MODE
+        self._forget_questions: Callable[[], None] | None = None
         self._call_id = call.id
         offered = tool.program_tools if isinstance(tool, ExecutePython) else ()
         self._program_tools = {spec.name: spec for spec in offered}
@@ -123,11 +126,18 @@ class HostExecution:
         self._output = LiveOutput(lambda text, _: link.show_output(call.id, text), masks=True)
 
     async def wait_for_expiry(self) -> None:
-        if self._clock is None:
-            self._clock = CallClock(self._seconds)
+        if self._deadline is None and self._seconds is not None:
+            self._deadline = Deadline(self._seconds, LoopClock(), self._expired.set)
             if self._waits_for_people:
-                self._clock.forget = self._link.on_question(self._clock.pause_for_person)
-        await self._clock.over.wait()
+                self._forget_questions = self._link.on_question(self._pause_for_person)
+        await self._expired.wait()
+
+    def _pause_for_person(self, waits: bool) -> None:
+        assert self._deadline is not None
+        if waits:
+            self._deadline.pause()
+        else:
+            self._deadline.resume()
 
     async def call_tool(self, name: str, args: dict[str, Any]) -> Made:
         spec = self._program_tools.get(name)
@@ -153,45 +163,10 @@ class HostExecution:
 
     def close(self) -> None:
         self._output.close()
-        if self._clock is not None:
-            self._clock.stop()
-
-
-class CallClock:
-    """The time of one call. It stands still while a person is asked."""
-
-    def __init__(self, seconds: float | None) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._left = seconds
-        self._since = 0.0
-        self._waits = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self.over = asyncio.Event()
-        self.forget: Callable[[], None] | None = None
-        self._start()
-
-    def pause_for_person(self, waits: bool) -> None:
-        self._waits += 1 if waits else -1
-        if self._waits:
-            self._pause()
-        else:
-            self._start()
-
-    def stop(self) -> None:
-        if self.forget is not None:
-            self.forget()
-        self._pause()
-
-    def _start(self) -> None:
-        if self._timer is None and self._left is not None:
-            self._since = self._loop.time()
-            self._timer = self._loop.call_later(max(0.0, self._left), self.over.set)
-
-    def _pause(self) -> None:
-        if self._timer is not None and self._left is not None:
-            self._timer.cancel()
-            self._timer = None
-            self._left -= self._loop.time() - self._since
+        if self._forget_questions is not None:
+            self._forget_questions()
+        if self._deadline is not None:
+            self._deadline.stop()
 
 
 def _is_deep(args: Any) -> bool:

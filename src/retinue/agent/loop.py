@@ -2,7 +2,7 @@
 
 Knows the link and the tools, nothing else: not where tools run, not who watches, not what the run may spend. Whatever
 ends it early arrives as an exception; the supervisor turns that into the run's one ending. A conversation runs the same
-turns for each of its messages (`agent/conversation.py`).
+turns for each of its messages (`agent/runs.py`).
 """
 
 from __future__ import annotations
@@ -77,14 +77,11 @@ async def run_turns(state: LoopState, job: Job, link: Link) -> Ending:
         if reply.refused:
             return Ending("refused", reply.text)
         thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives))
-        if reply.calls:
-            await _run_calls(reply.calls, state.outcomes, job, link)
-        endings = []
-        for call in reply.calls:
-            outcome = state.outcomes[call.id]
-            thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
-            if outcome.ending is not None:
-                endings.append(outcome.ending)
+        if len(reply.calls) == 1 and not state.outcomes:
+            state.outcomes[reply.calls[0].id] = (await _run_call(reply.calls[0], job, link)).shown
+        elif reply.calls:
+            await _run_together(reply.calls, state.outcomes, job, link)
+        endings = _add_results(reply.calls, state) if reply.calls else ()
         if not is_written:
             link.emit(TurnEnded(state.turn))
         if endings:
@@ -134,6 +131,17 @@ def _refuse_excluded(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
     return msgspec.structs.replace(reply, calls=tuple(calls))
 
 
+def _add_results(calls: Sequence[Call], state: LoopState) -> list[Ending]:
+    """Add the results of the calls of a reply to the thread. Return the endings of the run among them."""
+    endings = []
+    for call in calls:
+        outcome = state.outcomes[call.id]
+        state.thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
+        if outcome.ending is not None:
+            endings.append(outcome.ending)
+    return endings
+
+
 def _end_or_remind(thread: list[Turn], job: Job, link: Link) -> Ending | None:
     """Return the ending of a run whose model calls no more tools; None if it is reminded, once, to give its answer."""
     if answer.NAME not in job.plan.tools:
@@ -148,18 +156,8 @@ def _end_or_remind(thread: list[Turn], job: Job, link: Link) -> Ending | None:
     return None
 
 
-def _run_calls(calls: Sequence[Call], outcomes: dict[str, Outcome], job: Job, link: Link) -> Awaitable[None]:
-    """Run the calls of one reply that have no outcome yet, and add their outcomes, each as soon as it is there."""
-    if outcomes or len(calls) > 1:
-        return _run_together(calls, outcomes, job, link)
-    return _run_alone(calls[0], outcomes, job, link)
-
-
-async def _run_alone(call: Call, outcomes: dict[str, Outcome], job: Job, link: Link) -> None:
-    outcomes[call.id] = (await _run_call(call, job, link)).shown
-
-
 async def _run_together(calls: Sequence[Call], outcomes: dict[str, Outcome], job: Job, link: Link) -> None:
+    """Run the calls of one reply that have no outcome yet, and add their outcomes, each as soon as it is there."""
     link.write_calls([(call, _choose_spec(call, job)) for call in calls if call.id not in outcomes])
     owner = TaskOwner()
     tasks = [owner.start(_recall_or_run(call, outcomes, job, link)) for call in calls]
@@ -177,7 +175,7 @@ async def _run_together(calls: Sequence[Call], outcomes: dict[str, Outcome], job
 async def _recall_or_run(call: Call, outcomes: dict[str, Outcome], job: Job, link: Link) -> None:
     known = outcomes.get(call.id)
     if known is None:
-        await _run_alone(call, outcomes, job, link)
+        outcomes[call.id] = (await _run_call(call, job, link)).shown
         return
     tool = job.plan.tools.get(call.name)
     if known.success and tool is not None and (call.name == answer.NAME or tool.spec.exclusive):

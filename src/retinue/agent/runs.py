@@ -1,5 +1,10 @@
 """One run from start to ending: its sandbox is opened, its workspace set up, its loop or function run, and its sandbox
 closed.
+
+A conversation is a run that answers message after message, and waits in between. Each message gets the turns of the
+ordinary loop, with the limit of turns counted from the message on. A turn that the user interrupts, that the model
+refuses or fails in, or that has no more turns ends the answer, not the run. A spent budget, the deadline and a cancel
+end it as any other run. Waiting, interrupting and ending are the supervisor's.
 """
 
 from __future__ import annotations
@@ -12,18 +17,29 @@ from typing import Any, cast
 
 import msgspec
 
-from retinue.agent.conversation import run_conversation
 from retinue.agent.local_tools import SandboxedTool
-from retinue.agent.loop import run_loop
+from retinue.agent.loop import LoopState, run_loop, run_turns
 from retinue.agent.rounds import run_rounds
 from retinue.agent.team import run_member, run_team
 from retinue.agent.tool_calls import run_tool_call
-from retinue.core.errors import RetinueError
+from retinue.core.errors import ModelError, RetinueError, TurnsSpent
+from retinue.core.events import RunWaiting
 from retinue.core.limits import EVENT_BYTES
-from retinue.core.messages import USERS_OWN, Call, ToolSpec
+from retinue.core.messages import (
+    INTERRUPTED_TURN,
+    NOTICE,
+    USERS_OWN,
+    AssistantTurn,
+    Call,
+    ToolSpec,
+    ToolTurn,
+    UserTurn,
+    join_replies,
+    last_text,
+)
 from retinue.core.plans import SETUP, Job, Sandbox
 from retinue.core.ports import Link, RunSession, Setup
-from retinue.core.results import Ending
+from retinue.core.results import Ending, ending_texts
 from retinue.files.atomic import replace_file
 from retinue.files.content import read_small_file
 from retinue.tools.answer import make_output, to_plain
@@ -115,3 +131,46 @@ async def _run_setup(setup: Setup, session: RunSession, job: Job, link: Link) ->
     if not done.outcome.success:
         last = " ".join(done.outcome.text[-LAST_CHARACTERS:].split())
         raise RetinueError(f"workspace_setup failed, so the run did not begin: `{setup.command}`: {last}")
+
+
+async def run_conversation(job: Job, link: Link) -> Ending:
+    """Answer the first message, or go on where an earlier process stopped, and then every message that comes. Ends
+    `done`, with the newest answer, when somebody ends the conversation."""
+    state = LoopState(job)
+    waits = job.past is not None and job.past.waits
+    waiting = RunWaiting() if waits else await _answer_message(state, job, link)
+    while await link.wait_for_message(waiting):
+        state.uncounted = state.turn
+        waiting = await _answer_message(state, job, link)
+    return Ending("done", join_replies(state.thread) or last_text(state.thread) or "")
+
+
+async def _answer_message(state: LoopState, job: Job, link: Link) -> RunWaiting:
+    """Run the turns of one message, and return how they went. Leaves the thread as a model can read it."""
+    try:
+        ending = await link.run_interruptible(run_turns(state, job, link))
+    except TurnsSpent as error:
+        return RunWaiting("limited", f"{error}; your next message gets as many again")
+    except ModelError as error:
+        _complete_thread(state, link)
+        return RunWaiting("failed", str(error))
+    if ending is None:
+        _complete_thread(state, link)
+        state.thread.append(UserTurn(INTERRUPTED_TURN, NOTICE))
+        return RunWaiting("interrupted")
+    if ending.status == "refused":
+        return RunWaiting("refused", ending.text or ending_texts("refused", name=link.ref.agent, primary=True)[0])
+    return RunWaiting()
+
+
+def _complete_thread(state: LoopState, link: Link) -> None:
+    """Complete a turn that was broken off: what the model had said is its reply, and every call has a result."""
+    reply = state.thread[-1]
+    if not isinstance(reply, AssistantTurn):
+        spoken = link.keep_spoken()
+        state.thread += [AssistantTurn(spoken)] if spoken else []
+        return
+    outcomes = state.outcomes | link.break_off_calls([call for call in reply.calls if call.id not in state.outcomes])
+    for call in reply.calls:
+        outcome = outcomes[call.id]
+        state.thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))

@@ -86,7 +86,7 @@ class Notifier:
             return start_group(
                 self._command,
                 cwd=self._folder,
-                env=make_environment(question),
+                env=make_notice_environment(question),
                 stdin=facts,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -95,7 +95,7 @@ class Notifier:
             os.close(facts)
 
 
-def make_environment(question: Approval) -> dict[str, str]:
+def make_notice_environment(question: Approval) -> dict[str, str]:
     """Return what the command sees: an allowlist of our own environment, the way to the desktop, and the facts."""
     given = os.environ
     spans = make_question_spans(question.label, question.tool, question.args)[1:]

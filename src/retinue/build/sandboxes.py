@@ -21,8 +21,6 @@ from retinue.tools.dialer import SystemDialer
 from retinue.workspaces.create import Workspaces
 
 if TYPE_CHECKING:
-    import subprocess
-
     from retinue.core.network import Hosts
     from retinue.core.ports import Link
     from retinue.sandbox.escapes import Attempts
@@ -136,13 +134,6 @@ def find_exposed_paths(programs: Sequence[str], folder: Path, environ: Mapping[s
     from retinue.sandbox.exposed_paths import find_needed_paths
 
     return find_needed_paths(programs, folder, environ)
-
-
-def run_as_ordinary_user(argv: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run a command as an ordinary user who can reach this Python and package; for a process started by root."""
-    from retinue.sandbox.ordinary_user import run_as_user
-
-    return run_as_user(argv, seconds=seconds)
 
 
 def build_image() -> str:

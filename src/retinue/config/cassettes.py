@@ -16,7 +16,7 @@ import yaml
 from retinue.config.files import exists, read_text
 from retinue.core.errors import ConfigError
 from retinue.core.messages import AssistantTurn, Reply, ToolSpec, Turn
-from retinue.core.records import Exchange, RecordedRequest
+from retinue.core.records import RecordedExchange, RecordedRequest
 from retinue.files.atomic import replace_file
 
 VERSION = 1
@@ -46,7 +46,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     tools: dict[str, ToolSpec] = {}
 
 
-def read_cassette(path: Path) -> list[Exchange]:
+def read_cassette(path: Path) -> list[RecordedExchange]:
     """Return the calls of the file; none if there is no such file."""
     if not exists(path):
         return []
@@ -57,7 +57,7 @@ def read_cassette(path: Path) -> list[Exchange]:
         raise ConfigError(f"{path} is not a cassette: {' '.join(str(error).split())}") from None
     if file.version != VERSION:
         raise ConfigError(f"{path} is of version {file.version}; this retinue reads {VERSION}: record it anew")
-    newest: dict[tuple[int, str], Exchange] = {}
+    newest: dict[tuple[int, str], RecordedExchange] = {}
     exchanges = []
     for entry in file.calls:
         try:
@@ -70,7 +70,9 @@ def read_cassette(path: Path) -> list[Exchange]:
     return exchanges
 
 
-def _expand_entry(entry: _Entry, tools: tuple[ToolSpec, ...] | None, before: Exchange | None) -> Exchange:
+def _expand_entry(
+    entry: _Entry, tools: tuple[ToolSpec, ...] | None, before: RecordedExchange | None
+) -> RecordedExchange:
     system, known = entry.system, ()  # type: tuple[str | None, tuple[Turn, ...]]
     if before is not None:
         system = before.request.system if system is None else system
@@ -79,21 +81,21 @@ def _expand_entry(entry: _Entry, tools: tuple[ToolSpec, ...] | None, before: Exc
     request = RecordedRequest(
         model=entry.model, system=system or "", thread=(*known, *entry.messages), tools=tools or ()
     )
-    return Exchange(
+    return RecordedExchange(
         run=entry.run, turn=entry.turn, agent=entry.agent, request=request, reply=entry.reply, tree=entry.tree
     )
 
 
-def _extend_thread(exchange: Exchange) -> tuple[Turn, ...]:
+def _extend_thread(exchange: RecordedExchange) -> tuple[Turn, ...]:
     """Return the thread of a call with its reply: what the next call of the run usually begins with."""
     reply = exchange.reply or Reply()
     return (*exchange.request.thread, AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives))
 
 
-def write_cassette(path: Path, exchanges: Iterable[Exchange]) -> None:
+def write_cassette(path: Path, exchanges: Iterable[RecordedExchange]) -> None:
     """Write the calls in the order given, and make the folders. The file is replaced in one step."""
     tools: dict[str, ToolSpec] = {}
-    newest: dict[tuple[int, str], Exchange] = {}
+    newest: dict[tuple[int, str], RecordedExchange] = {}
     entries = []
     for exchange in exchanges:
         run = exchange.tree, exchange.run
@@ -115,7 +117,7 @@ def write_cassette(path: Path, exchanges: Iterable[Exchange]) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _shorten_exchange(exchange: Exchange, before: Exchange | None, tools: list[str]) -> dict[str, Any]:
+def _shorten_exchange(exchange: RecordedExchange, before: RecordedExchange | None, tools: list[str]) -> dict[str, Any]:
     """Return the entry of a call, without what it has in common with the call before it."""
     request, old = exchange.request, None if before is None else before.request
     known = () if before is None else _extend_thread(before)

@@ -54,9 +54,9 @@ NO_MODEL = (
 )
 
 
-def explain_missing_model(where: object, environ: Mapping[str, str] = os.environ) -> str:
+def explain_missing_model(where: object) -> str:
     """Return the error for a missing model: all four ways to name one, and why the keys that are set do not."""
-    keys = [provider.key for provider in PROVIDERS if provider.has_key(environ)]
+    keys = [provider.key for provider in PROVIDERS if provider.has_key(os.environ)]
     why = f" ({' and '.join(keys)} are set, so none is the default)" if len(keys) > 1 else ""
     return NO_MODEL.format(where=where, why=why)
 

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retinue.config.files import exists, list_subfolders, read_text
 from retinue.config.located import Node
 from retinue.config.location import Place, show_text, suggest
-from retinue.config.ownership import check_owners_between
+from retinue.config.ownership import read_definitions
 from retinue.config.yaml import parse_frontmatter
 from retinue.core.profiles import Profile, check_name
 
@@ -81,13 +80,9 @@ def warn_of_unknown_types(names: Iterable[str], profiles: Iterable[Profile], *, 
 
 def _read_folder(folder: Path, project: Path | None) -> dict[str, Definition]:
     found: dict[str, Definition] = {}
-    for path in (entry / FILE_NAME for entry in list_subfolders(folder)):
-        if not exists(path):
-            continue
-        if project is not None:
-            check_owners_between(project, path)
+    for path, text in read_definitions(folder, FILE_NAME, project):
         source = BUILT_IN if project is None else path.relative_to(project).as_posix()
-        definition = parse_definition(read_text(path, follow=False), file=str(path), source=source)
+        definition = parse_definition(text, file=str(path), source=source)
         other = found.setdefault(definition.profile.name.casefold(), definition)
         if other is not definition:
             raise definition.place.error(f"'{definition.profile.name}' is also the name in {other.place.file}")

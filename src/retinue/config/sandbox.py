@@ -79,16 +79,17 @@ def parse_exposed_path(path: str) -> str:
         raise ConfigError("/ cannot be exposed to a sandbox: it has everything in it")
     if not re.fullmatch(PATH_PATTERN, path):
         raise ConfigError(f"must be an absolute path, got {path!r}")
-    try:
-        return str(Path(path).expanduser())
-    except RuntimeError:  # ~NAME of a user that this machine does not have
-        return path
+    return _expand_home(path)
 
 
 def parse_context_path(path: str) -> str:
     """Return a path, absolute or relative to the project, with `~` replaced; raises ConfigError."""
     if not re.fullmatch(CONTEXT_PATTERN, path):
         raise ConfigError(f"must be a file or folder other than /, got {path!r}")
+    return _expand_home(path)
+
+
+def _expand_home(path: str) -> str:
     try:
         return str(Path(path).expanduser())
     except RuntimeError:  # ~NAME of a user that this machine does not have

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retinue.config.files import exists, list_subfolders, read_text
 from retinue.config.location import show_text, suggest
-from retinue.config.ownership import check_owners_between
+from retinue.config.ownership import read_definitions
 from retinue.config.yaml import parse_frontmatter
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import check_name
@@ -58,12 +57,8 @@ def find_skill(name: str, skills: Mapping[str, Skill]) -> Skill:
 
 def _read_folder(folder: Path, project: Path | None) -> dict[str, Skill]:
     found: dict[str, Skill] = {}
-    for path in (entry / FILE_NAME for entry in list_subfolders(folder)):
-        if not exists(path):
-            continue
-        if project is not None:
-            check_owners_between(project, path)
-        keys, _ = parse_frontmatter(read_text(path, follow=False), str(path))
+    for path, text in read_definitions(folder, FILE_NAME, project):
+        keys, _ = parse_frontmatter(text, str(path))
         name = keys.require("name")
         skill = Skill(name.parse(_check_skill_name), keys.require("description").word(), path.absolute())
         other = found.setdefault(skill.name.casefold(), skill)

@@ -89,7 +89,7 @@ class ControlClient:
     async def open_client(self, options: ClientOptions) -> ClientHandle:
         if any(not isinstance(tool, str) for tool in options.tools or ()):
             raise self._refuse("tools made in Python; name its own")
-        request = protocol.ClientRequest(
+        request = protocol.OpenClientRequest(
             name=options.name,
             task=options.task,
             description=options.description,

@@ -212,7 +212,7 @@ class Collector(Listener):
         server = self._server(request)
         body = await connection.read_json_body(request, collected.BODY_BYTES)
         try:
-            event = collected.decode_event(body)
+            event = collected.decode_report(body)
         except InvalidBody as error:
             raise HttpError(400, str(error)) from None
         self._take(server, event, len(body))

@@ -47,7 +47,7 @@ HELD = "another watcher has this outbox; taking over when it ends"
 FALLEN = "the watcher that ran it ended; what the run had done until then is not known"
 
 
-class Watcher:
+class OutboxWatcher:
     """The watcher of one outbox. `watch` serves it until cancelled, `close` ends and answers the requests at work."""
 
     def __init__(self, control: Control, hosting: Hosting) -> None:

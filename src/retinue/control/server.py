@@ -190,7 +190,7 @@ class CommandHandlers:
 
     # Streams. What is wrong with its request a handler raises before it returns the lines.
 
-    async def _open_client(self, request: protocol.ClientRequest) -> AsyncIterator[bytes]:
+    async def _open_client(self, request: protocol.OpenClientRequest) -> AsyncIterator[bytes]:
         client = await self._control.open_client(ClientOptions(**msgspec.structs.asdict(request)))
 
         async def lines() -> AsyncIterator[bytes]:

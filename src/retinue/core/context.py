@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from retinue.core.approvals import Deny, describe_denial, describe_edit
-from retinue.core.control import RunHandle
+from retinue.core.control import Control, RunHandle
 from retinue.core.events import Body, Message, Warned
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Link, Order, Outcome, skip_preview
@@ -25,15 +25,19 @@ class Context:
     """One run, seen from inside. `handle` is the run as others see it; `metadata` holds its depth and the deepest
     allowed."""
 
-    __slots__ = ("_asked", "_say", "handle", "link", "metadata", "workspace")
+    __slots__ = ("_asked", "_control", "_schedule", "link", "metadata", "workspace")
 
-    def __init__(self, link: Link, *, handle: RunHandle, workspace: str, metadata: dict[str, Any]) -> None:
+    def __init__(self, link: Link, *, control: Control, workspace: str, metadata: dict[str, Any]) -> None:
         self.link: Link = link
-        self.handle: RunHandle = handle
+        self._control = control
         self._asked = 0
-        self._say: Callable[[Body], Any] = link.emit
+        self._schedule: Callable[..., Any] | None = None  # of a thread beside the event loop
         self.workspace: str = workspace
         self.metadata: dict[str, Any] = metadata
+
+    @property
+    def handle(self) -> RunHandle:
+        return RunHandle(self._control, self.link.ref)
 
     @property
     def tree(self) -> str:
@@ -62,8 +66,14 @@ class Context:
     def aside(self, schedule: Callable[..., Any]) -> Context:
         """Return a context for a thread beside the event loop: its messages are scheduled on the loop."""
         other = copy(self)
-        other._say = partial(schedule, self.link.emit)
+        other._schedule = schedule
         return other
+
+    def _say(self, body: Body) -> None:
+        if self._schedule is None:
+            self.link.emit(body)
+        else:
+            self._schedule(self.link.emit, body)
 
     async def approve(self, action: str, **args: Any) -> bool:
         """Ask the user. False means no, also to just these arguments; without an approver the run ends."""
@@ -84,7 +94,7 @@ class Context:
         is free for others."""
         wanted = task if isinstance(task, Task) else Task(task)
         [ticket] = await self.link.spawn([Order(profile, wanted, asked_by_model=False)])
-        return RunHandle(self.handle.control, ticket.ref, wait=partial(_wait_for_child, self.link, ticket.run))
+        return RunHandle(self._control, ticket.ref, wait=partial(_wait_for_child, self.link, ticket.run))
 
 
 async def _wait_for_child(link: Link, run: int) -> Result[Any]:

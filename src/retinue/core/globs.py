@@ -1,4 +1,4 @@
-"""Glob patterns of rules, matched in time that grows with the text and not with what the pattern could mean.
+"""Glob patterns of rules and searches, matched in time that grows with the text, not with what the pattern could mean.
 
 A regular expression made of several `*` can take years on a text that almost fits, and a rule may come from a file
 that nobody trusts yet. So such a pattern is matched like an automaton: all places in it at once, character by
@@ -19,7 +19,7 @@ TOO_LONG = f"is longer than the {MAX_CHARACTERS} characters that a pattern can h
 NO_RANGE = "has a range in [...] that is none"
 
 
-class Glob:
+class GlobPattern:
     """A compiled pattern. `*` is any text (in paths: up to the next `/`, and `**` any text), `?` one character, `[...]`
     one of these. Raises ConfigError for one that is too long or has a range that is none."""
 
@@ -104,9 +104,9 @@ class Glob:
 
 
 @lru_cache(4096)
-def compile_glob(pattern: str, *, paths: bool) -> Glob:
+def compile_glob(pattern: str, *, paths: bool) -> GlobPattern:
     """Return a compiled pattern, from memory if it was compiled before."""
-    return Glob(pattern, paths=paths)
+    return GlobPattern(pattern, paths=paths)
 
 
 @lru_cache(256)

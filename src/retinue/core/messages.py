@@ -193,13 +193,13 @@ class Model(Protocol):
 def join_replies(thread: list[Turn]) -> str:
     """Return the answer of a run: all its replies without tool calls since the user's last words, in order."""
     texts: list[str] = []
-    for turn in reversed(thread):
+    for turn in thread:
         if type(turn) is AssistantTurn:
             if turn.text and not turn.calls:
                 texts.append(turn.text)
         elif type(turn) is UserTurn and (turn.source == TASK or turn.source in USER_WORDS):
-            break
-    return "\n\n".join(reversed(texts))
+            texts.clear()
+    return "\n\n".join(texts)
 
 
 def last_text(thread: list[Turn]) -> str | None:

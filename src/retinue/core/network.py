@@ -27,7 +27,7 @@ _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
-class Host(msgspec.Struct, frozen=True, gc=False):
+class AllowedHost(msgspec.Struct, frozen=True, gc=False):
     """One entry. `name` is a host, `*.` and a domain, or `*`; `port` None means the two of the web, 0 (which nobody can
     write) every one."""
 
@@ -39,8 +39,8 @@ class Host(msgspec.Struct, frozen=True, gc=False):
         return name if self.port is None else f"{name}:{self.port}"
 
 
-Hosts = tuple[Host, ...]
-FULL: Hosts = (Host("*", ANY_PORT),)  # the network as the host has it: private addresses and what is no web, too
+Hosts = tuple[AllowedHost, ...]
+FULL: Hosts = (AllowedHost("*", ANY_PORT),)  # the network as the host has it: private addresses and what is no web, too
 
 
 def parse_hosts(texts: Sequence[str]) -> Hosts:
@@ -56,7 +56,7 @@ def is_full(hosts: Hosts) -> bool:
     return hosts == FULL
 
 
-def parse_host(text: str) -> Host:
+def parse_host(text: str) -> AllowedHost:
     """Return the entry; a ConfigError says what is wrong with it."""
     word = text.strip().lower()
     if word in WORDS:  # who writes that in a list means the word
@@ -75,7 +75,7 @@ def parse_host(text: str) -> Host:
         if plain is None:
             raise ConfigError(f"'{text}' is no host that has a name or an address")
         name = f"*.{plain}" if name.startswith("*.") else plain
-    return Host(name, port)
+    return AllowedHost(name, port)
 
 
 def canonicalize_name(name: str) -> str | None:
@@ -114,13 +114,13 @@ def intersect_hosts(one: Hosts, other: Hosts) -> Hosts:
     return tuple(dict.fromkeys(host for host in both if host is not None))
 
 
-def _intersect_host(a: Host, b: Host) -> Host | None:
+def _intersect_host(a: AllowedHost, b: AllowedHost) -> AllowedHost | None:
     if ANY_PORT in (a.port, b.port):
         return a if b.port == ANY_PORT else b
     name = b.name if _covers_name(a.name, b.name) else a.name if _covers_name(b.name, a.name) else None
     port = a.port if b.port is None else b.port
     fits = a.port == b.port or (None in (a.port, b.port) and port in WEB_PORTS)
-    return Host(name, port) if name is not None and fits else None
+    return AllowedHost(name, port) if name is not None and fits else None
 
 
 def _covers_name(pattern: str, name: str) -> bool:

@@ -277,7 +277,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     rounds: Rounds | None = None
 
     def __post_init__(self) -> None:
-        if not f"{self.text}{self.context}{self.subagent_id}{self.label}".isascii():
+        if self.subagent_id or self.label or not (self.text.isascii() and self.context.isascii()):
             self._repair_texts()
         if self.timeout_seconds is not None and self.timeout_seconds != self.timeout_seconds:
             raise ConfigError("timeout_seconds must be a number, got nan")

@@ -1,8 +1,8 @@
 """Records of what runs asked and got, and how two of them differ.
 
-An `Exchange` is one model request and its reply; a cassette is a list of them. A `RunRecord` is a whole run of a log,
-taken apart by its turns. Both show a request as lines of text, so that a person can read the difference. Knows neither
-files nor models: `config/cassettes.py` stores exchanges, `log/records.py` makes run records from events, and
+A `RecordedExchange` is one model request and its reply; a cassette is a list of them. A `RunRecord` is a whole run of a
+log, taken apart by its turns. Both show a request as lines of text, so that a person can read the difference. Knows
+neither files nor models: `config/cassettes.py` stores exchanges, `log/records.py` makes run records from events, and
 `models/recorded.py` plays the replies.
 """
 
@@ -77,7 +77,7 @@ class RecordedRequest:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class RecordedExchange:
     """One model request of a run and its reply; no reply if the run ended before it.
 
     `run` is the run's path; on a cassette each part is numbered below its parent, and trees are numbered from 1."""
@@ -149,7 +149,7 @@ class RunRecord:
     def find_turn(self, number: int) -> TurnRecord | None:
         return self.turns[number - 1] if 0 < number <= len(self.turns) else None
 
-    def find_exchange(self, number: int) -> Exchange | None:
+    def find_exchange(self, number: int) -> RecordedExchange | None:
         """Return the model call of that turn, with the usage that the log has for it."""
         turn = self.find_turn(number)
         if turn is None:
@@ -161,7 +161,7 @@ class RunRecord:
             tools=self.tools,
         )
         reply = None if turn.reply is None else msgspec.structs.replace(turn.reply, usage=turn.usage)
-        return Exchange(run=self.path, turn=number, agent=self.agent, request=request, reply=reply)
+        return RecordedExchange(run=self.path, turn=number, agent=self.agent, request=request, reply=reply)
 
 
 Step = Message | CallRecord | RunRecord

@@ -15,6 +15,7 @@ import msgspec
 
 HIDDEN = "[secret]"
 SHORTEST = 8
+SHOWN_AT_CUT = 4  # fewer characters of a value may be left where a text was cut
 _NAMED = re.compile(r"PASS(?:WORD|WD|PHRASE)$|(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASS|PWD|PAT)$", re.IGNORECASE)
 _KEYLIKE = re.compile(r"\b(?:sk|pk|key|xai|gsk|AIza)[-_][A-Za-z0-9_\-]{12,}|(?<=[Bb]earer )\S+")
 _known: tuple[str, ...] = ()
@@ -88,7 +89,19 @@ def clean_value(value: T) -> T:
     return found  # type: ignore[no-any-return]
 
 
-class Stream:
+def clean_end(text: str) -> str:
+    """Return a text whose end was cut off, without the beginning of a value that is left there."""
+    sizes = [len(text) - at for value in _known if (at := _find_beginning(text, value)) <= len(text) - SHOWN_AT_CUT]
+    return text[: -max(sizes)] + HIDDEN if sizes else text
+
+
+def clean_beginning(text: str) -> str:
+    """Return a text whose beginning was cut off, without the end of a value that is left there."""
+    sizes = [size for value in _known for size in range(SHOWN_AT_CUT, len(value)) if text.startswith(value[-size:])]
+    return HIDDEN + text[max(sizes) :] if sizes else text
+
+
+class SecretStream:
     """Text that comes in pieces. What may be the beginning of a value is held back until more of it has come. Where the
     text `is_cut`, it begins with a line, before which others are missing: these may have the beginning of a value."""
 

@@ -37,7 +37,7 @@ def repair_text(text: str) -> str:
 def find_problem(value: Any, levels: int = DEEPEST) -> str:
     """Return why a JSON value cannot be stored or sent; empty if it can be. It may be nested so many levels deep."""
     if isinstance(value, dict):
-        inner: Sequence[Any] = (*value, *value.values())
+        inner: Sequence[Any] = [*value, *value.values()]
     elif isinstance(value, _SEQUENCES):
         inner = value
     else:
@@ -68,10 +68,10 @@ def repair_reply(reply: Reply) -> Reply:
     """Return the reply of a model with texts that can be stored, and a problem in each call that cannot be."""
     if not reply.text.isascii():
         reply = structs.replace(reply, text=repair_text(reply.text))
-    for index, call in enumerate(reply.calls):
-        checked = _check_call(call)
-        if checked is not call:
-            reply = structs.replace(reply, calls=(*reply.calls[:index], checked, *reply.calls[index + 1 :]))
+    for call in reply.calls:
+        if _check_call(call) is not call:
+            reply = structs.replace(reply, calls=tuple([_check_call(each) for each in reply.calls]))
+            break
     if reply.thoughts:
         thoughts = tuple([structs.replace(each, text=repair_text(each.text)) for each in reply.thoughts])
         reply = structs.replace(reply, thoughts=thoughts)

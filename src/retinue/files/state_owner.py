@@ -80,10 +80,8 @@ def claim_state_folder(state: Path) -> None:
 
 def verify_state_folder(state: Path) -> bool:
     """Return whether there is state here; raises ConfigError if there is and it is not the user's."""
-    if not _check_folder(state):
+    if not _check_folders(state):
         return False
-    for name in STATE_FOLDERS:
-        _check_folder(state / name)
     owner = _read_owner(state)
     if owner is None:
         if _is_empty(state):
@@ -96,19 +94,15 @@ def verify_state_folder(state: Path) -> bool:
 
 def adopt_state_folder(state: Path) -> None:
     """Make a state folder the user's, whoever made it. Its owner, modes and links are checked all the same."""
-    if not _check_folder(state):
+    if not _check_folders(state):
         raise ConfigError(f"there is no {state}")
-    for name in STATE_FOLDERS:
-        _check_folder(state / name)
     _sign_state(state)
 
 
 def is_adoptable(state: Path) -> bool:
     """Tell whether a signature is all that the state folder lacks; raises ConfigError for what else is wrong."""
-    if not _check_folder(state):
+    if not _check_folders(state):
         return False
-    for name in STATE_FOLDERS:
-        _check_folder(state / name)
     owner = _read_owner(state)
     return not (_is_empty(state) if owner is None else _is_here(owner, state))
 
@@ -119,6 +113,15 @@ def name_user(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"user {uid}"
+
+
+def _check_folders(state: Path) -> bool:
+    """Check the state folder and those in it; return whether there is one."""
+    if not _check_folder(state):
+        return False
+    for name in STATE_FOLDERS:
+        _check_folder(state / name)
+    return True
 
 
 def _check_folder(folder: Path) -> bool:

@@ -156,9 +156,9 @@ class ServerConnection:
         has_body = body and self._method != b"HEAD"
         self._write(head, *([h11.Data(data=body)] if has_body else []), h11.EndOfMessage())
 
-    def start_response(self, status: int, headers: Mapping[str, str], *, reason: str = "") -> None:
+    def start_response(self, status: int, headers: Mapping[str, str]) -> None:
         """Send the head of a response. Without a Content-Length, `send_chunk` sends its body piece by piece."""
-        self._write(self._make_head(status, headers, reason))
+        self._write(self._make_head(status, headers))
 
     def send_chunk(self, data: bytes) -> None:
         self._write(h11.Data(data=data))
@@ -170,7 +170,7 @@ class ServerConnection:
         """Accept a CONNECT request. From now on both sides speak over the streams themselves."""
         self._write(h11.Response(status_code=200, headers=[], reason=b"Connection established"))
 
-    def _make_head(self, status: int, headers: Mapping[str, str], reason: str) -> h11.Response:
+    def _make_head(self, status: int, headers: Mapping[str, str], reason: str = "") -> h11.Response:
         said = {**_HEADERS, **({} if self._keep_alive else {"Connection": "close"}), **headers}
         phrase = reason or HTTPStatus(status).phrase
         return h11.Response(status_code=status, headers=list(said.items()), reason=phrase.encode("ascii"))

@@ -109,9 +109,11 @@ class _Seen:
 
 
 class Blocks:
-    """Takes events in their order; holds only what concerns runs that are alive."""
+    """Takes events in their order; holds only what concerns runs that are alive. `tells_unfetched` ends a run with the
+    answers of its background children that nobody fetched: for a screen that does not show every answer anyway."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tells_unfetched: bool = True) -> None:
+        self._tells_unfetched = tells_unfetched
         self._runs: dict[tuple[str, int], _Seen] = {}
         self._alive: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
 
@@ -248,7 +250,8 @@ class Blocks:
         parts = [] if ended.status == "done" and ended.structured is None else seen.held
         if event.run != 0 and ended.status != "done":
             parts = []  # what it said is in the result that its parent gets
-        parts = [*parts, *seen.unfetched.values()]
+        if self._tells_unfetched:
+            parts = [*parts, *seen.unfetched.values()]
         answer = ended.final_response if ended.status == "done" else ended.partial
         parent = None if seen.parent is None else self._runs.get((event.tree, seen.parent))
         if parent is not None and answer:
@@ -334,7 +337,8 @@ def _decision(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block | No
         where = f" ({decided.surface})" if decided.surface else ""
         about = (*about, ("faint", f" by {decided.by}{where}"))
     if decided.allowed:
-        how = _REACH.get(decided.scope, "") + (", with edited arguments" if decided.args is not None else "")
+        reach = "" if decided.by.startswith("rule") else _REACH.get(decided.scope, "")  # a rule names its own
+        how = reach + (", with edited arguments" if decided.args is not None else "")
         spans = (("good", "✓ approved"), *about, ("plain", how))
         return _about(event, seen, spans, line=True, call_id=decided.call_id)
     reason: Span = ("plain", f": {decided.reason}" if decided.reason else "")

@@ -22,11 +22,13 @@ from retinue.core.events import (
     ToolCall,
     ToolResult,
 )
+from retinue.core.messages import ASKER, USER_WORDS
 from retinue.log.blocks import FINAL_ANSWER, TEAM_TOOLS, Block, Blocks, Span, make_call_spans
 from retinue.log.summaries import describe_call, shorten_text, summarize_result
 
 SLOW_MS = 1000
 ANSWER_CHARACTERS = 72
+NOTICE = "notice"  # the kind of what the supervisor tells a model
 Style = Literal["markdown", "diff", "output", "faint"]
 _FILE_TOOLS = ("edit", "write")
 _OUTPUT_TOOLS = ("shell", "bash", "execute_python", "execute_go_code")
@@ -50,7 +52,7 @@ class Entries:
     """Takes events in their order; holds only what concerns calls that are open."""
 
     def __init__(self) -> None:
-        self._blocks = Blocks()
+        self._blocks = Blocks(tells_unfetched=False)  # an answer stands below the line of its run
         self._calls: dict[tuple[int, str], ToolCall] = {}
         self._previews: dict[tuple[int, str], str] = {}
         self._denied: set[tuple[int, str]] = set()
@@ -119,7 +121,8 @@ def _tell_words(event: Event, block: Block) -> Entry:
     if event.kind == "thinking":
         return Entry(kind=event.kind, spans=who, body=block.body, style="faint", run=event.run)
     if isinstance(event.body, Inbox):
-        return Entry(kind=event.kind, spans=(("mark", "› "), *who), body=block.body, style="faint", run=event.run)
+        kind = event.kind if event.body.source in USER_WORDS or event.body.source == ASKER else NOTICE
+        return Entry(kind=kind, spans=(("mark", "› "), *who), body=block.body, style="faint", run=event.run)
     return Entry(kind=event.kind, spans=who, body=block.body, run=event.run)
 
 

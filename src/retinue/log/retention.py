@@ -19,7 +19,7 @@ Unapplied = Callable[[str], list[str]]
 
 
 @dataclass
-class Report:
+class RemovalReport:
     """The trees that were removed, or would be (then `freed_bytes` are those of folders only). `held` are parts of the
     log with old trees that another process writes just now, `skipped` tells of parts that another version of Retinue
     has written; `interrupted` are old trees that stay because they can be resumed, `kept` those with something in their
@@ -45,11 +45,11 @@ async def remove_old_trees(
     dry_run: bool = False,
     interrupted: bool = False,
     find_unapplied: Unapplied = lambda _: [],
-) -> Report:
+) -> RemovalReport:
     """Remove every tree whose newest event is older than `before`, with its folder in `runs`. Trees that can be resumed
     stay (unless `interrupted`), and so do those that a tree which stays continues. `find_unapplied` names the runs in a
     tree's folder whose changes are still wanted; then the whole tree stays."""
-    report = Report()
+    report = RemovalReport()
     trees = await log.list_trees(report.add_problem)
     old: dict[str, int] = {}
     for stored in trees:
@@ -96,7 +96,7 @@ def _find_unapplied(tree: str, find_unapplied: Unapplied) -> list[str]:
         return [tree]
 
 
-def _remove_folder(runs: Path, tree: str, report: Report, *, dry_run: bool) -> bool:
+def _remove_folder(runs: Path, tree: str, report: RemovalReport, *, dry_run: bool) -> bool:
     """Return whether nothing is left; a tree whose folder stays keeps its events."""
     if not _TREE.fullmatch(tree):
         return True

@@ -61,7 +61,8 @@ U64_MAX = 2**64 - 1
 class RunView(Struct, eq=False, gc=False):
     """One run as its events tell it. `unpriced` are the tokens of calls whose price is not known, `away` the seconds in
     which no process had the run, or in which it waited for a message; it does so since `waiting_since`. A run of a
-    list, made without its calls and questions, has a `stored_state`."""
+    list, made without its calls and questions, has a `stored_state`. One that has no `keeps_texts` has no messages, no
+    warnings and no lines about tool calls: a tally needs none, and a run may be of any length."""
 
     number: int
     path: str
@@ -97,8 +98,8 @@ class RunView(Struct, eq=False, gc=False):
     stored_state: str = ""
     team: TeamState | None = None
     rounds: RoundState | None = None
+    keeps_texts: bool = True
     _result: Result[Any] | None = None
-    _progress: ProgressReported | None = None  # without what changes from call to call
 
     @property
     def label(self) -> str:
@@ -136,7 +137,7 @@ class RunView(Struct, eq=False, gc=False):
         if self.stored_state:
             self.stored_state = ""
         body = event.body
-        apply_body = APPLY_BODY.get(type(body))
+        apply_body = find_fold(type(body))
         if apply_body is not None and self.ended is None:
             apply_body(self, body, event)
 
@@ -185,6 +186,8 @@ class RunView(Struct, eq=False, gc=False):
         self.completed_turns = ended.turn
 
     def _apply_message(self, message: Message, event: Event) -> None:
+        if not self.keeps_texts:
+            return
         if message.text and not (message.host and self.spawned.model):  # a callable has no other words than its own
             self.last_message, self._is_reply = message.text, message.final
             if message.final:
@@ -213,8 +216,10 @@ class RunView(Struct, eq=False, gc=False):
     def _apply_result(self, result: ToolResult, event: Event) -> None:
         if result.sandbox and self.place is not None:  # what really stood, where that was seen
             self.place = structs.replace(self.place, sandbox=result.sandbox)
-        about, shown = "", result.name
         call = self._take_call(result.call_id)
+        if not self.keeps_texts:
+            return
+        about, shown = "", result.name
         if call is not None:
             if call.host and not call.within:
                 return
@@ -244,56 +249,42 @@ class RunView(Struct, eq=False, gc=False):
     def _apply_warning(self, warned: Warned, event: Event) -> None:
         if warned.code == "stalled":
             self.stalled_seq = event.seq
-        self.warnings += (warned.text,)
+        if self.keeps_texts:
+            self.warnings += (warned.text,)
 
     def _apply_team(self, body: Body, event: Event) -> None:
+        if not self.keeps_texts:
+            return
         if self.team is None:
             self.team = TeamState()
         self.team.apply(body)
 
     def _apply_rounds(self, body: Body, event: Event) -> None:
+        if not self.keeps_texts:
+            return
         if self.rounds is None:
             self.rounds = RoundState()
         self.rounds.apply(body)
 
     def _apply_gap(self, gap: Gap, event: Event) -> None:
-        if gap.code == "damaged":
+        if gap.code == "damaged" and self.keeps_texts:
             self.warnings += (f"{gap.count} events of this tree are missing: {gap.reason}",)
 
     def _apply_ending(self, ended: RunEnded, event: Event) -> None:
         self.ended, self.ended_at, self.waiting_since = ended, event.at, None
         self.calls, self.approvals = (), ()
 
-    def describe_progress(
-        self, tree: str, tool: str, about: str, *, completed: bool, success: bool
-    ) -> ProgressReported:
-        """Return the state of a subagent at the start or the end of one of its tool calls. Counters stop at the largest
-        number of their type."""
-        if self._progress is None:
-            self._progress = self._begin_progress(tree)
-        return structs.replace(
-            self._progress,
-            current_turn=min(self.completed_turns, U32_MAX),
-            tool_name=tool,
-            tool_context=about,
-            completed=completed,
-            success=success,
-            tool_count=min(self.tool_count, U32_MAX),
-            total_tokens=min(self.usage.total_tokens, U64_MAX),
-        )
-
-    def _begin_progress(self, tree: str) -> ProgressReported:
-        """Return what all progress of the run has in common."""
-        profile, spawned = decode_raw(self.spawned.profile), self.spawned
-        nickname, turns = profile.get("nickname"), (profile.get("limits") or {}).get("turns")
+    def begin_progress(self, tree: str, *, nickname: str | None, max_turns: int | None) -> ProgressReported:
+        """Return what all progress of a subagent has in common."""
+        spawned = self.spawned
         return ProgressReported(
             subagent_id=spawned.subagent_id,
             subagent_name=self.agent,
-            nickname=nickname if isinstance(nickname, str) else None,
+            nickname=nickname,
             child_thread_id=f"{tree}/{self.number}",
             child_root_task_id=f"{tree}/0",
             subagent_task_id=None,
-            max_turns=min(turns, U32_MAX) if isinstance(turns, int) else None,
+            max_turns=None if max_turns is None else _saturate(max_turns, U32_MAX),
             current_turn=0,
             model=spawned.model or None,
             tool_name="",
@@ -302,6 +293,22 @@ class RunView(Struct, eq=False, gc=False):
             success=False,
             tool_count=0,
             total_tokens=0,
+        )
+
+    def describe_progress(
+        self, begun: ProgressReported, tool: str, about: str, *, completed: bool, success: bool
+    ) -> ProgressReported:
+        """Return the state of a subagent at the start or the end of one of its tool calls. Counters stop at the largest
+        number of their type."""
+        return structs.replace(
+            begun,
+            current_turn=_saturate(self.completed_turns, U32_MAX),
+            tool_name=tool,
+            tool_context=about,
+            completed=completed,
+            success=success,
+            tool_count=_saturate(self.tool_count, U32_MAX),
+            total_tokens=_saturate(self.usage.total_tokens, U64_MAX),
         )
 
     def make_tally(self) -> RunTally:
@@ -328,10 +335,6 @@ class RunView(Struct, eq=False, gc=False):
     def add_absence(self, seconds: float) -> None:
         """Count the time in which no process had the run, up to its resuming."""
         self.away += max(0.0, seconds)
-
-    def drop_texts(self) -> None:
-        """Forget what no tally needs: the log's writer keeps runs of any length."""
-        self.tool_logs, self.warnings, self.replies, self.last_message, self.rounds = [], (), (), "", None
 
     def measure_seconds(self, now: float) -> float:
         """Return how long the run took, or has taken until now; a queued run has taken nothing."""
@@ -444,8 +447,12 @@ class RunView(Struct, eq=False, gc=False):
         )
 
 
+def _saturate(count: int, largest: int) -> int:
+    return count if count < largest else largest
+
+
 # Other events, and events after the ending, change nothing.
-APPLY_BODY: dict[type, Callable[[RunView, Any, Event], None]] = {
+_FOLDS: dict[type, Callable[[RunView, Any, Event], None]] = {
     RunStarted: RunView._apply_start,
     RunRemote: RunView._apply_remote,
     RunResumed: RunView._apply_resume,
@@ -474,10 +481,11 @@ APPLY_BODY: dict[type, Callable[[RunView, Any, Event], None]] = {
     ImprovementsProposed: RunView._apply_rounds,
     RoundVoted: RunView._apply_rounds,
 }
+find_fold = _FOLDS.get
 
 
-def make_view(stored: StoredRun) -> RunView:
-    """Return the view of a stored run, without texts, calls and children."""
+def make_view(stored: StoredRun, *, keeps_texts: bool = True) -> RunView:
+    """Return the view of a stored run, without calls, children, and the texts it had so far."""
     event, body, tally = stored.first, stored.first.body, stored.tally
     assert isinstance(body, RunSpawned)
     ended = None
@@ -502,6 +510,7 @@ def make_view(stored: StoredRun) -> RunView:
         away=tally.away,
         waiting_since=tally.waiting_since,
         stored_state=tally.state,
+        keeps_texts=keeps_texts,
     )
 
 
@@ -512,7 +521,7 @@ def strip_spawned(event: Event) -> Event:
     return structs.replace(event, body=structs.replace(event.body, profile={}, tools=[]))
 
 
-class Runs(Struct, eq=False):
+class Runs(Struct, eq=False, gc=False):
     """All runs of one tree. An event of a run nobody has spawned yet, or after its ending, changes nothing. `gone_at`
     is the time of the newest event that is no `run.resumed`: runs that are resumed together say so in a row."""
 

@@ -38,7 +38,7 @@ from retinue.core.events import Event, Gap, decode_event, encode_event, make_lin
 from retinue.core.ports import RunTally, StoredRun, Unfinished
 from retinue.files.locks import open_own_file
 from retinue.files.user_key import load_user_key
-from retinue.log.tree_index import Changes, TreeIndex, TreeRow, list_names
+from retinue.log.tree_index import IndexChanges, TreeIndex, TreeRow, list_names
 
 SEAL_BYTES = 16
 _KEY_VARIABLES = ("XDG_STATE_HOME", "HOME")  # by which the key is found
@@ -277,7 +277,9 @@ def begin_epoch(db: apsw.Connection) -> int:
     return found
 
 
-def append_batch(db: apsw.Connection, *, epoch: int, places: Mapping[str, int], lines: bytes, changes: Changes) -> None:
+def append_batch(
+    db: apsw.Connection, *, epoch: int, places: Mapping[str, int], lines: bytes, changes: IndexChanges
+) -> None:
     """Commit one batch with the rows of the index that it changes. `places` has the first event number in it of each
     tree."""
     db.execute(
@@ -287,7 +289,7 @@ def append_batch(db: apsw.Connection, *, epoch: int, places: Mapping[str, int], 
     )
 
 
-def _encode_changes(places: Mapping[str, int], changes: Changes) -> list[str]:
+def _encode_changes(places: Mapping[str, int], changes: IndexChanges) -> list[str]:
     """Return the rows of the index that a batch changes, each table's as one JSON text."""
     sealer = Sealer()
     firsts = [(run.first.tree, run.first.run, encode_event(run.first)) for run in changes.spawned]

@@ -2,10 +2,12 @@
 
 New trees go to the first file that no other process writes; a stored tree is claimed with the file it is in. Written
 means committed. An event that nobody waits for is written with the next one that somebody does, or after LINGER
-seconds, whichever is first; watchers see events only when they are written. Events that are appended without a pause
-in between are in the same batch, so that a crash keeps all of them or none. What cannot be written stays in order in
-memory and is tried again with the next batch; those who wait are told at once. A writer that another process has
-replaced is lost for good, and tries nothing again.
+seconds, whichever is first; watchers see events only when they are written. While a batch is being written, and while
+the event loop is late, such an event has more time, up to LONGEST_LINGER: the rows of the index are written once for
+each batch, so fewer and longer batches cost less. Events that are appended without a pause in between are in the same
+batch, so that a crash keeps all of them or none. What cannot be written stays in order in memory and is tried again
+with the next batch; those who wait are told at once. A writer that another process has replaced is lost for good, and
+tries nothing again.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from retinue.log.sqlite_reader import SqliteReader, read_events
 from retinue.log.tree_index import TreeIndex, TreeRow
 
 LINGER = 0.004
+LONGEST_LINGER = 0.25
+JOURNAL_PAGES = 1000  # from so many on, SQLite's journal is moved into the file
 RETRY_SECONDS = 1.0
 VANISHED = "the log {path} was deleted or replaced while this process was writing it: what it held of this run is lost"
 READ_CHUNK = 1000
@@ -119,6 +123,10 @@ class FileWriter:
                 self._first_batch = schema.next_batch(self._db)
                 self._files = schema.identify_files(path)
                 self._reader = schema.open_reader(path)
+                self._journal_pages = 0
+                self._db.set_wal_hook(
+                    self._note_journal
+                )  # instead of SQLite's own, which works before a commit returns
             except apsw.Error as error:
                 raise LogError(schema.describe_error(f"cannot open the log {path}", error, self._db)) from None
             undo.pop_all()
@@ -126,7 +134,7 @@ class FileWriter:
         self._loop = asyncio.get_running_loop()
         self._feeds: dict[str, Feed] = {}
         self._pending: list[Event] = []
-        self._appended = self._written = 0  # so many events, since this writer was made
+        self._appended = self._kicked_for = self._written = 0  # so many events, since this writer was made
         self._index = TreeIndex(self._load_tree, self._load_run)
         self._indexed = 0  # so many of the pending events are in the index, from a write that failed
         self._waiters: list[asyncio.Future[None]] = []
@@ -229,7 +237,20 @@ class FileWriter:
         return feed
 
     def _kick_later(self) -> None:
-        self._linger = self._loop.call_later(LINGER, self._kick)
+        now = self._loop.time()
+        self._set_linger(now + LINGER, now + LONGEST_LINGER)
+
+    def _set_linger(self, due: float, latest: float) -> None:
+        self._linger = self._loop.call_at(due, self._kick_in_time, due, latest)
+
+    def _kick_in_time(self, due: float, latest: float) -> None:
+        """Kick at the time that is due; later if the writer is busy or the event loop is late, but not after
+        `latest`."""
+        now = self._loop.time()
+        if now < latest and (self._written < self._kicked_for or now > due + LINGER):
+            self._set_linger(now + LINGER, latest)
+        else:
+            self._kick()
 
     def _kick(self) -> None:
         """Have the writer thread write what was appended up to now, and tell those who wait for it."""
@@ -238,6 +259,7 @@ class FileWriter:
             self._linger.cancel()
             self._linger = None
         waiters, self._waiters = self._waiters, []
+        self._kicked_for = self._appended
         self._kicks.append((self._appended, waiters))
         self._kicked.set()
 
@@ -261,6 +283,9 @@ class FileWriter:
                 self._loop.call_soon_threadsafe(self._settle, batch if error is None else [], waiters, error)
             if closing or self._loop.is_closed():
                 break
+            if batch and error is None and self._journal_pages >= JOURNAL_PAGES:
+                with suppress(apsw.Error):  # tried again after the next batch
+                    self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         if self.commits and self._error is None:
             try:
                 self._check_files()
@@ -301,6 +326,10 @@ class FileWriter:
             return LogError(schema.describe_error(f"cannot write the log {self.path}", error, self._db))
         self.commits += 1
         return None
+
+    def _note_journal(self, db: apsw.Connection, name: str, pages: int) -> int:
+        self._journal_pages = pages
+        return apsw.SQLITE_OK
 
     def _check_files(self) -> None:
         """Raise LogLost if the log was deleted or replaced: SQLite would go on writing to files without a name."""

@@ -65,6 +65,11 @@ def split_lines(text: str) -> list[str]:
     return [*lines, rest] if rest else lines
 
 
+def _count_lines(text: str) -> int:
+    """Count the lines of `split_lines`, without making them."""
+    return 1 if "\n" not in text else text.count("\n") + (not text.endswith("\n"))
+
+
 def summarize_result(name: str, text: str, success: bool, spoken: bool = False) -> str:
     """Summarize the result of a call: a count, a fixed word, or the first line of an error. A program reads `1 lines`,
     a person (`spoken`) `1 line`."""
@@ -72,7 +77,7 @@ def summarize_result(name: str, text: str, success: bool, spoken: bool = False) 
         return shorten_text(split_lines(text)[0] if text else "Error", 50, 47)
     if name in _FIXED:
         return _FIXED[name]
-    count = text.count("\n") + (not text.endswith("\n")) if text else 0  # of `lines_of`, which need not be made
+    count = _count_lines(text) if text else 0
     if not count and name not in _COUNTED:
         return "done"
     if count == 1 and name in ("bash", "shell"):

@@ -15,7 +15,7 @@ from retinue.core.ports import StoredRun, StoredTree
 from retinue.log.runs import Runs, RunView, make_view, strip_spawned
 
 
-class TreeRow(Struct, eq=False):
+class TreeRow(Struct, eq=False, gc=False):
     """The standing of a tree. `root` is the run with whose ending it ends: the primary, or one that continues it after
     that. `gone_at` is the time of its newest event that is no `run.resumed`."""
 
@@ -61,7 +61,7 @@ class TreeRow(Struct, eq=False):
         )
 
 
-class Changes(Struct):
+class IndexChanges(Struct):
     """The rows that a batch changes: trees, new runs, and the tallies of runs, new ones among them."""
 
     trees: list[TreeRow] = []
@@ -108,9 +108,9 @@ class TreeIndex:
                 tree.changed[event.run] = None
             tree.row.apply(event)
 
-    def list_changes(self) -> Changes:
+    def list_changes(self) -> IndexChanges:
         """Return the rows that have changed since the last `settle`."""
-        changes = Changes()
+        changes = IndexChanges()
         for name in self._changed:
             tree = self._trees[name]
             changes.trees.append(tree.row)
@@ -120,7 +120,6 @@ class TreeIndex:
                 changes.tallied.append(stored)
                 if number in tree.spawned:
                     changes.spawned.append(stored)
-                view.drop_texts()
         return changes
 
     def settle(self) -> None:
@@ -142,13 +141,13 @@ class TreeIndex:
         if isinstance(event.body, RunSpawned):
             first = strip_spawned(event)
             assert isinstance(first.body, RunSpawned)
-            known = first, RunView(event.run, event.path, event.agent, event.at, first.body)
+            known = first, RunView(event.run, event.path, event.agent, event.at, first.body, keeps_texts=False)
             tree.spawned.append(event.run)
         else:
             stored = self._load_run(event.tree, event.run)
             if stored is None:
                 return None
-            known = stored.first, make_view(stored)
+            known = stored.first, make_view(stored, keeps_texts=False)
         tree.runs[event.run] = known
         return known
 

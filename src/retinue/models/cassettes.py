@@ -17,7 +17,7 @@ import msgspec
 from retinue.core.errors import ModelError
 from retinue.core.events import map_texts
 from retinue.core.messages import Model, OnDelta, Reply, Request, RunRef, ToolSpec, Turn
-from retinue.core.records import Exchange, RecordedRequest
+from retinue.core.records import RecordedExchange, RecordedRequest
 from retinue.core.secrets import HIDDEN
 from retinue.core.sendable import repair_reply
 from retinue.models.recorded import RecordedModel
@@ -65,7 +65,7 @@ class RunNames:
 class Mismatch:
     """A call that a cassette did not answer: nothing is recorded in its place, or a request that differs."""
 
-    asked: Exchange
+    asked: RecordedExchange
     kind: Literal["missing", "differs"]
     lines: tuple[str, ...] = ()
 
@@ -75,10 +75,10 @@ class Cassette:
     """The model calls of one test. `recorded` is what the file has; `played` is what was recorded or played now, and
     `failures` are calls that could not be recorded because the model failed."""
 
-    recorded: list[Exchange]
+    recorded: list[RecordedExchange]
     mode: RecordMode
     clean_text: CleanText
-    played: dict[tuple[int, str, int], Exchange] = field(default_factory=dict)
+    played: dict[tuple[int, str, int], RecordedExchange] = field(default_factory=dict)
     mismatches: list[Mismatch] = field(default_factory=list)
     new_count: int = 0
     failures: list[str] = field(default_factory=list)
@@ -92,14 +92,14 @@ class Cassette:
         """Return a model that stands before the one that `make` makes, which is made only if it is needed."""
         return CassetteModel(name, make, names, self)
 
-    def list_unused(self) -> list[Exchange]:
+    def list_unused(self) -> list[RecordedExchange]:
         return [exchange for key, exchange in self._known.items() if key not in self.played]
 
-    def list_kept(self) -> list[Exchange]:
+    def list_kept(self) -> list[RecordedExchange]:
         """Return what the file should have now: in a fixed order, whatever ran at the same time."""
         return sort_exchanges([*self.played.values(), *([] if self.mode == "all" else self.list_unused())])
 
-    def look_up(self, request: Request, names: RunNames) -> tuple[Exchange, Exchange | None]:
+    def look_up(self, request: Request, names: RunNames) -> tuple[RecordedExchange, RecordedExchange | None]:
         """Return the request as the cassette holds it, under its run's name there, and what is recorded for it."""
         asked = self._clean_request(request, names)
         tree = self._find_tree(request.ref, asked)
@@ -109,12 +109,12 @@ class Cassette:
             self.played[recorded.key] = recorded
         return asked, recorded
 
-    def add_reply(self, asked: Exchange, reply: Reply) -> None:
+    def add_reply(self, asked: RecordedExchange, reply: Reply) -> None:
         clean = msgspec.convert(map_texts(msgspec.to_builtins(reply), self.clean_text), Reply)
         self.played[asked.key] = replace(asked, reply=clean)
         self.new_count += 1
 
-    def add_failure(self, asked: Exchange, error: Exception) -> None:
+    def add_failure(self, asked: RecordedExchange, error: Exception) -> None:
         self.failures.append(f"{asked.run} ({asked.agent}), turn {asked.turn}: {error}")
 
     def refuse(self, mismatch: Mismatch) -> ModelError:
@@ -130,7 +130,7 @@ class Cassette:
             return None
         return any(tool.tier == "provider" and bool(tool.schema) == domains for each in known for tool in each.tools)
 
-    def _clean_request(self, request: Request, names: RunNames) -> Exchange:
+    def _clean_request(self, request: Request, names: RunNames) -> RecordedExchange:
         ref, plain = request.ref, RecordedRequest.from_request(request)
 
         def clean(text: str) -> str:
@@ -142,9 +142,9 @@ class Cassette:
             thread=msgspec.convert(map_texts(msgspec.to_builtins(plain.thread), clean), tuple[Turn, ...]),
             tools=msgspec.convert(map_texts(msgspec.to_builtins(plain.tools), clean), tuple[ToolSpec, ...]),
         )
-        return Exchange(run=names.name_run(ref), turn=request.turn, agent=ref.agent, request=cleaned)
+        return RecordedExchange(run=names.name_run(ref), turn=request.turn, agent=ref.agent, request=cleaned)
 
-    def _find_tree(self, ref: RunRef, asked: Exchange) -> int:
+    def _find_tree(self, ref: RunRef, asked: RecordedExchange) -> int:
         """Number the trees as they come; one that was recorded is recognized by what its first call asks."""
         if ref.tree not in self._trees:
             taken = set(self._trees.values())
@@ -154,7 +154,7 @@ class Cassette:
             self._trees[ref.tree] = (same or free or [highest + 1])[0]
         return self._trees[ref.tree]
 
-    def _find_run(self, ref: RunRef, tree: int, asked: Exchange) -> str:
+    def _find_run(self, ref: RunRef, tree: int, asked: RecordedExchange) -> str:
         """Return the run's name on the cassette: that of the same place if it asks the same, else of a sibling that
         does."""
         above, _, own = asked.run.rpartition("/")
@@ -170,7 +170,7 @@ class Cassette:
             self._runs[ref.tree, asked.run] = place if place in same or not same else same[0]
         return self._runs[ref.tree, asked.run]
 
-    def _is_same(self, key: tuple[int, str, int], asked: Exchange) -> bool:
+    def _is_same(self, key: tuple[int, str, int], asked: RecordedExchange) -> bool:
         found = self._known.get(key)
         if found is None or found.agent != asked.agent:
             return False
@@ -187,10 +187,10 @@ class CassetteModel(RecordedModel):
         self._cassette = cassette
         self._inner: Model | None = None
 
-    def look_up(self, request: Request) -> tuple[Exchange, Exchange | None]:
+    def look_up(self, request: Request) -> tuple[RecordedExchange, RecordedExchange | None]:
         return self._cassette.look_up(request, self._names)
 
-    async def handle_missing(self, asked: Exchange, request: Request, on_delta: OnDelta) -> Reply:
+    async def handle_missing(self, asked: RecordedExchange, request: Request, on_delta: OnDelta) -> Reply:
         if self._cassette.mode == "none":
             raise self._cassette.refuse(Mismatch(asked, "missing"))
         try:
@@ -201,7 +201,7 @@ class CassetteModel(RecordedModel):
         self._cassette.add_reply(asked, reply)
         return reply
 
-    def handle_difference(self, asked: Exchange, lines: tuple[str, ...]) -> None:
+    def handle_difference(self, asked: RecordedExchange, lines: tuple[str, ...]) -> None:
         raise self._cassette.refuse(Mismatch(asked, "differs", lines))
 
     def can_search_web(self, *, domains: bool) -> bool:
@@ -228,7 +228,7 @@ def redact_keys(text: str) -> str:
     return _KEYS.sub(HIDDEN, _AUTHORIZATIONS.sub(rf"\1{HIDDEN}", text))
 
 
-def sort_exchanges(exchanges: Iterable[Exchange]) -> list[Exchange]:
+def sort_exchanges(exchanges: Iterable[RecordedExchange]) -> list[RecordedExchange]:
     """Sort by tree, then by run in the order the runs were made (2 before 10), then by turn."""
 
     def rank_path(path: str) -> list[tuple[int, str]]:

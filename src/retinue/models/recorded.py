@@ -12,7 +12,7 @@ from retinue.core.messages import OnDelta, Reply, Request
 from retinue.core.records import (
     Difference,
     EndOfRecord,
-    Exchange,
+    RecordedExchange,
     RecordedRequest,
     RunRecord,
     diff_lines,
@@ -44,15 +44,15 @@ class RecordedModel(ABC):
         return msgspec.structs.replace(recorded.reply, counted=True)
 
     @abstractmethod
-    def look_up(self, request: Request) -> tuple[Exchange, Exchange | None]:
+    def look_up(self, request: Request) -> tuple[RecordedExchange, RecordedExchange | None]:
         """Return the request as the record would hold it, and the exchange recorded in its place, if any."""
 
     @abstractmethod
-    async def handle_missing(self, asked: Exchange, request: Request, on_delta: OnDelta) -> Reply:
+    async def handle_missing(self, asked: RecordedExchange, request: Request, on_delta: OnDelta) -> Reply:
         """Answer a request in whose place nothing is recorded; or raise."""
 
     @abstractmethod
-    def handle_difference(self, asked: Exchange, lines: tuple[str, ...]) -> None:
+    def handle_difference(self, asked: RecordedExchange, lines: tuple[str, ...]) -> None:
         """Report a request that differs from the recorded one. Raise to give no reply."""
 
 
@@ -65,8 +65,8 @@ class ReplayModel(RecordedModel):
         self._record = record
         self._on_difference = on_difference
 
-    def look_up(self, request: Request) -> tuple[Exchange, Exchange | None]:
-        asked = Exchange(
+    def look_up(self, request: Request) -> tuple[RecordedExchange, RecordedExchange | None]:
+        asked = RecordedExchange(
             run=self._record.path,
             turn=request.turn,
             agent=self._record.agent,
@@ -74,13 +74,13 @@ class ReplayModel(RecordedModel):
         )
         return asked, self._record.find_exchange(request.turn)
 
-    async def handle_missing(self, asked: Exchange, request: Request, on_delta: OnDelta) -> Reply:
+    async def handle_missing(self, asked: RecordedExchange, request: Request, on_delta: OnDelta) -> Reply:
         if not self._record.cut:
             recorded, now = [f"{len(self._record.turns)} turns"], [f"asks for turn {asked.turn}"]
             self._report("turn", asked.turn, diff_lines(recorded, now))
         raise EndOfRecord
 
-    def handle_difference(self, asked: Exchange, lines: tuple[str, ...]) -> None:
+    def handle_difference(self, asked: RecordedExchange, lines: tuple[str, ...]) -> None:
         self._report("request", asked.turn, lines)
 
     def _report(self, what: str, turn: int, lines: tuple[str, ...]) -> None:

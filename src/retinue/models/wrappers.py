@@ -30,15 +30,12 @@ SPREAD_SECONDS = 0.5
 
 
 class RetryingModel:
-    """A model that makes up to `attempts` calls for one request. Does not wait for a provider that asks for more than
+    """A model that makes up to `ATTEMPTS` calls for one request. Does not wait for a provider that asks for more than
     ten minutes."""
 
-    def __init__(
-        self, model: Model, clock: Clock, *, attempts: int = ATTEMPTS, chance: Callable[[], float] = random.random
-    ) -> None:
+    def __init__(self, model: Model, clock: Clock, *, chance: Callable[[], float] = random.random) -> None:
         self._model = model
         self._clock = clock
-        self._attempts = attempts
         self._chance = chance
         self._closed_until = 0.0
         self.name: str = getattr(model, "name", type(model).__name__)
@@ -97,7 +94,7 @@ class RetryingModel:
 
     def _choose_delay(self, error: ModelError, attempt: int) -> float | None:
         """Return the seconds until the next attempt, never less than the provider asked for; None to give up."""
-        if not error.transient or attempt >= self._attempts:
+        if not error.transient or attempt >= ATTEMPTS:
             return None
         if error.retry_after is not None:
             return None if error.retry_after > LONGEST_ASKED_SECONDS else max(error.retry_after, FIRST_SECONDS / 2)
@@ -122,7 +119,7 @@ class RedactingModel:
         self.name: str = getattr(model, "name", type(model).__name__)
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
-        streams: dict[str, secrets.Stream] = {}
+        streams: dict[str, secrets.SecretStream] = {}
 
         def flush() -> None:
             for kind, stream in streams.items():
@@ -135,7 +132,7 @@ class RedactingModel:
                 flush()  # what was held back of the failed attempt is no beginning of the next one
                 shown = secrets.clean_text(text)
             else:
-                shown = streams.setdefault(kind, secrets.Stream()).feed(text)
+                shown = streams.setdefault(kind, secrets.SecretStream()).feed(text)
             if shown:
                 on_delta(kind, shown)
 

@@ -1,4 +1,4 @@
-"""Programs that we start: each in a session of its own, ended with everything it started.
+"""Programs that we start: each in a session of its own, ended with everything it started, or as an ordinary user.
 
 Knows nothing of sandboxes, tools or what the programs do.
 """

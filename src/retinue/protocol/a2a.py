@@ -140,7 +140,7 @@ def make_answer(approval_id: str, digest: str, decision: Decision) -> dict[str, 
     return {**answer, "decision": "allow" if is_allowed else "deny"}
 
 
-def read_answer(data: object) -> ApprovalAnswer | None:
+def read_approval_answer(data: object) -> ApprovalAnswer | None:
     """Return the answer that a data part is; None if it is about something else. Raises `msgspec.ValidationError` for
     an answer that is not well formed."""
     if not isinstance(data, Mapping) or data.get("type") != ANSWERED:

@@ -120,7 +120,7 @@ class SpawnRequest(Arguments, frozen=True):
     caller: Caller | None = None
 
 
-class ClientRequest(Arguments, frozen=True):
+class OpenClientRequest(Arguments, frozen=True):
     """Starts a run that stands for this client as long as the stream is open. `tools` are names."""
 
     name: str
@@ -214,7 +214,7 @@ COMMANDS: dict[str, Command[Any]] = {
         CHANGE_MODEL, RESULT, DESCRIBE, FIND, CHANGES, DIFF, APPLY,
     )
 }  # fmt: skip
-OPEN_CLIENT = StreamCommand("/v1/client", ClientRequest)
+OPEN_CLIENT = StreamCommand("/v1/client", OpenClientRequest)
 ATTEND = StreamCommand("/v1/attend", AttendRequest)
 WATCH = StreamCommand("/v1/watch", WatchRequest, reads=True)
 WATCH_QUESTIONS = StreamCommand("/v1/questions", PendingRequest, reads=True)

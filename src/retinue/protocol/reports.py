@@ -87,7 +87,7 @@ _SPELLINGS = {"subagentRunId": "subagentRunID", "toolCallId": "toolCallID", "par
               "rootRunId": "rootRunID"}  # fmt: skip
 
 
-def decode_event(body: bytes) -> Reported:
+def decode_report(body: bytes) -> Reported:
     """Decode the event of a request's body. Raises InvalidBody, which names the field that is wrong."""
     given = decode_body(body, dict[str, Any])
     for spelt, name in _SPELLINGS.items():

@@ -29,8 +29,8 @@ from retinue.sandbox.builder import (
     SandboxBuilder,
     SandboxUnavailable,
     SelfCheck,
-    find_command,
     find_python,
+    find_system_program,
     list_interpreter_folders,
     make_environment,
     make_probe_box,
@@ -172,10 +172,10 @@ def probe_bubblewrap(
     or set."""
     if platform.system() != "Linux":
         raise SandboxUnavailable("bubblewrap needs Linux")
-    program = find_command("bwrap")
+    program = find_system_program("bwrap")
     if program is None:
         raise SandboxUnavailable("bubblewrap is not installed: apt-get install bubblewrap (or dnf, pacman, zypper)")
-    if os.geteuid() == 0 and find_command("setpriv") is None:
+    if os.geteuid() == 0 and find_system_program("setpriv") is None:
         raise SandboxUnavailable("setpriv is not installed: apt-get install util-linux")
     builder = Bubblewrap(program, prefix=prefix, expose=expose, full_network=full_network)
     builder.check_protections()
@@ -226,7 +226,7 @@ def _list_parents(mounts: dict[str, list[str]]) -> Iterator[str]:
 
 def _make_setpriv_command(user: tuple[int, int]) -> list[str]:
     """Return the command that becomes the run's own user, for good."""
-    program = find_command("setpriv") or "setpriv"
+    program = find_system_program("setpriv") or "setpriv"
     uid, gid = map(str, user)
     return [program, "--reuid", uid, "--regid", gid, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]
 

@@ -233,7 +233,7 @@ def _list_program_folders(exposed: Sequence[str]) -> Iterator[str]:
             yield os.path.dirname(path)  # noqa: PTH120
 
 
-def find_command(name: str) -> str | None:
+def find_system_program(name: str) -> str | None:
     """Return the path of a program of the system; the user's own folders are not looked at."""
     return shutil.which(name, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 

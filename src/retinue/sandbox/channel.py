@@ -15,7 +15,7 @@ CHUNK = 256 * 1024
 UNSENT_BYTES = 64 * 1024 * 1024
 
 
-class Channel:
+class FrameChannel:
     """Owns both descriptors. `on_end` is called once: with what was wrong, or None when the other end has closed or
     does not read what it is sent."""
 

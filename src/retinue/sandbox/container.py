@@ -34,7 +34,7 @@ from retinue.sandbox.builder import (
     SandboxBuilder,
     SandboxUnavailable,
     SelfCheck,
-    find_command,
+    find_system_program,
     make_environment,
     make_probe_box,
 )
@@ -325,7 +325,7 @@ def _join_fields(*fields: str) -> str:
 def find_engine() -> Engine:
     """Return podman, else docker; raises SandboxUnavailable."""
     for name in ENGINES:
-        program = find_command(name)
+        program = find_system_program(name)
         if program is not None:
             return Engine((program,))
     raise SandboxUnavailable(
@@ -349,7 +349,7 @@ def probe_containers(
     try:
         builder.check_protections()
     except _EngineFailed:
-        runc = find_command("runc")
+        runc = find_system_program("runc")
         if not found.is_podman or runc is None:
             raise
         builder = make_builder(Engine((*found.argv, "--runtime", runc)))

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from retinue.sandbox.builder import SandboxUnavailable, find_command, find_python, list_packages
+from retinue.sandbox.builder import SandboxUnavailable, find_python, find_system_program, list_packages
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 NAME = f"localhost/retinue:py{sys.version_info.major}.{sys.version_info.minor}-{platform.machine()}"
@@ -146,7 +146,7 @@ class _Image:
 
 
 def _find_programs() -> dict[str, str]:
-    return {name: found for name in PROGRAMS if (found := find_command(name)) is not None}
+    return {name: found for name in PROGRAMS if (found := find_system_program(name)) is not None}
 
 
 def _walk_standard_library() -> Iterator[str]:
@@ -165,7 +165,7 @@ _BASE = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix, "installed_b
 
 def _find_libraries(compiled: list[str]) -> set[str]:
     """Return the libraries they load, and the loader itself, as the loader finds them."""
-    ldd = find_command("ldd")
+    ldd = find_system_program("ldd")
     if ldd is None:
         raise SandboxUnavailable("ldd is not there: apt-get install libc-bin")
     said = subprocess.run([ldd, *compiled], capture_output=True, text=True, check=False, timeout=60).stdout

@@ -21,7 +21,7 @@ from retinue.core.messages import Call
 from retinue.core.network import PROXY_VARIABLE
 from retinue.core.ports import LocalTool, Made, Outcome
 from retinue.protocol import tool_server as frames
-from retinue.sandbox.channel import Channel
+from retinue.sandbox.channel import FrameChannel
 from retinue.sandbox.process_privacy import hide_process
 from retinue.tools.live_output import LiveOutput
 from retinue.tools.local import make_sandboxed_tool
@@ -97,7 +97,7 @@ class ToolServer:
     """Runs any number of calls at once."""
 
     def __init__(self) -> None:
-        self.channel: Channel
+        self.channel: FrameChannel
         self.start: frames.Start
         self.folders: SandboxFolders
         self._started = asyncio.Event()
@@ -108,7 +108,7 @@ class ToolServer:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, reading: int, writing: int) -> None:
-        self.channel = Channel(
+        self.channel = FrameChannel(
             reading, writing, sender="host", on_frame=self._handle_frame, on_end=lambda _: os._exit(1)
         )
         self.channel.send(frames.Hello(frames.VERSION))

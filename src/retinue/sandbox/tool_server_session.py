@@ -43,11 +43,12 @@ from retinue.sandbox.box import (
     make_box,
 )
 from retinue.sandbox.builder import FULL_NETWORK, PROXY, SandboxBuilder
-from retinue.sandbox.channel import Channel
+from retinue.sandbox.channel import FrameChannel
 from retinue.sandbox.hints import NO_MEMORY, find_offline_hint
 from retinue.sandbox.process import OUT_OF_MEMORY, REAP_SECONDS, PreparedSandbox, Process
 from retinue.tools.code_mode import ExecutePython
 from retinue.tools.local import COMMANDS, EDITING, LOCAL
+from retinue.tools.truncate import clean_cut
 from retinue.workspaces.run_folders import RunFolders
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class _Request:
     program_calls: set[asyncio.Task[None]] = field(default_factory=set)
 
 
-class Connection:
+class ToolServerConnection:
     """One tool server, from its start to the last of what it started. Several calls run in it at once."""
 
     def __init__(self, process: Process, start: frames.Start) -> None:
@@ -139,7 +140,7 @@ class Connection:
         self._tasks = TaskOwner()
         self._ending: asyncio.Task[None] | None = None
         self.error: BaseException | None = None  # why it can be used no more
-        self._channel = Channel(
+        self._channel = FrameChannel(
             process.reading, process.writing, sender="server", on_frame=self._handle_frame, on_end=self._handle_end
         )
         self._channel.send(start)
@@ -445,7 +446,7 @@ class ToolServerSession:
         prepared = await _prepare_sandbox(builder, box)
         process = builder.process(prepared, Path(self._own.own, "full_logs", "tool_server.log"))
         process.start()
-        connection = Connection(process, self._start_frame(box))
+        connection = ToolServerConnection(process, self._start_frame(box))
         if prepared.user is not None:
             self.folders.give_to(prepared.user)
             if self._user is None:
@@ -481,7 +482,7 @@ class ToolServerSession:
         )
 
     def _make_outcome(self, tool: LocalTool, result: frames.Result, started: _RunningServer) -> Outcome:
-        text = result.text
+        text = clean_cut(result.text)
         if not result.success and tool.spec.name in COMMANDS and (note := self._find_hint(text, started)):
             text = f"{text}\n{note}"
         file = find_output(started.box.outputs, result.file) if result.file else ""
@@ -500,7 +501,9 @@ class ToolServerSession:
 class _RunningServer:
     """A tool server at work, with what belongs to it: its proxy, and the watch over the size of its files."""
 
-    def __init__(self, connection: Connection, box: Box, prepared: PreparedSandbox, proxy: RunProxy | None) -> None:
+    def __init__(
+        self, connection: ToolServerConnection, box: Box, prepared: PreparedSandbox, proxy: RunProxy | None
+    ) -> None:
         self.connection, self.box, self.proxy = connection, box, proxy
         self.is_used = False
         self._group = prepared.group

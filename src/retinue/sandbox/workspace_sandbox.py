@@ -2,7 +2,7 @@
 left when it has ended.
 
 A workspace is made from its source as it is then, after those of the runs above it. Runs without a copy pass through,
-but for one thing: what a spawned run left in a folder of its own is put where its siblings can read it.
+but for one thing: what the tools of a spawned run left in a folder of its own is put where its siblings can read it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from retinue.core.messages import Call
 from retinue.core.plans import Job, Sandbox
 from retinue.core.ports import Execution, Folders, Link, LocalTool, Outcome, RunSession, SandboxSession, Setup
 from retinue.sandbox.in_process import IN_PROCESS
+from retinue.tools.local import LOCAL
 from retinue.workspaces.create import Workspaces
 from retinue.workspaces.recording import publish_snapshot, record_changes
 from retinue.workspaces.run_folders import RunFolders
@@ -33,11 +34,20 @@ class WorkspaceSandbox:
     def open(self, job: Job, link: Link) -> RunSession | None:
         inner = self._inner.open(job, link)
         folders = job.folders
-        if not isinstance(folders, RunFolders) or not (folders.snapshots or _has_copy(folders)):
+        if not isinstance(folders, RunFolders) or not (_has_copy(folders) or _can_publish(folders, job)):
             return inner
         is_set_up = job.past is not None and job.past.set_up
         setup = None if folders.workspace_copy is None or is_set_up else self._setup
         return _WorkspaceSession(inner, folders, job, link, setup=setup, workspaces=self._workspaces)
+
+
+def _can_publish(folders: RunFolders, job: Job) -> bool:
+    """Tell whether the run has a folder of its own for its siblings to read, and may leave something there."""
+    if not folders.snapshots:
+        return False
+    if job.plan.profile.call is not None or job.task.files:
+        return True
+    return any(name in LOCAL and name not in job.plan.host for name in job.plan.tools)
 
 
 def _has_copy(folders: RunFolders | None) -> bool:

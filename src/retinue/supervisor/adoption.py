@@ -39,7 +39,7 @@ from retinue.core.plans import Plan
 from retinue.core.ports import Clock, Receipt
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status, ending_texts
-from retinue.core.secrets import Stream
+from retinue.core.secrets import SecretStream
 from retinue.remote.port import RemoteDelta, RemoteRun, RemoteSpawned, Report, Undelivered
 from retinue.remote.validator import Bounds, Rejected, ReportValidator
 from retinue.sandbox.in_process import IN_PROCESS
@@ -129,11 +129,11 @@ class _Speech:
     __slots__ = ("_clean", "_heard", "_shown", "_turn")
 
     def __init__(self) -> None:
-        self._clean, self._turn, self._heard, self._shown = Stream(), 0, 0, 0
+        self._clean, self._turn, self._heard, self._shown = SecretStream(), 0, 0, 0
 
     def apply(self, piece: RemoteDelta) -> RemoteDelta:
         if (piece.turn, piece.offset) != (self._turn, self._heard):
-            self._clean, self._turn, self._shown = Stream(), piece.turn, piece.offset
+            self._clean, self._turn, self._shown = SecretStream(), piece.turn, piece.offset
         self._heard = piece.offset + (len(piece.text) if piece.kind == "text" else 0)
         shown, offset = self._clean.feed(piece.text), self._shown
         self._shown += len(shown) if piece.kind == "text" else 0

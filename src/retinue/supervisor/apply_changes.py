@@ -14,7 +14,7 @@ from retinue.core.results import format_changed_files
 from retinue.supervisor.run import Run
 from retinue.workspaces.atomic_apply import recover_folder
 from retinue.workspaces.copies import CopiedWorkspace, carry_out_plan, explain_missing_copy, find_copy, plan_apply
-from retinue.workspaces.merge import Plan
+from retinue.workspaces.merge import MergePlan
 
 APPLY = "apply_subagent"
 _WRITE = ToolSpec("write", "", {})
@@ -59,7 +59,7 @@ async def apply_child(run: Run, call: Call, *, shown_digest: str | None) -> Outc
         raise ToolError(f"{APPLY}: {error}") from None
 
 
-def _plan_child(run: Run, call: Call) -> tuple[CopiedWorkspace, Plan]:
+def _plan_child(run: Run, call: Call) -> tuple[CopiedWorkspace, MergePlan]:
     wanted = str(call.args.get("subagent_id", ""))
     child = _find_child(run, wanted)
     if not child.finished:
@@ -75,7 +75,7 @@ def _plan_child(run: Run, call: Call) -> tuple[CopiedWorkspace, Plan]:
     return one, plan
 
 
-def _check_rules(run: Run, plan: Plan) -> None:
+def _check_rules(run: Run, plan: MergePlan) -> None:
     """Raise ToolError if a rule forbids the run to write one of the files."""
     for change in plan.changes:
         args = {"path": change.path}

@@ -19,7 +19,7 @@ from retinue.supervisor.run import Run
 from retinue.supervisor.tree import Tree
 
 
-class Call:
+class ServedCall:
     """One call that is served. `account` is what all its runs together may spend; the first of them opens it."""
 
     def __init__(self, caller: Caller) -> None:
@@ -40,13 +40,13 @@ class Call:
         return above if above is not None and self.account in above.chain else self.account
 
 
-CALL: ContextVar[Call | None] = ContextVar("retinue_call", default=None)
+CALL: ContextVar[ServedCall | None] = ContextVar("retinue_call", default=None)
 
 
 @contextmanager
 def serve_caller(caller: Caller) -> Iterator[None]:
     """Bound the runs that are made inside by what is left to the caller."""
-    token = CALL.set(Call(caller))
+    token = CALL.set(ServedCall(caller))
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ import msgspec
 from retinue.agent.runs import run_job
 from retinue.concurrency import TaskOwner, wait_despite_cancel
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
-from retinue.core.control import Control, RunHandle
+from retinue.core.control import Control
 from retinue.core.errors import Disconnected, Failed, Limited, LogError, RetinueError, StreamCut, Unconfirmed
 from retinue.core.events import Gap, RunEnded, RunRemote, TurnEnded, Warned
 from retinue.core.messages import UserTurn
@@ -55,11 +55,12 @@ class Driver:
         self._clock, self._state, self._hook = ports.clock, ports.state, ports.hook
         self._trees, self._control, self._approvals, self._files = trees, control, approvals, files
         self._loop = asyncio.get_running_loop()
+        self._on_stop = self._start_grace  # one object for all runs
 
     def start(self, tree: Tree, run: Run, services: RunServices, written: Awaitable[None] | None) -> None:
         """Start driving a run. `written` is done when its first event is in the log."""
         task = self._loop.create_task(self._drive(tree, run, services, written), name=run.ref.path)
-        run.attach_driver(task, self._start_grace)
+        run.attach_driver(task, self._on_stop)
 
     async def _drive(self, tree: Tree, run: Run, services: RunServices, written: Awaitable[None] | None) -> None:
         run.begin_driving(self._clock.monotonic())
@@ -70,7 +71,8 @@ class Driver:
                     run.ask_ahead(written)
                 elif written is not None:
                     await written
-                await run.slot.acquire()
+                if run.slot.needs_slot:
+                    await run.slot.acquire()
                 job = self._begin_work(tree, run, services)
             ending = make_stopped_ending(run) if job is None else await self._execute(tree, run, job, services)
             if self._hook is not None:
@@ -114,8 +116,7 @@ class Driver:
 
     def _make_context(self, run: Run, services: RunServices) -> Context:
         metadata = {METADATA_SUBAGENT_DEPTH: run.depth, METADATA_MAX_SUBAGENT_DEPTH: run.max_depth}
-        handle = RunHandle(self._control, run.ref)
-        context = Context(services, handle=handle, workspace=run.folders.path, metadata=metadata)
+        context = Context(services, control=self._control, workspace=run.folders.path, metadata=metadata)
         run.attach_context(context)
         return context
 
@@ -184,7 +185,8 @@ class Driver:
     async def _end(self, tree: Tree, run: Run, ending: Ending) -> None:
         """End what is below, then the run. The ending is written before anybody is told."""
         run.begin_ending()
-        await _end_children(run)
+        if run.children:
+            await _end_children(run)
         run.stop_clocks()
         run.slot.leave()
         if ending.status == "done" and not ending.text and ending.structured is None:
@@ -229,7 +231,7 @@ class Driver:
         grace = run.plan.runtime.grace
         tree.write(run, Warned(f"did not stop within {grace:g} s and was abandoned", code="abandoned"))
         task = self._loop.create_task(self._end(tree, run, make_stopped_ending(run)))
-        run.attach_driver(task, self._start_grace)
+        run.attach_driver(task, self._on_stop)
 
 
 async def _end_children(run: Run) -> None:

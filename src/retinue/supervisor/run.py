@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from retinue.concurrency import Deadline
 from retinue.core.context import Context
 from retinue.core.errors import RetinueError
 from retinue.core.events import Body, Event, Warned
@@ -26,7 +27,7 @@ from retinue.core.results import Result, Status
 from retinue.log.runs import RunView
 from retinue.supervisor.budgets import Account, CallReservation
 from retinue.supervisor.slots import SlotHolder
-from retinue.supervisor.timers import Deadline, StallTimer
+from retinue.supervisor.timers import StallTimer
 from retinue.workspaces.run_folders import RunFolders
 
 LEFT_OPEN = "{tree} was left open: `retinue resume {tree}` goes on with it"
@@ -112,6 +113,13 @@ class Run(msgspec.Struct, eq=False):
             yield run
             run = run.parent
 
+    def is_below(self, other: Run) -> bool:
+        """Tell whether the other run is above this one, at any level."""
+        above = self.parent
+        while above is not None and above is not other:
+            above = above.parent
+        return above is not None
+
     @property
     def own_account(self) -> Account | None:
         """The account that was made for this run; None if it spends from the one above, or without a limit."""
@@ -196,7 +204,8 @@ class Run(msgspec.Struct, eq=False):
         """Start the deadline and the stall timer; False if the run has no time left, and then it is timed out."""
         used = 0.0 if self.history is None else self.history.seconds
         self.started = clock.monotonic() - used
-        self.idle_before = self.view.measure_idle(clock.wall())
+        if self.task.conversation:
+            self.idle_before = self.view.measure_idle(clock.wall())
         if self.seconds is not None:
             if self.seconds <= used:
                 self.stopping = "timed_out"
@@ -308,7 +317,7 @@ class Run(msgspec.Struct, eq=False):
         if self.finished:
             waiter.set_result(None)
         else:
-            self.waiters = (*(each for each in self.waiters if not each.done()), waiter)  # without those given up
+            self.waiters = (*[each for each in self.waiters if not each.done()], waiter)  # without those given up
         return waiter
 
     # Clocks
@@ -393,8 +402,10 @@ class Run(msgspec.Struct, eq=False):
 
     def measure_duration(self, clock: Clock) -> float:
         """Return the seconds that the run has been at work. Those in which a conversation waited do not count."""
-        idle = self.view.measure_idle(clock.wall()) - self.idle_before if self.task.conversation else 0.0
-        return max(0.0, clock.monotonic() - self.started - idle)
+        seconds = clock.monotonic() - self.started
+        if self.task.conversation:
+            seconds = max(0.0, seconds - self.view.measure_idle(clock.wall()) + self.idle_before)
+        return seconds
 
     def stop_clocks(self) -> None:
         """Stop every clock for good: the run has its ending."""
@@ -470,7 +481,11 @@ class Run(msgspec.Struct, eq=False):
     @property
     def waits_for_news(self) -> bool:
         """True while background children live and nothing has come in."""
-        return not self.inbox and any(child.background and not child.finished for child in self.children)
+        if not self.inbox:
+            for child in self.children:
+                if child.background and not child.finished:
+                    return True
+        return False
 
     async def wait_for_news(self) -> None:
         """Wait until a message came in or no background child is left."""

@@ -17,6 +17,7 @@ from types import NoneType
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow, Decision, Deny, describe_denial
@@ -37,6 +38,7 @@ from retinue.core.events import (
     Body,
     Delta,
     Message,
+    ProgressReported,
     RunWaiting,
     Thinking,
     ToolCall,
@@ -45,8 +47,8 @@ from retinue.core.events import (
     Warned,
 )
 from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
-from retinue.core.messages import ASKER, USERS_OWN, Call, OnDelta, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
-from retinue.core.ports import Folders, HandedFiles, Order, Outcome, Preview, Prices, Receipt, Row, Team, Ticket
+from retinue.core.messages import ASKER, USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
+from retinue.core.ports import Folders, HandedFiles, Log, Order, Outcome, Preview, Prices, Receipt, Row, Team, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.core.round_state import RoundState
@@ -85,20 +87,27 @@ TOOL_CHANGED = "{tool} was changed by its server after this call was allowed, so
 SpawnChildren = Callable[[Tree, Run, Sequence[Order]], list[Ticket]]
 
 
-class RunServices(msgspec.Struct, eq=False):
-    """The services of one run."""
+class SharedServices(msgspec.Struct, frozen=True, eq=False):
+    """The services that all runs of a supervisor share."""
 
-    tree: Tree
-    run: Run
     approvals: Approvals
     prices: Prices
     files: RunFiles
     spawn_children: SpawnChildren
     control: Control
+
+
+class RunServices(msgspec.Struct, eq=False):
+    """The services of one run."""
+
+    tree: Tree
+    run: Run
+    shared: SharedServices
     shown_changes: dict[str, str] | None = None  # digests of what calls of apply_subagent were shown to do
     session_folders: Folders | None = None  # those of the run's sandbox, once it has one
-    written_calls: dict[str, Awaitable[None] | None] = {}  # calls of the reply that have not begun yet
-    spoken: list[str] = []  # the pieces of text of the model call in flight
+    written_calls: dict[str, Awaitable[None] | None] | None = None  # calls of the reply that have not begun yet
+    spoken: Sequence[str] = ()  # the pieces of text of the model call in flight
+    progress: ProgressReported | None = None  # the part of it that all calls have in common
 
     @property
     def ref(self) -> RunRef:
@@ -123,8 +132,8 @@ class RunServices(msgspec.Struct, eq=False):
         if spec.host:  # a model's calls are counted when its reply comes, all at once
             run.slot.begin_calls()
         try:
-            is_written = call.id in self.written_calls
-            written = self.written_calls.pop(call.id) if is_written else self._write_call(call, spec)
+            calls = self.written_calls
+            written = calls.pop(call.id) if calls and call.id in calls else self._write_call(call, spec)
             self._report_progress(call)
             if written is not None:
                 await written
@@ -177,7 +186,9 @@ class RunServices(msgspec.Struct, eq=False):
             if shown is None:
                 return _ALLOW  # there is nothing to say yes to: the call itself says why
             preview = shown
-        decision = await self.approvals.decide(self.tree, self.run, call, spec=spec, preview=preview, verdict=verdict)
+        decision = await self.shared.approvals.decide(
+            self.tree, self.run, call, spec=spec, preview=preview, verdict=verdict
+        )
         self._check_wanted()
         return decision
 
@@ -203,10 +214,14 @@ class RunServices(msgspec.Struct, eq=False):
         run, parent = self.run, self.run.parent
         if parent is None or run.queues:
             return
-        tree, about = self.tree, describe_call(call.name, call.args)
+        tree, view, about = self.tree, run.view, describe_call(call.name, call.args)
+        if self.progress is None:
+            profile, turns = run.plan.profile, run.plan.profile.limits.turns
+            max_turns = None if turns is UNSET else turns
+            self.progress = view.begin_progress(tree.id, nickname=profile.nickname, max_turns=max_turns)
         completed, success = outcome is not None, outcome is not None and outcome.success
-        progress = run.view.describe_progress(tree.id, call.name, about, completed=completed, success=success)
-        tree.write(parent, progress)
+        told = view.describe_progress(self.progress, call.name, about, completed=completed, success=success)
+        tree.write(parent, told)
 
     def lend(self, call: Call) -> Awaitable[Outcome]:
         self._check_wanted()
@@ -227,7 +242,7 @@ class RunServices(msgspec.Struct, eq=False):
 
     def show_output(self, call_id: str, text: str) -> None:
         if text:
-            self._show_delta("output", text, call_id=call_id)
+            self.show_delta("output", text, call_id=call_id)
 
     def claim_call_id(self, wanted: str) -> str:
         return self.run.claim_call_id(wanted)
@@ -252,7 +267,9 @@ class RunServices(msgspec.Struct, eq=False):
         self.run.slot.begin_calls()
         outcome = Outcome(NOBODY_ASKED, success=False)
         try:
-            decision = await self.approvals.decide(tree, run, call, spec=spec, preview=preview, verdict=ASKS_PERSON)
+            decision = await self.shared.approvals.decide(
+                tree, run, call, spec=spec, preview=preview, verdict=ASKS_PERSON
+            )
             outcome = Outcome("answered")
             if isinstance(decision, Deny):
                 outcome = Outcome(describe_denial(decision), success=False)
@@ -287,18 +304,20 @@ class RunServices(msgspec.Struct, eq=False):
         again = None if account is None else self._reserve_again
         request = Request(run.ref, turn, plan.model_name, system, thread, tools, OUTPUT_TOKENS, 0, again)
         if account is not None:
-            prices = self.prices if account.counts_cost else None
+            prices = self.shared.prices if account.counts_cost else None
             reservation = CallReservation(account, request, plan.tools_json, prices, OUTPUT_TOKENS)
             waiting = reservation.acquire()
             if waiting is not None:
                 await run.without_stall_timer(waiting)
             run.set_reservation(reservation)
         try:
-            reply = await plan.model.complete(request, self._follow_reply(turn))
+            deltas = ReplyDeltas(self, turn)
+            self.spoken = deltas.texts
+            reply = await plan.model.complete(request, deltas)
             usage = reply.usage
             reply = _complete_usage(repair_reply(reply), request)
             usage, estimated = reply.usage, reply.estimated
-            self.spoken = []
+            self.spoken = ()
         except (ModelError, Limited) as error:
             usage, estimated = error.usage, error.estimated
             self._report_failure(error, plan.model_name)
@@ -306,7 +325,7 @@ class RunServices(msgspec.Struct, eq=False):
         except CallCancelled as error:
             usage, estimated = error.usage, error.estimated
             run.keep_partial(error.partial)
-            cost = self.prices.price(plan.model_name, usage)
+            cost = self.shared.prices.price(plan.model_name, usage)
             self.emit(UsageReported(plan.model_name, usage, cost, estimated))
             raise asyncio.CancelledError from None
         except (RetinueError, Stop):
@@ -339,25 +358,9 @@ class RunServices(msgspec.Struct, eq=False):
                 calls = (*calls[:index], msgspec.structs.replace(call, id=own), *calls[index + 1 :])
         return reply if calls is reply.calls else msgspec.structs.replace(reply, calls=calls)
 
-    def _follow_reply(self, turn: int) -> OnDelta:
-        """Return the function that shows the deltas of one model call, each with its place in the reply."""
-        offset = 0
-        self.spoken = spoken = []
-
-        def show(kind: str, text: str) -> None:
-            nonlocal offset
-            self._show_delta(kind, text, turn, offset)
-            if kind == "text":
-                offset += len(text)
-                spoken.append(text)
-            elif kind == "retry":
-                offset = 0
-                spoken.clear()
-
-        return show
-
-    def _show_delta(self, kind: str, text: str, turn: int = 0, offset: int = 0, *, call_id: str = "") -> None:
-        ref, run, show = self.ref, self.run, self.tree.log.show
+    def show_delta(self, kind: str, text: str, turn: int = 0, offset: int = 0, *, call_id: str = "") -> None:
+        """Show a piece of a reply, with its place in it, or of the output of a call."""
+        run, ref = self.run, self.run.ref
         if run.ending:
             return
         run.record_activity()
@@ -366,17 +369,17 @@ class RunServices(msgspec.Struct, eq=False):
             return
         delta = Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind, turn=turn, offset=offset, call_id=call_id)
         if run.first_write is None:
-            show(delta)
+            self.tree.log.show(delta)
         else:  # in order, and not before watchers can know of the run
-            run.first_write.add_done_callback(lambda done: done.cancelled() or done.exception() or show(delta))
+            run.first_write.add_done_callback(partial(_show_when_written, self.tree.log, delta))
 
     def _report_reply(self, reply: Reply, model: str) -> None:
         if reply.natives or reply.thoughts:
             self._report_thinking(reply)
-        run, write = self.run, self.tree.write
         if reply.text and not reply.refused:
             self._write_message(reply.text, is_final=not reply.calls)
-        write(run, UsageReported(model, reply.usage, self.prices.price(model, reply.usage), reply.estimated))
+        cost = self.shared.prices.price(model, reply.usage)
+        self.tree.write(self.run, UsageReported(model, reply.usage, cost, reply.estimated))
 
     def _write_message(self, text: str, *, is_final: bool) -> None:
         run, file = self.run, ""
@@ -414,23 +417,23 @@ class RunServices(msgspec.Struct, eq=False):
 
     def _report_failure(self, error: ModelError | Limited, model: str) -> None:
         if error.usage.total_tokens:
-            self.emit(UsageReported(model, error.usage, self.prices.price(model, error.usage), error.estimated))
+            self.emit(UsageReported(model, error.usage, self.shared.prices.price(model, error.usage), error.estimated))
         if isinstance(error, StreamCut):
             self.run.keep_partial(error.partial)
 
     # Children and inbox
 
     async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
-        tickets = self.spawn_children(self.tree, self.run, orders)
+        tickets = self.shared.spawn_children(self.tree, self.run, orders)
         if orders[0].files and orders[0].background:
-            await self.files.begun(self.tree.id, [ticket.run for ticket in tickets])
+            await self.shared.files.begun(self.tree.id, [ticket.run for ticket in tickets])
         return tickets
 
     async def wait(self, runs: Sequence[int]) -> list[Result[Any]]:
         children = self._find_below(runs)
         if children and children[0].queues:
             await self.run.slot.wait_without_slot(_join_all(children))
-            await self.run.without_stall_timer(self.files.written(self.tree.id, runs))
+            await self.run.without_stall_timer(self.shared.files.written(self.tree.id, runs))
         else:
             await _join_all(children)
         return [child.result() for child in children]
@@ -439,9 +442,11 @@ class RunServices(msgspec.Struct, eq=False):
         wanted = self._find_below(runs)
         if not any(each.finished for each in wanted):
             await self.run.slot.wait_without_slot(_join_any(wanted, seconds))
-        ended = [each.ref.run for each in wanted if each.finished and self.files.keeps(self.tree.id, each.ref.run)]
+        ended = [
+            each.ref.run for each in wanted if each.finished and self.shared.files.keeps(self.tree.id, each.ref.run)
+        ]
         if ended:
-            await self.run.without_stall_timer(self.files.written(self.tree.id, ended))
+            await self.run.without_stall_timer(self.shared.files.written(self.tree.id, ended))
 
     async def cancel_run(self, run: int) -> bool:
         [wanted] = self._find_below([run])
@@ -462,7 +467,7 @@ class RunServices(msgspec.Struct, eq=False):
         waits = call_id if old.parent is self.run else ""  # else its own parent is told of the ending
         overrides = ResumeOverrides(seconds=seconds, files=True, call_id=waits)
         try:
-            continued = await self.control.continue_run(self.tree.id, run, text, overrides)
+            continued = await self.shared.control.continue_run(self.tree.id, run, text, overrides)
         except RetinueError as error:
             raise ToolError(str(error)) from None
         return self.ticket(continued.number)
@@ -476,7 +481,7 @@ class RunServices(msgspec.Struct, eq=False):
         found = []
         for number in numbers:
             below = self.tree.find_run(number)
-            if below is None or below is self.run or self.run not in below.lineage:
+            if below is None or not below.is_below(self.run):
                 raise ToolError(f"There is no agent:{number} below this run.")
             found.append(below)
         return found
@@ -515,7 +520,7 @@ class RunServices(msgspec.Struct, eq=False):
             run.attach_message(None)
 
     def keep_spoken(self) -> str:
-        text, self.spoken = "".join(self.spoken), []
+        text, self.spoken = "".join(self.spoken), ()
         if text.strip():
             self._write_message(text, is_final=True)
         return text if text.strip() else ""
@@ -589,6 +594,29 @@ class RunServices(msgspec.Struct, eq=False):
         """Raise CancelledError for a run that was told to stop and did not listen: it gets nothing more."""
         if self.run.stopping is not None or self.run.ending:
             raise asyncio.CancelledError
+
+
+class ReplyDeltas(msgspec.Struct, eq=False):
+    """Shows the deltas of one model call, each with its place in the reply. `texts` are the pieces of its text."""
+
+    services: RunServices
+    turn: int
+    offset: int = 0
+    texts: list[str] = []
+
+    def __call__(self, kind: str, text: str) -> None:
+        self.services.show_delta(kind, text, self.turn, self.offset)
+        if kind == "text":
+            self.offset += len(text)
+            self.texts.append(text)
+        elif kind == "retry":
+            self.offset = 0
+            self.texts.clear()
+
+
+def _show_when_written(log: Log, delta: Delta, written: asyncio.Future[None]) -> None:
+    if not written.cancelled() and written.exception() is None:
+        log.show(delta)
 
 
 def _complete_usage(reply: Reply, request: Request) -> Reply:

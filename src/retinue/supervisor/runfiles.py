@@ -246,13 +246,15 @@ class RunFiles:
                 ensure_private_folder(folder)
         # A run that resumes after a crash starts its file anew.
         write_private_file(f"{live}/events.ndjson", encode_events(new), append=bool(file.events))
-        if not file.events or any(isinstance(event.body, _STATUS_KINDS) for event in new):
-            replace_file(f"{full}/status.json", msgspec.json.format(msgspec.json.encode(status_of(tree, run))))
+        is_new, is_over = not file.events, type(new[-1].body) is RunEnded
         file.events += new
-        file.is_begun = True
-        if type(new[-1].body) is RunEnded:
+        if is_over:  # before the status, which tells a reader that they are there
             _copy_file(f"{live}/events.ndjson", f"{full}/events.ndjson")
-            replace_file(f"{full}/transcript.md", format_transcript(file.events).encode())
+            write_private_file(f"{full}/transcript.md", format_transcript(file.events).encode())
+        if is_new or any(isinstance(event.body, _STATUS_KINDS) for event in new):
+            replace_file(f"{full}/status.json", msgspec.json.format(msgspec.json.encode(status_of(tree, run))))
+        file.is_begun = True
+        if is_over:
             file.events = []
             file.is_ended = True
 

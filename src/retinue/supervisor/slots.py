@@ -85,6 +85,11 @@ class SlotHolder(msgspec.Struct, eq=False):
     def is_queued(self) -> bool:
         return self.slot_request is not None
 
+    @property
+    def needs_slot(self) -> bool:
+        """True for a run that has to wait for its slot."""
+        return self.slots is not None and not self.has_slot
+
     def try_acquire(self) -> bool:
         """Take a slot if one is free and nobody waits for it."""
         assert self.slots is not None

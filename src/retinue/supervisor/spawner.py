@@ -33,7 +33,7 @@ from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import find_hidden_paths, narrowed
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.run import Run
-from retinue.supervisor.run_services import RunServices
+from retinue.supervisor.run_services import RunServices, SharedServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.tree import Tree, TreeRegistry, choose_tree_class
@@ -88,12 +88,13 @@ class Spawner:
         files: RunFiles,
     ) -> None:
         self._ports, self._clock, self._state = ports, ports.clock, ports.state
-        self._trees, self._driver, self._control, self._approvals, self._files = (
-            trees,
-            driver,
-            control,
-            approvals,
-            files,
+        self._trees, self._driver, self._files = trees, driver, files
+        self._services = SharedServices(
+            approvals=approvals,
+            prices=ports.prices,
+            files=files,
+            spawn_children=self.spawn_children,
+            control=control,
         )
         self._is_closed = False
         self.limits = ports.limits.override(DEFAULTS)
@@ -345,15 +346,7 @@ class Spawner:
         )
 
     def make_services(self, tree: Tree, run: Run) -> RunServices:
-        return RunServices(
-            tree=tree,
-            run=run,
-            approvals=self._approvals,
-            prices=self._ports.prices,
-            files=self._files,
-            spawn_children=self.spawn_children,
-            control=self._control,
-        )
+        return RunServices(tree=tree, run=run, shared=self._services)
 
     def _grant_paths(self, task: Task) -> Task:
         """Return a primary's task with the paths that the user grants to every primary. The log keeps them, so that a
@@ -422,7 +415,7 @@ def _make_ref(tree: Tree, parent: Run | None, plan: Plan, task: Task) -> RunRef:
     else:
         path, wanted = f"{parent.ref.path}/{agent}-{number}", " ".join(task.text.split())[:LABEL_CHARACTERS]
     label = tree.unique_label(task.label or task.subagent_id or wanted or agent)
-    subagent_id = task.subagent_id or f"{agent}_{hex(time.time_ns())[2:]}"
+    subagent_id = task.subagent_id or f"{agent}_{time.time_ns():x}"
     return RunRef(tree=tree.id, run=number, path=path, label=label, agent=agent, subagent_id=subagent_id)
 
 

@@ -27,7 +27,7 @@ from retinue.core.results import ChangedFile, Result
 from retinue.log import lookup
 from retinue.log.listing import summarize_trees
 from retinue.log.runs import Runs, RunView, describe_view
-from retinue.workspaces.atomic_apply import find_interrupted, recover_folder
+from retinue.workspaces.atomic_apply import find_unfinished_files, recover_folder
 from retinue.workspaces.copies import (
     CopiedWorkspace,
     carry_out_plan,
@@ -37,7 +37,7 @@ from retinue.workspaces.copies import (
     list_copies,
     plan_apply,
 )
-from retinue.workspaces.merge import Plan
+from retinue.workspaces.merge import MergePlan
 
 NO_PROCESS = "no process is running this tree, and {what} needs one"
 
@@ -149,15 +149,15 @@ class StoredControl:
         """Undo what an interrupted apply had done to the project; True if there was something."""
         return recover_folder(f"{self._state}/applying", self._project)
 
-    def find_interrupted(self) -> list[str]:
+    def find_unfinished_files(self) -> list[str]:
         """Return the files of the project that `recover_project` would put back."""
-        return find_interrupted(f"{self._state}/applying", self._project)
+        return find_unfinished_files(f"{self._state}/applying", self._project)
 
-    def plan_apply(self, copies: Sequence[CopiedWorkspace]) -> Plan:
+    def plan_apply(self, copies: Sequence[CopiedWorkspace]) -> MergePlan:
         """Return what applying the changes of these runs, one after the other, would do to the project."""
         return plan_apply(copies, self._project)
 
-    def carry_out_plan(self, plan: Plan, copies: Sequence[CopiedWorkspace]) -> None:
+    def carry_out_plan(self, plan: MergePlan, copies: Sequence[CopiedWorkspace]) -> None:
         """Change the project as planned, all or nothing, and record it for the runs."""
         carry_out_plan(plan, copies, aside=f"{self._state}/applying")
 

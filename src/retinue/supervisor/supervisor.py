@@ -102,7 +102,8 @@ class Supervisor:
             if limits is not None or narrow is not None:
                 raise ConfigError("a run below another one has the limits of its profile: give it no others")
             return self._spawn_below(profile, task, below)
-        await self.prepare(profile)
+        if self.servers is not None:
+            await self.servers.ready(profile)
         run = self.spawner.spawn_primary(profile, task, limits=limits, narrow=narrow, caller=caller)
         return self._make_handle(run)
 

@@ -1,4 +1,4 @@
-"""The deadline of a run and its stall timer. Knows no run; what happens on expiry is a callback."""
+"""The stall timer of a run. Knows no run; what happens on expiry is a callback."""
 
 from __future__ import annotations
 
@@ -7,44 +7,6 @@ from collections.abc import Callable
 from retinue.core.ports import Clock, Timer
 
 LATE_SECONDS = 1.0
-
-
-class Deadline:
-    """Calls `on_expire` once, after `seconds` of running time. Pausing it (a person is asked) stops the time."""
-
-    __slots__ = ("_clock", "_left", "_on_expire", "_pauses", "_since", "_stopped", "_timer")
-
-    def __init__(self, seconds: float, clock: Clock, on_expire: Callable[[], None]) -> None:
-        self._clock = clock
-        self._on_expire = on_expire
-        self._left = seconds
-        self._pauses = 0
-        self._stopped = False
-        self._since = clock.monotonic()
-        self._timer: Timer | None = clock.call_later(seconds, on_expire)
-
-    @property
-    def seconds_left(self) -> float:
-        return self._left if self._timer is None else self._left - (self._clock.monotonic() - self._since)
-
-    def pause(self) -> None:
-        self._pauses += 1
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-            self._left -= self._clock.monotonic() - self._since
-
-    def resume(self) -> None:
-        self._pauses -= 1
-        if self._pauses == 0 and not self._stopped:
-            self._since = self._clock.monotonic()
-            self._timer = self._clock.call_later(max(0.0, self._left), self._on_expire)
-
-    def stop(self) -> None:
-        self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 class StallTimer:

@@ -22,7 +22,7 @@ from retinue.core.ports import Clock, Log, Receipt
 from retinue.core.sendable import repair_text
 from retinue.core.traces import NO_ORIGIN, FindOrigin, TraceOrigin
 from retinue.log.forwarding_log import ForwardingLog
-from retinue.log.runs import APPLY_BODY, Runs
+from retinue.log.runs import Runs, find_fold
 from retinue.supervisor.run import Run
 from retinue.supervisor.slots import Slots
 
@@ -113,7 +113,7 @@ class Tree:
         ref, now = run.ref, self._now  # Python looks for a method first in `self._now()`
         event = Event(seq, self.id, ref.run, ref.path, ref.agent, now(), body)  # type: ignore[arg-type] # one of KINDS
         view.last_seq = seq  # from here on as `RunView.apply`: the call alone is 4 % of a run (`bench counts`)
-        apply_body = APPLY_BODY.get(type(body))
+        apply_body = find_fold(type(body))
         if apply_body is not None:
             apply_body(view, body, event)
         return self.log.append(event, wait)
@@ -205,11 +205,16 @@ _TEXT_FIELDS: dict[type[Body], tuple[str, ...]] = {
     events.ApprovalAsked: ("args", "preview", "label", "rule", "tool", "call_id"),
     events.ApprovalDecided: ("reason", "by", "rule", "args", "tool", "call_id"),
     events.Inbox: ("text",),
-    events.ProgressReported: ("tool_name", "tool_context"),
+    events.ProgressReported: ("nickname", "tool_name", "tool_context"),
     events.AnswerGiven: ("text", "call_id"),
     events.AnswersShown: ("missed",),
     events.VoteCast: ("reason", "call_id"),
     events.MemberLost: ("reason",),
+    events.RoundAnswered: ("text", "call_id"),
+    events.RoundEvaluated: ("packet", "tasks", "problems"),
+    events.ChecklistAccepted: ("call_id",),
+    events.ImprovementsProposed: ("improvements", "call_id"),
+    events.RoundVoted: ("reason", "call_id"),
     events.Warned: ("text",),
     events.RunWaiting: ("text",),
     events.RunEnded: ("final_response", "error_details", "partial", "structured", "changed_files"),

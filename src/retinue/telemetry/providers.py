@@ -37,7 +37,7 @@ def is_installed() -> bool:
         return False
 
 
-def find_install_command() -> str:
+def make_telemetry_command() -> str:
     return make_install_command("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
 
 
@@ -55,7 +55,7 @@ def make_providers(telemetry: Telemetry) -> Providers:
     if telemetry.tracer_provider is not None or telemetry.meter_provider is not None:
         return _use_program_providers(telemetry.tracer_provider, telemetry.meter_provider)
     if not is_installed():
-        raise ConfigError(f"telemetry needs a package that is not installed: {find_install_command()}")
+        raise ConfigError(f"telemetry needs a package that is not installed: {make_telemetry_command()}")
     trace = importlib.import_module("opentelemetry.trace")
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return _use_program_providers(None, None)

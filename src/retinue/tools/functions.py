@@ -54,10 +54,11 @@ class FunctionTool(Generic[P, R]):
         function: Callable[..., Any] = self.function
         try:
             if self._is_async:
-                value = await function(*self._first(context), **named)
+                value = await (function(context, **named) if self._takes_context else function(**named))
             else:
                 aside = context.aside(asyncio.get_running_loop().call_soon_threadsafe)
-                value = await asyncio.to_thread(function, *self._first(aside), **named)
+                given_context = (aside,) if self._takes_context else ()
+                value = await asyncio.to_thread(function, *given_context, **named)
                 if inspect.isawaitable(value):
                     value = await value
         except (ToolError, Stop):
@@ -68,9 +69,6 @@ class FunctionTool(Generic[P, R]):
                 raise  # the run itself is being stopped; anything else is the function's own affair
             raise ToolError(f"{type(error).__name__}: {error}") from error
         return Outcome(as_text(value), data=value)
-
-    def _first(self, context: Context) -> tuple[Context, ...]:
-        return (context,) if self._takes_context else ()
 
 
 class HostedTool:

@@ -11,7 +11,7 @@ import codecs
 import re
 from collections.abc import Callable
 
-from retinue.core.secrets import Stream
+from retinue.core.secrets import SecretStream
 
 PIECE_SECONDS = 0.05
 PIECE_CHARACTERS = 4096
@@ -27,7 +27,7 @@ class LiveOutput:
     ) -> None:
         self._show, self._is_ready, self._masks = show, is_ready, masks
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._secrets = Stream()
+        self._secrets = SecretStream()
         self._text = ""
         self._is_cut = False
         self._skips = False  # to the next line
@@ -38,7 +38,7 @@ class LiveOutput:
         it may be the beginning of a secret whose rest is missing."""
         if is_cut:
             self._decoder.reset()
-            self._secrets = Stream(is_cut=True)
+            self._secrets = SecretStream(is_cut=True)
             self._is_cut = True
         text = self._decoder.decode(data)
         self._text += self._secrets.feed(text) if self._masks else text

@@ -7,17 +7,15 @@ not be able to hold the whole process, and Python cannot stop one of its own in 
 
 from __future__ import annotations
 
-import fnmatch
 import importlib
 import os
-import re
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from retinue.core.errors import ToolError
+from retinue.core.errors import ConfigError, ToolError
+from retinue.core.globs import GlobPattern, compile_glob
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Outcome
 from retinue.core.rules import matches_path
@@ -33,7 +31,6 @@ LINE_CHARS = 300
 MATCH_CHARS = 10_000
 GREP_BYTES = 10 * 1024 * 1024
 SKIPPED = frozenset({GIT_FOLDER, STATE_FOLDER})
-_ANY = re.compile("")
 
 
 class Glob(FileTool):
@@ -58,12 +55,12 @@ class Glob(FileTool):
     shown_argument = "pattern"
 
     def handle_call(self, call: Call, folders: Folders, stop: threading.Event) -> Outcome:
-        pattern = _Pattern.parse(read_argument(call, "pattern", str), tool=call.name)
+        pattern = _compile_pattern(read_argument(call, "pattern", str), tool=call.name)
         raw = read_argument(call, "path", str, "")
         found: list[str] = []
         for top, _ in _find_tops(raw, folders, call.name):
             for parts in _walk_files(top, folders, stop, call.name):
-                if pattern.fits(parts) and not _is_hidden(top, parts, folders):
+                if pattern.matches("/".join(parts)) and not _is_hidden(top, parts, folders):
                     found.append(_display_path("/".join(parts)))
                     if len(found) > MAX_FILES:
                         break
@@ -100,7 +97,7 @@ class Grep(FileTool):
     def handle_call(self, call: Call, folders: Folders, stop: threading.Event) -> Outcome:
         regex = _compile_regex(call)
         raw, name = read_argument(call, "path", str, ""), read_argument(call, "glob", str, "")
-        only = _Pattern.parse(name if "/" in name else f"**/{name or '*'}", tool=call.name)
+        only = _compile_pattern(name if "/" in name else f"**/{name or '*'}", tool=call.name)
         lines: list[str] = []
         for path, shown in _list_files(raw, only, folders, stop, call.name):
             for number, text in _find_matches(path, regex, folders, call.name):
@@ -111,36 +108,15 @@ class Grep(FileTool):
         return _make_outcome(lines, call, folders)
 
 
-@dataclass(frozen=True)
-class _Pattern:
-    """A glob, one regex for each folder or file name; `_ANY` stands for `**`."""
-
-    steps: tuple[re.Pattern[str], ...]
-
-    @classmethod
-    def parse(cls, text: str, *, tool: str) -> _Pattern:
-        names = [name for name in text.split("/") if name not in ("", ".")]
-        if not names or text.startswith("/") or ".." in names:
-            raise ToolError(f"{tool}: {quote_text(text)} must be a pattern below the folder; give the folder as 'path'")
-        try:
-            return cls(tuple(_ANY if name == "**" else re.compile(fnmatch.translate(name)) for name in names))
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ToolError(f"{tool}: bad pattern {quote_text(text)}: {error}") from error
-
-    def fits(self, parts: tuple[str, ...]) -> bool:
-        """Tell whether a path fits. All readings of the pattern are followed at once: many `**` cost as much as one."""
-        places = self._with_skips({0})
-        for part in parts:
-            after = {at for at in places if at < len(self.steps) and self.steps[at] is _ANY}
-            after |= {at + 1 for at in places - after if at < len(self.steps) and self.steps[at].match(part)}
-            places = self._with_skips(after)
-        return len(self.steps) in places
-
-    def _with_skips(self, places: set[int]) -> set[int]:
-        for at, step in enumerate(self.steps):
-            if at in places and step is _ANY:
-                places.add(at + 1)
-        return places
+def _compile_pattern(text: str, *, tool: str) -> GlobPattern:
+    """Return the pattern of a call, for paths below the folder."""
+    names = [name for name in text.split("/") if name not in ("", ".")]
+    if not names or text.startswith("/") or ".." in names:
+        raise ToolError(f"{tool}: {quote_text(text)} must be a pattern below the folder; give the folder as 'path'")
+    try:
+        return compile_glob("/".join(names), paths=True)
+    except ConfigError as error:
+        raise ToolError(f"{tool}: the pattern {quote_text(text)} {error}") from error
 
 
 def _compile_regex(call: Call) -> Any:
@@ -174,12 +150,12 @@ def _is_covered_by(other: Path, top: Path) -> bool:
 
 
 def _list_files(
-    raw: str, only: _Pattern, folders: Folders, stop: threading.Event, tool: str
+    raw: str, only: GlobPattern, folders: Folders, stop: threading.Event, tool: str
 ) -> Iterator[tuple[Path, str]]:
     """Yield every file to search, and the path it is shown with."""
     for top, prefix in _find_tops(raw, folders, tool):
         for parts in _walk_files(top, folders, stop, tool):
-            if not parts or (only.fits(parts) and not _is_hidden(top, parts, folders)):
+            if not parts or (only.matches("/".join(parts)) and not _is_hidden(top, parts, folders)):
                 yield top.joinpath(*parts), _display_path(str(PurePosixPath(prefix, *parts)))
 
 

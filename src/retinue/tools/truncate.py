@@ -10,15 +10,17 @@ from __future__ import annotations
 import codecs
 import errno
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 from retinue.core.errors import RetinueError
 from retinue.core.limits import INLINE_BYTES
-from retinue.core.secrets import Stream
+from retinue.core.secrets import SecretStream, clean_beginning, clean_end
 from retinue.files.private import open_private_file
 
 SPILL_BYTES = 256 * 1024 * 1024
+_MARK = re.compile(r"\n\[\.\.\. \d+ bytes cut; [^\n]* \.\.\.\]\n")
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -35,7 +37,7 @@ class Ends:
     ) -> None:
         self._limit, self._spill, self._cap = limit, spill, cap
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._secrets = Stream()
+        self._secrets = SecretStream()
         self._head, self._tail = bytearray(), bytearray()
         self._total = 0
         self._path = has
@@ -131,6 +133,14 @@ def truncate_text(text: str, limit: int = INLINE_BYTES, *, spill: Callable[[], P
     ends = Ends(limit, spill=spill)
     ends.feed(text.encode("utf-8", "replace"))
     return ends.close()
+
+
+def clean_cut(text: str) -> str:
+    """Return a text that was cut where no secrets are known, in a sandbox, without the halves of one at the cut."""
+    found = _MARK.search(text)
+    if found is None:
+        return text
+    return clean_end(text[: found.start()]) + found[0] + clean_beginning(text[found.end() :])
 
 
 def _whole_head(data: bytes) -> bytes:

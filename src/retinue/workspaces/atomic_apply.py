@@ -106,7 +106,7 @@ def recover_folder(aside: str, root: str) -> bool:
         return _recover_stagings(aside, root)
 
 
-def find_interrupted(aside: str, root: str) -> list[str]:
+def find_unfinished_files(aside: str, root: str) -> list[str]:
     """Return the files in `root` that `recover_folder` would put back; changes nothing."""
     if not Path(aside).is_dir():
         return []

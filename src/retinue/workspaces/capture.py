@@ -13,7 +13,7 @@ from retinue.core.results import ChangedFile
 from retinue.files.content import read_chunks, read_up_to
 from retinue.files.opening import open_parent, open_regular_file
 from retinue.workspaces.store import Contents, Files, StoredFile, hash_content
-from retinue.workspaces.walk import HARD_LINKED, LINK_MODE, Entry, Walker, display_path, open_entry
+from retinue.workspaces.walk import HARD_LINKED, LINK_MODE, FolderEntry, Walker, display_path, open_entry
 
 MAX_CHANGED_BYTES = WORKSPACE_MIB * MIB
 IN_MEMORY_BYTES = 16 * MIB
@@ -58,7 +58,7 @@ def capture_folder(walker: Walker, contents: Contents, before: Files) -> Capture
     return captured
 
 
-def _store_entry(entry: Entry, contents: Contents) -> StoredFile:
+def _store_entry(entry: FolderEntry, contents: Contents) -> StoredFile:
     if entry.is_link:
         return StoredFile(entry.mode, contents.add_bytes(os.fsencode(os.readlink(entry.name, dir_fd=entry.folder))))
     fd = open_entry(entry)

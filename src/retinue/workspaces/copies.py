@@ -187,7 +187,7 @@ def list_copies(state: str, tree: str) -> list[CopiedWorkspace]:
     return [found for found in (find_copy(state, tree, run) for run in runs) if found is not None]
 
 
-def plan_apply(copies: Sequence[CopiedWorkspace], target: str) -> merge.Plan:
+def plan_apply(copies: Sequence[CopiedWorkspace], target: str) -> merge.MergePlan:
     """Return what applying the changes of these copies, one after the other, would do to the folder."""
     store = find_store(copies[0].workspace.own)
     for one in copies:
@@ -201,7 +201,7 @@ def plan_apply(copies: Sequence[CopiedWorkspace], target: str) -> merge.Plan:
     return plan
 
 
-def make_changes(plan: merge.Plan, store: Store, *, aside: str) -> None:
+def make_changes(plan: merge.MergePlan, store: Store, *, aside: str) -> None:
     """Change the folder of the plan, all or nothing. Raises RetinueError on a conflict."""
     if plan.conflicts:
         raise RetinueError(CONFLICTS.format(count=len(plan.conflicts), why=plan.describe_conflicts()))
@@ -209,7 +209,7 @@ def make_changes(plan: merge.Plan, store: Store, *, aside: str) -> None:
         atomic_apply.apply_changes(plan.target, plan.changes, store, aside=aside)
 
 
-def carry_out_plan(plan: merge.Plan, copies: Sequence[CopiedWorkspace], *, aside: str) -> None:
+def carry_out_plan(plan: merge.MergePlan, copies: Sequence[CopiedWorkspace], *, aside: str) -> None:
     """Make the changes, all or none, and record it."""
     make_changes(plan, find_store(copies[0].workspace.own), aside=aside)
     for one in copies:

@@ -13,7 +13,7 @@ from retinue.core.errors import RetinueError
 from retinue.files.content import read_chunks, write_all
 from retinue.files.opening import open_folder, open_parent
 from retinue.workspaces.store import Contents, Files, StoredFile, hash_content
-from retinue.workspaces.walk import HARD_LINKED, Entry, Walker, open_entry
+from retinue.workspaces.walk import HARD_LINKED, FolderEntry, Walker, open_entry
 
 PRIVATE_MODES = (0o700, 0o600)
 PUBLIC_MODES = (0o755, 0o644)
@@ -92,7 +92,7 @@ class FolderCopier:
         finally:
             os.close(folder)
 
-    def _copy_entry(self, entry: Entry, top: int, walker: Walker) -> StoredFile | None:
+    def _copy_entry(self, entry: FolderEntry, top: int, walker: Walker) -> StoredFile | None:
         with open_parent(top, entry.path) as (folder, name):
             if entry.is_folder:
                 os.mkdir(name, self._modes[0], dir_fd=folder)
@@ -113,7 +113,7 @@ class FolderCopier:
             finally:
                 os.close(source)
 
-    def _store_copy(self, entry: Entry, source: int, folder: int, name: str) -> str:
+    def _store_copy(self, entry: FolderEntry, source: int, folder: int, name: str) -> str:
         """Copy a file and add the copy's content to the store; return the name of the content."""
         copy = self._copy_content(source, folder, name, entry.path)
         try:

@@ -20,7 +20,7 @@ from retinue.files.content import read_chunks, read_small_file
 from retinue.files.scratch import make_scratch_folder
 from retinue.processes.group import start_group
 from retinue.workspaces import git
-from retinue.workspaces.walk import Entry, open_entry
+from retinue.workspaces.walk import FolderEntry, open_entry
 
 SECONDS = 5.0  # of git's own processor time for one answer: the machine may be busy with something else
 BUSY_FACTOR = 6  # so many times as long it may take by the clock
@@ -74,7 +74,7 @@ class Ignores:
                 stream.close()
         self._scratch.close()
 
-    def __call__(self, entry: Entry) -> bool:
+    def __call__(self, entry: FolderEntry) -> bool:
         if entry.name == ".gitignore":
             self._copy_rules(entry)
         if entry.path in self._tracked or self.gave_up:
@@ -90,7 +90,7 @@ class Ignores:
             return False
         return ignored
 
-    def _copy_rules(self, entry: Entry) -> None:
+    def _copy_rules(self, entry: FolderEntry) -> None:
         if not stat.S_ISREG(entry.status.st_mode) or entry.status.st_size > FILE_BYTES:
             return
         try:

@@ -44,7 +44,7 @@ class Conflict(NamedTuple):
 
 
 @dataclass
-class Plan:
+class MergePlan:
     """The changes to a folder. `diff` is shown to the person who approves them, `digest` identifies them."""
 
     target: str
@@ -58,10 +58,10 @@ class Plan:
         return "\n".join(f"{display_path(conflict.path)}: {conflict.why}" for conflict in self.conflicts)
 
 
-def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store) -> Plan:
+def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store) -> MergePlan:
     """Plan the changes of some runs, one after the other, onto a folder. A step is the first and the last state of a
     workspace."""
-    made = Plan(target)
+    made = MergePlan(target)
     touched = sorted({path for base, end in steps for path in list_changed_paths(base, end)})
     removed = {path for path in touched if all(path not in end for _, end in steps)}
     with Import(store) as into:
@@ -94,7 +94,7 @@ def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store
     return made
 
 
-def _read_file(path: str, into: Import, made: Plan, removed: set[str]) -> StoredFile | None:
+def _read_file(path: str, into: Import, made: MergePlan, removed: set[str]) -> StoredFile | None:
     """Store a file of the target as it is now; None if there is none, or something in its place, which is a conflict.
     `removed` are the files that the plan removes."""
     try:
@@ -167,7 +167,7 @@ class _Merger:
         return oid
 
 
-def _check_allowed(change: Change, made: Plan, store: Store, planned: set[str]) -> None:
+def _check_allowed(change: Change, made: MergePlan, store: Store, planned: set[str]) -> None:
     """Add a conflict for a change that no approval allows: a name of git or ours, a file that git would read its
     settings from, a link that leads out. `planned` are the paths that the plan writes."""
     parts = change.path.split("/")

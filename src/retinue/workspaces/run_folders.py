@@ -52,7 +52,7 @@ class StateFolder:
             remove_tree(self.folder)
 
 
-class RunFolders(msgspec.Struct, eq=False):
+class RunFolders(msgspec.Struct, eq=False, gc=False):
     """The folders of one run: it writes `workspace`, reads that and the other `roots`, and nothing else.
 
     `workspace_copy` describes a workspace that is a copy, and `is_made` says that it has been made; `snapshots` is

@@ -24,7 +24,7 @@ HARD_LINKED = "also a file elsewhere, by a hard link"
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
-class Entry(NamedTuple):
+class FolderEntry(NamedTuple):
     """A file, folder or link. `folder` and `name` are where to open it, valid until the next entry is asked for."""
 
     path: str
@@ -81,7 +81,7 @@ class Walker:
         self,
         root: str | int,
         *,
-        ignored: Callable[[Entry], bool] = lambda _: False,
+        ignored: Callable[[FolderEntry], bool] = lambda _: False,
         inside_ignored: bool = False,
         foreign: bool = False,
         links: bool = True,
@@ -100,7 +100,7 @@ class Walker:
         self._links: dict[tuple[int, int], tuple[int, list[str]]] = {}
         self._device = self._seen = 0
 
-    def walk_entries(self) -> Iterator[Entry]:
+    def walk_entries(self) -> Iterator[FolderEntry]:
         """Yield folders before what is in them, in the order of their names."""
         try:
             top = os.dup(self._root) if isinstance(self._root, int) else open_folder(self._root)
@@ -125,7 +125,7 @@ class Walker:
         """Return the files that have a second name outside the folder; complete after the walk."""
         return {path for links, paths in self._links.values() if links > len(paths) for path in paths}
 
-    def _walk_folder(self, folder: int, above: str, depth: int, ignored: bool) -> Iterator[Entry]:
+    def _walk_folder(self, folder: int, above: str, depth: int, ignored: bool) -> Iterator[FolderEntry]:
         names = sorted(os.listdir(folder), key=lambda name: (name != ".gitignore", name))
         if not self._foreign and is_state_listing(names):
             self.unseen.add(above.rstrip("/"))
@@ -143,7 +143,7 @@ class Walker:
             self._seen += 1
             if self._seen > MOST:
                 raise RetinueError(f"{self._name} holds more than {MOST:,} files and folders")
-            entry = Entry(path, status, folder, name, ignored)
+            entry = FolderEntry(path, status, folder, name, ignored)
             if not self._is_wanted(entry):
                 continue
             if not ignored and self._ignored(entry):
@@ -154,7 +154,7 @@ class Walker:
             if entry.is_folder:
                 yield from self._walk_subfolder(entry, depth)
 
-    def _is_wanted(self, entry: Entry) -> bool:
+    def _is_wanted(self, entry: FolderEntry) -> bool:
         kind = stat.S_IFMT(entry.status.st_mode)
         if kind in _KINDS:
             self.skip(entry.path, _KINDS[kind])
@@ -173,7 +173,7 @@ class Walker:
             self._links.setdefault(key, (entry.status.st_nlink, []))[1].append(entry.path)
         return True
 
-    def _walk_subfolder(self, entry: Entry, depth: int) -> Iterator[Entry]:
+    def _walk_subfolder(self, entry: FolderEntry, depth: int) -> Iterator[FolderEntry]:
         if depth >= DEEPEST:
             self.skip(entry.path, "nested too deeply")
             return
@@ -191,7 +191,7 @@ class Walker:
             os.close(inner)
 
 
-def open_entry(entry: Entry) -> int:
+def open_entry(entry: FolderEntry) -> int:
     """Open the very file that was listed; OSError if another one has its name by now."""
     fd = open_regular_file(entry.name, dir_fd=entry.folder)
     if not os.path.samestat(os.fstat(fd), entry.status):

@@ -24,7 +24,7 @@ from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 from retinue.testing import scripted
 from tests.control.loopback.kit import Response, knock
-from tests.surfaces.cli.shell import environment
+from tests.surfaces.cli.shell import environment, find_python
 
 HANG = {"main": [{"hang": True}]}
 CHILD = str(Path(__file__).with_name("child.py"))
@@ -110,11 +110,12 @@ class Server:
 
     async def start(self, program: str, *words: str, **more: str) -> asyncio.subprocess.Process:
         """A real process with what a server gets of us in its environment, and nothing else of this one."""
+        env = {**environment(), **self.environment, "PYTHONPATH": os.pathsep.join(sys.path), **more}
         return await asyncio.create_subprocess_exec(
-            sys.executable,
+            *find_python(env),
             program,
             *words,
-            env={**environment(), **self.environment, "PYTHONPATH": os.pathsep.join(sys.path), **more},
+            env=env,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

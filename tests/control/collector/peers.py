@@ -19,7 +19,7 @@ from retinue.protocol.reports import ADDRESS
 from retinue.supervisor.caller_limits import serve_caller
 from retinue.testing import scripted
 from tests.control.collector.kit import CHILD
-from tests.surfaces.cli.shell import environment
+from tests.surfaces.cli.shell import environment, find_python
 
 
 async def reviewed(folder: Path, script: dict[str, Any], *, best_effort: bool = False) -> tuple[str, str, list[Event]]:
@@ -108,7 +108,7 @@ class Root:
             pass
 
     async def start(self, script: dict[str, Any], *options: str) -> asyncio.subprocess.Process:
-        return await started(CHILD, self.run_id, json.dumps(script), *options, **self.environment)
+        return await started(CHILD, self.run_id, json.dumps(script), *options, quick=True, **self.environment)
 
 
 @asynccontextmanager
@@ -124,12 +124,13 @@ async def root(folder: Path) -> AsyncIterator[Root]:
         await process.wait()
 
 
-async def started(program: str, *words: str, **more: str) -> asyncio.subprocess.Process:
+async def started(program: str, *words: str, quick: bool = False, **more: str) -> asyncio.subprocess.Process:
+    env = {**environment(), "PYTHONPATH": os.pathsep.join(sys.path), **more}
     return await asyncio.create_subprocess_exec(
-        sys.executable,
+        *(find_python(env) if quick else [sys.executable]),
         program,
         *words,
-        env={**environment(), "PYTHONPATH": os.pathsep.join(sys.path), **more},
+        env=env,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

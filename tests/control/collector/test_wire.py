@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from retinue.core.events import RunEnded, RunSpawned, Thinking, ToolCall, ToolResult, TurnStarted
 from retinue.core.usage import Usage
 from retinue.protocol import reports as collected
-from retinue.protocol.reports import Sender, decode_event, read_arguments
+from retinue.protocol.reports import Sender, decode_report, read_arguments
 from retinue.protocol.strict_json import InvalidBody
 
 GIVEN: dict[str, Any] = {
@@ -30,14 +30,14 @@ GIVEN: dict[str, Any] = {
 
 def read(**changes: Any) -> collected.Reported:
     fields = {**GIVEN, **changes}
-    return decode_event(json.dumps({key: value for key, value in fields.items() if value != ...}).encode())
+    return decode_report(json.dumps({key: value for key, value in fields.items() if value != ...}).encode())
 
 
 def said(sender: Sender, body: Any) -> dict[str, Any]:
     data = sender.encode_event(body, 1_769_126_400.5)
     assert data is not None
     event: dict[str, Any] = json.loads(data)
-    assert decode_event(data)
+    assert decode_report(data)
     return event
 
 
@@ -135,7 +135,7 @@ def test_wrong_fields_are_named(changes: dict[str, Any], words: str) -> None:
 )
 def test_bodies_that_are_no_event(body: bytes, words: str) -> None:
     with pytest.raises(InvalidBody, match=words):
-        decode_event(body)
+        decode_report(body)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -145,7 +145,7 @@ def test_bodies_that_are_no_event(body: bytes, words: str) -> None:
 ).map(lambda value: json.dumps(value).encode()))  # fmt: skip
 def test_any_bytes_are_an_event_or_an_error_in_words(body: bytes) -> None:
     try:
-        event = decode_event(body)
+        event = decode_report(body)
     except InvalidBody as error:
         assert str(error)
     else:

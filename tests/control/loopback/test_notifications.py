@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.build.notifications import MAX_RUNNING, Notifier, make_environment
+from retinue.build.notifications import MAX_RUNNING, Notifier, make_notice_environment
 from retinue.config.settings import load_settings, restrict
 from retinue.core.approvals import Approval, QuestionChange, QuestionClosed
 from tests.control.loopback.test_second_terminal import GLOB, first, waiting, write
@@ -75,7 +75,7 @@ async def test_a_command_that_cannot_be_started_is_told_once(tmp_path: Path) -> 
 def test_the_environment_has_the_facts_and_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-planted-0123456789")
     monkeypatch.setenv("DISPLAY", ":7")
-    seen = make_environment(ask(3, command="echo \x1b[31m\0\nrm -rf \ud83d"))
+    seen = make_notice_environment(ask(3, command="echo \x1b[31m\0\nrm -rf \ud83d"))
     assert "sk-planted" not in repr(seen) and seen["DISPLAY"] == ":7"
     assert (seen["RETINUE_QUESTION_NUMBER"], seen["RETINUE_TOOL"], seen["RETINUE_TREE"]) == ("3", "shell", "t")
     assert seen["RETINUE_QUESTION"].isprintable() and "echo" in seen["RETINUE_QUESTION"]

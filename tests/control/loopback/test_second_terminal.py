@@ -31,10 +31,12 @@ def write(name: str) -> dict[str, object]:
 
 
 @contextmanager
-def first(project: Project, agents: dict[str, object], *options: str) -> Iterator[subprocess.Popen[str]]:
+def first(
+    project: Project, agents: dict[str, object], *options: str, quick: bool = True
+) -> Iterator[subprocess.Popen[str]]:
     """A tree at work in another process, seen as far as its first tool result."""
     model = project.script(agents, name="first.yaml")
-    with project.running("run", "work", "--model", model, *options) as process:
+    with project.running("run", "work", "--model", model, *options, quick=quick) as process:
         assert process.stderr is not None
         read_until(process.stderr, 'Tool "glob" result')
         yield process
@@ -80,7 +82,7 @@ def test_what_is_seen_early_can_be_cancelled_before_it_ends(project: Project) ->
 
 
 def test_cancelling_the_primary_ends_the_first_terminals_command(project: Project) -> None:
-    with first(project, {"main": [{"tools": [GLOB]}, {"hang": True}]}) as process:
+    with first(project, {"main": [{"tools": [GLOB]}, {"hang": True}]}, quick=False) as process:
         [row] = project.rows()
         assert row["pid"] == process.pid
         assert (
@@ -259,7 +261,7 @@ def test_the_first_terminal_shows_what_is_being_said_too(project: Project) -> No
 @pytest.mark.requirement("P23")
 def test_when_the_first_is_killed_the_second_is_told_and_nothing_stays_running(project: Project) -> None:
     agents = {"main": [{"tools": [GLOB]}, {"tools": [write("a.txt")]}, "end"]}
-    with first(project, agents, "--wait-approvals", "600") as process:
+    with first(project, agents, "--wait-approvals", "600", quick=False) as process:
         waiting(project)
         with project.running("tail", "-f") as tail:
             assert tail.stdout is not None
@@ -282,7 +284,7 @@ def test_when_the_first_is_killed_the_second_is_told_and_nothing_stays_running(p
 
 
 def test_without_a_control_server_nobody_comes_in(project: Project) -> None:
-    with first(project, {"main": [{"tools": [GLOB]}, {"hang": True}]}, "--no-control") as process:
+    with first(project, {"main": [{"tools": [GLOB]}, {"hang": True}]}, "--no-control", quick=False) as process:
         said = one_line_error(project.retinue("cancel", "main"))
         assert f"process {process.pid} runs" in said
         assert "has no control server" in said

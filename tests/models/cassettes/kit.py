@@ -1,4 +1,5 @@
-"""A user's own tests, run by a real pytest in a process of its own."""
+"""A user's own tests, run by a real pytest in a process of its own, which is forked since most of its time would be
+imports."""
 
 from __future__ import annotations
 
@@ -8,13 +9,17 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.surfaces.cli.shell import SECONDS, environment
+from tests.surfaces.cli.shell import PROVIDER, SECONDS, environment, find_python
 
 INI = """[pytest]
 filterwarnings =
     error
+    ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning
     ignore:The configuration option "asyncio_default_fixture_loop_scope":pytest.PytestDeprecationWarning
 """
+
+
+LOADED = ("pytest", *PROVIDER)
 
 
 @dataclass
@@ -36,11 +41,17 @@ class Suite:
     def cassette(self, test: str) -> Path:
         return self.folder / "cassettes" / "test_mine" / f"{test}.yaml"
 
-    async def pytest(self, *arguments: str, env: dict[str, str] | None = None) -> Done:
+    async def pytest(self, *arguments: str, env: dict[str, str] | None = None, quick: bool = True) -> Done:
+        """Run pytest. A `quick` one is forked, and has only the plugins that it needs."""
+        given = environment(PYTEST_DEBUG_TEMPROOT=str(self.folder), **(env or {}))  # or it removes what others left
+        command = [sys.executable, "-m", "pytest"]
+        if quick:
+            command = [*find_python(given, *LOADED), "-m", "pytest", "-p", "retinue.pytest_plugin"]
+            given["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments),
+            *(*command, "-q", "-p", "no:cacheprovider", *arguments),
             cwd=self.folder,
-            env=environment(**(env or {})),
+            env=given,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -59,7 +70,7 @@ class Suite:
         done = await self.pytest(*arguments, env=env)
         assert done.code == 0, done.out
 
-    async def fails(self, *arguments: str, env: dict[str, str] | None = None) -> str:
-        done = await self.pytest(*arguments, env=env)
+    async def fails(self, *arguments: str, env: dict[str, str] | None = None, quick: bool = True) -> str:
+        done = await self.pytest(*arguments, env=env, quick=quick)
         assert done.code == os.EX_OK + 1, done.out
         return done.out

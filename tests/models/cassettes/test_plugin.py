@@ -14,7 +14,7 @@ import pytest
 
 from retinue.core.errors import ModelError
 from retinue.core.messages import Reply, Request, RunRef
-from retinue.core.records import Exchange, RecordedRequest
+from retinue.core.records import RecordedExchange, RecordedRequest
 from retinue.models.cassettes import Cassette, RunNames, redact_keys
 from tests.docs.test_docs import ROOT, snippets
 from tests.models import wire
@@ -114,7 +114,7 @@ async def test_the_test_of_the_docs_records_and_plays(suite: Suite) -> None:
 
 async def test_a_missing_cassette_says_how_to_record_it(suite: Suite) -> None:
     suite.write(mine())
-    out = await suite.fails()
+    out = await suite.fails(quick=False)
     assert "retinue_cassette: /main (clerk), turn 1: this call is not recorded" in out
     assert f"there is no file {suite.cassette('test_price')}" in out
     assert "record it: pytest test_mine.py::test_price --retinue-record=new" in out
@@ -140,7 +140,7 @@ async def test_a_departing_call_fails_with_a_diff_that_names_run_and_turn(suite:
 
 async def test_what_one_model_said_is_not_played_as_another_s() -> None:
     request = RecordedRequest("anthropic:claude-x", "Be brief.", (), ())
-    cassette = Cassette([Exchange("/main", 1, "clerk", request, Reply("tea"))], "none", str)
+    cassette = Cassette([RecordedExchange("/main", 1, "clerk", request, Reply("tea"))], "none", str)
     names = RunNames(lambda ref: ref.path, "", "")
     for model, mismatches in (("anthropic:claude-x", 0), ("anthropic:claude-y", 1)):
         asked = Request(RunRef("t", 0, "/main", "main", "clerk", "c"), 1, model, "Be brief.", [], ())
@@ -199,6 +199,7 @@ async def test_a_file_that_is_no_cassette_is_one_clear_line(suite: Suite) -> Non
     assert f"{path} is not a cassette: Expected `int`, got `str` - at `$.calls[1].turn`" in out
 
 
+ASYNCIO = ("-p", "pytest_asyncio.plugin")
 NESTED = """
 import asyncio, os
 import pytest
@@ -254,12 +255,12 @@ async def test_nested(retinue_cassette):
 async def test_parallel_children_play_right_in_any_order(suite: Suite, late: str, tmp_path: Path) -> None:
     """Grandchildren get other numbers when the other parent is late, and twins ask the same."""
     suite.write(NESTED.replace("MARK", "@pytest.mark.asyncio").replace("PROJECT", f"{str(tmp_path)!r}"))
-    await suite.passes(NEW, env={"LATE": "a"})
+    await suite.passes(NEW, *ASYNCIO, env={"LATE": "a"})
     text = suite.cassette("test_nested").read_text()
     assert [n for n in range(1, 10) if f"text: answer {n}" in text] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert "run: /main/subagent-2/subagent-1" in text
     suite.write(suite.folder.joinpath("test_mine.py").read_text().replace("self.count += 1", "raise AssertionError"))
-    await suite.passes(env={"LATE": late})
+    await suite.passes(*ASYNCIO, env={"LATE": late})
 
 
 async def test_what_is_of_the_moment_can_be_ignored(suite: Suite) -> None:

@@ -54,7 +54,9 @@ def test_who_asked_and_was_killed_gets_the_answer_and_nothing_is_done_twice(tmp_
     armed = {} if last == "[deep]" else {"RETINUE_FAILPOINT": last}
     watcher = place.watcher()
     try:
-        with container.running("run", "go", "--model", "scripted:script.yaml", *words, **inside, **armed) as process:
+        with container.running(
+            "run", "go", "--model", "scripted:script.yaml", *words, quick=False, **inside, **armed
+        ) as process:
             if not armed:
                 read_until(process.stderr, last)
                 process.kill()

@@ -14,7 +14,7 @@ import pytest
 
 from retinue import Limits
 from retinue.control.delegation_request import Hosting
-from retinue.control.outbox_watcher import HELD, Watcher
+from retinue.control.outbox_watcher import HELD, OutboxWatcher
 from retinue.core.events import Inbox, RunSpawned
 from retinue.core.limits import Timeouts
 from retinue.files.mailbox import Mailbox
@@ -284,7 +284,7 @@ async def test_a_request_that_waits_for_its_turn_can_be_cancelled(work: Path) ->
 async def test_two_watchers_are_one(work: Path, tmp_path: Path) -> None:
     async with inherited(work) as there:
         said: list[str] = []
-        second = Watcher(there.supervisor, _hosting(there, work, tmp_path / "other", said))
+        second = OutboxWatcher(there.supervisor, _hosting(there, work, tmp_path / "other", said))
         waiting = asyncio.create_task(second.watch())
         for number in range(20):
             ask(there.outbox, f"a-{number}", workspace=str(work))

@@ -168,7 +168,7 @@ def test_a_process_that_was_suspended_keeps_its_deadline(project: Project) -> No
 def is_ended_after_suspension(project: Project, deadline: float) -> bool:
     """Suspend a run until its deadline is over. False if it ended before that, or long after."""
     model = project.script({"main": [call("list_agents"), {"hang": True}]})
-    with project.running("run", "wait", "--model", model, "--timeout", str(deadline)) as process:
+    with project.running("run", "wait", "--model", model, "--timeout", str(deadline), quick=False) as process:
         assert process.stderr is not None
         read_until(process.stderr, 'Tool "list_agents" result')
         state = Path(f"/proc/{process.pid}/stat")

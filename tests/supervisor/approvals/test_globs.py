@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.core.errors import ConfigError
-from retinue.core.globs import MAX_CHARACTERS, Glob, compile_glob
+from retinue.core.globs import MAX_CHARACTERS, GlobPattern, compile_glob
 from retinue.core.rules import parse_rule
 
 
@@ -42,7 +42,7 @@ def make_regex(pattern: str, *, paths: bool) -> re.Pattern[str]:
 )
 def test_patterns_mean_what_the_regular_expression_means(pattern: str, text: str, paths: bool) -> None:
     expected = make_regex(pattern, paths=paths).fullmatch(text) is not None
-    assert Glob(pattern, paths=paths).matches(text) == expected
+    assert GlobPattern(pattern, paths=paths).matches(text) == expected
 
 
 @pytest.mark.finding("X8")

@@ -100,7 +100,7 @@ async def test_a_spent_budget_ends_it_as_any_run() -> None:
 
 async def test_what_goes_wrong_in_a_turn_does_not_end_it() -> None:
     agents = {
-        "main": [{"error": "no such model", "status": 404}, {"refuse": "I will not."}, {"cut": "I was ab"}, "fine"]
+        "main": [{"error": "no such model", "status": 404}, {"refuse": "I will not."}, {"cut": "I was cut."}, "fine"]
     }
     async with retinue.open() as r:
         talk = Talk(await r.spawn(main(agents), HELLO))
@@ -111,7 +111,7 @@ async def test_what_goes_wrong_in_a_turn_does_not_end_it() -> None:
         assert await talk.say("once more") == RunWaiting()
         events = await talk.end()
     said = [turn.text for turn in fold_thread(events, 0)]
-    assert said == ["hello", "please", "again", "I was ab", "once more", "fine"]
+    assert said == ["hello", "please", "again", "I was cut.", "once more", "fine"]
 
 
 async def test_words_sent_while_it_works_steer_it() -> None:

@@ -21,7 +21,7 @@ from retinue.build.parts import Parts
 from retinue.core.control import RunHandle
 from retinue.core.events import Event
 from retinue.core.messages import Reply, Request, UserTurn
-from retinue.surfaces.a2a.server import A2aServer, Screen, ServerOptions
+from retinue.surfaces.a2a.server import A2aServer, OperatorScreen, ServerOptions
 from retinue.testing import scripted
 
 TLS = ssl.create_default_context()  # costs more than a request: made once
@@ -88,8 +88,8 @@ class Notes:
         self.said.append(f"{client}: {text}")
 
     @property
-    def screen(self) -> Screen:
-        return Screen(say=self.said.append, begin=self.begin, show=self.shown.append)
+    def screen(self) -> OperatorScreen:
+        return OperatorScreen(say=self.said.append, begin=self.begin, show=self.shown.append)
 
 
 @asynccontextmanager

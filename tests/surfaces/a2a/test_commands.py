@@ -15,13 +15,13 @@ from retinue.concurrency import TaskOwner
 from retinue.core.errors import ConfigError
 from retinue.surfaces.cli.doctor import Check, Look, check_agents
 from tests.remote.a2a_kit import answer_as_seed, bind, serve_agent
-from tests.surfaces.cli.shell import COMMAND, Project, environment
+from tests.surfaces.cli.shell import A2A, Project, environment, find_quick_command
 
 
 async def run(project: Project, *words: str, **env: str) -> tuple[int, str, str]:
     """A command in a process of its own: the agent it calls is served in this one."""
     process = await asyncio.create_subprocess_exec(
-        *COMMAND, *words, cwd=project.folder, env=environment(**env), stdin=asyncio.subprocess.DEVNULL,
+        *find_quick_command(*A2A), *words, cwd=project.folder, env=environment(**env), stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     out, err = await process.communicate()

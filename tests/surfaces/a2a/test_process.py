@@ -14,7 +14,7 @@ import pytest
 
 from retinue.config.project import load_project
 from tests.surfaces.a2a.kit import TLS, body_of, message_of
-from tests.surfaces.cli.shell import COMMAND, Project, environment
+from tests.surfaces.cli.shell import A2A, COMMAND, Project, environment, find_quick_command
 
 ROOT = Path(__file__).parents[3]
 YAML = """
@@ -48,9 +48,10 @@ class Process:
 
 
 @asynccontextmanager
-async def run_server(project: Project, *arguments: str) -> AsyncIterator[Process]:
+async def run_server(project: Project, *arguments: str, quick: bool = True) -> AsyncIterator[Process]:
+    """Run a server. One that the test kills is not `quick`."""
     process = await asyncio.create_subprocess_exec(
-        *COMMAND, "a2a", "serve", "--runtime", "inherited", *arguments,
+        *(find_quick_command(*A2A) if quick else COMMAND), "a2a", "serve", "--runtime", "inherited", *arguments,
         cwd=project.folder, env=environment(), stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -113,7 +114,7 @@ async def test_a_killed_server_goes_on_when_it_is_started_again(tmp_path: Path) 
     agents = {"argocd": [{"tools": [{"name": "shell", "args": {"command": wait}}]}, {"text": "It is over."}]}
     project = make_project(tmp_path / "p", agents)
     body = {**message_of("go"), "configuration": {"blocking": False}}
-    async with run_server(project, "--profile", "argocd") as server, httpx.AsyncClient(verify=TLS) as http:
+    async with run_server(project, "--profile", "argocd", quick=False) as server, httpx.AsyncClient(verify=TLS) as http:
         token = (project.folder / ".retinue" / "a2a" / "tokens" / "default").read_text()
         http.headers["Authorization"] = f"Bearer {token}"
         task = (await http.post(server.url, json=body_of("message/send", body))).json()["result"]["id"]

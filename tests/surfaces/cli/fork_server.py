@@ -1,19 +1,22 @@
-"""Commands without the start of an interpreter: a process that has imported the command line forks one for each.
+"""Commands without the start of an interpreter: a process that has imported the package forks one for each.
 
 Importing takes most of a short command's time, and the suite runs more than a thousand. A forked command is a process
 of its own, with its own folder, environment, umask, streams and exit code. Run as a program this file is the server: it
-reads requests from the socket that is its stdin, and ends with it.
+reads requests from the socket that is its stdin and from those who connect, and ends with the first.
 """
 
 import atexit
 import gc
 import importlib
-import json
+import marshal
 import os
 import pkgutil
+import runpy
+import secrets
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -28,13 +31,18 @@ import retinue
 
 PACKAGE = Path(retinue.__file__).parent
 PYTHON_SETTINGS = {"PYTHONPATH": str(PACKAGE.parent), "PYTHONUTF8": "1"}  # read when an interpreter starts
+CLIENT = Path(__file__).with_name("fork_client.py")
 # Loaded by few commands, and with a large library behind each.
 RARE = ("retinue.models.provider", "retinue.telemetry", "retinue.pytest", "retinue.remote.a2a", "retinue.surfaces.a2a")
 
 
 def can_fork(env: Mapping[str, str]) -> bool:
     """Tell whether an interpreter that runs already can take this environment over."""
-    return {name: value for name, value in env.items() if name.startswith(("PYTHON", "LD_", "LC_"))} == PYTHON_SETTINGS
+    read = {name: value for name, value in env.items() if name.startswith(("PYTHON", "LD_", "LC_"))}
+    search_path = set(read.pop("PYTHONPATH", "").split(os.pathsep))
+    return PYTHON_SETTINGS["PYTHONPATH"] in search_path <= {PYTHON_SETTINGS["PYTHONPATH"], *sys.path} and read == {
+        "PYTHONUTF8": PYTHON_SETTINGS["PYTHONUTF8"]
+    }
 
 
 class ForkServer:
@@ -43,17 +51,35 @@ class ForkServer:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         atexit.register(self._socket.close)
-        argv, env = [sys.executable, __file__], {**os.environ, **PYTHON_SETTINGS}
-        subprocess.run(argv, env=env, stdin=theirs, stdout=subprocess.DEVNULL, check=True)
+        self._name = f"retinue-tests-{secrets.token_hex(16)}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(f"\0{self._name}")
+            listener.listen(64)
+            argv, env = [sys.executable, __file__, str(listener.fileno())], {**os.environ, **PYTHON_SETTINGS}
+            subprocess.run(
+                argv, env=env, stdin=theirs, stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()], check=True
+            )
         theirs.close()
 
+    def find_python(self, *load: str) -> list[str]:
+        """Return the words that start a process here in place of `python`. It has the package imported, and the
+        modules to `load`. A signal to the process that these words start reaches the other a moment later."""
+        return [sys.executable, "-I", "-S", str(CLIENT), self._name, ",".join(load)]
+
     def run_command(
-        self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], stdin: str | None, timeout: float
+        self,
+        arguments: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        stdin: str | None,
+        timeout: float,
+        load: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
-        """Run one command from start to end, as `subprocess.run` does."""
+        """Run `python` with these arguments from start to end, as `subprocess.run` does."""
         umask = os.umask(0)
         os.umask(umask)
-        request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "umask": umask}
+        request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "umask": umask, "load": list(load)}
         # Packets: of a short command on a busy machine both the number and the exit code may be there at once.
         told, their_told = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         given, words, (out, their_out), (err, their_err) = (
@@ -63,7 +89,7 @@ class ForkServer:
             os.pipe(),
         )
         with open(words, "wb") as file:
-            file.write(json.dumps(request).encode())
+            marshal.dump(request, file)
             file.flush()
             socket.send_fds(self._socket, [b"x"], [their_told.fileno(), words, given, their_out, their_err])
         their_told.close()
@@ -109,27 +135,98 @@ def load_modules() -> None:
             importlib.import_module(found.name)
 
 
-def serve() -> dict[str, Any]:
-    """Serve until the client is gone. Returns in each forked process, with its request."""
-    client, running = socket.socket(fileno=0), selectors.DefaultSelector()
-    running.register(client, selectors.EVENT_READ)
+def serve(listener: socket.socket) -> dict[str, Any]:
+    """Serve until the first client is gone. Returns in each forked process, with its request."""
+    first, running = socket.socket(fileno=0), selectors.DefaultSelector()
+    for asking in (first, listener):
+        running.register(asking, selectors.EVENT_READ)
     while True:
         for key, _ in running.select():
-            if key.data is not None:
-                _end_command(running, key.fd, *key.data)
+            if key.fileobj is listener:
+                client = listener.accept()[0]
+                if _read_user(client) == os.getuid():
+                    running.register(client, selectors.EVENT_READ)
                 continue
-            data, fds, _, _ = socket.recv_fds(client, 16, 5)
-            if not data:
+            if key.data is not None:
+                key.data(running)
+                continue
+            assert isinstance(key.fileobj, socket.socket)
+            data, fds = _receive(key.fileobj)
+            if key.fileobj is not first:
+                running.unregister(key.fileobj)
+                key.fileobj.close()
+            elif not data:
                 _leave()
+            if not data:
+                continue
             told, words, *streams = fds
+            request = _read_request(words)
+            if not sys.modules.keys() >= set(request["load"]):
+                for name in request["load"]:
+                    importlib.import_module(name)
+                gc.freeze()
             if (pid := os.fork()) == 0:
-                client.detach()
+                for asking in (first, listener):
+                    asking.detach()
                 running.close()
-                return _become(words, streams)
-            running.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, told))
-            os.write(told, str(pid).encode())
-            for fd in (words, *streams):
+                _become(request, streams)
+                return request
+            Command(pid, told).register(running)
+            for fd in streams:
                 os.close(fd)
+
+
+class Command:
+    """A forked process and the socket of the client who waits for its end."""
+
+    def __init__(self, pid: int, told: int) -> None:
+        self._pid, self._pidfd, self._told, self._is_over = pid, os.pidfd_open(pid), told, False
+        self._tell(pid)
+
+    def register(self, running: selectors.BaseSelector) -> None:
+        running.register(self._pidfd, selectors.EVENT_READ, self._end)
+        running.register(self._told, selectors.EVENT_READ, self._kill)
+
+    def _kill(self, running: selectors.BaseSelector) -> None:
+        """End the process of a client who is gone."""
+        if not self._is_over:  # or it ended at the same time
+            running.unregister(self._told)
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _end(self, running: selectors.BaseSelector) -> None:
+        self._is_over = True
+        _, status = os.waitpid(self._pid, 0)
+        running.unregister(self._pidfd)
+        with suppress(KeyError):  # the client is gone
+            running.unregister(self._told)
+        self._tell(os.waitstatus_to_exitcode(status))
+        for fd in (self._pidfd, self._told):
+            os.close(fd)
+
+    def _tell(self, number: int) -> None:
+        with suppress(OSError):  # the client is gone
+            os.write(self._told, str(number).encode())
+
+
+def _receive(client: socket.socket) -> tuple[bytes, list[int]]:
+    """Return a packet and its descriptors; nothing of a client who is gone."""
+    try:
+        data, fds, _, _ = socket.recv_fds(client, 16, 5)
+    except OSError:
+        return b"", []
+    return data, fds
+
+
+def _read_user(client: socket.socket) -> int:
+    _, uid, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(uid)
+
+
+def _read_request(words: int) -> dict[str, Any]:
+    os.lseek(words, 0, os.SEEK_SET)
+    with open(words, "rb") as file:
+        request: dict[str, Any] = marshal.load(file)
+    return request
 
 
 def _leave() -> NoReturn:
@@ -156,20 +253,8 @@ def _leave_as_a_program(main: Callable[[], int]) -> NoReturn:
     os._exit(code)
 
 
-def _end_command(running: selectors.BaseSelector, pidfd: int, pid: int, told: int) -> None:
-    _, status = os.waitpid(pid, 0)
-    running.unregister(pidfd)
-    os.close(pidfd)
-    with suppress(BrokenPipeError):  # the client has given up
-        os.write(told, str(os.waitstatus_to_exitcode(status)).encode())
-    os.close(told)
-
-
-def _become(words: int, streams: Sequence[int]) -> dict[str, Any]:
+def _become(request: dict[str, Any], streams: Sequence[int]) -> None:
     """Take over all that a new process would have been given."""
-    os.lseek(words, 0, os.SEEK_SET)
-    with open(words, "rb") as file:
-        request: dict[str, Any] = json.load(file)
     for number, fd in enumerate(streams):
         os.dup2(fd, number)
     os.closerange(3, 4096)
@@ -181,9 +266,19 @@ def _become(words: int, streams: Sequence[int]) -> dict[str, Any]:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    sys.argv = [str(PACKAGE / "__main__.py"), *request["arguments"]]
-    sys.path[0] = request["cwd"]
-    return request
+
+
+def run_program(arguments: Sequence[str], search_path: Sequence[str]) -> int:
+    """Run what `python` would with these arguments: a module or a file."""
+    given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if arguments[0] == "-m":
+        name, *words = arguments[1:]
+        sys.argv, sys.path[:] = [name, *words], [os.getcwd(), *given, *search_path]
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[:] = [*arguments], [str(Path(arguments[0]).parent), *given, *search_path]
+        runpy.run_path(arguments[0], run_name="__main__")
+    return 0
 
 
 def _open_stream(fd: int, mode: str, errors: str) -> TextIOWrapper:
@@ -193,8 +288,10 @@ def _open_stream(fd: int, mode: str, errors: str) -> TextIOWrapper:
 if __name__ == "__main__":
     if os.fork():  # nobody's child: tests look for what is left below their own process
         _leave()
+    os.setsid()  # no terminal of whoever runs the tests is that of a command
+    kept = sys.path[2:]  # without the folder of this file and the package's
     load_modules()
     gc.collect()
     gc.freeze()
-    serve()
-    _leave_as_a_program(importlib.import_module("retinue.surfaces.cli.main").main)
+    asked = serve(socket.socket(fileno=int(sys.argv[1])))
+    _leave_as_a_program(lambda: run_program(asked["arguments"], kept))

@@ -7,8 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ SOURCE = str(Path(retinue.__file__).parents[1])
 # Root may write everywhere; without these two capabilities it is bound by modes like everybody.
 _POWERS = "-dac_override,-dac_read_search"
 BOUND_BY_MODES = ["setpriv", "--bounding-set", _POWERS, "--inh-caps", _POWERS] if os.geteuid() == 0 else []
+# Loaded by a command that asks a provider's model; for `find_python`.
+PROVIDER = ("retinue.models.provider_messages", "pydantic_ai.models.anthropic", "pydantic_ai.models.openai")
+A2A = ("retinue.remote.a2a.adapter", "retinue.surfaces.a2a.server")
 _KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
 
 
@@ -28,6 +32,25 @@ def environment(**more: str) -> dict[str, str]:
     """What a command sees: little, so that nothing of the machine decides a test."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     return kept | {"PYTHONPATH": SOURCE, "PYTHONUTF8": "1", "NO_COLOR": "1"} | more
+
+
+def find_python(env: Mapping[str, str], *load: str) -> list[str]:
+    """Return `python` for a program, without the start of an interpreter where this environment allows it, and with
+    modules to `load`. A test that kills the process, or asks for its number, starts a real one."""
+    return start_fork_server().find_python(*load) if can_fork(env) else [sys.executable]
+
+
+def find_quick_command(*load: str) -> list[str]:
+    """Return `COMMAND` in the same way."""
+    return [*find_python(environment(), *load), "-m", "retinue"]
+
+
+def _asks_provider(arguments: Sequence[str], variables: Mapping[str, str]) -> bool:
+    """Tell whether a command probably loads the adapter of providers."""
+    models = [model for option, model in pairwise(arguments) if option == "--model"]
+    return any(name.endswith("_API_KEY") for name in variables) or not all(
+        model.startswith("scripted:") for model in models
+    )
 
 
 class Project:
@@ -61,7 +84,12 @@ class Project:
         env = environment(**more)
         if not self.prefix and can_fork(env):
             return start_fork_server().run_command(
-                self.said(arguments), cwd=self.folder, env=env, stdin=stdin, timeout=SECONDS
+                ["-m", "retinue", *self.said(arguments)],
+                cwd=self.folder,
+                env=env,
+                stdin=stdin,
+                timeout=SECONDS,
+                load=PROVIDER if _asks_provider(arguments, more) else (),
             )
         given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
         return subprocess.run(
@@ -81,12 +109,14 @@ class Project:
         return self.retinue("run", "the task", "--model", self.script(agents), *arguments, **more)
 
     @contextmanager
-    def running(self, *arguments: str, **more: str) -> Iterator[subprocess.Popen[str]]:
-        """A command while it runs; killed when the test has had enough of it, or after SECONDS."""
+    def running(self, *arguments: str, quick: bool = True, **more: str) -> Iterator[subprocess.Popen[str]]:
+        """A command while it runs; killed when the test has had enough of it, or after SECONDS. One that the test
+        kills, or whose number it asks for, is not `quick`."""
+        env = environment(**more)
         process = subprocess.Popen(
-            [*COMMAND, *self.said(arguments)],
+            [*(find_python(env) if quick else [sys.executable]), "-m", "retinue", *self.said(arguments)],
             cwd=self.folder,
-            env=environment(**more),
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -18,6 +18,7 @@ from retinue.surfaces.cli.signals import Signals
 from retinue.testing import scripted
 from tests.control.loopback.kit import WRITE, House, house
 from tests.remote.test_a2a import make_profile
+from tests.sandbox.places import make_image, needs_containers
 from tests.surfaces.a2a.kit import make_argocd
 from tests.surfaces.a2a.kit import serve as serve_a2a
 from tests.surfaces.cli.shell import SOURCE, Project
@@ -44,6 +45,28 @@ async def test_a_late_answer_is_told_who_was_first(tmp_path: Path) -> None:
     assert not (tmp_path / "a.txt").exists()
 
 
+@pytest.mark.parametrize(("key", "told"), [("p", "yes to 3 questions"), ("d", "no to 3 questions")])
+async def test_one_answer_for_all_that_an_agent_asks_is_confirmed(key: str, told: str, tmp_path: Path) -> None:
+    calls = [{"name": "write", "args": {"path": f"{name}.txt", "content": "x"}} for name in "abc"]
+    async with house(tmp_path) as h, open_live_terminal() as terminal, TaskOwner() as tasks:
+        run = RunHandle(h.supervisor, h.run({"main": [{"tools": calls}, "end"]}).ref)
+        showing = tasks.start(terminal.show(h.supervisor, run))
+        await terminal.sees("question 1, 2 more wait")
+        await terminal.sees(KEYS)
+        terminal.type("\t")
+        await terminal.sees("question 2, 2 more wait")
+        await terminal.sees(KEYS)
+        terminal.type(key)
+        await terminal.sees("sure? [y]es [n]o")
+        assert [line for line in terminal.bottom if told in line]
+        terminal.type("y")
+        await showing
+        events = await h.supervisor.log.read(run.tree)
+    decided = [event.body.allowed for event in events if isinstance(event.body, ApprovalDecided)]
+    assert decided == [key == "p"] * 3
+    assert len(list(tmp_path.glob("*.txt"))) == (3 if key == "p" else 0)
+
+
 async def test_the_inbox_of_a_conversation_lists_shows_and_answers(tmp_path: Path) -> None:
     calls = [{"name": "write", "args": {"path": f"{name}.txt", "content": "x"}} for name in "abc"]
     profile = Profile("main", "You are main.", model=scripted({"main": [{"tools": calls}, "All is said."]}))
@@ -58,12 +81,15 @@ async def test_the_inbox_of_a_conversation_lists_shows_and_answers(tmp_path: Pat
         terminal.type("go\r")
         await terminal.sees("question 1, 2 more wait")
         await terminal.sees(KEYS)
+        terminal.type("  ")  # turns pages, of which there is one
         terminal.type("yes, nearly all")  # a message that begins like an answer
         await terminal.sees("> yes, nearly all")
+        terminal.type("\x15\x1b[200~, pasted\x1b[201~")
+        await terminal.sees("> , pasted")
         terminal.type("\x15")
         await terminal.wait_until(lambda: terminal.bottom[-3].rstrip() == ">")
         terminal.type("/inbox\r")
-        await terminal.keeps("1. write(a.txt)\n2. write(b.txt)\n3. write(c.txt)\nA key answers the one that is pinned.")
+        await terminal.keeps("1. write(a.txt)\n2. write(b.txt)\n3. write(c.txt)\nKeys answer the pinned one.")
         terminal.type("/inbox 3\r")
         await terminal.sees("◐ write(c.txt)")
         await terminal.sees(KEYS)
@@ -89,6 +115,13 @@ async def ask_here(folder: Path, project: Project) -> AsyncIterator[tuple[House,
 
 
 @asynccontextmanager
+async def ask_in_container(folder: Path, project: Project) -> AsyncIterator[tuple[House, RunHandle, list[Control]]]:
+    make_image()
+    async with house(folder, runtime="container") as h:
+        yield h, RunHandle(h.supervisor, h.run({"main": [WRITE, "end"]}).ref), []
+
+
+@asynccontextmanager
 async def ask_over_a2a(folder: Path, project: Project) -> AsyncIterator[tuple[House, RunHandle, list[Control]]]:
     """An agent of another server asks; the one who serves it could answer too."""
     agent = make_argocd(DEPLOY)
@@ -109,7 +142,12 @@ async def ask_through_mcp(folder: Path, project: Project) -> AsyncIterator[tuple
 
 @pytest.mark.parametrize(
     ("ask", "shown"),
-    [(ask_here, "write(a.txt)"), (ask_over_a2a, "deploy("), (ask_through_mcp, "wants to run: write(a.txt)")],
+    [
+        (ask_here, "write(a.txt)"),
+        pytest.param(ask_in_container, "write(a.txt)", marks=needs_containers),
+        (ask_over_a2a, "deploy("),
+        (ask_through_mcp, "wants to run: write(a.txt)"),
+    ],
 )
 async def test_a_question_of_any_kind_is_on_all_surfaces_and_answered_once(
     ask: Any, shown: str, project: Project, tmp_path: Path

@@ -15,7 +15,7 @@ HANGING = {"main": [{"tools": [GLOB]}, {"hang": True}]}
 
 @pytest.fixture
 def hanging(project: Project) -> Iterator[subprocess.Popen[str]]:
-    with project.running("run", "wait", "--model", project.script(HANGING, name="hang.yaml")) as process:
+    with project.running("run", "wait", "--model", project.script(HANGING, name="hang.yaml"), quick=False) as process:
         assert process.stderr is not None
         read_until(process.stderr, 'Tool "glob" result')
         yield process

@@ -6,8 +6,7 @@ import re
 import pytest
 
 from retinue.supervisor.tree import new_tree_id
-from retinue.surfaces.cli.help_texts import HEADINGS, SYNONYMS, wrap_text
-from retinue.surfaces.cli.main import COMMANDS
+from retinue.surfaces.cli.main import COMMANDS, HEADINGS, SYNONYMS, wrap_text
 from tests.surfaces.cli.shell import Project, one_line_error, until
 from tests.surfaces.cli.test_terminal import HOSTILE, UNSEEN, Terminal
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from retinue.core.limits import MIB
-from retinue.sandbox.builder import find_command
+from retinue.sandbox.builder import find_system_program
 from retinue.sandbox.container import find_engine
 from tests.sandbox.places import make_image, needs_bubblewrap, needs_containers
 from tests.sandbox.test_placement import WITHOUT, without_bubblewrap
@@ -235,7 +235,7 @@ def test_where_there_is_no_engine_a_container_is_not_offered(project: Project) -
     hidden = [
         word
         for name in ("podman", "docker")
-        if (path := find_command(name))
+        if (path := find_system_program(name))
         for word in ("--ro-bind", "/dev/null", path)
     ]
     project.prefix = [*WITHOUT[:-1], *hidden, "--"]

@@ -123,7 +123,7 @@ def test_a_signal_that_was_ignored_stays_ignored(project: Project) -> None:
     )
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with project.running("run", "x", "--model", model) as process:
+        with project.running("run", "x", "--model", model, quick=False) as process:
             assert process.stderr is not None
             read_until(process.stderr, 'Tool "glob" result')
             process.send_signal(signal.SIGHUP)

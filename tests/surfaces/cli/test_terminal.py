@@ -3,12 +3,13 @@
 import os
 import pty
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from tests.surfaces.cli.shell import COMMAND, SECONDS, Project, environment
+from tests.surfaces.cli.shell import SECONDS, Project, environment, find_python
 
 HOSTILE = "\x1b[31mred\x1b[0m \x1b]0;title\x07 \u202eevil\u2069 \x9b2J [bold]markup[/bold] \r\x08"
 UNSEEN = {"\x1b", "\x07", "\u202e", "\u2069", "\x9b", "\x08"}
@@ -19,10 +20,12 @@ class Terminal:
 
     def __init__(self, project: Project, *arguments: str, **more: str) -> None:
         self._master, slave = pty.openpty()
+        env = environment(**{"TERM": "xterm", **more})
+        python = [*project.prefix, sys.executable] if project.prefix else find_python(env)
         self.process = subprocess.Popen(
-            [*project.prefix, *COMMAND, *project.said(arguments)],
+            [*python, "-m", "retinue", *project.said(arguments)],
             cwd=project.folder,
-            env=environment(**{"TERM": "xterm", **more}),
+            env=env,
             stdin=slave,
             stdout=slave,
             stderr=slave,

@@ -12,17 +12,18 @@ from typing import Any
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
-from tests.surfaces.cli.shell import COMMAND, Project, environment
+from tests.surfaces.cli.fork_server import can_fork
+from tests.surfaces.cli.shell import COMMAND, Project, environment, find_quick_command
 
 BOTH = ("legacy", "2026-07-28")
 ECHO: dict[str, Any] = {"subagent": [{"text": "hello from the subagent"}]}
 
 
-def serve(project: Project, *arguments: str, agents: dict[str, Any] | None = None) -> list[str]:
-    """The command of a server whose models are scripted."""
+def serve(project: Project, *arguments: str, agents: dict[str, Any] | None = None, quick: bool = True) -> list[str]:
+    """The command of a server whose models are scripted. One that the test kills is not `quick`."""
     model = ["--model", project.script(ECHO if agents is None else agents)]
     runtime = [] if "--runtime" in arguments else ["--runtime", "inherited"]
-    return [*COMMAND, "mcp", "serve", *model, *runtime, *arguments]
+    return [*(find_quick_command() if quick else COMMAND), "mcp", "serve", *model, *runtime, *arguments]
 
 
 @asynccontextmanager
@@ -145,12 +146,13 @@ class Pipe:
 
 @asynccontextmanager
 async def piped(
-    project: Project, *arguments: str, agents: dict[str, Any] | None = None, **more: str
+    project: Project, *arguments: str, agents: dict[str, Any] | None = None, quick: bool = True, **more: str
 ) -> AsyncIterator[Pipe]:
+    env = environment(**more)
     process = await asyncio.create_subprocess_exec(
-        *serve(project, *arguments, agents=agents),
+        *serve(project, *arguments, agents=agents, quick=quick and can_fork(env)),
         cwd=project.folder,
-        env=environment(**more),
+        env=env,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -122,7 +122,7 @@ def test_depth_ends_where_it_would_in_one_process(tmp_path: Path) -> None:
 def test_a_root_that_is_killed_leaves_no_subagent_at_work(tmp_path: Path) -> None:
     """Nobody is left to end them but themselves: nothing can be reported, and their servers' input is closed."""
     root, mid, deep = tower(tmp_path, {"hang": True})
-    with root.running(*RUN) as process:
+    with root.running(*RUN, quick=False) as process:
         read_until(process.stderr, '#### deep Tool "glob" result:')
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

@@ -16,7 +16,7 @@ import pytest
 
 from tests.models import wire
 from tests.models.server import KEY, Server
-from tests.surfaces.cli.shell import Project, environment
+from tests.surfaces.cli.shell import PROVIDER, Project, environment, find_quick_command
 from tests.surfaces.mcp.kit import Pipe
 
 SERVE = ["mcp", "serve"]
@@ -110,6 +110,10 @@ async def test_a_server_that_a_client_starts_has_the_key_the_model_and_the_addre
         del shell["XDG_STATE_HOME"]
         env = started_by(client, found, shell) | environment()
         command = found["command"] if client == "opencode" else [found["command"], *found["args"]]
+        if (
+            client != "claude"
+        ):  # what is installed is the same for all: started once, the others differ in what they pass
+            command = [*find_quick_command(*PROVIDER), *command[command.index("mcp") :]]
         process = await asyncio.create_subprocess_exec(
             *command, "--runtime", "inherited", cwd=project.folder, env=env, stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,

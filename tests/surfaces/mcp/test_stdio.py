@@ -53,7 +53,7 @@ async def test_stdout_is_protocol_whatever_prints(project: Project, tmp_path: Pa
         {"id": 2, "method": "tools/call", "params": spawn},
     ]
     lines = b"".join(json.dumps({"jsonrpc": "2.0", **call}).encode() + b"\n" for call in calls)
-    async with piped(project, agents=agents, PYTHONPATH=f"{tmp_path}:{SOURCE}") as client:
+    async with piped(project, agents=agents, quick=False, PYTHONPATH=f"{tmp_path}:{SOURCE}") as client:
         await client.send(lines)
         first, second = await client.read(), await client.read()
         assert [first["id"], second["id"]] == [1, 2]

@@ -148,7 +148,7 @@ async def test_a_session_goes_on_after_its_tree_was_cancelled_from_elsewhere(pro
 
 async def leave_killed(project: Project, *tasks: str, agents: dict[str, Any]) -> str:
     """Starts subagents, kills the server as soon as those that hang are at work, and gives their tree."""
-    async with piped(project, agents=agents) as client:
+    async with piped(project, agents=agents, quick=False) as client:
         await client.hello()
         wanted = [{"task": name, "subagent_id": name} for name in tasks]
         first = (await client.call("spawn_subagents", tasks=wanted, background=True))["structuredContent"]

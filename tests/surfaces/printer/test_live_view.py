@@ -13,6 +13,7 @@ import pytest
 from retinue.core.events import (
     Delta,
     Event,
+    Inbox,
     Message,
     RunSpawned,
     RunStarted,
@@ -25,8 +26,8 @@ from retinue.surfaces.printer.header import Header
 from retinue.surfaces.printer.keys import Key
 from retinue.surfaces.printer.markdown import render_markdown
 from retinue.surfaces.printer.screen import FRAME_SECONDS
-from tests.surfaces.live_terminal import open_live_terminal
-from tests.surfaces.printer.facts import MAIN, Facts
+from tests.surfaces.live_terminal import COLUMNS, open_live_terminal
+from tests.surfaces.printer.facts import ANNA, MAIN, Facts
 
 AGENTS, CALLS = 100, 50
 
@@ -98,14 +99,13 @@ async def test_the_header_is_there_at_once_and_thinking_and_text_as_they_arrive(
     async with open_live_terminal() as terminal:
         view = terminal.live.view
         view.header = Header(model="anthropic:m", runtime="isolated", tokens=5000, cost=Decimal(2), seconds=90.0)
-        first = "anthropic:m · tree {tree} · sandbox isolated · works in its own copy"
-        assert terminal.bottom[:2] == [first.format(tree="…"), "budget 5,000 tokens, $2.00, 1m30s"]
+        first = "anthropic:m · tree … · sandbox isolated · works in its own copy"
+        assert terminal.bottom[:2] == [first, "budget 5,000 tokens, $2.00, 1m30s"]
         assert re.fullmatch(r"[◐◓◑◒] starting \d+s", terminal.bottom[2])
         view.show_tree("t1")
         view.apply(facts(MAIN, RunSpawned(None, "main", 0, "x", "id", "/w", model="anthropic:m", max_tokens=5000)))
-        assert terminal.bottom[0] == first.format(tree="t1")
+        await terminal.keeps("anthropic:m · tree t1 · sandbox isolated · works in its own copy")
         view.apply(facts(MAIN, RunStarted("isolated")))
-        await terminal.keeps(first.format(tree="t1"))
         assert not any("tree t1" in line for line in terminal.bottom)
         view.apply(facts(MAIN, TurnStarted(1)))
         assert any("main waits for the model" in line for line in terminal.bottom)
@@ -119,8 +119,29 @@ async def test_the_header_is_there_at_once_and_thinking_and_text_as_they_arrive(
         assert "  │ It is" in terminal.bottom and not any("I should" in line for line in terminal.bottom)
         view.apply(facts(MAIN, Message("It is here.", final=False)))
         await terminal.keeps("It is here.")
+        view.apply(facts(MAIN, Inbox("agent:1 has ended", source="notice", about=1)))  # its own line tells it
+        view.apply(facts(MAIN, Inbox("and the tests?", source="user")))
+        view.apply(facts(MAIN, ToolCall("c1", "shell", {"command": "true; " * 100})))
+        [head] = [line for line in terminal.bottom if "shell(" in line]
+        assert re.fullmatch(r"[◐◓◑◒] shell\(true; .* \d+\w+", head) and len(head) <= COLUMNS
+        await terminal.keeps("› and the tests?")
+    assert "agent:1 has ended" not in "".join(terminal.lasting)
     assert "".join(terminal.lasting).count("anthropic:m") == 1
     assert "I should look" not in "".join(terminal.lasting)  # `--verbose` keeps thoughts
+
+
+async def test_verbose_keeps_thoughts_and_what_was_spawned() -> None:
+    facts = Facts()
+    async with open_live_terminal(level="verbose") as terminal:
+        for event in (
+            facts.spawn(MAIN, "main"),
+            facts(MAIN, RunStarted()),
+            facts(MAIN, Thinking("I should look first.")),
+            facts.spawn(ANNA, "research codebase"),
+        ):
+            terminal.live.view.apply(event)
+        await terminal.keeps("I should look first.")
+        await terminal.keeps("○ anna [research codebase] spawned")
 
 
 def test_markdown_is_rendered_without_links_images_or_markup_of_ours() -> None:

@@ -1,5 +1,7 @@
 """The tree picture: branches, states, counts, and the status bar."""
 
+from decimal import Decimal
+
 from retinue.core.events import (
     ApprovalAsked,
     RunEnded,
@@ -10,8 +12,10 @@ from retinue.core.events import (
     UsageReported,
 )
 from retinue.core.usage import Usage
+from retinue.log.activity import Totals
 from retinue.log.runs import Runs
 from retinue.surfaces.printer.summary import format_status_bar, format_summary
+from retinue.surfaces.printer.totals import format_status
 from tests.surfaces.printer.facts import ANNA, BERT, MAIN, Facts
 
 KID = (2, "/main/anna-1/kid-2", "kid")
@@ -81,3 +85,20 @@ def test_a_long_label_ends_in_dots() -> None:
 
 def test_an_empty_tree_is_no_problem() -> None:
     assert "0 runs" in format_summary(Runs("t1"))
+
+
+def test_the_status_bar_has_time_tokens_cost_and_what_is_left_as_far_as_they_fit() -> None:
+    totals = Totals(
+        primary=1, running=2, finished=1, tokens=23_454, cost=Decimal("0.0312"), seconds=75, cost_left=Decimal("0.97")
+    )  # fmt: skip
+    agents = "Agents: 1 primary, 2 running, 1 finished"
+    for width, rest in (
+        (90, " · 1m15s · 23,454 tokens · $0.0312 · $0.97 left"),
+        (80, " · 1m15s · 23k tok · $0.03 · $0.97 left"),
+        (70, " · 1m15s · $0.03 · $0.97 left"),
+        (61, " · 1m15s · $0.97 left"),
+        (50, " · 1m15s"),
+        (40, ""),
+        (20, ""),
+    ):
+        assert format_status(totals, width=width) == agents + rest

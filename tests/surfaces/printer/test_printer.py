@@ -9,9 +9,19 @@ import pytest
 
 import retinue
 from retinue import Profile, tool
-from retinue.core.events import ApprovalAsked, ApprovalDecided, Message, Thinking, ToolCall, ToolResult, Warned
+from retinue.core.events import (
+    ApprovalAsked,
+    ApprovalDecided,
+    Delta,
+    Message,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    TurnStarted,
+    Warned,
+)
 from retinue.surfaces.printer.colors import wants_color
-from retinue.surfaces.printer.printer import Level, Printer, truncate_text
+from retinue.surfaces.printer.printer import Level, Printer, truncate_text, wrap_line
 from retinue.testing import allow_all, scripted
 from tests.surfaces.printer.facts import ANNA, MAIN, Facts, Recorder
 
@@ -241,3 +251,26 @@ async def test_a_final_answer_appears_once_as_the_parent_s_tool_result(level: Le
     assert stream.text.count("riskiest.py") == (0 if level == "quiet" else 1)
     if level != "quiet":
         assert '#### Tool "subagent_auditor" result:\n{\n  "file": "riskiest.py"\n}\n' in stream.text
+
+
+def test_a_line_of_prose_is_broken_between_words() -> None:
+    def wrap(line: str, width: int) -> list[str]:
+        return list(wrap_line(line, width, at_words=True))
+
+    assert wrap("aaaa bbbb cccc", 9) == ["aaaa bbbb", "cccc"]
+    assert wrap("aaaa bbbb", 4) == ["aaaa", "bbbb"]
+    assert wrap("a verylongword and 日本語", 8) == ["a", "verylong", "word and", "日本語"]
+    assert wrap("", 8) == [""]
+
+
+def test_words_that_come_before_the_event_of_their_turn_stay_on_the_last_line() -> None:
+    stream, facts = Recorder(), Facts()
+    printer = Printer(stream, color=False)
+    printer.show_event(facts.spawn(MAIN, "main"))
+    printer.show_delta(Delta("t1", 0, "/main", "main", "The first ", turn=1))
+    printer.show_event(facts(MAIN, TurnStarted(1)))
+    printer.show_delta(Delta("t1", 0, "/main", "main", "words", turn=1, offset=10))
+    assert stream.writes[-1].endswith("main: The first words")
+    printer.show_event(facts(MAIN, TurnStarted(2)))
+    printer.show_delta(Delta("t1", 0, "/main", "main", "Others", turn=2))
+    assert stream.writes[-1].endswith("main: Others")

@@ -17,6 +17,7 @@ import retinue
 from retinue import Event, Profile, Result
 from retinue.core.events import RunSpawned, ToolResult
 from retinue.testing import scripted
+from tests.surfaces.cli.fork_server import start_fork_server
 
 SERVERS = Path(__file__).parent / "servers"
 SECONDS = 150.0
@@ -25,6 +26,12 @@ SECONDS = 150.0
 def program(name: str, *args: str, **more: Any) -> dict[str, Any]:
     """One of the servers beside this file, as `mcp_servers` names it."""
     return {"command": sys.executable, "args": [str(SERVERS / f"{name}.py"), *args], **more}
+
+
+def quick_program(name: str, *args: str, **more: Any) -> dict[str, Any]:
+    """One that is made with the SDK, without the time that importing the SDK takes."""
+    command, *words = start_fork_server().find_python("mcp.server.mcpserver")
+    return {"command": command, "args": [*words, str(SERVERS / f"{name}.py"), *args], **more}
 
 
 def call(name: str, /, **args: Any) -> dict[str, Any]:

@@ -21,12 +21,11 @@ from retinue.core.messages import Call
 from retinue.core.ports import Outcome
 from retinue.core.rules import parse_rule
 from tests.supervisor.tree.kit import bodies
-from tests.tools.mcp.kit import call, main, offered, program, results, run, turns, until
+from tests.tools.mcp.kit import call, main, offered, program, quick_program, results, run, turns, until
 
 READ = call("mcp__odd__read", path="notes.txt")
 MORPH = call("mcp__odd__morph")
 SETTLE = call("settle")
-ODD = {"odd": program("changing")}
 
 
 def settling(opened: list[Any]) -> list[Any]:
@@ -56,6 +55,11 @@ class Person:
         return self._answers(question)
 
 
+def odd_server() -> dict[str, Any]:
+    """A server whose tools change."""
+    return {"odd": quick_program("changing")}
+
+
 async def test_the_primary_asks_and_its_children_do_not(tmp_path: Path) -> None:
     bad = {"bad": program("bad", "lame", str(tmp_path))}
     script = {
@@ -81,7 +85,7 @@ async def test_the_primary_asks_and_its_children_do_not(tmp_path: Path) -> None:
 async def test_what_a_server_says_of_a_tool_is_no_reason_not_to_ask() -> None:
     person = Person(lambda _: Deny("no"))
     _, events = await run(
-        {"calm": program("calm")}, turns(call("mcp__calm__add", a=1, b=1)), mode="ask", approver=person
+        {"calm": quick_program("calm")}, turns(call("mcp__calm__add", a=1, b=1)), mode="ask", approver=person
     )
     assert [asked.tool for asked in person.asked] == ["mcp__calm__add"]
     assert results(events)[0].text == "The user denied this call: no"
@@ -92,7 +96,7 @@ async def test_a_yes_for_the_tool_is_asked_again_when_the_tool_has_changed() -> 
     person, opened = Person(lambda asked: Allow(scope="tool")), list[Any]()
     script = turns(READ, READ, MORPH, SETTLE, READ, READ)
     given: dict[str, Any] = {"opened": opened, "fields": {"tools": settling(opened)}}
-    _, events = await run(ODD, script, mode="ask", approver=person, **given)
+    _, events = await run(odd_server(), script, mode="ask", approver=person, **given)
     assert [asked.tool.rpartition("__")[2] for asked in person.asked] == ["read", "morph", "read"]
     texts = [body.text for body in results(events)]
     assert texts == ["read notes.txt", "read notes.txt", "changed", "settled", "sent notes.txt", "sent notes.txt"]
@@ -111,17 +115,17 @@ async def test_a_rule_for_the_project_holds_for_the_tool_as_it_was(tmp_path: Pat
     given: dict[str, Any] = {"path": tmp_path / ".retinue", "config": tmp_path / "retinue.yaml", "mode": None}
     given |= {"opened": opened, "fields": {"tools": settling(opened)}}
     person = Person(lambda asked: Allow(scope="project") if "read" in asked.tool else Allow())
-    await run(ODD, turns(READ, READ, MORPH, SETTLE, READ), approver=person, **given)
+    await run(odd_server(), turns(READ, READ, MORPH, SETTLE, READ), approver=person, **given)
     rules = re.findall(r"mcp__odd__read@([0-9a-f]{32})", (tmp_path / "retinue.yaml").read_text())
     assert len(rules) == 2 and rules[0] != rules[1]
     assert [asked.tool for asked in person.asked] == ["mcp__odd__read", "mcp__odd__morph", "mcp__odd__read"]
     # Another process: both are known now, and what is not is asked about.
     person.asked.clear()
-    await run(ODD, turns(READ, MORPH, SETTLE, READ), approver=person, **given)
+    await run(odd_server(), turns(READ, MORPH, SETTLE, READ), approver=person, **given)
     assert [asked.tool for asked in person.asked] == ["mcp__odd__morph"]
     (tmp_path / "retinue.yaml").write_text(f"approvals:\n  allow: [mcp__odd__read@{'0' * 32}]\n")
     person.asked.clear()
-    await run(ODD, turns(READ), approver=person, **given)
+    await run(odd_server(), turns(READ), approver=person, **given)
     assert person.asked[0].preview.startswith("It was allowed before")
     assert "Its description: Reads a file." in person.asked[0].preview and "notes.txt" in person.asked[0].preview
     assert parse_rule(person.asked[0].rule).seal == rules[0]
@@ -129,7 +133,7 @@ async def test_a_rule_for_the_project_holds_for_the_tool_as_it_was(tmp_path: Pat
 
 async def test_a_yes_that_comes_after_the_tool_has_changed_is_none() -> None:
     """The question was about what the tool was when it was shown."""
-    async with retinue.open(mode="ask", wait_approvals=60, mcp_servers=ODD) as r:
+    async with retinue.open(mode="ask", wait_approvals=60, mcp_servers=odd_server()) as r:
         first = await r.spawn(main({"main": turns(READ)}), "go")
         await until(lambda: r.control.approvals.pending(first.tree))
         [question] = r.control.approvals.pending(first.tree)
@@ -147,9 +151,9 @@ async def test_a_yes_that_comes_after_the_tool_has_changed_is_none() -> None:
 
 
 async def test_descriptions_are_plain_words() -> None:
-    _, events = await run(ODD, turns(MORPH, READ))
+    _, events = await run(odd_server(), turns(MORPH, READ))
     assert offered(events)["mcp__odd__read"]["description"] == "Reads a file."
-    servers = dict(ODD)
+    servers = dict(odd_server())
     async with retinue.open(mode="yes", mcp_servers=servers) as r:
         await (await r.spawn(main({"main": turns(MORPH)}), "go")).result()
         found = r.control.servers.find("mcp__odd__read")["mcp__odd__read"]  # type: ignore[union-attr]
@@ -166,7 +170,7 @@ async def test_descriptions_are_plain_words() -> None:
 )
 async def test_a_servers_question_is_asked_in_the_tree(answer: Decision, came: str) -> None:
     person = Person(lambda _: answer)
-    _, events = await run({"calm": program("calm", timeout=60)}, turns(call("mcp__calm__ask")), approver=person)
+    _, events = await run({"calm": quick_program("calm", timeout=60)}, turns(call("mcp__calm__ask")), approver=person)
     assert [body.text for body in results(events) if body.name == "mcp__calm__ask"] == [came]
     [asked] = person.asked
     assert (asked.tool, asked.args, asked.run, asked.rule) == ("mcp__calm", {"name": None, "age": 30}, 0, "")
@@ -178,7 +182,7 @@ async def test_a_servers_question_is_asked_in_the_tree(answer: Decision, came: s
 
 
 async def test_a_servers_question_is_on_every_surface_and_closed_on_every_one() -> None:
-    servers = {"calm": program("calm", timeout=60)}
+    servers = {"calm": quick_program("calm", timeout=60)}
     async with retinue.open(wait_approvals=600, mcp_servers=servers, allow=["mcp__calm__ask"]) as r:
         watches = [r.control.watch_questions() for _ in range(3)]
         waiting = [asyncio.ensure_future(anext(watch)) for watch in watches]
@@ -197,12 +201,12 @@ async def test_a_servers_question_is_on_every_surface_and_closed_on_every_one() 
 async def test_a_form_is_asked_again_until_it_fits_and_nobody_is_no_answer() -> None:
     answers = iter([Allow(), Allow(args={"name": "Bo", "age": "many"}), Allow(args={"name": "Bo", "age": 7})])
     person = Person(lambda _: next(answers))
-    _, events = await run({"calm": program("calm")}, turns(call("mcp__calm__ask")), approver=person)
+    _, events = await run({"calm": quick_program("calm")}, turns(call("mcp__calm__ask")), approver=person)
     assert "accept: name='Bo' age=7" in [body.text for body in results(events)]
     assert "That answer does not fit: 'name' is a required property." in person.asked[1].preview
     assert "That answer does not fit: age: 'many' is not of type 'integer'." in person.asked[2].preview
     # `yes` is no answer to what only a person knows, and a run does not end because of it.
-    result, events = await run({"calm": program("calm")}, turns(call("mcp__calm__ask")), mode="yes")
+    result, events = await run({"calm": quick_program("calm")}, turns(call("mcp__calm__ask")), mode="yes")
     assert result.status == "done" and "decline: None" in [body.text for body in results(events)]
 
 
@@ -249,17 +253,16 @@ async def test_a_call_that_was_allowed_runs_only_as_what_it_was() -> None:
         ctx.link.finish(allowed, Outcome(str(raised.value), success=False), 0)
         return str(raised.value)
 
-    async with retinue.open(mode="yes", mcp_servers=ODD) as r:
+    async with retinue.open(mode="yes", mcp_servers=odd_server()) as r:
         result = await r.run(Profile("main", call=agent, tools=["mcp__odd"]), "go")
     assert result.final_response == (
         "mcp__odd__read was changed by its server after this call was allowed, so it was not run. Call it again."
     )
 
 
-@pytest.mark.parametrize("server", [program("calm"), program("bad", "asks")])
-async def test_a_question_goes_with_the_run_that_waits_for_its_answer(server: dict[str, Any], tmp_path: Path) -> None:
-    server = server if len(server["args"]) == 1 else {**server, "args": [*server["args"], str(tmp_path)]}
-    name = "mcp__it__ask" if len(server["args"]) == 1 else "mcp__it__one"
+@pytest.mark.parametrize("name", ["mcp__it__ask", "mcp__it__one"])
+async def test_a_question_goes_with_the_run_that_waits_for_its_answer(name: str, tmp_path: Path) -> None:
+    server = quick_program("calm") if name == "mcp__it__ask" else program("bad", "asks", str(tmp_path))
     async with retinue.open(mode="yes", wait_approvals=60, mcp_servers={"it": server}) as r:
         going = await r.spawn(main({"main": turns(call(name))}), "go")
         await until(lambda: r.control.approvals.pending(going.tree))

@@ -82,7 +82,7 @@ def test_ctrl_c_while_a_server_is_waited_for(project: Project, tmp_path: Path) -
     servers(project, slow=program("bad", "hangs", str(tmp_path), startup_timeout=50))
     assert project.retinue("trust", "--yes").returncode == 0
     model = project.script({"main": turns()})
-    with project.running("run", "go", "--model", model, "--yes") as running:
+    with project.running("run", "go", "--model", model, "--yes", quick=False) as running:
         read_until(running.stderr, "waiting for the MCP server slow")
         until(lambda: bool(_children(running.pid)))
         children = _children(running.pid)
@@ -95,7 +95,7 @@ def test_a_server_that_does_not_notice_that_we_were_killed_is_ended(project: Pro
     servers(project, slow=program("bad", "hangs", str(tmp_path), startup_timeout=50))
     assert project.retinue("trust", "--yes").returncode == 0
     model = project.script({"main": turns()})
-    with project.running("run", "go", "--model", model, "--yes") as running:
+    with project.running("run", "go", "--model", model, "--yes", quick=False) as running:
         read_until(running.stderr, "waiting for the MCP server slow")
         until(lambda: len(_children(running.pid)) == 2)  # the server and its guard
         children = _children(running.pid)
@@ -126,7 +126,7 @@ def test_a_killed_run_leaves_no_server_and_goes_on_with_it(project: Project, tmp
     servers(project, bad=program("bad", "lame", str(tmp_path)))
     assert project.retinue("trust", "--yes").returncode == 0
     model = project.script({"main": turns(call("mcp__bad__one"))})
-    with project.running("run", "go", "--model", model, "--wait-approvals", "200") as running:
+    with project.running("run", "go", "--model", model, "--wait-approvals", "200", quick=False) as running:
         until(lambda: json.loads(project.retinue("approvals", "--json").stdout) != [])
         children = _children(running.pid)
         assert children
@@ -181,7 +181,7 @@ def test_a_yes_for_the_tool_outlives_the_process(project: Project, tmp_path: Pat
     def asked() -> list[str]:
         return [question["tool"] for question in json.loads(project.retinue("approvals", "--json").stdout)]
 
-    with project.running("run", "go", *options) as running:
+    with project.running("run", "go", *options, quick=False) as running:
         until(lambda: asked() == ["mcp__bad__one"])
         assert project.retinue("approve", "--yes", "1", "--tool").returncode == 0
         until(lambda: asked() == ["write"])

@@ -19,7 +19,19 @@ from retinue.tools.mcp.connection import MAX_FAILURES
 from retinue.tools.mcp.servers import McpServers
 from tests.gates import pass_time
 from tests.supervisor.tree.kit import bodies
-from tests.tools.mcp.kit import alive, call, held_port, http_server, main, program, results, run, turns, until
+from tests.tools.mcp.kit import (
+    alive,
+    call,
+    held_port,
+    http_server,
+    main,
+    program,
+    quick_program,
+    results,
+    run,
+    turns,
+    until,
+)
 
 ONE = call("mcp__bad__one")
 
@@ -197,7 +209,7 @@ async def test_what_a_server_complains_of_is_kept_and_never_waited_for(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script = turns(call("mcp__calm__complain", kilobytes=6000), call("mcp__calm__say", text="still here"))
-    _, events = await run({"calm": program("calm")}, script, path=tmp_path / ".retinue", project=tmp_path)
+    _, events = await run({"calm": quick_program("calm")}, script, path=tmp_path / ".retinue", project=tmp_path)
     assert [body.text for body in results(events)] == ["complained", "still here"]
     log = tmp_path / ".retinue" / "mcp" / "calm.log"
     assert log.stat().st_mode & 0o777 == 0o600
@@ -208,7 +220,7 @@ async def test_what_a_server_complains_of_is_kept_and_never_waited_for(
 
 async def test_cancelling_a_run_cancels_its_call_and_spares_the_server(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    async with retinue.open(mode="yes", mcp_servers={"calm": program("calm")}) as r:
+    async with retinue.open(mode="yes", mcp_servers={"calm": quick_program("calm")}) as r:
         run = await r.spawn(main({"main": turns(call("mcp__calm__wait", marker=str(marker)))}), "go")
         await until(marker.exists)
         assert await run.cancel()
@@ -225,7 +237,7 @@ async def test_a_silent_call_is_given_up_and_progress_is_life(tmp_path: Path) ->
         call("mcp__calm__work", steps=4, marker=str(tmp_path / "step")),
     )
     clock = ManualClock()
-    async with retinue.open(mode="yes", mcp_servers={"calm": program("calm", timeout=60)}, clock=clock) as r:
+    async with retinue.open(mode="yes", mcp_servers={"calm": quick_program("calm", timeout=60)}, clock=clock) as r:
         going = await r.spawn(main({"main": script}, limits=Limits(stall=60)), "go")
         await until((tmp_path / "marker").exists)
         await pass_time(60)
@@ -253,7 +265,7 @@ async def test_a_silent_call_is_given_up_and_progress_is_life(tmp_path: Path) ->
 @pytest.mark.requirement("P37")
 async def test_the_task_that_opens_a_connection_closes_it(tmp_path: Path) -> None:
     """Tasks that call, wait and are cancelled come and go; whoever closes is another one still."""
-    servers = {"calm": program("calm"), "bad": program("bad", "lame", str(tmp_path))}
+    servers = {"calm": quick_program("calm"), "bad": program("bad", "lame", str(tmp_path))}
     async with retinue.open(mode="yes", mcp_servers=servers) as r:
         waiting = [asyncio.create_task(r.control.prepare()) for _ in range(20)]
         await asyncio.sleep(0)

@@ -15,7 +15,7 @@ import retinue
 from retinue.core.events import ToolResult
 from retinue.core.messages import RunRef
 from retinue.core.ports import Outcome
-from tests.tools.mcp.kit import call, http_server, main, offered, program, results, run, turns, until
+from tests.tools.mcp.kit import call, http_server, main, offered, quick_program, results, run, turns, until
 
 DELEGATE = call("mcp__calm__delegate", prompt="look")
 
@@ -49,7 +49,8 @@ class Ledger:
 @pytest.mark.requirement("CPE-22")
 async def test_the_runs_id_is_hidden_and_filled() -> None:
     _, events = await run(
-        {"calm": program("calm")}, turns(DELEGATE, DELEGATE, call("mcp__calm__delegate", prompt="x", runId="mine"))
+        {"calm": quick_program("calm")},
+        turns(DELEGATE, DELEGATE, call("mcp__calm__delegate", prompt="x", runId="mine")),
     )
     schema = offered(events)["mcp__calm__delegate"]["schema"]
     assert "runId" not in schema["properties"] and schema["required"] == ["prompt"]
@@ -61,7 +62,7 @@ async def test_the_runs_id_is_hidden_and_filled() -> None:
 @pytest.mark.requirement("CPE-22", "CPE-55", "CPE-57")
 async def test_a_collector_mints_the_id_and_hears_of_the_end(tmp_path: Path) -> None:
     ledger, marker = Ledger(), tmp_path / "marker"
-    async with retinue.open(mode="yes", mcp_servers={"calm": program("calm")}) as r:
+    async with retinue.open(mode="yes", mcp_servers={"calm": quick_program("calm")}) as r:
         servers: Any = r.control.servers
         servers.collector = ledger
         going = await r.spawn(main({"main": turns(DELEGATE, call("mcp__calm__environment"))}), "go")
@@ -83,7 +84,7 @@ async def test_a_collector_mints_the_id_and_hears_of_the_end(tmp_path: Path) -> 
 
 async def test_a_collector_hears_of_a_server_that_ends_and_why_its_call_failed(tmp_path: Path) -> None:
     ledger, marker = Ledger(), tmp_path / "marker"
-    async with retinue.open(mode="yes", mcp_servers={"calm": program("calm")}) as r:
+    async with retinue.open(mode="yes", mcp_servers={"calm": quick_program("calm")}) as r:
         servers: Any = r.control.servers
         servers.collector = ledger
         script = turns(call("mcp__calm__who"), call("mcp__calm__delegate", prompt=f"wait {marker}"))
@@ -110,7 +111,7 @@ async def test_a_server_gets_few_variables(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("SOME_API_KEY", "sk-0123456789abcdef")
     monkeypatch.setenv("WANTED", "one")
     monkeypatch.setenv("ALSO", "two")
-    server = program("calm", env={"MADE": "of ${ALSO}"}, inherit_env=["WANTED", "MISSING"])
+    server = quick_program("calm", env={"MADE": "of ${ALSO}"}, inherit_env=["WANTED", "MISSING"])
     _, events = await run({"calm": server}, turns(call("mcp__calm__environment")))
     variables = dict(line.split("=", 1) for line in results(events)[0].text.splitlines())
     assert (variables["WANTED"], variables["MADE"]) == ("one", "of two")

@@ -16,7 +16,7 @@ from retinue import ConfigError, Profile
 from retinue.core.events import Warned
 from retinue.core.limits import INLINE_BYTES
 from tests.supervisor.tree.kit import bodies
-from tests.tools.mcp.kit import call, http_server, main, offered, program, results, run, turns
+from tests.tools.mcp.kit import call, http_server, main, offered, program, quick_program, results, run, turns
 
 
 async def test_what_comes_back() -> None:
@@ -29,7 +29,7 @@ async def test_what_comes_back() -> None:
         call("mcp__calm__add", a=2),
         call("mcp__calm__say", text="x", loud=None),
     )
-    result, events = await run({"calm": program("calm")}, script)
+    result, events = await run({"calm": quick_program("calm")}, script)
     added, said, failed, picture, wrong, missing, null = results(events)
     assert result.status == "done"
     assert added.success and '"total": 5' in added.text
@@ -44,7 +44,7 @@ async def test_what_comes_back() -> None:
 
 async def test_files_are_the_runs_own(tmp_path: Path) -> None:
     _, events = await run(
-        {"calm": program("calm")}, turns(call("mcp__calm__picture")), path=tmp_path / ".retinue", project=tmp_path
+        {"calm": quick_program("calm")}, turns(call("mcp__calm__picture")), path=tmp_path / ".retinue", project=tmp_path
     )
     [picture] = results(events)
     kept = [Path(part.partition("]")[0]) for part in picture.text.split(" in ")[1:]]
@@ -56,7 +56,7 @@ async def test_files_are_the_runs_own(tmp_path: Path) -> None:
 
 
 async def test_what_models_see() -> None:
-    _, events = await run({"calm": program("calm", tools=["add", "dele*"])}, turns())
+    _, events = await run({"calm": quick_program("calm", tools=["add", "dele*"])}, turns())
     tools = offered(events)
     assert set(tools) == {"mcp__calm__add", "mcp__calm__delegate"}
     add = tools["mcp__calm__add"]
@@ -68,7 +68,7 @@ async def test_what_models_see() -> None:
 async def test_large_answers_are_cut_and_kept(tmp_path: Path) -> None:
     size = 12_000_000
     script = turns(call("mcp__calm__large", size=size))
-    _, events = await run({"calm": program("calm")}, script, path=tmp_path / ".retinue", project=tmp_path)
+    _, events = await run({"calm": quick_program("calm")}, script, path=tmp_path / ".retinue", project=tmp_path)
     [large] = results(events)
     assert len(large.text) <= INLINE_BYTES and "bytes cut; whole text in" in large.text
     assert Path(large.file).stat().st_size == size
@@ -89,7 +89,7 @@ async def test_a_child_has_the_tools_it_was_given() -> None:
     }
     same = Profile("same", "You do the same.")
     entries = ["mcp__calm__add", "mcp__calm__say", reader, adder, same]
-    _, events = await run({"calm": program("calm")}, script, fields={"tools": entries})
+    _, events = await run({"calm": quick_program("calm")}, script, fields={"tools": entries})
     assert [set(offered(events, run)) for run in range(4)] == [
         {"mcp__calm__add", "mcp__calm__say"},
         set(),
@@ -103,7 +103,7 @@ async def test_a_child_has_the_tools_it_was_given() -> None:
 
 
 async def test_patterns_of_a_profile_and_names_that_mean_nothing() -> None:
-    servers = {"calm": program("calm")}
+    servers = {"calm": quick_program("calm")}
     _, events = await run(servers, turns(), fields={"tools": ["mcp__calm__*"]})
     assert "mcp__calm__delegate" in offered(events)
     _, events = await run(servers, turns(), fields={"tools": ["mcp__calm__nothing", "read"]})
@@ -161,7 +161,7 @@ async def test_they_work_in_a_sandbox(runtime: str, tmp_path: Path) -> None:
     script = turns(
         call("mcp__calm__add", a=20, b=22), call("mcp__calm__large", size=200_000), call("mcp__calm__picture")
     )
-    servers = {"calm": program("calm")}
+    servers = {"calm": quick_program("calm")}
     (tmp_path / "project").mkdir()
     given: dict[str, Any] = {"path": tmp_path / ".retinue", "project": tmp_path / "project", "runtime": runtime}
     result, events = await run(servers, script, **given)
@@ -181,7 +181,7 @@ async def test_a_file_that_a_tool_returned_can_be_read_by_the_run(runtime: str, 
     folder = "full_logs" if runtime == "inherited" else "host_outputs"
     seen = call("shell", command=f"cat $(dirname $PWD)/{folder}/*.png; cat $(dirname $PWD)/{folder}/*.txt")
     script = turns(call("shell", command="true"), call("mcp__calm__picture"), seen)
-    _, events = await run({"calm": program("calm")}, script, fields={"workspace": "scratch"}, **given)
+    _, events = await run({"calm": quick_program("calm")}, script, fields={"workspace": "scratch"}, **given)
     _, picture, read = results(events)
     kept = [part.partition("]")[0] for part in picture.text.split(" in ")[1:]]
     assert [Path(path).suffix for path in kept] == [".png", ".txt"], picture.text

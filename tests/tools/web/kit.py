@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from retinue.tools.dialer import LINE_BYTES, Streams
+from tests.http.loopback import LoopbackServer
 
 PUBLIC = "93.184.216.34"
 
@@ -21,12 +22,13 @@ def moved(to: str, status: str = "302 Found") -> bytes:
     return answer(b"", "", status=status, Location=to)
 
 
-class Web:
+class Web(LoopbackServer):
     """The internet: `names` are the addresses of each host (public unless said), all served by one server.
 
     `pages` are raw answers by path; one that ends with None says nothing more and keeps the connection open."""
 
     def __init__(self, pages: dict[str, bytes | Sequence[bytes | None]], **names: Sequence[str]) -> None:
+        super().__init__()
         self._pages = pages
         self._names = {name.replace("_", "."): addresses for name, addresses in names.items()}
         self.asked: list[str] = []
@@ -34,18 +36,6 @@ class Web:
         self.dialled: list[tuple[str, int]] = []
         self.closed = asyncio.Event()
         self.waiting = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Web:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self._port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
         self.resolved.append(host)
@@ -53,12 +43,9 @@ class Web:
 
     async def connect(self, address: str, port: int, *, tls: str | None) -> Streams:
         self.dialled.append((address, port))
-        return await asyncio.open_connection("127.0.0.1", self._port, limit=LINE_BYTES)
+        return await asyncio.open_connection("127.0.0.1", self.port, limit=LINE_BYTES)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             self.asked.append(head)
@@ -73,6 +60,3 @@ class Web:
                 await writer.drain()
         except (ConnectionError, asyncio.CancelledError):
             self.closed.set()
-        finally:
-            self._tasks.discard(task)
-            writer.close()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue import ConfigError, ToolError
-from retinue.core.network import Host, allows_host, canonicalize_name, intersect_hosts, parse_host, parse_hosts
+from retinue.core.network import AllowedHost, allows_host, canonicalize_name, intersect_hosts, parse_host, parse_hosts
 from retinue.tools import web as fetching
 from retinue.tools.dialer import is_public_address
 from retinue.tools.web import extract_html_text, extract_text, fetch_page
@@ -63,7 +63,7 @@ NAMES = st.sampled_from(["a.com", "b.a.com", "c.b.a.com", "z.org", "y.net"])
 
 @given(HOSTS, HOSTS, NAMES, st.sampled_from([80, 443, 8080]))
 def test_what_two_lists_allow_together_is_what_both_allow(
-    one: tuple[Host, ...], other: tuple[Host, ...], host: str, port: int
+    one: tuple[AllowedHost, ...], other: tuple[AllowedHost, ...], host: str, port: int
 ) -> None:
     assert allows_host(intersect_hosts(one, other), host, port) == (
         allows_host(one, host, port) and allows_host(other, host, port)

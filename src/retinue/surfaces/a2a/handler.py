@@ -1,7 +1,8 @@
 """The A2A operations as commands on Control: a message spawns, continues or steers a run, everything else looks at it.
 
 Implements the SDK's `RequestHandler`; JSON-RPC, REST and both versions of the protocol come here with the same
-requests. State is in the log and in `ServedTasks`, none is here.
+requests. State is in the log and in `ServedTasks`, none is here. Everything in a message is data of a stranger: what
+cannot be used is refused with the protocol's error and a sentence.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -24,6 +25,9 @@ from a2a.types import (
     GetTaskRequest,
     ListTasksRequest,
     ListTasksResponse,
+    Message,
+    Part,
+    Role,
     SendMessageRequest,
     SubscribeToTaskRequest,
     Task,
@@ -32,6 +36,7 @@ from a2a.types import (
 )
 from a2a.utils.constants import DEFAULT_LIST_TASKS_PAGE_SIZE
 from a2a.utils.errors import (
+    ContentTypeNotSupportedError,
     ExtendedAgentCardNotConfiguredError,
     InvalidParamsError,
     PushNotificationNotSupportedError,
@@ -51,19 +56,28 @@ from google.protobuf.json_format import MessageToDict
 
 from retinue.concurrency import run_until_first
 from retinue.core.approvals import Approval, describe_closing
-from retinue.core.caller import ClientRequest
+from retinue.core.caller import NOBODY, Caller, ClientRequest
 from retinue.core.control import Control, ResumeOverrides, RunHandle
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, RunEnded, RunSpawned
+from retinue.core.limits import EVENT_BYTES
 from retinue.core.messages import ASKER
 from retinue.core.profiles import Profile
 from retinue.core.profiles import Task as RunTask
+from retinue.core.traces import traceparent_of
 from retinue.files.atomic import replace_file
 from retinue.files.private import make_private_folder
 from retinue.log.questions import find_closing
-from retinue.protocol.a2a import AFTER_HEADER, EXTENSION, ApprovalAnswer, read_command_metadata, read_number
+from retinue.protocol.a2a import (
+    AFTER_HEADER,
+    EXTENSION,
+    ApprovalAnswer,
+    read_approval_answer,
+    read_command_metadata,
+    read_number,
+    read_request_metadata,
+)
 from retinue.surfaces.a2a.gate import ANONYMOUS, GONE
-from retinue.surfaces.a2a.requests import ClientMessage, read_message
 from retinue.surfaces.a2a.streams import (
     STATES,
     Pattern,
@@ -87,6 +101,11 @@ BUSY = "the server works on {count} tasks already, which is as many as it takes 
 NOT_ASKED = "questions of this server are answered by its host: it runs without --approve-by client"
 OnDisconnect = Literal["continue", "cancel"]
 _LOG = logging.getLogger(__name__)
+ID_CHARACTERS = 200
+MOST_FILES = 16
+MOST_PARTS = 64
+FILE_NAME_CHARACTERS = 100
+NO_URI = "a file by its address is not fetched: send its bytes"
 
 
 class HandlerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +124,7 @@ class HandlerOptions(msgspec.Struct, frozen=True, kw_only=True):
     begun: Callable[[RunHandle, str, str], object]
 
 
-class Accepted(NamedTuple):
+class AcceptedMessage(NamedTuple):
     """The task of a message, the event after which its client has not seen it, and the questions it has answered."""
 
     task: ServedTask
@@ -140,7 +159,7 @@ class TaskHandler(RequestHandler):
             async for update in updates:
                 yield update
 
-    async def _accept(self, params: SendMessageRequest, context: ServerCallContext) -> Accepted:
+    async def _accept(self, params: SendMessageRequest, context: ServerCallContext) -> AcceptedMessage:
         """Do what a message asks for, once."""
         message, client = read_message(params, context.state.get("headers", {})), _name_client(context)
         if params.configuration.HasField("task_push_notification_config"):
@@ -149,12 +168,12 @@ class TaskHandler(RequestHandler):
             known = self._tasks.find_message(client, message.message_id)
             if known is not None:
                 self._options.say(REPEATED.format(client=client, name=message.message_id, task=known.tree))
-                return Accepted(known)
+                return AcceptedMessage(known)
             if message.task_id:
                 return await self._address(self._find(message.task_id, context), message)
             if message.answers:
                 raise InvalidParamsError("an answer needs the taskId of the task that asks")
-            return Accepted(await self._begin(message, client))
+            return AcceptedMessage(await self._begin(message, client))
 
     async def _begin(self, message: ClientMessage, client: str) -> ServedTask:
         """Start a run for a message: a new conversation, or one that continues."""
@@ -190,13 +209,13 @@ class TaskHandler(RequestHandler):
             replace_file(folder / name, data)
         return tuple(str(folder / name) for name, _ in message.files)
 
-    async def _address(self, task: ServedTask, message: ClientMessage) -> Accepted:
+    async def _address(self, task: ServedTask, message: ClientMessage) -> AcceptedMessage:
         """Give a message to a task at work: answers to its questions, and words."""
         if message.context_id and message.context_id != task.request.context:
             raise InvalidParamsError(f"the task {task.tree} is in another context than {message.context_id}")
         view = await self._tasks.read_view(task)
         if message.message_id in view.message_ids or _has_answered(view, task, message):
-            return Accepted(task)  # it came before, perhaps to a server that was killed since
+            return AcceptedMessage(task)  # it came before, perhaps to a server that was killed since
         if view.ending is not None or not self._tasks.is_live(task):
             raise UnsupportedOperationError(ENDED.format(task=task.tree))
         if message.files:
@@ -211,7 +230,7 @@ class TaskHandler(RequestHandler):
             if receipt.state not in ("queued", "delivered"):
                 raise UnsupportedOperationError(f"the words did not reach the task: {receipt.why}")
         self._tasks.note_message(task, message.message_id)
-        return Accepted(task, after, frozenset(answer.approval_id for answer in message.answers))
+        return AcceptedMessage(task, after, frozenset(answer.approval_id for answer in message.answers))
 
     async def _answer(self, task: ServedTask, answer: ApprovalAnswer) -> None:
         """Answer a question of a task for its client. Only what was shown to the client can be said yes to."""
@@ -265,21 +284,21 @@ class TaskHandler(RequestHandler):
         """Return the task as the first event of a stream: submitted where the stream tells all, else as it stands."""
         if after or not isinstance(first, Event) or not isinstance(first.body, RunSpawned):
             return await self._make_task(task)
-        place = task.place
-        history = [make_user_message(place, task.request.message, first.body.task)]
+        ids = task.ids
+        history = [make_user_message(ids, task.request.message, first.body.task)]
         status = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)
-        return Task(id=place.task_id, context_id=place.context_id, history=history, status=status)
+        return Task(id=ids.task_id, context_id=ids.context_id, history=history, status=status)
 
     async def _stream_shown(self, task: ServedTask, after: int, *, pauses: bool) -> AsyncGenerator[Update]:
         """Yield what a client of the pattern sees."""
         options = self._options
-        fold = StreamFold(task.place, options.pattern, asks_client=options.asks_client)
+        fold = StreamFold(task.ids, options.pattern, asks_client=options.asks_client)
         async with aclosing(self._control.watch(task.tree, deltas=True)) as items:
             first = await anext(items, None)  # the log has the task now: its id can be told
             yield await self._make_first(task, first, after)
             open_questions = await self._list_open_questions(task) if after and pauses else []
             if open_questions:
-                yield make_input_required(task.place, open_questions)
+                yield make_input_required(task.ids, open_questions)
                 return
             seq = 0
             async for item in _put_back(first, items):
@@ -300,20 +319,20 @@ class TaskHandler(RequestHandler):
 
     async def _stream_typed(self, task: ServedTask, after: int) -> AsyncGenerator[Update]:
         """Yield the events of the tree themselves, and pieces of text as they are said, for another retinue."""
-        place = task.place
+        ids = task.ids
         ended: RunEnded | None = None
         async with aclosing(self._control.watch(task.tree, after=after, deltas=True)) as items:
             first = None if after else await anext(items, None)  # later ones may be long in coming
             yield await self._make_first(task, first, after)
             async for item in _put_back(first, items):
-                update = make_typed_update(place, item)
+                update = make_typed_update(ids, item)
                 if update is not None:
                     yield update
                 if isinstance(item, Event) and item.run == 0 and isinstance(item.body, RunEnded):
                     ended = item.body
         ended = ended or (await self._tasks.read_view(task)).ending
         if ended is not None:
-            yield place.make_status(find_state(ended), make_failure(place, ended))
+            yield ids.make_status(find_state(ended), make_failure(ids, ended))
 
     async def _note_disconnect(self, task: ServedTask) -> None:
         """Log that a client has gone away, and stop its work if the server is told to."""
@@ -324,7 +343,7 @@ class TaskHandler(RequestHandler):
         _LOG.info("Stream of task %s ended by client disconnection", task.tree)
         self._options.say(f"client '{task.request.client}' went away from {task.tree}: {how}")
 
-    async def _wait_for_pause(self, accepted: Accepted, context: ServerCallContext) -> None:
+    async def _wait_for_pause(self, accepted: AcceptedMessage, context: ServerCallContext) -> None:
         """Wait until a task has ended or asks its client something new, or the client has gone away."""
         task, asks = accepted.task, self._options.asks_client
         gone: asyncio.Event | None = context.state.get(GONE)
@@ -404,7 +423,7 @@ class TaskHandler(RequestHandler):
     async def _make_task(self, task: ServedTask) -> Task:
         view = await self._tasks.read_view(task)
         is_live, options = self._tasks.is_live(task), self._options
-        return view.make_task(task.place, options.pattern, is_live=is_live, asks_client=options.asks_client)
+        return view.make_task(task.ids, options.pattern, is_live=is_live, asks_client=options.asks_client)
 
     # What is not offered
 
@@ -447,3 +466,106 @@ async def _put_back(first: Event | Delta | None, items: AsyncGenerator[Event | D
         yield first
     async for item in items:
         yield item
+
+
+class ClientMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of a client. `files` are names and bytes; `caller` is what is left to the run that asks, if it comes
+    from one; `run` is the run of the task that its words are for."""
+
+    message_id: str
+    task_id: str
+    context_id: str
+    text: str
+    files: tuple[tuple[str, bytes], ...]
+    answers: tuple[ApprovalAnswer, ...]
+    caller: Caller
+    run: int = 0
+
+
+def read_message(params: SendMessageRequest, headers: Mapping[str, str]) -> ClientMessage:
+    """Return the message of a request. Raises the protocol's errors."""
+    message = params.message
+    if not params.HasField("message") or not message.parts:
+        raise InvalidParamsError("params.message must have a messageId, a role and at least one part")
+    if message.role == Role.ROLE_AGENT:
+        raise InvalidParamsError("params.message.role must be 'user': the agent here speaks for itself")
+    if len(message.parts) > MOST_PARTS:
+        raise InvalidParamsError(f"params.message.parts has more than {MOST_PARTS} parts")
+    words: list[str] = []
+    files: list[tuple[str, bytes]] = []
+    answers: list[ApprovalAnswer] = []
+    for number, part in enumerate(message.parts):
+        _read_part(part, f"params.message.parts[{number}]", words, files, answers)
+    text = "\n\n".join(word for word in words if word.strip())
+    if len(text.encode("utf-8", "replace")) > EVENT_BYTES // 2:
+        raise InvalidParamsError(f"the text is larger than {EVENT_BYTES // 2} bytes: send it as a file")
+    if not (text or files or answers):
+        raise InvalidParamsError("the message is empty: say what to do")
+    return ClientMessage(
+        message_id=_check_id(message.message_id, "messageId", required=True),
+        task_id=_check_id(message.task_id, "taskId"),
+        context_id=_check_id(message.context_id, "contextId"),
+        text=text,
+        files=tuple(files),
+        answers=tuple(answers),
+        caller=_read_caller(params, message, headers),
+        run=read_command_metadata(MessageToDict(message.metadata).get(EXTENSION)),
+    )
+
+
+def _read_part(
+    part: Part, place: str, words: list[str], files: list[tuple[str, bytes]], answers: list[ApprovalAnswer]
+) -> None:
+    match part.WhichOneof("content"):
+        case "text":
+            words.append(part.text)
+        case "raw":
+            if len(files) == MOST_FILES:
+                raise InvalidParamsError(f"a message may have at most {MOST_FILES} files")
+            if len(part.raw) > EVENT_BYTES:
+                raise InvalidParamsError(f"{place}: a file may have at most {EVENT_BYTES} bytes")
+            files.append((_clean_file_name(part.filename, {name for name, _ in files}), part.raw))
+        case "url":
+            raise ContentTypeNotSupportedError(f"{place}: {NO_URI}")
+        case "data":
+            data = MessageToDict(part.data)
+            try:
+                answer = read_approval_answer(data)
+            except msgspec.ValidationError as error:
+                raise InvalidParamsError(f"{place}: not a well formed answer: {error}") from None
+            if answer is None:
+                words.append(msgspec.json.encode(data).decode())
+            else:
+                answers.append(answer)
+        case _:
+            raise InvalidParamsError(f"{place} has no content: give it text, data or the bytes of a file")
+
+
+def _clean_file_name(name: str, taken: set[str]) -> str:
+    """Return a name that is one plain component of a path and that no other file of the message has."""
+    last = name.replace("\\", "/").rpartition("/")[2]
+    kept = "".join(c if c.isalnum() or c in "-_. " else "_" for c in last).strip(". ")[:FILE_NAME_CHARACTERS]
+    found = kept = kept or "file"
+    number = 1
+    while found in taken:
+        number += 1
+        found = f"{number}-{kept}"
+    return found
+
+
+def _check_id(value: str, name: str, *, required: bool = False) -> str:
+    if required and not value:
+        raise InvalidParamsError(f"params.message.{name} is missing")
+    if len(value) > ID_CHARACTERS or not value.isprintable():
+        raise InvalidParamsError(f"params.message.{name} must be at most {ID_CHARACTERS} printable characters")
+    return value
+
+
+def _read_caller(params: SendMessageRequest, message: Message, headers: Mapping[str, str]) -> Caller:
+    """Return what is left to the run that asks: by our extension, or at least its trace by the usual header."""
+    for metadata in (message.metadata, params.metadata):
+        found: Any = MessageToDict(metadata).get(EXTENSION)
+        if isinstance(found, dict):
+            return read_request_metadata(found).as_client()
+    trace = traceparent_of(headers.get("traceparent", ""))
+    return Caller(traceparent=trace) if trace else NOBODY

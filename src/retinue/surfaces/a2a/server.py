@@ -87,7 +87,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     version: str
 
 
-class Screen(msgspec.Struct, frozen=True):
+class OperatorScreen(msgspec.Struct, frozen=True):
     """The screen of whoever started the server: notes, runs that begin, and every event."""
 
     say: Callable[[str], object]
@@ -98,7 +98,7 @@ class Screen(msgspec.Struct, frozen=True):
 class A2aServer:
     """`async with A2aServer(...) as server`: listens inside at `server.url`."""
 
-    def __init__(self, parts: Parts, options: ServerOptions, screen: Screen, *, serves_control: bool) -> None:
+    def __init__(self, parts: Parts, options: ServerOptions, screen: OperatorScreen, *, serves_control: bool) -> None:
         self._parts, self._options, self._screen = parts, options, screen
         self._serves_control = serves_control
         self._stack = AsyncExitStack()

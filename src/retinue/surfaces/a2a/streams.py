@@ -55,7 +55,7 @@ Update: TypeAlias = Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent
 _IDS = uuid.UUID("6f0c1c52-6a8f-4d7c-9d0e-3b1d8e1f2a77")
 
 
-class Place:
+class TaskIds:
     """The ids of a task, which all of its events carry, and ids for what it says: the same each time it is told."""
 
     def __init__(self, task_id: str, context_id: str) -> None:
@@ -90,8 +90,8 @@ class StreamFold:
     """The updates that a client of a pattern gets of one tree. `asks_client` makes questions input that the client is
     asked for."""
 
-    def __init__(self, place: Place, pattern: Pattern, *, asks_client: bool) -> None:
-        self._place, self._pattern, self._asks_client = place, pattern, asks_client
+    def __init__(self, ids: TaskIds, pattern: Pattern, *, asks_client: bool) -> None:
+        self._ids, self._pattern, self._asks_client = ids, pattern, asks_client
         self._fold = NoticeFold(SUPERVISOR if pattern == "supervisor" else "")
         self._count = 0
 
@@ -108,33 +108,33 @@ class StreamFold:
         if isinstance(item, Delta):
             return
         if isinstance(item.body, ApprovalAsked) and self._asks_client:
-            yield make_input_required(self._place, [restore_approval(item, item.body)])
+            yield make_input_required(self._ids, [restore_approval(item, item.body)])
         elif isinstance(item.body, RunEnded) and item.run == 0:
             yield from self._end(item.body)
 
     def _show_notice(self, notice: Notice) -> Update:
         what = f"notice-{self._count}"
         if self._pattern == "subagent":
-            message = self._place.make_message([Part(text=f"{notice.text}\n")], what)
-            return self._place.make_status(TaskState.TASK_STATE_WORKING, message)
+            message = self._ids.make_message([Part(text=f"{notice.text}\n")], what)
+            return self._ids.make_status(TaskState.TASK_STATE_WORKING, message)
         name, how = (START, "started") if notice.is_start else (END, "completed" if notice.success else "failed")
         about = f"Tool call {how}: {notice.target}"
-        return self._place.make_chunk(name, what, f"\n{notice.text}\n", about=about)
+        return self._ids.make_chunk(name, what, f"\n{notice.text}\n", about=about)
 
     def _show_words(self, words: Words) -> Update:
         about = PLAN_ABOUT if words.is_plan else ANSWER_ABOUT
-        return self._place.make_chunk(
+        return self._ids.make_chunk(
             ANSWER, f"words-{words.part}", words.text, about=about, append=not words.is_new, last=words.is_last
         )
 
     def _end(self, ended: RunEnded) -> Iterator[Update]:
-        place = self._place
+        ids = self._ids
         if self._pattern == "subagent":
             if ended.status == "done":
-                message = place.make_message([Part(text=remove_plans(ended.final_response))], "answer")
-                yield place.make_status(TaskState.TASK_STATE_WORKING, message)
-            yield place.make_chunk(RESULT, "result", "", about=RESULT_ABOUT, last=True)
-        yield place.make_status(find_state(ended), make_failure(place, ended))
+                message = ids.make_message([Part(text=remove_plans(ended.final_response))], "answer")
+                yield ids.make_status(TaskState.TASK_STATE_WORKING, message)
+            yield ids.make_chunk(RESULT, "result", "", about=RESULT_ABOUT, last=True)
+        yield ids.make_status(find_state(ended), make_failure(ids, ended))
 
 
 def asks_input(update: Update) -> bool:
@@ -147,11 +147,11 @@ def find_state(ended: RunEnded) -> Any:
     return STATES.get(ended.status, TaskState.TASK_STATE_FAILED)
 
 
-def make_failure(place: Place, ended: RunEnded) -> Message | None:
+def make_failure(ids: TaskIds, ended: RunEnded) -> Message | None:
     """Return the words about an ending that is not the usual one; a completed task has none."""
     if ended.status == "done":
         return None
-    return place.make_message([Part(text=ended.error_details or ended.final_response)], "ending")
+    return ids.make_message([Part(text=ended.error_details or ended.final_response)], "ending")
 
 
 def make_result_part(ended: RunEnded) -> Part:
@@ -161,22 +161,22 @@ def make_result_part(ended: RunEnded) -> Part:
     return Part(data=ParseDict(msgspec.to_builtins(ended.structured, enc_hook=str), Value()))
 
 
-def make_input_required(place: Place, questions: Sequence[Approval]) -> TaskStatusUpdateEvent:
+def make_input_required(ids: TaskIds, questions: Sequence[Approval]) -> TaskStatusUpdateEvent:
     """Return the update that asks a client: in words, and as data that the answer is bound to."""
     parts = []
     for asked in questions:
         parts.append(Part(text=f"{asked.agent} asks: may it call {asked.tool}?\n{asked.preview}".rstrip()))
         parts.append(Part(data=ParseDict(make_question(asked), Value())))
     names = "-".join(asked.id for asked in questions)
-    return place.make_status(TaskState.TASK_STATE_INPUT_REQUIRED, place.make_message(parts, f"asks-{names}"))
+    return ids.make_status(TaskState.TASK_STATE_INPUT_REQUIRED, ids.make_message(parts, f"asks-{names}"))
 
 
-def make_typed_update(place: Place, item: Event | Delta) -> TaskStatusUpdateEvent | None:
+def make_typed_update(ids: TaskIds, item: Event | Delta) -> TaskStatusUpdateEvent | None:
     """Return the update that carries an event or a delta to another retinue; None for one that stays here."""
     metadata = make_event_metadata(item)
     if metadata is None:
         return None
-    update = place.make_status(TaskState.TASK_STATE_WORKING)
+    update = ids.make_status(TaskState.TASK_STATE_WORKING)
     update.metadata.update({EXTENSION: metadata})
     return update
 
@@ -229,40 +229,40 @@ class TaskView:
         is_started = 0 in self._runs.runs and self._runs.runs[0].started_at is not None
         return TaskState.TASK_STATE_WORKING if is_started else TaskState.TASK_STATE_SUBMITTED
 
-    def make_task(self, place: Place, pattern: Pattern, *, is_live: bool, asks_client: bool) -> Task:
+    def make_task(self, ids: TaskIds, pattern: Pattern, *, is_live: bool, asks_client: bool) -> Task:
         """Return the task as it stands now: its state, the words to and fro, and its one result."""
         state = self.find_task_state(is_live=is_live, asks_client=asks_client)
-        task = Task(id=place.task_id, context_id=place.context_id, history=self.make_history(place))
+        task = Task(id=ids.task_id, context_id=ids.context_id, history=self.make_history(ids))
         task.status.CopyFrom(TaskStatus(state=state, timestamp=_make_timestamp(self.last_at)))
         ended = self.ending
         if ended is not None and ended.status == "done":
             name, about = (ANSWER, ANSWER_ABOUT) if pattern == "supervisor" else (RESULT, RESULT_ABOUT)
             parts = [make_result_part(ended)]
             task.artifacts.append(
-                Artifact(artifact_id=place.make_id("result"), name=name, description=about, parts=parts)
+                Artifact(artifact_id=ids.make_id("result"), name=name, description=about, parts=parts)
             )
         elif ended is not None:
-            task.status.message.CopyFrom(make_failure(place, ended) or Message())
+            task.status.message.CopyFrom(make_failure(ids, ended) or Message())
         elif state == TaskState.TASK_STATE_INPUT_REQUIRED:
-            task.status.CopyFrom(make_input_required(place, self.questions).status)
+            task.status.CopyFrom(make_input_required(ids, self.questions).status)
         elif state == TaskState.TASK_STATE_FAILED:
-            task.status.message.CopyFrom(place.make_message([Part(text=INTERRUPTED)], "interrupted"))
+            task.status.message.CopyFrom(ids.make_message([Part(text=INTERRUPTED)], "interrupted"))
         return task
 
-    def make_history(self, place: Place) -> list[Message]:
+    def make_history(self, ids: TaskIds) -> list[Message]:
         """Return the messages of the client, under the ids that it gave them, and what the host has said besides."""
         spawned = self.beginning
         if spawned is None or spawned.request is None:
             return []
         words = [(spawned.request.message, spawned.task), *self._steers]
-        return [make_user_message(place, name, text) for name, text in words]
+        return [make_user_message(ids, name, text) for name, text in words]
 
 
-def make_user_message(place: Place, message_id: str, text: str) -> Message:
+def make_user_message(ids: TaskIds, message_id: str, text: str) -> Message:
     return Message(
         message_id=message_id,
-        task_id=place.task_id,
-        context_id=place.context_id,
+        task_id=ids.task_id,
+        context_id=ids.context_id,
         role=Role.ROLE_USER,
         parts=[Part(text=text)],
     )

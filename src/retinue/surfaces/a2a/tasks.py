@@ -22,7 +22,7 @@ from retinue.core.events import Delta, Event, RunSpawned
 from retinue.core.ports import LogReader, StoredRun
 from retinue.files.trees import remove_tree
 from retinue.log.reading import iterate_events
-from retinue.surfaces.a2a.streams import Place, TaskView
+from retinue.surfaces.a2a.streams import TaskIds, TaskView
 
 SURFACE = "a2a"
 _LOG = logging.getLogger(__name__)
@@ -35,8 +35,8 @@ class ServedTask(msgspec.Struct, frozen=True):
     request: ClientRequest
 
     @property
-    def place(self) -> Place:
-        return Place(self.tree, self.request.context)
+    def ids(self) -> TaskIds:
+        return TaskIds(self.tree, self.request.context)
 
 
 class Follower:

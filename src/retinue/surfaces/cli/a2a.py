@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from retinue.core.errors import ConfigError
 from retinue.core.events import RunEnded
 from retinue.core.profiles import check_name
-from retinue.surfaces.cli.main import add_action, get_version
+from retinue.surfaces.cli.main import add_actions, get_version
 from retinue.surfaces.cli.options import (
     add_context_option,
     add_level_options,
@@ -58,15 +58,12 @@ try it:
 
 
 def configure_a2a(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(
-        title="actions", dest="action", metavar="ACTION", required=True, parser_class=type(parser)
-    )
-    about = "be an A2A agent that other programs can call"
-    add_action(actions, "serve", _configure_serve, _execute_serve, about=about)
-    about = "give a task to an agent elsewhere and print its answer"
-    add_action(actions, "call", _configure_call, _execute_call, about=about)
-    about = "check an agent elsewhere and write it into retinue.yaml"
-    add_action(actions, "add", _configure_add, _execute_add, about=about)
+    actions = {
+        "serve": ("be an A2A agent that other programs can call", _configure_serve, _execute_serve),
+        "call": ("give a task to an agent elsewhere and print its answer", _configure_call, _execute_call),
+        "add": ("check an agent elsewhere and write it into retinue.yaml", _configure_add, _execute_add),
+    }
+    add_actions(parser, actions)
 
 
 def execute_a2a(args: argparse.Namespace) -> int:
@@ -77,8 +74,8 @@ def execute_a2a(args: argparse.Namespace) -> int:
       retinue a2a call http://127.0.0.1:8001 "show version"
       retinue a2a add http://127.0.0.1:8001 --name argocd
     """
-    execute = {"serve": _execute_serve, "call": _execute_call, "add": _execute_add}
-    return execute[args.action](args)
+    code: int = args.execute_action(args)
+    return code
 
 
 def _configure_address(parser: argparse.ArgumentParser) -> None:
@@ -372,11 +369,11 @@ class _Host:
         self._behind = 0  # events that are handed to the terminal and not printed yet
 
     async def serve(self) -> None:
-        from retinue.surfaces.a2a.server import A2aServer, Screen
+        from retinue.surfaces.a2a.server import A2aServer, OperatorScreen
         from retinue.surfaces.cli.signals import Signals
 
         stop = asyncio.Event()
-        screen = Screen(say=self._say, begin=self._begin, show=self._show)
+        screen = OperatorScreen(say=self._say, begin=self._begin, show=self._show)
         async with AsyncExitStack() as stack:
             stack.callback(self._thread.close)
             stack.push_async_callback(self._thread.drain)

@@ -37,7 +37,7 @@ While it works, what you type is read at its next turn, and Esc interrupts it.
 Text that begins with // is sent with one /."""
 NOTHING_SAID = "nothing was said yet"
 INBOX_USAGE = "/inbox N y says yes, /inbox N n REASON says no"
-INBOX_HINT = f"A key answers the one that is pinned. /inbox N shows another, {INBOX_USAGE}."
+INBOX_HINT = "Keys answer the pinned one. /inbox N shows another; /inbox N y (or n) answers."
 NO_QUESTION = "no question {number} is waiting: /inbox lists them"
 NO_RUN = "say which run: {usage} (/tree shows their numbers)"
 DIFF_LINES = 400

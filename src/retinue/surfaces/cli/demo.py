@@ -34,6 +34,7 @@ from retinue.surfaces.cli.live import Shown, drive
 from retinue.surfaces.cli.options import add_level_options
 from retinue.surfaces.cli.startup import make_printer, wants_live_view
 from retinue.surfaces.printer import safe
+from retinue.surfaces.printer.header import Header
 from retinue.surfaces.printer.printer import Printer
 from retinue.surfaces.printer.summary import format_summary
 
@@ -136,7 +137,15 @@ def execute_demo(args: argparse.Namespace) -> int:
     show = printer.show_note if live else printer.show_text
     show(_describe_demo(play, project, terminal))
     with _own_python_first():
-        driving = drive(parts, lambda s: s.spawn(play.main, Task(TASK)), printer=printer, terminal=terminal, live=live)
+        header = Header(model=str(parts.model), runtime=parts.runtime, workspace=play.main.workspace)
+        driving = drive(
+            parts,
+            lambda s: s.spawn(play.main, Task(TASK)),
+            printer=printer,
+            terminal=terminal,
+            live=live,
+            header=header,
+        )
         shown = asyncio.run(driving)
     code = EXIT_CODES.get(shown.result.status, FAILED)
     if shown.stuck:  # a thread still waits for the screen; waiting for the thread would be waiting for ever

@@ -11,6 +11,7 @@ from retinue.build.stored import CopiedWorkspace, open_stored_control
 from retinue.config.project import find_project
 from retinue.core.errors import ConfigError
 from retinue.core.messages import RunRef
+from retinue.log.blocks import format_count
 from retinue.log.listing import Listing, load_listing
 from retinue.log.lookup import find_reported_run
 from retinue.surfaces.cli import output as screen
@@ -111,7 +112,7 @@ def execute_apply(args: argparse.Namespace) -> int:
     if not runs:
         return 0
     control = open_stored_control(find_project(Path.cwd()) / ".retinue")
-    interrupted = control.find_interrupted()
+    interrupted = control.find_unfinished_files()
     if interrupted and not args.yes and not _ask_recovery(interrupted):
         print("Nothing was changed.", file=sys.stderr)
         return FAILED
@@ -128,7 +129,7 @@ def execute_apply(args: argparse.Namespace) -> int:
         return FAILED
     control.carry_out_plan(plan, runs)
     count = len(plan.changes)
-    print(f"Applied {count} file{'' if count == 1 else 's'} from {', '.join(one.name for one in runs)}.")
+    print(f"Applied {format_count(count, 'file')} from {', '.join(one.name for one in runs)}.")
     return 0
 
 

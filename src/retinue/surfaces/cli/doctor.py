@@ -26,7 +26,7 @@ from retinue.build.models import LibraryPrices, ModelSource
 from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
 from retinue.build.remote_agents import inspect_agent
-from retinue.build.sandboxes import build_image, make_placement, plant_escape_attempts, run_as_ordinary_user
+from retinue.build.sandboxes import build_image, make_placement, plant_escape_attempts
 from retinue.build.servers import make_tool_servers
 from retinue.build.supervisor import open_control
 from retinue.concurrency import SystemClock
@@ -47,7 +47,9 @@ from retinue.core.teams import Member
 from retinue.core.usage import Usage
 from retinue.files.state_owner import STATE_FOLDERS, verify_state_folder
 from retinue.files.user_key import check_user_key
+from retinue.log.blocks import format_count
 from retinue.log.opening import open_reader
+from retinue.processes.ordinary_user import run_as_user
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.main import get_version
 from retinue.surfaces.printer import safe
@@ -190,7 +192,7 @@ def check_control(look: Look) -> Iterator[Check]:
     for pid in live:
         yield Check("control", "ok", f"process {pid} can be reached from here")
     if stale:
-        count = f"{len(stale)} address file{'' if len(stale) == 1 else 's'}"
+        count = format_count(len(stale), "address file")
         left = ", ".join(str(path) for path in stale[:3])
         yield Check("control", "ok", f"{count} of dead processes, removed at the next use: {left}")
 
@@ -198,7 +200,7 @@ def check_control(look: Look) -> Iterator[Check]:
 def check_telemetry(_: Look) -> Iterator[Check]:
     """Check that spans can be sent. Settings and the environment decide whether they are."""
     if not providers.is_installed():
-        yield Check("telemetry", "ok", f"not installed: {providers.find_install_command()}")
+        yield Check("telemetry", "ok", f"not installed: {providers.make_telemetry_command()}")
         return
     named = "OTEL_EXPORTER_OTLP_ENDPOINT is set" if providers.is_requested(os.environ) else "no collector is named"
     yield Check("telemetry", "ok", f"installed; {named}")
@@ -315,7 +317,7 @@ def check_servers(look: Look) -> Iterator[Check]:
             cure = f"correct mcp_servers.{report.name}, or try it by hand: {report.words}"
             yield Check("mcp", "fail", f"{report.name}: {report.error}", cure)
             continue
-        tools = f"{report.tools} tool{'' if report.tools == 1 else 's'}"
+        tools = format_count(report.tools, "tool")
         yield Check("mcp", "ok", f"{report.name}: {tools}, MCP {report.revision} ({report.words})")
         for note in report.notes:
             yield Check("mcp", "warn", f"{report.name}: {note}")
@@ -525,7 +527,7 @@ def try_sandboxes() -> tuple[dict[str, dict[str, str]], list[str]]:
 def _as_ordinary() -> tuple[dict[str, dict[str, str]], list[str]]:
     """Return the same, tried as an ordinary user."""
     try:
-        done = run_as_ordinary_user(["/bin/sh", "-c", _TRIES, "sh", sys.executable], seconds=USER_SECONDS)
+        done = run_as_user(["/bin/sh", "-c", _TRIES, "sh", sys.executable], seconds=USER_SECONDS)
         told = json.loads(done.stdout)
         return told["tries"], told["not_tried"]
     except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:

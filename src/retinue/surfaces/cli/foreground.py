@@ -18,6 +18,7 @@ from retinue.core.errors import ConfigError
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.files.private import make_private_folder, open_private_file
+from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.live import Begin, Shown, drive
 from retinue.surfaces.cli.startup import StartUp, make_header, make_printer, wants_live_view
@@ -62,7 +63,7 @@ def run_tree(
         after=after,
         announce=announce,
         profile=profile,
-        header=None if profile is None else make_header(start, profile),
+        header=None if profile is None or not profile.has_model else make_header(start, profile),
     )
     return print_answer(asyncio.run(driving), printer, state=start.parts.state, as_json=args.json, live=live)
 
@@ -86,7 +87,7 @@ def print_answer(shown: Shown, printer: Printer, *, state: Path | None, as_json:
             more = f"more: retinue show {result.tree} · retinue tail {result.tree}"
             printer.show_text(colors.paint_faint(more, color=printer.color))
         for name, count in _find_changes(result, state):
-            files = f"{count} file{'' if count == 1 else 's'}"
+            files = format_count(count, "file")
             printer.show_note(f"{files} changed, not applied: retinue diff {name} · retinue apply {name}")
         _print_failure(shown)
     _print_result(result, as_json=as_json, rendered=False)
@@ -110,7 +111,7 @@ def _print_live_end(shown: Shown, printer: Printer, state: Path | None) -> None:
     changes = list(_find_changes(result, state))
     latest = [""] if len(changes) == 1 and changes[0][0] == f"{result.tree}/0" else [f" {name}" for name, _ in changes]
     for name, (_, count) in zip(latest, changes, strict=False):
-        files = f"{count} file{'' if count == 1 else 's'} changed"
+        files = f"{format_count(count, 'file')} changed"
         printer.show_text(f"Review: retinue diff{name}\nApply:  retinue apply{name}  ({files})")
     _print_failure(shown)
     printer.show_note(format_totals(shown.runs, time.time()))

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from retinue.build.stored import open_stored_control
 from retinue.config.project import load_project
+from retinue.log.blocks import format_count
 from retinue.log.opening import open_reader
-from retinue.log.retention import Report, remove_old_trees
+from retinue.log.retention import RemovalReport, remove_old_trees
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import AGES, parse_age
 
@@ -83,11 +84,11 @@ def execute_gc(args: argparse.Namespace) -> int:
     return FAILED if report.problems else 0
 
 
-def _describe_report(report: Report, seconds: float, *, dry_run: bool) -> str:
+def _describe_report(report: RemovalReport, seconds: float, *, dry_run: bool) -> str:
     count = len(report.removed)
     if not count:
         return f"Nothing {'more ' if report.kept else ''}here is older than {_format_age(seconds)}."
-    trees = f"{count} tree{'' if count == 1 else 's'} older than {_format_age(seconds)}"
+    trees = f"{format_count(count, 'tree')} older than {_format_age(seconds)}"
     if dry_run:
         return "\n".join([f"Would remove {trees}:", *report.removed])
     return f"Removed {trees}; {report.freed_bytes / 1024:,.0f} KiB are free again."

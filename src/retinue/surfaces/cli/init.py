@@ -69,7 +69,7 @@ What to report
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProjectPlan:
     """The files to write. `notes` say what was found and chosen, a line each."""
 
     folder: Path
@@ -151,7 +151,7 @@ def _find_git_root(folder: Path) -> Path | None:
     return next((one for one in (folder, *folder.parents) if os.path.lexists(one / ".git")), None)
 
 
-def _make_plan(folder: Path, profile: str, model: str | None, *, asks: bool, yes: bool) -> Plan:
+def _make_plan(folder: Path, profile: str, model: str | None, *, asks: bool, yes: bool) -> ProjectPlan:
     git = "in a git repository: runs work in a worktree of it" if _find_git_root(folder) else NO_GIT
     notes = [f"folder   {folder} ({git})"]
     model, why = _choose_model(asks=asks) if model is None else (model, "as you said")
@@ -174,7 +174,7 @@ def _make_plan(folder: Path, profile: str, model: str | None, *, asks: bool, yes
     if exposed and asks and not _ask_exposed(exposed):
         exposed = ()
     notes += [f"shown    {path} can be read in the sandbox (expose_paths)" for path in exposed]
-    return Plan(
+    return ProjectPlan(
         folder=folder,
         profile=profile,
         model=model,
@@ -258,7 +258,7 @@ def _write_files(texts: dict[Path, str]) -> None:
         raise ConfigError(f"cannot write {error.filename or file}: {error.strerror or error}") from None
 
 
-def _print_next_steps(plan: Plan) -> None:
+def _print_next_steps(plan: ProjectPlan) -> None:
     command = screen.find_command()
     where = "" if plan.folder == Path.cwd().resolve() else f"cd {safe.escape_line(shlex.quote(str(plan.folder)))} && "
     model = "" if plan.model else " --model MODEL"

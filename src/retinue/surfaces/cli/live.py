@@ -44,13 +44,15 @@ class Shown:
     log_error: str | None = None
 
 
-def _open_control(parts: Parts) -> Control:
-    from retinue.build.supervisor import open_control  # loads most of retinue, behind the header that is on screen
+def load_control(parts: Parts) -> Control:
+    """Open a Control of this process. Most of retinue is imported here, behind the header that is on screen."""
+    from retinue.build.supervisor import open_control
 
     return open_control(parts)
 
 
-async def _serve_control(servers: AsyncExitStack, control: Control, parts: Parts, say: Callable[[str], object]) -> None:
+async def load_server(servers: AsyncExitStack, control: Control, parts: Parts, say: Callable[[str], object]) -> None:
+    """Start the control server of this process, which is imported here too."""
     from retinue.build.servers import serve_control
 
     await serve_control(servers, control, parts, say)
@@ -68,7 +70,7 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
     announce: Callable[[RunHandle], None] | None = None,
     profile: Profile | None = None,
     header: Header | None = None,
-    make: Callable[[Parts], Control] = _open_control,
+    make: Callable[[Parts], Control] = load_control,
 ) -> Shown:
     """Run what `begin` starts to its end. `terminal` asks on the printer's terminal, `live` shows the live view there
     and asks in it, `serve` starts a control server for other processes, `announce` is told of the run when its first
@@ -97,7 +99,7 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
             servers = AsyncExitStack()
             try:
                 if serve and parts.state is not None:
-                    await _serve_control(servers, control, parts, say)
+                    await load_server(servers, control, parts, say)
                 if live:
                     await servers.enter_async_context(control.attend())
                 run = await begin(control)

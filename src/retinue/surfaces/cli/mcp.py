@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retinue.core.errors import ConfigError
-from retinue.surfaces.cli.main import add_action
+from retinue.surfaces.cli.main import add_actions
 from retinue.surfaces.cli.options import add_context_option, add_options, parse_context_paths, parse_seconds
 from retinue.surfaces.printer import safe
 
@@ -38,13 +38,11 @@ NO_SUBAGENTS = (
 
 
 def configure_mcp(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(
-        title="actions", dest="action", metavar="ACTION", required=True, parser_class=type(parser)
-    )
-    about = "be an MCP server, on stdio or over HTTP"
-    add_action(actions, "serve", _configure_serve, _execute_serve, about=about)
-    about = "tell an MCP client of this server"
-    add_action(actions, "install", _configure_install, _execute_install, about=about)
+    actions = {
+        "serve": ("be an MCP server, on stdio or over HTTP", _configure_serve, _execute_serve),
+        "install": ("tell an MCP client of this server", _configure_install, _execute_install),
+    }
+    add_actions(parser, actions)
 
 
 def execute_mcp(args: argparse.Namespace) -> int:
@@ -56,7 +54,8 @@ def execute_mcp(args: argparse.Namespace) -> int:
       retinue mcp serve --http --port 8931         over HTTP on this machine, for several clients
       retinue mcp serve --profile explorer         one subagent as one tool
     """
-    return _execute_install(args) if args.action == "install" else _execute_serve(args)
+    code: int = args.execute_action(args)
+    return code
 
 
 def _configure_serve(parser: argparse.ArgumentParser) -> None:
@@ -140,7 +139,7 @@ def _execute_install(args: argparse.Namespace) -> int:
     """
     from retinue.config.project import find_project, load_own_settings
     from retinue.core.profiles import check_name
-    from retinue.surfaces.mcp.install import Installation, list_variables, write_entry
+    from retinue.surfaces.mcp.install import Installation, list_passed_variables, write_entry
 
     if args.project is not None and not args.project.is_dir():
         raise ConfigError(f"--project: there is no folder {args.project}")
@@ -154,7 +153,7 @@ def _execute_install(args: argparse.Namespace) -> int:
         line,
         folder,
         seconds=settings.coordination.subagent_default_timeout,
-        variables=[*list_variables(os.environ), *(name for each in settings.mcp_servers for name in each.gets)],
+        variables=[*list_passed_variables(os.environ), *(name for each in settings.mcp_servers for name in each.gets)],
     )
     if args.write:
         print(safe.escape_line(write_entry(installation)))

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from retinue.config.limits import make_limits
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
-from retinue.core.profiles import RUNTIMES
+from retinue.core.profiles import RUNTIMES, WORKSPACES
 
 AGES = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 DETACHED_WAIT_SECONDS = 600.0
@@ -52,6 +52,17 @@ def add_live_options(parser: argparse.ArgumentParser) -> None:
         f"({DETACHED_WAIT_SECONDS:g} with --detach)",
     )
     add_options(parser)
+
+
+def add_primary_options(parser: argparse.ArgumentParser, *, verb: str) -> None:
+    """Add the options of a new primary: its profile, its workspace, and what it may read."""
+    parser.add_argument("--profile", metavar="NAME", help=f"the agent to {verb} (see `retinue profiles --all`)")
+    parser.add_argument(
+        "--workspace",
+        choices=WORKSPACES,
+        help="where it works: a worktree or copy of the project, shared (the project itself) or scratch (empty)",
+    )
+    add_context_option(parser)
 
 
 def add_context_option(parser: argparse.ArgumentParser) -> None:

@@ -84,9 +84,9 @@ def print_warning(text: object) -> None:
     print_error(f"warning: {text}")
 
 
-def print_text(text: str, *, end: str = "\n") -> None:
+def print_text(text: str) -> None:
     """Print text of a run; on a terminal without characters that could harm it."""
-    print(safe.escape_text(text) if sys.stdout.isatty() else text, end=end)
+    print(safe.escape_text(text) if sys.stdout.isatty() else text)
 
 
 def print_json(value: Any, *, indent: int | None = None) -> None:

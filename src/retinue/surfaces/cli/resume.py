@@ -75,7 +75,7 @@ def execute_resume(args: argparse.Namespace) -> int:
     if talk is not None and not args.detach:
         return resume_conversation(args, project, talk)
     start = prepare(args)
-    found = asyncio.run(find_interrupted(project.log, args.name))
+    found = asyncio.run(find_interrupted_tree(project.log, args.name))
     _tell_of_errand(start.project.folder / ".retinue", found)
     return run_in_tree(args, start, project, found, lambda control, overrides: control.resume(found.tree, overrides))
 
@@ -133,7 +133,7 @@ def resume_conversation(args: argparse.Namespace, project: screen.ProjectLog, fo
     return host_conversation(args, start, opening)
 
 
-async def find_interrupted(log: LogReader, name: str | None) -> Listing:
+async def find_interrupted_tree(log: LogReader, name: str | None) -> Listing:
     """Find the tree of that name, which must have no ending and no process; without a name the latest such tree."""
     if name is None:
         for stored in await log.list_trees(screen.print_warning, only="interrupted"):

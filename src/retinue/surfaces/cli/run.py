@@ -14,28 +14,22 @@ from retinue.build.project import enable_rounds
 from retinue.config.files import read_text
 from retinue.core.errors import ConfigError
 from retinue.core.limits import EVENT_BYTES
-from retinue.core.profiles import WORKSPACES, Task
+from retinue.core.profiles import Task
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.foreground import run_tree
-from retinue.surfaces.cli.options import add_context_option, add_live_options, parse_whole
+from retinue.surfaces.cli.options import add_live_options, add_primary_options, parse_whole
 from retinue.surfaces.cli.startup import DELEGATED, check_sandbox, choose_profile, prepare, require_model
 
 
 def configure_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", metavar="TASK", help="the task; - reads it from stdin, @FILE from a file")
-    parser.add_argument("--profile", metavar="NAME", help="the agent to run (see `retinue profiles --all`)")
-    parser.add_argument(
-        "--workspace",
-        choices=WORKSPACES,
-        help="where it works: a worktree or copy of the project, shared (the project itself) or scratch (empty)",
-    )
+    add_primary_options(parser, verb="run")
     parser.add_argument(
         "--rounds",
         metavar="N",
         type=parse_whole,
         help="let it answer up to N times; before each answer but the first an evaluator judges those so far",
     )
-    add_context_option(parser)
     add_live_options(parser)
 
 

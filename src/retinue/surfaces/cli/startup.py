@@ -124,9 +124,9 @@ def make_printer(args: argparse.Namespace, *, color: bool | None = None) -> Prin
 
 
 def make_header(start: StartUp, profile: Profile) -> Header:
-    """Return the header of a run of this profile, before it has started."""
+    """Return the header of a run of this profile, which asks a model of ours, before it has started."""
     parts = start.parts
-    model = (start.model or profile.model or parts.model) if profile.has_model else None
+    model = start.model or profile.model or parts.model
     whole = start.limits.override(parts.limits)
     spent = profile.limits.narrow(whole)
     seconds = start.limits.override(profile.limits.override(whole)).seconds

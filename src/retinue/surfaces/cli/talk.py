@@ -19,24 +19,23 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from retinue.build.servers import serve_control
-from retinue.build.supervisor import open_control
 from retinue.control.client import ControlClient
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.messages import RunRef
-from retinue.core.profiles import WORKSPACES, Profile, Task
+from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
+from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.conversation import Begin, Conversation
 from retinue.surfaces.cli.foreground import EXIT_CODES, FAILED, leave_session, redirect_output
-from retinue.surfaces.cli.live import catch_telemetry_warnings
+from retinue.surfaces.cli.live import catch_telemetry_warnings, load_control, load_server
 from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
 from retinue.surfaces.cli.options import (
     DETACHED_WAIT_SECONDS,
-    add_context_option,
     add_level_options,
     add_options,
+    add_primary_options,
 )
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.cli.start_line import clear_start_line
@@ -53,13 +52,7 @@ NOTHING_UNSENT: Unsent = ([], "")
 
 
 def configure_talk(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--profile", metavar="NAME", help="the agent to talk to (see `retinue profiles --all`)")
-    parser.add_argument(
-        "--workspace",
-        choices=WORKSPACES,
-        help="where it works: a worktree or copy of the project, shared (the project itself) or scratch (empty)",
-    )
-    add_context_option(parser)
+    add_primary_options(parser, verb="talk to")
     add_level_options(parser)
     add_options(parser)
     parser.set_defaults(wait_approvals=DETACHED_WAIT_SECONDS)
@@ -132,12 +125,12 @@ class _Host:
             opening = self._opening
             view = open_live_screen(level=self._level, after=opening.shown, submit=self._submit, header=opening.header)
             live = await screens.enter_async_context(view)
-            control = open_control(parts)
+            control = load_control(parts)
             async with AsyncExitStack() as servers:
                 servers.push_async_callback(control.close)
                 await control.prepare(self._opening.profile, live.view.show_note)
                 if self._serves and parts.state is not None:
-                    await serve_control(servers, control, parts, live.view.show_note)
+                    await load_server(servers, control, parts, live.view.show_note)
                 conversation = await self._hold(live, control)
                 parting = await _read_parting(conversation)
                 await screens.aclose()
@@ -233,7 +226,7 @@ def print_parting(conversation: Conversation, parting: Parting) -> int:
         return EXIT_CODES.get(result.status, FAILED)
     if conversation.parting == "left":
         count = len(conversation.list_children())
-        what = f"{count} subagent{'' if count == 1 else 's'} at work in the background (retinue ps)."
+        what = f"{format_count(count, 'subagent')} at work in the background (retinue ps)."
         print(f"{what} Come back: {back}", file=sys.stderr)
     elif conversation.parting == "open":
         print(f"The conversation stays open. Come back: {back}", file=sys.stderr)

@@ -14,7 +14,7 @@ from retinue.build.servers import serve_control
 from retinue.build.supervisor import open_control
 from retinue.concurrency import TaskOwner, run_until_first
 from retinue.control.delegation_request import Hosting
-from retinue.control.outbox_watcher import Watcher
+from retinue.control.outbox_watcher import OutboxWatcher
 from retinue.core.events import Delta, Event
 from retinue.core.messages import RunRef
 from retinue.protocol.inherited_limits import read_process_limits
@@ -100,7 +100,7 @@ class _Host:
                 begun=self._show,
                 caller=read_process_limits(os.environ),
             )
-            watcher = Watcher(control, hosting)
+            watcher = OutboxWatcher(control, hosting)
             if not args.no_control:
                 await serve_control(servers, control, parts, self._say)
             with Signals() as signals:

@@ -41,7 +41,7 @@ OTHER_VARIABLES = (
 TELEMETRY_PREFIX = "OTEL_"
 
 
-def list_variables(environ: Mapping[str, str]) -> list[str]:
+def list_passed_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the variables that name the model, its key and its address, and all others we read that are set."""
     telemetry = sorted(name for name in environ if name.startswith(TELEMETRY_PREFIX))
     others = (*OTHER_MODEL_VARIABLES, *OTHER_VARIABLES, *telemetry)

@@ -16,7 +16,7 @@ from retinue.log.runs import RunView
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.totals import format_count_of_tokens, format_elapsed
 
-NO_TREE = "…"
+NO_TREE = "\0" * 12  # as wide as an id, so that nothing moves when there is one
 Line = tuple[Span, ...]
 
 
@@ -49,6 +49,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
                 lines[-1] = longer
             else:
                 lines.append(piece)
+        lines = [line.replace(NO_TREE, "…") for line in lines]
         first: Line = (("name", named), ("faint", lines[0].removeprefix(named)))
         return [first, *((("faint", line),) for line in lines[1:])]
 
@@ -66,14 +67,17 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(part for part in parts if part)
 
 
-def read_header(run: RunView, tree: str) -> Header | None:
-    """Return the header of a run as the log tells it; None before the run has started."""
-    if run.place is None:
+def read_header(run: RunView, tree: str, *, runtime: str | None = None) -> Header | None:
+    """Return the header of a run as the log tells it. Before it has started, its `runtime` is the one that is wanted;
+    None if that is not known."""
+    if run.place is not None:
+        runtime = run.place.runtime
+    if runtime is None:
         return None
     spawned, profile = run.spawned, decode_raw(run.spawned.profile)
     return Header(
         model=spawned.model or run.agent,
-        runtime=run.place.runtime,
+        runtime=runtime,
         workspace=profile.get("workspace") if isinstance(profile, dict) else None,
         tree=tree,
         tokens=spawned.max_tokens,

@@ -14,10 +14,10 @@ from typing import Literal
 import msgspec
 
 from retinue.core.approvals import Approval, Decision
-from retinue.core.events import AnswerGiven, Delta, Event, RoundAnswered, RunStarted
+from retinue.core.events import AnswerGiven, Delta, Event, RoundAnswered, RunSpawned, RunStarted
 from retinue.log.activity import Activity, Work
 from retinue.log.blocks import Role, Span, make_call_spans
-from retinue.log.entries import Entries, Entry
+from retinue.log.entries import NOTICE, Entries, Entry
 from retinue.log.receipts import MessageReceipt, Receipts
 from retinue.log.summaries import shorten_text
 from retinue.surfaces.printer import colors, safe
@@ -27,7 +27,7 @@ from retinue.surfaces.printer.keys import ENTER, Key, Paste
 from retinue.surfaces.printer.markdown import render_markdown
 from retinue.surfaces.printer.printer import Level, truncate_text, wrap_line
 from retinue.surfaces.printer.question_panel import QuestionPanel
-from retinue.surfaces.printer.screen import Bottom, Line, Screen
+from retinue.surfaces.printer.screen import Bottom, Line, Screen, cut_line
 from retinue.surfaces.printer.totals import format_elapsed, format_status
 
 SPINNER = "◐◓◑◒"
@@ -44,10 +44,10 @@ SAID_LINES = 60  # of the primary's own words
 SAID_CHARACTERS = 16_000
 RENDERED_AT_ONCE = 50
 CHILD_OUTPUT_LINES = 4
-_SEEN_LIVE = frozenset({"thinking", "run.spawned"})
+_SEEN_LIVE = frozenset({"thinking", "run.spawned", NOTICE})
 WHOLE = "`retinue show {tree}/{run}` shows all"
 INDENT = "  "
-WORDS = ("message", "turn.started", "run.waiting", "run.ended", "thinking", "inbox")
+WORDS = ("message", "turn.started", "run.waiting", "run.ended", "thinking", "inbox", NOTICE)
 CANCEL_KEYS = 9
 RECEIPT_CHARACTERS = 60
 
@@ -72,6 +72,7 @@ class LiveView:
         self.activity = Activity(tree)
         self.input = InputLine()
         self.header: Header | None = None  # of a run that has not started yet
+        self._printed_header: Header | None = None
         self.starting = "starting"
         self.hint = ""  # words of the surface before the status bar
         self._screen = screen
@@ -98,7 +99,7 @@ class LiveView:
         """Show an event or a delta."""
         self.activity.apply(item)
         if isinstance(item, Event):
-            if isinstance(item.body, RunStarted) and item.run == 0:
+            if isinstance(item.body, RunSpawned | RunStarted) and item.run == 0:
                 self._print_header(item)
             entry = self._entries.apply(item)
             if entry is not None and item.seq > self._after:
@@ -178,7 +179,7 @@ class LiveView:
             if held is not None:
                 self._write_input(held)
             self._write_input(key)
-        elif key.text:
+        elif key.text.strip():  # a space turns a page, and begins no message
             self._held_key = key
             self._screen.call_later(HOLD_SECONDS, lambda: self._press_held(key))
         else:
@@ -240,11 +241,14 @@ class LiveView:
     # Lines that last
 
     def _print_header(self, event: Event) -> None:
+        """Print the header once it has all its pieces; again if the run started in another runtime than was wanted."""
         run = self.activity.runs.runs.get(0)
-        header = None if run is None else read_header(run, event.tree)
-        if header is None:
+        if run is None:
             return
-        self.header = None
+        header = read_header(run, event.tree, runtime=None if self.header is None else self.header.runtime)
+        if header is None or header == self._printed_header:
+            return
+        self.header, self._printed_header = None, header
         if event.seq > self._after:
             for line in header.layout_lines(self._screen.terminal.size[0]):
                 self._print_spans(line)
@@ -255,7 +259,7 @@ class LiveView:
                 self._print_spans(entry.spans)
             return
         if (entry.is_detail or entry.kind in _SEEN_LIVE) and self._level != "verbose":
-            return  # it was seen while it went on
+            return  # it was seen while it went on, or another entry tells it
         body = self._format_body(entry)
         header = colors.paint_header(entry.spans, color=self._screen.color, bold=False)
         words = entry.kind in WORDS and entry.style != "diff"
@@ -392,18 +396,21 @@ class LiveView:
         for work in shown:
             below = _layout_text(work, columns, max(0, min(spare, SPOKEN_LINES if work.run == 0 else OUTPUT_LINES)))
             spare -= len(below)
-            lines.extend((_layout_head(work, frame, now), *below))
+            lines.extend((_layout_head(work, frame, now, columns), *below))
         if len(works) > len(shown):
             lines.append((("faint", f"  … and {len(works) - len(shown)} more at work"),))
         return lines
 
     def _layout_status(self, columns: int, now: float) -> list[Line]:
-        lines: list[Line] = [(("faint", piece),) for piece in wrap_line(self.hint, columns)] if self.hint else []
+        lines: list[Line] = (
+            [(("faint", piece),) for piece in wrap_line(self.hint, columns, at_words=True)] if self.hint else []
+        )
         status = format_status(self.activity.measure_totals(now), width=columns)
         return [*lines, (("faint", status),)] if self.activity.runs.runs else lines
 
 
-def _layout_head(work: Work, frame: str, now: float) -> Line:
+def _layout_head(work: Work, frame: str, now: float, columns: int) -> Line:
+    """Return the line of something that goes on. A long call is cut, so that the time is seen."""
     who: tuple[Span, ...] = () if work.label is None else (("label", f"[{work.label}] "),)
     took: Span = ("faint", f" {format_elapsed(now - work.since)}")
     verbs: dict[str, Literal["waits for the model", "thinks", "writes"]] = {
@@ -416,7 +423,9 @@ def _layout_head(work: Work, frame: str, now: float) -> Line:
         what = (("plain", f"{work.agent} {verbs[work.kind]}"),)
     else:
         what = make_call_spans(work.call.name, work.call.args)
-    return (("mark", f"{INDENT if work.is_member else ''}{frame} "), *who, *what, took)
+    mark = f"{INDENT if work.is_member else ''}{frame} "
+    head = cut_line((("mark", mark), *who, *what), max(20, columns - len(took[1])))
+    return (*head, took)
 
 
 def _layout_text(work: Work, columns: int, lines: int) -> list[Line]:
@@ -428,7 +437,7 @@ def _layout_text(work: Work, columns: int, lines: int) -> list[Line]:
     text = safe.escape_text(work.text).replace("\r", "\n")
     pieces: list[str] = []
     for line in reversed(text.rstrip().split("\n")[-lines:]):
-        pieces = [*wrap_line(line, columns - len(INDENT) - 2), *pieces]
+        pieces = [*wrap_line(line, columns - len(INDENT) - 2, at_words=work.call is None), *pieces]
         if len(pieces) >= lines:
             break
     return [(("faint", f"{INDENT}│ {piece}"),) for piece in pieces[-lines:]]

@@ -245,16 +245,19 @@ def truncate_text(text: str, *, lines: int, size: int, how: str = "--verbose sho
     return f"{kept}\n[... {missing}{len(rest.encode('utf-8', 'surrogatepass'))} bytes; {how}]"
 
 
-def wrap_line(line: str, width: int) -> Iterator[str]:
+def wrap_line(line: str, width: int, *, at_words: bool = False) -> Iterator[str]:
     """Yield a line in pieces that fit the width, so that the terminal does not break it where no mark of ours would be;
-    0 is no limit."""
+    0 is no limit. `at_words` breaks it between words where it can, and drops the space there."""
     start = used = 0
     line = line.expandtabs()
     for at, char in enumerate(line):
         columns = safe.measure_width(char)
         if width > 0 and used + columns > max(width, 2):
-            yield line[start:at]
-            start, used = at, 0
+            space = line.rfind(" ", start, at + 1) if at_words else -1
+            end = space if space > start else at
+            yield line[start:end]
+            start = end + (space > start)
+            used = safe.measure_width(line[start:at]) - (columns if start > at else 0)
         used += columns
     yield line[start:]
 

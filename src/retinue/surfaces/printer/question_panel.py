@@ -152,7 +152,9 @@ class QuestionPanel:
         if self._shown_args is not None:
             shown = msgspec.structs.replace(question, args=self._shown_args, preview="")
         about: list[Line] = [
-            (("faint", piece),) for text in self._about for piece in wrap_line(safe.escape_line(text), columns)
+            (("faint", piece),)
+            for text in self._about
+            for piece in wrap_line(safe.escape_line(text), columns, at_words=True)
         ]
         keys, cursor = self._layout_keys(columns)
         body = self._layout_body(shown, columns)

@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from decimal import Decimal
+
 from retinue.log.accounts import format_cost
 from retinue.log.activity import Totals
 from retinue.log.blocks import format_count
 from retinue.log.runs import NOTHING, Runs
 from retinue.surfaces.printer import safe
 
+CENT = Decimal("0.01")
+
 
 def format_status(totals: Totals, *, width: int) -> str:
-    """Return the status bar: `Agents: 1 primary, 2 running, 1 finished`, then time, tokens, cost and what is left, as
-    far as they fit."""
-    pieces = [
-        f"Agents: {totals.primary} primary, {totals.running} running, {totals.finished} finished",
-        format_elapsed(totals.seconds),
-        format_count_of_tokens(totals.tokens),
-    ]
-    if totals.cost:
-        pieces.append(format_cost(totals.cost, totals.unpriced))
+    """Return the status bar: `Agents: 1 primary, 2 running, 1 finished`, then time, tokens, cost and what is left.
+    Where that is too wide, the numbers are shortened; then tokens, cost, what is left and the time are left out."""
+    pieces = {
+        "time": format_elapsed(totals.seconds),
+        "tokens": format_count_of_tokens(totals.tokens),
+        "cost": format_cost(totals.cost, totals.unpriced) if totals.cost else "",
+        "left": _format_left(totals, format_count_of_tokens),
+    }
+    short = {"tokens": _shorten_tokens(totals.tokens), "left": _format_left(totals, _shorten_tokens)}
+    if totals.cost >= CENT and not totals.unpriced:
+        short["cost"] = f"${totals.cost:.2f}"
+    agents = f"Agents: {totals.primary} primary, {totals.running} running, {totals.finished} finished"
+    for change in ({}, short, {"tokens": ""}, {"cost": ""}, {"left": ""}, {"time": ""}):
+        pieces.update(change)
+        line = " · ".join([agents, *(piece for piece in pieces.values() if piece)])
+        if safe.measure_width(line) <= width:
+            break
+    return line
+
+
+def _format_left(totals: Totals, format_tokens: Callable[[int], str]) -> str:
     left = [
-        "" if totals.tokens_left is None else format_count_of_tokens(totals.tokens_left),
+        "" if totals.tokens_left is None else format_tokens(totals.tokens_left),
         "" if totals.cost_left is None else f"${totals.cost_left:.2f}",
         "" if totals.seconds_left is None else format_elapsed(totals.seconds_left),
     ]
-    if any(left):
-        pieces.append(f"{', '.join(piece for piece in left if piece)} left")
-    line = pieces[0]
-    for piece in pieces[1:]:
-        if safe.measure_width(f"{line} · {piece}") > width:
-            break
-        line = f"{line} · {piece}"
-    return line
+    return f"{', '.join(piece for piece in left if piece)} left" if any(left) else ""
+
+
+def _shorten_tokens(tokens: int) -> str:
+    """Return a number of tokens in few columns: 950 tok, 23k tok, 1.2M tok."""
+    if tokens < 1000:
+        return f"{tokens} tok"
+    return f"{tokens // 1000}k tok" if tokens < 1_000_000 else f"{tokens / 1e6:.1f}M tok"
 
 
 def format_totals(runs: Runs, now: float) -> str:

@@ -26,7 +26,7 @@ from retinue.core.ports import Link
 from retinue.core.servers import PREFIX
 from retinue.protocol.inherited_limits import ASKER_KEY
 from retinue.tools.bounded_schema import BoundedSchema, SchemaTooCostly
-from retinue.tools.mcp.server_text import cap_text, clean_value, describe_error, to_line
+from retinue.tools.mcp.server_text import cap_text, clean_server_value, describe_server_error, to_line
 
 _CURRENT: ContextVar[ServerCall | None] = ContextVar("retinue_mcp_call", default=None)
 ATTEMPTS = 3
@@ -107,9 +107,9 @@ class CallsInFlight:
         try:
             return await client.call_tool(tool, args, progress_callback=progress, meta=call.meta or None)  # type: ignore[arg-type]
         except RuntimeError as error:  # a result that does not fit the tool's schema, or endless elicitation
-            raise ToolError(f"{call.tool}: {describe_error(error)}") from None
+            raise ToolError(f"{call.tool}: {describe_server_error(error)}") from None
         except ValueError as error:
-            raise ToolError(f"{call.tool}: the server's answer is not MCP: {describe_error(error)}") from None
+            raise ToolError(f"{call.tool}: the server's answer is not MCP: {describe_server_error(error)}") from None
 
     async def end_calls(self, client: Client) -> None:
         """End the calls of a connection that is over."""
@@ -181,7 +181,7 @@ class ElicitationForm:
             self.preview = f"The MCP server '{server}' wants you to open this address:\n{message}"
             return
         self._is_url = False
-        self._schema = clean_value(params.requested_schema)
+        self._schema = clean_server_value(params.requested_schema)
         self.fields = {name: self._default_of(name, about) for name, about in self._list_properties()}
         lines = [f"The MCP server '{server}' asks:", message, *self._describe_fields()]
         self.preview = "\n".join(lines)
@@ -199,7 +199,7 @@ class ElicitationForm:
         try:
             error = BoundedSchema(self._schema).find_error(made)
         except (SchemaError, Unresolvable, RecursionError, SchemaTooCostly) as problem:
-            return f"its form cannot be read: {describe_error(problem)}"
+            return f"its form cannot be read: {describe_server_error(problem)}"
         if error is None:
             return made
         where = ".".join(map(str, error.absolute_path))

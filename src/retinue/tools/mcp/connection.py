@@ -32,7 +32,7 @@ from retinue.tools.command_process import PASSED_VARIABLES
 from retinue.tools.mcp.calls import CallsInFlight, ServerCall
 from retinue.tools.mcp.server_output import ServerOutput
 from retinue.tools.mcp.server_program import EXIT_SECONDS, MAX_LINE_BYTES, ServerProgram, StartFailed
-from retinue.tools.mcp.server_text import describe_error, to_line
+from retinue.tools.mcp.server_text import describe_server_error, to_line
 from retinue.tools.mcp.tool_listing import MAX_TOOLS, ListedTool, make_listed_tools
 
 if TYPE_CHECKING:
@@ -116,12 +116,14 @@ class Connection:
             return await self._calls.run_call(client, tool, args, call)
         except MCPError as error:
             if self._client is not client or self._broken or _is_gone(error):
-                why = await self._wait_for_reason(describe_error(error))
+                why = await self._wait_for_reason(describe_server_error(error))
                 raise ToolError(f"the MCP server '{self.server.name}' went away during the call: {why}") from None
             raise ToolError(f"{call.tool}: {to_line(error.error.message, 2000)}") from None
         except (httpx2.HTTPError, OSError) as error:
-            self._mark_broken(describe_error(error))
-            raise ToolError(f"the MCP server '{self.server.name}' cannot be reached: {describe_error(error)}") from None
+            self._mark_broken(describe_server_error(error))
+            raise ToolError(
+                f"the MCP server '{self.server.name}' cannot be reached: {describe_server_error(error)}"
+            ) from None
 
     @property
     def unavailable_reason(self) -> str:
@@ -191,7 +193,7 @@ class Connection:
             self._mark_down("down", str(error))
             return True
         except Exception as error:  # noqa: BLE001 - the boundary to servers and the library: told, and tried again
-            self._mark_down("down", self._broken or self._refused or describe_error(error))
+            self._mark_down("down", self._broken or self._refused or describe_server_error(error))
             return isinstance(error, RetinueError) and not self._broken
         finally:
             self._client, self._program = None, None

@@ -20,7 +20,7 @@ from mcp.shared.message import SessionMessage
 from retinue.core.errors import RetinueError
 from retinue.processes.group import Guard, ProcessGroup, exit_code, start_group, wait_until
 from retinue.tools.mcp.server_output import ServerOutput
-from retinue.tools.mcp.server_text import describe_error, to_line
+from retinue.tools.mcp.server_text import describe_server_error, to_line
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -105,7 +105,7 @@ class ServerProgram:
         except (OSError, ValueError) as error:
             for fd in (in_write, out_read, err_read):
                 os.close(fd)
-            what = getattr(error, "strerror", None) or describe_error(error)
+            what = getattr(error, "strerror", None) or describe_server_error(error)
             if not os.path.isdir(self._cwd):  # noqa: PTH112 - only a look
                 what = f"there is no folder {self._cwd}"
             raise StartFailed(f"cannot start {self._argv[0]!r}: {what}") from None

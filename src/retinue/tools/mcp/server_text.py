@@ -30,20 +30,20 @@ def to_line(text: str, limit: int = LINE) -> str:
     return cap_text(scrub_text(" ".join(strip_unseen(text).split())), limit)
 
 
-def clean_value(value: Any, depth: int = 0) -> Any:
+def clean_server_value(value: Any, depth: int = 0) -> Any:
     """Strip unseen characters from all texts of a JSON value. Raises ValueError if it is nested too deeply."""
     if depth > MAX_DEPTH:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, str):
         return cap_text(value)
     if isinstance(value, dict):
-        return {strip_unseen(str(key)): clean_value(item, depth + 1) for key, item in value.items()}
+        return {strip_unseen(str(key)): clean_server_value(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list):
-        return [clean_value(item, depth + 1) for item in value]
+        return [clean_server_value(item, depth + 1) for item in value]
     return value
 
 
-def describe_error(error: BaseException) -> str:
+def describe_server_error(error: BaseException) -> str:
     """Describe an error on one line. Of a group of errors the first is described."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

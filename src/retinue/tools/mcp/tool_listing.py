@@ -21,7 +21,7 @@ from retinue.core.errors import ToolError
 from retinue.core.messages import ToolSpec
 from retinue.core.servers import PREFIX
 from retinue.tools.bounded_schema import BoundedSchema, SchemaTooCostly
-from retinue.tools.mcp.server_text import cap_text, clean_value, describe_error, to_line
+from retinue.tools.mcp.server_text import cap_text, clean_server_value, describe_server_error, to_line
 
 RUN_ID = "runId"
 MAX_NAME = 64
@@ -73,7 +73,9 @@ class ListedTool:
         except SchemaTooCostly:
             return
         except (Unresolvable, RecursionError) as problem:
-            raise ToolError(f"{self.spec.name}: its result cannot be checked: {describe_error(problem)}") from None
+            raise ToolError(
+                f"{self.spec.name}: its result cannot be checked: {describe_server_error(problem)}"
+            ) from None
         if error is not None:
             raise ToolError(f"{self.spec.name}: the server's result does not fit its schema: {to_line(error.message)}")
 
@@ -96,7 +98,7 @@ def make_listed_tools(
         try:
             made = _make_listed_tool(server, tool)
         except (ValueError, RecursionError, SchemaError) as error:
-            why = to_line(error.message) if isinstance(error, SchemaError) else describe_error(error)
+            why = to_line(error.message) if isinstance(error, SchemaError) else describe_server_error(error)
             left_out.append(f"its tool '{to_line(tool.name, 80)}' is left out: {why}")
             continue
         if made.spec.name in found:
@@ -119,7 +121,7 @@ def _make_listed_tool(server: str, tool: types.Tool) -> ListedTool:
     raw = msgspec.json.encode(tool.input_schema)
     if len(raw) > SCHEMA_BYTES:
         raise ValueError(f"its schema is larger than {SCHEMA_BYTES // 1024} KiB")
-    schema = clean_value(tool.input_schema)
+    schema = clean_server_value(tool.input_schema)
     if schema.setdefault("type", "object") != "object":
         raise ValueError("its arguments are no object")
     runs_agents = _wants_run_id(schema)
@@ -136,7 +138,7 @@ def _make_listed_tool(server: str, tool: types.Tool) -> ListedTool:
         display_name=to_line(tool.title or tool.name, 80),
         server=server,
         seal=compute_seal(tool),
-        output=clean_value(output),
+        output=clean_server_value(output),
     )
     return ListedTool(tool.name, spec, checked, runs_agents, BoundedSchema(output) if output else None)
 
