@@ -25,7 +25,7 @@ from retinue.core.network import Hosts, intersect_hosts, is_full, parse_hosts
 from retinue.core.plans import HostTool, Plan, RoundsPlan, Runtime
 from retinue.core.ports import Tool, ToolServers
 from retinue.core.profiles import Profile, RuntimeName, Task, Team, make_team
-from retinue.core.rounds import check_rounds
+from retinue.core.rounds import PACKET_FILE, TASKS_FILE, check_rounds
 from retinue.core.rules import CODE_MODE
 from retinue.core.servers import PREFIX
 from retinue.core.team_members import ROUND_EVALUATOR, Resolution, TeamSettings, check_task_model, resolve_members
@@ -235,6 +235,7 @@ class ProfilePlanner:
             primary_model=(None if model is None else (model, model_name)) if parent is None else parent.primary_model,
             rounds=rounds,
             reserves_evaluator=reserves_evaluator,
+            handed_files=_list_handed_files(profile, parent),
         )
 
     def _plan_rounds(self, task: Task, children: Sequence[Profile]) -> RoundsPlan | None:
@@ -276,6 +277,7 @@ class ProfilePlanner:
             network=network,
             notes=tuple(fallback),
             reserves_evaluator=_reserves_evaluator(task, parent),
+            handed_files=_list_handed_files(team, parent),
             primary_model=None if parent is None else parent.primary_model,
             team=TeamPlan(
                 strategy=choose_strategy(team.strategy, refine=team.refine),
@@ -471,6 +473,13 @@ class ProfilePlanner:
 def _is_managed_evaluator(profile: Profile, parent: Plan | None) -> bool:
     """Tell whether a child judges the rounds of its parent."""
     return parent is not None and parent.rounds is not None and profile.name.casefold() == ROUND_EVALUATOR
+
+
+def _list_handed_files(profile: Profile, parent: Plan | None) -> tuple[str, ...]:
+    """Return the files that the evaluator of rounds hands over; where it is a team, each of its members."""
+    if _is_managed_evaluator(profile, parent):
+        return PACKET_FILE, TASKS_FILE
+    return parent.handed_files if parent is not None and parent.team is not None else ()
 
 
 def _reserves_evaluator(task: Task, parent: Plan | None) -> bool:

@@ -39,8 +39,9 @@ class Plan:
     replaces loop and sandbox in a replay. `explain_missing` says why a tool of a server is not there. With a `team` the
     run is one, and `children` are the profiles of its members. `members` are the `subagent_agents` that hold for what
     it spawns; `primary_model` is the model of its tree's primary and its name. With `rounds` it answers several times;
-    in a tree that has rounds no model may spawn the evaluator (`reserves_evaluator`). A plan with nothing but a profile
-    is that of a run that does nothing here."""
+    in a tree that has rounds no model may spawn the evaluator (`reserves_evaluator`). `handed_files` are names of files
+    in its own workspace that it is run for, so that nobody is asked before it writes them. A plan with nothing but a
+    profile is that of a run that does nothing here."""
 
     profile: Profile
     runtime: Runtime
@@ -65,6 +66,7 @@ class Plan:
     primary_model: tuple[Model, str] | None = None
     rounds: RoundsPlan | None = None
     reserves_evaluator: bool = False
+    handed_files: tuple[str, ...] = ()
 
 
 class Past(msgspec.Struct, frozen=True, gc=False):

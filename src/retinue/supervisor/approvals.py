@@ -34,7 +34,7 @@ from retinue.core.errors import ApproverLeft, ConfigError, Failed, Unconfirmed
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolStarted, Warned
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Approver, Clock, Preview, RuleBook, Timer
-from retinue.core.rules import FILES, Verdict, derive_rules, is_a, join_seal
+from retinue.core.rules import ALLOW, ASK, FILES, WRITERS, Verdict, derive_rules, is_a, join_seal
 from retinue.core.secrets import clean_text, clean_value
 from retinue.log.blocks import format_json
 from retinue.supervisor.policy import SANDBOXED_TOOLS, inside, subjects_of
@@ -456,7 +456,18 @@ def judge_call(run: Run, spec: ToolSpec, call: Call) -> Verdict:
     policy = run.policy
     if spec.name in SANDBOXED_TOOLS and not spec.host and spec.name not in run.plan.host and _is_sandboxed(run):
         policy = inside(policy)
-    return policy.judge(spec, call.args, primary=run.parent is None, workspace=run.folders.path)
+    verdict = policy.judge(spec, call.args, primary=run.parent is None, workspace=run.folders.path)
+    return ALLOW if verdict == ASK and _writes_handed_file(run, spec, call) else verdict
+
+
+def _writes_handed_file(run: Run, spec: ToolSpec, call: Call) -> bool:
+    """Tell whether a call writes, into the run's own workspace, a file that the run is there to hand over."""
+    plan, folder = run.plan, run.folders.path
+    if not plan.handed_files or spec.name != WRITERS[0] or spec.host or spec.name in plan.host:
+        return False
+    named = [call.args[key] for key in ("path", "file_path") if key in call.args]
+    wanted = [each for name in plan.handed_files for each in (name, f"{folder}/{name}")]
+    return folder == f"{run.folders.own}/workspace" and bool(named) and all(name in wanted for name in named)
 
 
 def current_spec(run: Run, spec: ToolSpec) -> ToolSpec:

@@ -37,7 +37,7 @@ def test_every_field_of_a_result() -> None:
     assert found == {
         "total_turns": 1, "tool_count": 2, "tool_logs": logs, "usage": Usage(5, 6), "cost": Decimal(4),
         "success": False, "duration_ms": 3, "status": "failed", "run": 7, "changed_files": changed, "changed_count": 9,
-        "runtime": "isolated", "sandbox": ("uid",), "children": (), "replies": (),
+        "runtime": "isolated", "sandbox": ("uid",), "children": (), "replies": (), "team": None,
     }  # fmt: skip
 
 
@@ -63,7 +63,7 @@ async def test_every_field_of_a_first_event(tmp_path: Path) -> None:
         "timeout_seconds": 12.0, "max_turns": 11, "max_tokens": 13_000, "max_cost": Decimal(14), "stall_seconds": 15.0,
         "limits": limits, "context_paths": (path,), "include_parent_workspace": False, "include_temp_workspace": True,
         "continues": None, "origin": "", "traceparent": "", "baggage": "", "server": "", "reported": "",
-        "remote_id": "", "request": request, "files": (), "conversation": False,
+        "remote_id": "", "request": request, "files": (), "conversation": False, "rounds": None,
     }  # fmt: skip
     told = fields(second)
     assert (told["parent"], told["depth"], told["background"], told["queued"]) == (0, 1, True, False)
