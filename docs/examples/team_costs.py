@@ -1,6 +1,6 @@
 """The cost of a task for one agent, a quick team, a team that refines, and one agent in two rounds.
 
-Needs no key: the models are scripted, with the tokens that a review of a file of 300 lines takes, 0.2 s for each call.
+Needs no key: the models are scripted, with the tokens that a review of a file of 300 lines takes, 0.1 s for each call.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import retinue
 from retinue import Profile, Result, Rounds, Team
 from retinue.testing import scripted
 
-SECONDS = 0.2
+SECONDS = 0.1
 PACKET = "## preserve\nthe findings\n\n## improvement_spec\nsay how to fix each"
 PLAN = """{"schema_version": "1", "objective": "make it usable", "primary_strategy": "show the fixes",
  "tasks": [{"id": "fix", "description": "add a fix to each finding", "verification": "read it"}]}"""

@@ -11,6 +11,7 @@ from decimal import Decimal
 import pytest
 
 from retinue.core.events import (
+    AnswerGiven,
     Delta,
     Event,
     Inbox,
@@ -154,3 +155,38 @@ def test_markdown_is_rendered_without_links_images_or_markup_of_ours() -> None:
     ]  # fmt: skip
     assert render_markdown("plain words", width=60, color=True) == "plain words"
     assert "\x1b" not in render_markdown(text, width=60, color=False)
+
+
+def read_work(bottom: list[str]) -> list[str]:
+    """The lines about what goes on, without the spinner and the time."""
+    return [re.sub(r"[◐◓◑◒] | \S+$", "", line) for line in bottom if "[look" in line]
+
+
+async def test_a_team_is_one_node_with_its_members_below_it() -> None:
+    facts = Facts()
+    team, one, two = (
+        (1, "/main/team-1", "team"),
+        (2, "/main/team-1/agent1-2", "agent1"),
+        (3, "/main/team-1/agent2-3", "agent2"),
+    )
+    async with open_live_terminal() as terminal:
+        view = terminal.live.view
+        view.show_tree("t1")
+        view.apply(facts(MAIN, RunSpawned(None, "main", 0, "x", "id", "/w", model="m")))
+        view.apply(facts(team, RunSpawned(0, "look", 1, "x", "id1", "/w")))
+        view.apply(facts(team, RunStarted()))
+        for who in (one, two):
+            view.apply(facts(who, RunSpawned(1, f"look {who[2]}", 1, "x", who[2], "/w", model="m")))
+            view.apply(facts(who, RunStarted()))
+        assert read_work(terminal.bottom) == [
+            "[look] team of 2: 0 answered, 2 at work",
+            "  [look agent1] agent1 waits for the model",
+            "  [look agent2] agent2 waits for the model",
+        ]
+        view.apply(facts(one, ToolCall("c1", "new_answer", {"content": "A"}, waits=True)))
+        view.apply(facts(team, AnswerGiven("agent1", "agent1.1", 2, "c1", "A")))
+        await terminal.keeps("◇ [look] agent1 answers (agent1.1): A")
+        assert read_work(terminal.bottom) == [
+            "[look] team of 2: 1 answered, 1 at work",
+            "  [look agent2] agent2 waits for the model",
+        ]
