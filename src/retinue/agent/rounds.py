@@ -234,7 +234,7 @@ class RoundConductor:
             newest = state.answers[-1]
             if found.snapshot and found is not newest and found.snapshot != newest.snapshot:
                 text = OLDER_FILES.format(label=found.label, newest=newest.label, files=found.snapshot)
-                link.emit(Warned(text, code=CODE))
+                _warn_once(link, text)
             link.emit(RoundVoted(call_id=call.id, choice=found.label, reason=reason[:REASON_CHARACTERS]))
             state = link.round_state
         assert state.voted is not None
@@ -253,7 +253,7 @@ class RoundConductor:
         if state.missed < REMINDERS:
             return REMINDER, Outcome(REMIND.format(labels=_list_labels(state)))
         newest = state.answers[-1]
-        link.emit(Warned(NEITHER.format(label=newest.label), code=CODE))
+        _warn_once(link, NEITHER.format(label=newest.label))
         return NOTICE, Outcome("", ending=Ending("done", newest.text))
 
     # The evaluator
@@ -272,7 +272,7 @@ class RoundConductor:
             handed = await link.read_handed_files(ticket.run, (PACKET_FILE, TASKS_FILE), FILE_BYTES)
             evaluated = read_evaluation(handed, round=number, evaluator_run=ticket.run, status=result.status)
         if evaluated.problems:
-            link.emit(Warned(f"round {number}: {'; '.join(evaluated.problems)}", code=CODE))
+            _warn_once(link, f"round {number}: {'; '.join(evaluated.problems)}")
         link.emit(evaluated)
         return evaluated
 
@@ -389,6 +389,12 @@ def read_evaluation(handed: HandedFiles, *, round: int, evaluator_run: int, stat
         tasks=plan,
         problems=tuple(each for each in problems if each),
     )
+
+
+def _warn_once(link: Link, text: str) -> None:
+    """Warn, unless an earlier process has, which died before it wrote more."""
+    if text not in link.round_state.warned:
+        link.emit(Warned(text, code=CODE))
 
 
 def _list_labels(state: RoundState) -> str:

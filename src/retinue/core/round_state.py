@@ -13,6 +13,7 @@ from retinue.core.events import (
     RoundAnswered,
     RoundEvaluated,
     RoundVoted,
+    Warned,
 )
 from retinue.core.rounds import Basis, make_own_plan
 
@@ -21,7 +22,7 @@ AGENT = "agent1"  # the one parent; its answers are agent1.1, agent1.2
 
 class RoundState(msgspec.Struct, gc=False):
     """The rounds of a run so far. `evaluated` is by the round that it opened; `missed` counts the reminders since the
-    newest answer."""
+    newest answer; `warned` are the warnings since the first one."""
 
     answers: tuple[RoundAnswered, ...] = ()
     evaluated: dict[int, RoundEvaluated] = {}
@@ -29,6 +30,7 @@ class RoundState(msgspec.Struct, gc=False):
     proposed: ImprovementsProposed | None = None
     voted: RoundVoted | None = None
     missed: int = 0
+    warned: set[str] = set()
 
     def apply(self, body: Body) -> None:
         match body:
@@ -43,6 +45,8 @@ class RoundState(msgspec.Struct, gc=False):
                 self.proposed = body
             case RoundVoted():
                 self.voted = body
+            case Warned(text=text):
+                self.warned.add(text)
 
     def count_reminder(self) -> None:
         self.missed += 1

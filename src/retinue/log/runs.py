@@ -260,6 +260,8 @@ class RunView(Struct, eq=False, gc=False):
             self.stalled_seq = event.seq
         if self.keeps_texts:
             self.warnings += (warned.text,)
+        if self.rounds is not None:
+            self.rounds.apply(warned)
 
     def _apply_team(self, body: Body, event: Event) -> None:
         if not self.keeps_texts:

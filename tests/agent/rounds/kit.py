@@ -24,6 +24,19 @@ TASKS: dict[str, Any] = {
     ],
 }
 
+CONFIG = """\
+model: scripted:script.yaml
+orchestrator:
+  voting_sensitivity: checklist_gated
+  coordination:
+    subagent_types: [round_evaluator]
+    subagent_orchestrator: {enabled: true, agents: [{model: "scripted:script.yaml"}, {model: "scripted:script.yaml"}]}
+    round_evaluator_before_checklist: true
+    orchestrator_managed_round_evaluator: true
+    round_evaluator_transformation_pressure: aggressive
+    checklist_criteria_inline: [{text: It rhymes., category: should}]
+"""
+
 
 def answer(content: str) -> dict[str, Any]:
     return call("new_answer", content=content)
