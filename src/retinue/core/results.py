@@ -101,6 +101,22 @@ class TeamReport(msgspec.Struct, frozen=True, gc=False):
     votes: dict[str, int] = {}
 
 
+class RoundReport(msgspec.Struct, frozen=True, gc=False):
+    """One round of a run. `basis` is what it started from, the evaluator's `tasks`, its `packet` or the run's own
+    `checklist`; nothing for the first. `label` is the name of its `answer`, and `snapshot` a copy of the files with
+    it. The run decided for the one that is `chosen`."""
+
+    round: int
+    label: str = ""
+    answer: str = ""
+    snapshot: str = ""
+    chosen: bool = False
+    basis: str = ""
+    evaluator_run: int | None = None
+    packet: str = ""
+    tasks: dict[str, Any] | None = None
+
+
 class Result(msgspec.Struct, Generic[OutputT_co], frozen=True, gc=False):
     """Everything about one ended run. `final_response` is what its parent was given; `partial` is the last text of a
     run that did not finish. `changed_files` are what it changed in a workspace of its own that is a copy, of
@@ -108,6 +124,7 @@ class Result(msgspec.Struct, Generic[OutputT_co], frozen=True, gc=False):
     that a price is not known. `code` is `unconfirmed` for a run that had nobody to
     ask. `replies` are all replies without tool calls, in order; `final_response` has those since the user's last words.
     `team` is what the members of a team gave; `workspace` and `changed_files` are then those of the presented work.
+    `rounds` are those of a run that answered several times.
     Encodes to the JSON that `--json` prints."""
 
     name: str
@@ -138,6 +155,7 @@ class Result(msgspec.Struct, Generic[OutputT_co], frozen=True, gc=False):
     children: tuple[Result[Any], ...] = ()
     replies: tuple[UserReply, ...] = ()
     team: TeamReport | None = None
+    rounds: tuple[RoundReport, ...] = ()
     parse: Callable[[Any], OutputT_co] | msgspec.UnsetType = msgspec.UNSET
 
     def output(self) -> OutputT_co:

@@ -47,7 +47,16 @@ from retinue.core.events import (
 )
 from retinue.core.messages import REMINDER, TASK, USER_WORDS
 from retinue.core.ports import Row, RunTally, StoredRun
-from retinue.core.results import STATUSES, Contribution, Result, TeamReport, ToolLog, UserReply, ending_texts
+from retinue.core.results import (
+    STATUSES,
+    Contribution,
+    Result,
+    RoundReport,
+    TeamReport,
+    ToolLog,
+    UserReply,
+    ending_texts,
+)
 from retinue.core.round_state import RoundState
 from retinue.core.teams import TeamState
 from retinue.core.usage import NO_USAGE, Usage
@@ -410,6 +419,7 @@ class RunView(Struct, eq=False, gc=False):
             tuple([child.result(tree) for child in self.children if child.ended is not None]),
             self.replies,
             None if self.team is None else self.report_team(),
+            () if self.rounds is None else self.report_rounds(),
         )
 
     def find_presented(self) -> RunView:
@@ -430,6 +440,26 @@ class RunView(Struct, eq=False, gc=False):
             contributions=tuple(child._describe_contribution(team) for child in self.children),
             votes={} if decided is None else decided.votes,
         )
+
+    def report_rounds(self) -> tuple[RoundReport, ...]:
+        """Return the rounds so far, with what each started from and the answer it ended with."""
+        rounds = self.rounds or RoundState()
+        chosen = None if rounds.voted is None else rounds.voted.choice
+        reports = []
+        for number in range(1, max(len(rounds.answers), *rounds.evaluated, 0) + 1):
+            report = RoundReport(round=number)
+            if opened := rounds.evaluated.get(number):
+                basis, run = opened.basis, opened.evaluator_run
+                report = structs.replace(
+                    report, basis=basis, evaluator_run=run, packet=opened.packet, tasks=opened.tasks
+                )
+            for given in rounds.answers[number - 1 : number]:
+                is_chosen = given.label == chosen
+                report = structs.replace(
+                    report, label=given.label, answer=given.text, snapshot=given.snapshot, chosen=is_chosen
+                )
+            reports.append(report)
+        return tuple(reports)
 
     def _describe_contribution(self, team: TeamState) -> Contribution:
         vote = team.votes.get(self.agent)

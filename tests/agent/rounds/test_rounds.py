@@ -132,6 +132,12 @@ async def test_without_a_valid_plan_the_packet_is_the_basis_of_the_checklist() -
     assert voted == "You have decided for agent1.1. You are done."
     assert [(each.round, each.verdict) for each in bodies(events, ChecklistAccepted)] == [(2, "iterate"), (3, "vote")]
     assert len(bodies(events, ImprovementsProposed)) == 1
+    assert [(each.round, each.label, each.answer, each.chosen, each.basis) for each in result.rounds] == [
+        (1, "agent1.1", "one", True, ""),
+        (2, "agent1.2", "two", False, "packet"),
+        (3, "", "", False, "packet"),
+    ]
+    assert [each.packet for each in result.rounds] == ["", PACKET, PACKET]
     [decided] = bodies(events, RoundVoted)
     assert (decided.choice, decided.reason) == ("agent1.1", "it is right")
 

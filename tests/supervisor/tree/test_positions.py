@@ -37,7 +37,7 @@ def test_every_field_of_a_result() -> None:
     assert found == {
         "total_turns": 1, "tool_count": 2, "tool_logs": logs, "usage": Usage(5, 6), "cost": Decimal(4),
         "success": False, "duration_ms": 3, "status": "failed", "run": 7, "changed_files": changed, "changed_count": 9,
-        "runtime": "isolated", "sandbox": ("uid",), "children": (), "replies": (), "team": None,
+        "runtime": "isolated", "sandbox": ("uid",), "children": (), "replies": (), "team": None, "rounds": (),
     }  # fmt: skip
 
 

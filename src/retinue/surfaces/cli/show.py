@@ -166,14 +166,11 @@ def _format_rounds(view: RunView) -> Iterator[str]:
     rounds = view.rounds
     if rounds is None:
         return
-    rows, packets = [], []
-    for number in range(1, max(len(rounds.answers), *rounds.evaluated, 1) + 1):
-        opened, answers = rounds.evaluated.get(number), rounds.answers[number - 1 : number]
+    reports, rows = view.report_rounds(), []
+    for each in reports:
+        opened = rounds.evaluated.get(each.round)
         evaluator = "" if opened is None or opened.evaluator_run is None else f"{opened.evaluator_run}, {opened.status}"
-        basis = "" if opened is None else describe_basis(opened)
-        rows.append([str(number), evaluator, basis, answers[0].label if answers else ""])
-        if opened is not None and opened.packet:
-            packets.append((number, opened.packet))
+        rows.append([str(each.round), evaluator, "" if opened is None else describe_basis(opened), each.label])
     cells = [[safe.escape_line(cell) for cell in row] for row in rows]
     lines = screen.format_table(["ROUND", "EVALUATOR", "STARTS FROM", "ANSWER"], cells, indent=len(INDENT))
     yield from ("", _paint("name", "rounds"), INDENT + _paint("faint", lines[0]))
@@ -181,8 +178,8 @@ def _format_rounds(view: RunView) -> Iterator[str]:
     if rounds.voted is not None:
         why = f": {' '.join(rounds.voted.reason.split())}" if rounds.voted.reason else ""
         yield INDENT + safe.escape_line(f"decided for {rounds.voted.choice}{why}")
-    for number, packet in packets[-1:]:
-        yield from _format_part(f"packet of round {number}", packet)
+    for each in [each for each in reports if each.packet][-1:]:
+        yield from _format_part(f"packet of round {each.round}", each.packet)
 
 
 def _describe_vote(each: Contribution) -> str:
