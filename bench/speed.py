@@ -33,6 +33,24 @@ async def durable(folder: str, *, count: int, delay: float, at_once: bool, guard
     return commits
 
 
+async def bare_files(folder: str, *, count: int) -> None:
+    """The folders and files that a parent and its subagent leave, with nothing but the calls that make them."""
+    top = Path(tempfile.mkdtemp(dir=folder))
+    for number in range(count):
+        tree = top / str(number)
+        live, full = tree / "1/live_logs", tree / "1/full_logs"
+        for made in (tree, tree / "1", live, full):
+            made.mkdir()
+        for file, size in (
+            (live / "events.ndjson", 6000),
+            (full / "status.json", 600),
+            (full / "transcript.md", 500),
+            (tree / "metrics_summary.json", 300),
+        ):
+            file.write_bytes(b"x" * size)
+        (full / "events.ndjson").hardlink_to(live / "events.ndjson")
+
+
 def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         yield from rows_in(folder)
@@ -42,6 +60,10 @@ def rows_in(folder: str) -> Iterator[Row]:
     reference = partial(time_run, partial(bare, count=COUNT, delay=0, at_once=True), times=AS_LONG)
     seconds = statistics.median(reference() for _ in range(ROUNDS))
     yield Row("reference: bare tasks, per parent and subagent", micros(seconds, COUNT))
+    few = COUNT // 10
+    on_disk = statistics.median(time_run(partial(bare_files, folder, count=few)) for _ in range(3))
+    name = "the files of one subagent, written bare on this disk"
+    yield Row(name, micros(on_disk, few), on_disk / few * COUNT / seconds)
     for guards, guarded in (("", False), (", rules and budget on", True)):
         for what, at_once in (("one by one", False), ("1,000 at once", True)):
             work = partial(ours, None, count=COUNT, delay=0, at_once=at_once, guarded=guarded)
