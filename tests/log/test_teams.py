@@ -78,6 +78,12 @@ async def test_the_user_of_a_served_team_has_notices_of_its_members_and_their_wo
     assert [words.text for words in told if isinstance(words, Words) and words.text] == ["made of both"]
 
 
+async def test_a_replay_which_has_no_events_of_the_team_shows_the_calls() -> None:
+    events = await play([answer("A"), "made of both"], [answer("B")])
+    alone = [event for event in events if event.run == 1]
+    assert "#### agent1 [tool call]" in fold_headers(alone)
+
+
 async def test_no_answer_is_shown_twice() -> None:
     entries = list_entries(await play_vote())
     shown = [line for line, body in entries if "A, at length" in line or "A, at length" in body]

@@ -108,7 +108,7 @@ def test_a_missing_package_is_one_line_with_its_command(project: Project, tmp_pa
 
 
 def test_doctor_says_which_providers_work_here(project: Project) -> None:
-    done = project.retinue("doctor", **{**NOBODY, "OPENAI_API_KEY": ""})
+    done = project.doctor(**{**NOBODY, "OPENAI_API_KEY": ""})
     assert "ok    provider  anthropic: ANTHROPIC_API_KEY is set; default anthropic:" in done.stdout
     assert "ok    provider  openai: OPENAI_API_KEY is not set; default openai:" in done.stdout
     assert f"ok    model     {CLAUDE.default}" in done.stdout

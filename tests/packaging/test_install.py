@@ -18,8 +18,18 @@ ROOT = Path(__file__).parents[2]
 HELLO = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}\n'
 
 
+PROVIDERS = [("anthropic:claude-x", wire.said("from Anthropic"))]
+MORE_PROVIDERS = [  # in the soak: a new environment compiles the SDK of each first
+    ("openai-chat:gpt-x", Answer(wire.chat(content=["from OpenAI"]))),
+    ("ollama:qwen3", Answer(wire.chat(content=["from Ollama"]))),
+]
+
+
 @pytest.mark.finding("U1")
-async def test_uv_tool_install_gives_a_working_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "providers", [PROVIDERS, pytest.param(MORE_PROVIDERS, marks=pytest.mark.soak)], ids=["anthropic", "openai"]
+)
+async def test_uv_tool_install_gives_a_working_command(tmp_path: Path, providers: list[tuple[str, Answer]]) -> None:
     environment = {**os.environ, "UV_TOOL_DIR": str(tmp_path / "tools"), "UV_TOOL_BIN_DIR": str(tmp_path / "bin")}
     uv = Path(sys.executable).with_name("uv")
     install = [str(uv), "tool", "install", "--quiet", "--constraints", str(ROOT / "constraints.txt"), str(ROOT)]
@@ -41,11 +51,7 @@ async def test_uv_tool_install_gives_a_working_command(tmp_path: Path) -> None:
     assert "OK" in done.stdout
     assert list(empty.iterdir()) == []
     python = str(tmp_path / "tools" / "retinue" / "bin" / "python")
-    for model, answer in (
-        ("anthropic:claude-x", wire.said("from Anthropic")),
-        ("openai-chat:gpt-x", Answer(wire.chat(content=["from OpenAI"]))),
-        ("ollama:qwen3", Answer(wire.chat(content=["from Ollama"]))),
-    ):
+    for model, answer in providers:
         async with Server(answer) as server:
             asked = await asyncio.create_subprocess_exec(
                 command, "run", "hello", "--model", model, "--runtime", "inherited", "--quiet",

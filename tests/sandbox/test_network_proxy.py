@@ -108,7 +108,7 @@ async def test_a_body_is_as_long_as_it_says(folder: Path) -> None:
     got = asyncio.get_running_loop().create_future()
 
     class Far(Web):
-        async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             head = await reader.readuntil(b"\r\n\r\n")
             got.set_result((head, await reader.readexactly(5)))
             writer.write(answer(b"ok"))

@@ -157,6 +157,13 @@ def check(held: list[Event], seen: list[Event | Delta], result: retinue.Result) 
             ended.add(item.run)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def freeze_the_rest() -> None:
+    """Exempt from the many collections here what earlier tests of this process imported."""
+    gc.collect()
+    gc.freeze()
+
+
 async def sweep(folder: Path, note: Note, part: range, ways: tuple[str, ...], *, durable: bool) -> None:
     for at in part:
         for way in ways:

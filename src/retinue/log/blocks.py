@@ -107,6 +107,11 @@ class _Seen:
         self.asked: dict[str, ApprovalAsked] = {}
         self.turns = self.tools = self.tokens = 0
 
+    @property
+    def has_team_events(self) -> bool:
+        """True if events tell of the run's answers and votes: those of its team or of its rounds. A replay has none."""
+        return self.team is not None or self.rounds is not None
+
 
 class Blocks:
     """Takes events in their order; holds only what concerns runs that are alive. `tells_unfetched` ends a run with the
@@ -276,7 +281,7 @@ class Blocks:
     def _call(self, event: Event, seen: _Seen, call: ToolCall) -> Block | None:
         seen.tools += 1
         seen.calls[call.call_id] = call
-        if call.name == FINAL_ANSWER or is_team_call(call):
+        if call.name == FINAL_ANSWER or (seen.has_team_events and is_team_call(call)):
             return None
         timeout = "" if call.timeout_seconds is None else f" (timeout: {format_seconds(call.timeout_seconds)})"
         title: tuple[Span, ...] = (("plain", f"[tool call]{timeout}"),)
@@ -289,7 +294,8 @@ class Blocks:
             for (tree, _), other in self._runs.items():
                 if tree == event.tree:
                     other.unfetched.pop(number, None)
-        if result.name == FINAL_ANSWER or (result.success and call is not None and is_team_call(call)):
+        is_told = call is not None and seen.has_team_events and is_team_call(call)
+        if result.name == FINAL_ANSWER or (result.success and is_told):
             return None
         args = {} if call is None else call.args
         title: tuple[Span, ...] = (("plain", 'Tool "'), ("tool", result.name), ("plain", '" result:'))

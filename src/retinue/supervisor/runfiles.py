@@ -33,6 +33,7 @@ from retinue.core.events import (
 from retinue.core.ports import Log
 from retinue.files.atomic import replace_file
 from retinue.files.private import ensure_private_folder, write_private_file
+from retinue.log.accounts import Bill, sum_subtree_bill
 from retinue.log.runs import Runs, RunView
 from retinue.log.transcripts import format_transcript
 from retinue.supervisor.tree import Tree
@@ -283,7 +284,8 @@ def _copy_file(source: str, target: str) -> None:
 
 
 def status_of(tree: str, run: RunView) -> dict[str, Any]:
-    """Return the content of status.json."""
+    """Return the content of status.json. A team itself uses nothing: what its members have used is its own."""
+    used = sum_subtree_bill(run) if run.members else Bill(usage=run.usage, cost=run.cost, unpriced=run.unpriced)
     return {
         "tree": tree,
         "run": run.number,
@@ -295,9 +297,9 @@ def status_of(tree: str, run: RunView) -> dict[str, Any]:
         "status": run.status,
         "turns": run.turns,
         "tool_count": run.tool_count,
-        "usage": msgspec.to_builtins(run.usage),
-        "cost": None if run.unpriced else str(run.cost),
-        "workspace": run.spawned.workspace,
+        "usage": msgspec.to_builtins(used.usage),
+        "cost": None if used.unpriced else str(used.cost),
+        "workspace": run.find_presented().spawned.workspace,
         "spawned_at": run.spawned_at,
         "started_at": run.started_at,
         "ended_at": run.ended_at,

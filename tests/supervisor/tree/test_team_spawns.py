@@ -56,6 +56,8 @@ async def test_a_quick_team_synthesizes_without_a_vote(tmp_path: Path) -> None:
     [result] = reply["results"]
     assert (result["status"], result["answer"]) == ("completed", "presented by 1")
     assert result["token_usage"] == {"input_tokens": 30, "output_tokens": 4}
+    status = json.loads(Path(result["log_path"]).read_text())
+    assert (status["usage"]["output_tokens"], status["workspace"]) == (4, result["workspace"])
     assert Path(result["workspace"]).is_dir()
     assert bodies(events, VoteCast) == bodies(events, AnswersShown) == []
     assert [decided.strategy for decided in bodies(events, TeamDecided)] == ["synthesize"]

@@ -1,14 +1,18 @@
 """The real command line in real processes, in a project of the test's own."""
 
+import atexit
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,6 +47,19 @@ def find_python(env: Mapping[str, str], *load: str) -> list[str]:
 def find_quick_command(*load: str) -> list[str]:
     """Return `COMMAND` in the same way."""
     return [*find_python(environment(), *load), "-m", "retinue"]
+
+
+@cache
+def find_path_without_engines() -> str:
+    """Return a PATH with every program of this one but those of containers."""
+    folder = Path(tempfile.mkdtemp(prefix="retinue-programs-"))
+    atexit.register(shutil.rmtree, folder)
+    for place in reversed(os.environ["PATH"].split(os.pathsep)):
+        for program in Path(place).glob("*"):
+            if program.name not in ("podman", "docker"):
+                (folder / program.name).unlink(missing_ok=True)
+                (folder / program.name).symlink_to(program)
+    return str(folder)
 
 
 def _asks_provider(arguments: Sequence[str], variables: Mapping[str, str]) -> bool:
@@ -103,6 +120,10 @@ class Project:
             check=False,
             **given,
         )
+
+    def doctor(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """`retinue doctor` where neither podman nor docker is installed: with one it starts a container."""
+        return self.retinue("doctor", *arguments, PATH=find_path_without_engines(), **more)
 
     def run(self, *arguments: str, agents: dict[str, Any], **more: Any) -> subprocess.CompletedProcess[str]:
         """`retinue run` with this script."""

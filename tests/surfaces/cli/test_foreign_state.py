@@ -76,7 +76,7 @@ def test_no_command_uses_state_that_came_with_a_clone(clone: Project, tmp_path: 
 
 @pytest.mark.finding("X1")
 def test_doctor_says_what_is_wrong_and_a_user_can_take_the_state_over(clone: Project) -> None:
-    assert f"fail  state     {clone.folder}/{FOREIGN}" in clone.retinue("doctor").stdout
+    assert f"fail  state     {clone.folder}/{FOREIGN}" in clone.doctor().stdout
     assert "to take it over without a terminal give --yes" in one_line_error(clone.retinue("trust", "--state"))
     terminal = Terminal(clone, "trust", "--state")
     terminal.read_until("Take it over?")
@@ -268,7 +268,7 @@ def test_a_log_that_a_pull_brings_into_our_own_state_is_not_read(project: Projec
     done = project.retinue("resume", "--yes")
     assert done.returncode != 0 and "holds events that you did not write" in done.stderr
     assert not marker.exists()
-    assert "fail  logs" in project.retinue("doctor").stdout
+    assert "fail  logs" in project.doctor().stdout
 
 
 @pytest.mark.finding("X1")

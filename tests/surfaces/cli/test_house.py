@@ -1,6 +1,7 @@
 """The commands about retinue itself: help, version, profiles, doctor, completion."""
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import retinue
 from retinue.config.settings import settings_schema
 from retinue.log.schema import VERSION
 from retinue.surfaces.cli.main import COMMANDS
-from tests.surfaces.cli.shell import COMMAND, Project, environment, one_line_error, until
+from tests.surfaces.cli.shell import COMMAND, Project, environment, find_quick_command, one_line_error, until
 
 LIGHT = {"argparse", "asyncio", "apsw", "json", "msgspec", "yaml", "dataclasses", "subprocess"}
 
@@ -34,7 +35,7 @@ def completed(project: Project, *words: str) -> list[str]:
     """What bash offers for the last of these words, by the script in completion.sh."""
     quoted = " ".join(f"'{word}'" for word in words)
     script = (
-        f'retinue() {{ {" ".join(COMMAND)} "$@"; }}; '
+        f'retinue() {{ {shlex.join(find_quick_command())} "$@"; }}; '
         f"source completion.sh; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; "
         f"_retinue_complete retinue '{words[-1]}' '{words[-2]}'; "
         'printf "%s\\n" "${COMPREPLY[@]}"'
@@ -161,7 +162,7 @@ def test_doctor(project: Project) -> None:
     (project.folder / "retinue.yaml").write_text(
         "model: scripted:nowhere.yaml\nprofiles: {critic: {tools: [web_fetch]}}"
     )
-    sick = project.retinue("doctor")
+    sick = project.doctor()
     assert sick.returncode == 1
     assert "warn  tools     profile 'critic' names web_fetch, which cannot work" in sick.stdout
     assert f"fail  model     {project.folder}/nowhere.yaml: no such file" in sick.stdout
@@ -175,10 +176,10 @@ def test_doctor_says_which_runs_work_with_the_user_s_own_authority(project: Proj
         "{enabled: true, agents: [{model: 'scripted:absent.yaml'}]}}}\nprofiles: {explorer: {runtime: inherited}}\n"
     )
     member = f"fail  model     {project.folder}/absent.yaml: no such file"
-    untrusted = project.retinue("doctor").stdout
+    untrusted = project.doctor().stdout
     assert "warn  authority" not in untrusted and member not in untrusted  # what is not trusted does not count
     assert project.retinue("trust", "--yes").returncode == 0
-    trusted = project.retinue("doctor").stdout
+    trusted = project.doctor().stdout
     assert member in trusted
     assert (
         "warn  authority runs without a sandbox work as you: a shell command that you allow can do whatever you can, "
@@ -192,12 +193,12 @@ def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
     """The environment, a cost limit on a model without a price, an address file of a dead process, a damaged log."""
     key = {"ANTHROPIC_API_KEY": "sk-ant-secret-0123456789"}
     (project.folder / "retinue.yaml").write_text("model: anthropic:claude-sonnet-5-5\n")
-    without = project.retinue("doctor", "--json")
+    without = project.doctor("--json")
     assert without.returncode == 1
     [failed] = [check for check in json.loads(without.stdout) if check["state"] == "fail"]
     assert (failed["section"], failed["name"], failed["do"]) == ("models", "model", "export ANTHROPIC_API_KEY=...")
     (project.folder / "retinue.yaml").write_text("model: anthropic:claude-nobody-knows\nmax_cost: 5\n")
-    priceless = project.retinue("doctor", **key)
+    priceless = project.doctor(**key)
     assert priceless.returncode == 1
     assert "fail  price     a cost limit is set, and the price of anthropic:claude-nobody-knows" in priceless.stdout
     assert key["ANTHROPIC_API_KEY"] not in priceless.stdout + priceless.stderr
@@ -206,7 +207,7 @@ def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
     stale = project.folder / ".retinue/control/4194305.json"
     stale.parent.mkdir(exist_ok=True)
     stale.write_text("{}")
-    said = project.retinue("doctor").stdout
+    said = project.doctor().stdout
     assert f"logs      1 tree in 1 file, all of them whole, version {VERSION}" in said
     assert f"1 address file of dead processes, removed at the next use: {stale}" in said
     assert stale.exists()
@@ -214,7 +215,7 @@ def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
     data = bytearray(log.read_bytes())
     data[8192:8200] = b"\xff" * 8  # the head of its third page: the file opens, and is not whole
     log.write_bytes(data)
-    damaged = project.retinue("doctor")
+    damaged = project.doctor()
     assert damaged.returncode == 1
     assert "fail  logs      " in damaged.stdout and str(log) in damaged.stdout
     assert f"-> move it out of {log.parent}" in damaged.stdout
@@ -224,7 +225,7 @@ def test_doctor_sees_a_control_server(project: Project) -> None:
     model = project.script({"main": [{"hang": True}]})
     with project.running("run", "x", "--model", model, quick=False) as process:
         until((project.folder / f".retinue/control/{process.pid}.json").exists)
-        assert f"ok    control   process {process.pid} can be reached from here" in project.retinue("doctor").stdout
+        assert f"ok    control   process {process.pid} can be reached from here" in project.doctor().stdout
 
 
 def test_doctor_prints_the_schema(project: Project) -> None:

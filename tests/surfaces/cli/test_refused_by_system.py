@@ -195,7 +195,7 @@ def test_a_state_folder_that_cannot_be_written_is_said(project: Project, name: s
     project.prefix = BOUND_BY_MODES
     folder.chmod(0o500)
     try:
-        done, checked = project.retinue(*words), project.retinue("doctor")
+        done, checked = project.retinue(*words), project.doctor()
     finally:
         folder.chmod(0o700)
     last = done.stderr.splitlines()[-1]
@@ -215,7 +215,7 @@ def test_state_that_root_left_in_a_user_s_project_is_said_by_every_command(proje
     model = project.script({"main": ["ok"]})
     for words in (["ps"], ["show"], ["tail"], ["usage"], ["gc"], ["diff"], ["run", "x", "--model", model], ["init"]):
         assert one_line_error(project.retinue(*words)).startswith(sentence), words
-    assert f"fail  state     {sentence}" in project.retinue("doctor").stdout
+    assert f"fail  state     {sentence}" in project.doctor().stdout
 
 
 @needs_root

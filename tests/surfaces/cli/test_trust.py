@@ -47,7 +47,7 @@ def test_without_a_yes_the_loose_part_is_ignored_and_said_in_one_line(clone: Pro
     assert (settings.rules.mode, settings.rules.allow, settings.limits.turns) == (None, (), 100)
     assert [str(rule) for rule in settings.rules.deny] == ["shell(rm *)"]
     assert settings.limits.cost == 1
-    doctor = clone.retinue("doctor").stdout
+    doctor = clone.doctor().stdout
     assert "warn  trust     retinue.yaml is not trusted; ignored: approvals.mode: yes," in doctor
 
 
@@ -96,9 +96,9 @@ def test_a_wider_network_waits_for_the_yes_and_a_narrower_one_does_not(
 
 def test_doctor_says_which_network_is_in_force(project: Project) -> None:
     (project.folder / "retinue.yaml").write_text("network: full\n")
-    assert "ok    network   none: sandboxed commands reach nothing" in project.retinue("doctor").stdout
+    assert "ok    network   none: sandboxed commands reach nothing" in project.doctor().stdout
     assert project.retinue("trust", "--yes").returncode == 0
-    assert "warn  network   full" in project.retinue("doctor").stdout
+    assert "warn  network   full" in project.doctor().stdout
 
 
 def test_trust_holds_until_the_file_changes_and_can_be_taken_back(clone: Project) -> None:

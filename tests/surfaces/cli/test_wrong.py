@@ -75,7 +75,7 @@ def test_a_wrong_file_is_named_with_its_line(project: Project, path: str, text: 
     if path != "script.yaml":
         assert said in one_line_error(project.retinue("profiles"))
     if path.endswith(".md"):
-        doctor = project.retinue("doctor")
+        doctor = project.doctor()
         assert doctor.returncode == 1
         assert "fail  profiles" in doctor.stdout
 
@@ -101,7 +101,7 @@ def test_a_read_only_project(project: Project) -> None:
     project.prefix = BOUND_BY_MODES
     try:
         said = one_line_error(project.retinue("run", "x", "--model", model))
-        assert project.retinue("doctor").returncode == 1
+        assert project.doctor().returncode == 1
     finally:
         project.folder.chmod(0o700)
     assert str(project.folder) in said
@@ -123,7 +123,7 @@ def test_a_broken_log_is_named_and_the_others_are_read(project: Project) -> None
     assert done.stderr.count("\n") == 1
     assert str(broken) in done.stderr
     assert project.retinue("show").returncode == 0
-    assert f"fail  logs      cannot read the log {broken}" in project.retinue("doctor").stdout
+    assert f"fail  logs      cannot read the log {broken}" in project.doctor().stdout
 
 
 def test_a_bug_is_one_line_too_and_says_how_to_see_more(project: Project, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_run_says_what_it_waits_for_and_what_failed(project: Project, tmp_path: 
 def test_doctor_lists_the_servers(project: Project, tmp_path: Path) -> None:
     servers(project, good=program("bad", "lame", str(tmp_path)), bad=program("bad", "exits", str(tmp_path)))
     assert project.retinue("trust", "--yes").returncode == 0
-    done = project.retinue("doctor", "--json")
+    done = project.doctor("--json")
     found = [check for check in json.loads(done.stdout) if check["section"] == "servers"]
     assert done.returncode == 1
     assert [check["state"] for check in found] == ["ok", "warn", "fail"]
