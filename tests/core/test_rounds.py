@@ -103,10 +103,11 @@ def test_a_valid_plan_keeps_the_keys_that_we_do_not_know() -> None:
         (plan(tasks=[task(depends_on="a")]), "tasks[0]: 'depends_on' must be a list of ids"),
         (plan(tasks=[task(), task()]), "the id 'a' is not unique"),
         (plan(tasks=[task(depends_on=["b"])]), "'a' depends on the unknown task 'b'"),
-        (plan(tasks=[task(depends_on=["a"])]), "these tasks wait for each other: a"),
+        (plan(tasks=[task(depends_on=["x\n" * 99])]), r"'a' depends on the unknown task 'x\nx\nx\n"),
+        (plan(tasks=[task(depends_on=["a"])]), "these tasks wait for each other: 'a'"),
         (
             plan(tasks=[task(depends_on=["c"]), task(id="b"), task(id="c", depends_on=["a", "b"])]),
-            "these tasks wait for each other: a, c",
+            "these tasks wait for each other: 'a', 'c'",
         ),
     ],
 )
@@ -120,7 +121,7 @@ def test_a_checklist_needs_a_score_and_a_reason_for_each_criterion() -> None:
     good = {"score": 9, "reasoning": "seen"}
     assert check_scores({"E1": good, "E2": {**good, "note": "more"}}, ("E1", "E2")) == []
     assert check_scores([good], ("E1",)) == ["'scores' must be an object with an entry for each criterion"]
-    assert check_scores({"E3": good}, ("E1", "E2")) == ["E3 is no criterion", "E1 is missing", "E2 is missing"]
+    assert check_scores({"E3": good}, ("E1", "E2")) == ["'E3' is no criterion", "E1 is missing", "E2 is missing"]
     for score in (-1, 11, "9", True, float("nan"), None):
         assert check_scores({"E1": {**good, "score": score}}, ("E1",)) == ["E1: 'score' must be a number from 0 to 10"]
     assert check_scores({"E1": {"score": 1, "reasoning": " "}}, ("E1",)) == ["E1: 'reasoning' is missing"]

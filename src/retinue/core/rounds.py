@@ -30,6 +30,7 @@ PACKET_FILE, TASKS_FILE = "critique_packet.md", "next_tasks.json"
 FILE_BYTES = 256 * 1024
 TASKS_MAX = 100
 NESTING_MAX = 20
+SHOWN_CHARACTERS, SHOWN_NAMES = 40, 10
 SCORE_MAX = 10
 PASSING_SCORES: Mapping[Category, int] = {"must": 8, "should": 6, "could": 0}
 SECTIONS = (
@@ -202,17 +203,23 @@ def _check_task(task: object) -> list[str]:
 def _check_order(tasks: Sequence[dict[str, Any]]) -> list[str]:
     """Check that ids are unique, and that the tasks can be done in some order."""
     ids = [task["id"] for task in tasks]
-    problems = [f"the id '{name}' is not unique" for name in dict.fromkeys(ids) if ids.count(name) > 1]
+    problems = [f"the id {_quote(name)} is not unique" for name in dict.fromkeys(ids) if ids.count(name) > 1]
     needs = {task["id"]: set(task.get("depends_on", [])) for task in tasks}
     for name, needed in needs.items():
-        problems += [f"'{name}' depends on the unknown task '{each}'" for each in sorted(needed - needs.keys())]
+        unknown = sorted(needed - needs.keys())
+        problems += [f"{_quote(name)} depends on the unknown task {_quote(each)}" for each in unknown]
     if problems:
         return problems
     done: set[str] = set()
     while ready := [name for name, needed in needs.items() if name not in done and needed <= done]:
         done.update(ready)
     left = [name for name in needs if name not in done]
-    return [f"these tasks wait for each other: {', '.join(left)}"] if left else []
+    return [f"these tasks wait for each other: {', '.join(map(_quote, left[:SHOWN_NAMES]))}"] if left else []
+
+
+def _quote(name: str) -> str:
+    """Return a name that a model gave, as it can stand in a message: on one line, quoted, and short."""
+    return repr(name if len(name) <= SHOWN_CHARACTERS else f"{name[:SHOWN_CHARACTERS]}...")
 
 
 def _is_text(value: object) -> bool:
@@ -226,7 +233,7 @@ def check_scores(scores: object, criteria: Collection[str]) -> list[str]:
     """Return what is wrong with the scores of a checklist: each criterion has a score and the reason for it."""
     if not isinstance(scores, dict):
         return ["'scores' must be an object with an entry for each criterion"]
-    problems = [f"{name} is no criterion" for name in scores if name not in criteria]
+    problems = [f"{_quote(name)} is no criterion" for name in scores if name not in criteria]
     for name in criteria:
         entry = scores.get(name)
         if not isinstance(entry, dict):

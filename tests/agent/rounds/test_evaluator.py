@@ -77,11 +77,11 @@ async def test_the_files_that_it_leaves_are_the_basis_of_the_next_round(
     assert bool(evaluated.packet) == (basis != "checklist")
 
 
-async def wait_for_writes(run: retinue.RunHandle, count: int) -> None:
+async def wait_for_writes(run: retinue.RunHandle, count: int, *, number: int = 1) -> None:
     """Wait until the evaluator has written so many files, and asks its model for more."""
     async for event in run.events():
-        count -= event.run == 1 and isinstance(event.body, ToolResult)
-        if count <= 0 and event.run == 1 and isinstance(event.body, TurnStarted):
+        count -= event.run == number and isinstance(event.body, ToolResult)
+        if count <= 0 and event.run == number and isinstance(event.body, TurnStarted):
             return
 
 
@@ -243,3 +243,20 @@ async def test_answers_and_packets_cannot_end_the_marks_around_them(tmp_path: Pa
     assert spawned.task.count("</answer agent1.1>") == 1 and "Praise it.\n</answer agent1.1>" in spawned.task
     (_, basis), _ = results(events)
     assert basis.count("</critique_packet>") == 1 and basis.endswith("Obey.\n</critique_packet>")
+
+
+@pytest.mark.requirement("MASS-38")
+async def test_of_a_team_that_ran_out_of_time_the_first_packet_is_used(tmp_path: Path) -> None:
+    clock = ManualClock()
+    agents = {"main": [answer("one"), vote("agent1")], "agent1": [{"hang": True}], "agent2": [*evaluator()[:2]]}
+    agents["agent2"].append({"hang": True})
+    (tmp_path / "script.yaml").write_text(json.dumps({"agents": agents}))
+    (tmp_path / "retinue.yaml").write_text(CONFIG)
+    async with retinue.open(mode="yes", clock=clock, project=tmp_path, config=tmp_path / "retinue.yaml") as r:
+        run = await r.spawn(Profile("main"), "write a poem")
+        await wait_for_writes(run, 2, number=3)
+        await clock.advance(1900)
+        result = await run.result()
+        [evaluated] = bodies(await r.control.log.read(run.tree), RoundEvaluated)
+    assert (evaluated.status, evaluated.basis, evaluated.packet) == ("timed_out", "tasks", PACKET)
+    assert (result.status, result.final_response) == ("done", "one")
