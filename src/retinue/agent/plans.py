@@ -90,7 +90,7 @@ class ProfilePlanner:
     """Holds the profiles there are and makes plans of them. `network` is what primaries may reach; None: nobody has
     said it, and it is nothing. `teams` and `members` (the `subagent_agents` of a primary whose profile has none) decide
     which agents a child is made of. `find_evaluator` returns the profile that judges rounds where none of the profiles
-    does. Without `has_subagents` no run gets a tool to spawn with."""
+    does; with `has_rounds` no model may spawn it. Without `has_subagents` no run gets a tool to spawn with."""
 
     def __init__(  # noqa: PLR0913 - each by name
         self,
@@ -107,6 +107,7 @@ class ProfilePlanner:
         members: Sequence[Member] = (),
         has_subagents: bool = True,
         find_evaluator: Callable[[], Profile],
+        has_rounds: bool = False,
     ) -> None:
         self._profiles = {profile.name.lower(): profile for profile in profiles}
         self._models = models
@@ -120,6 +121,7 @@ class ProfilePlanner:
         self._members = members
         self._has_subagents = has_subagents
         self._find_evaluator = find_evaluator
+        self._has_rounds = has_rounds
         self._plans: dict[tuple[Any, ...], Plan] = {}
 
     def plan(
@@ -172,7 +174,7 @@ class ProfilePlanner:
         is_member = parent is not None and parent.team is not None
         if profile.subagent_agents and not self._teams.enabled:
             raise ConfigError(TEAMS_OFF.format(name=profile.name))
-        evaluates, reserves_evaluator = _is_managed_evaluator(profile, parent), _reserves_evaluator(task, parent)
+        evaluates, reserves_evaluator = _is_managed_evaluator(profile, parent), self._reserves_evaluator(task, parent)
         if evaluates:  # what it writes is read from a folder that nobody else writes
             profile = replace(profile, workspace="scratch")
         if task.rounds is not None:
@@ -238,6 +240,11 @@ class ProfilePlanner:
             handed_files=_list_handed_files(profile, parent),
         )
 
+    def _reserves_evaluator(self, task: Task, parent: Plan | None) -> bool:
+        """Tell whether only Retinue itself may spawn the evaluator below a run: where primaries have rounds, or the
+        primary of this tree has."""
+        return self._has_rounds or task.rounds is not None or (parent is not None and parent.reserves_evaluator)
+
     def _plan_rounds(self, task: Task, children: Sequence[Profile]) -> RoundsPlan | None:
         if task.rounds is None:
             return None
@@ -276,7 +283,7 @@ class ProfilePlanner:
             floor=floor,
             network=network,
             notes=tuple(fallback),
-            reserves_evaluator=_reserves_evaluator(task, parent),
+            reserves_evaluator=self._reserves_evaluator(task, parent),
             handed_files=_list_handed_files(team, parent),
             primary_model=None if parent is None else parent.primary_model,
             team=TeamPlan(
@@ -480,11 +487,6 @@ def _list_handed_files(profile: Profile, parent: Plan | None) -> tuple[str, ...]
     if _is_managed_evaluator(profile, parent):
         return PACKET_FILE, TASKS_FILE
     return parent.handed_files if parent is not None and parent.team is not None else ()
-
-
-def _reserves_evaluator(task: Task, parent: Plan | None) -> bool:
-    """Tell whether only Retinue itself may spawn the evaluator below a run: in a tree whose primary has rounds."""
-    return task.rounds is not None or (parent is not None and parent.reserves_evaluator)
 
 
 def _bind_subagent_tools(

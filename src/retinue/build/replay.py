@@ -45,6 +45,7 @@ def make_replay(
         members=parts.subagent_agents,
         has_subagents=parts.enable_subagents,
         find_evaluator=find_evaluator,
+        has_rounds=parts.rounds is not None,
     )
     return Replay(records, planner=planner, primary_profile=primary_profile)
 

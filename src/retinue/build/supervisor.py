@@ -79,6 +79,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
             members=parts.subagent_agents,
             has_subagents=parts.enable_subagents,
             find_evaluator=find_evaluator,
+            has_rounds=parts.rounds is not None,
         ),
         state=state,
         clock=clock,

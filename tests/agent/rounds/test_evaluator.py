@@ -28,7 +28,7 @@ from tests.agent.rounds.kit import (
     vote,
     write,
 )
-from tests.supervisor.tree.kit import bodies, call
+from tests.supervisor.tree.kit import bodies, call, spawn
 
 FALL_BACK = [answer("one"), checklist(3), vote("agent1")]
 
@@ -194,14 +194,18 @@ async def test_the_evaluator_may_be_a_team_whose_presented_files_count(refine: b
 
 
 async def test_a_conversation_says_that_it_has_no_rounds(tmp_path: Path) -> None:
-    (tmp_path / "script.yaml").write_text(json.dumps({"agents": {"main": ["hello"]}}))
+    """And no model may spawn the evaluator there either."""
+    task = {"task": "judge", "subagent_type": "round_evaluator"}
+    (tmp_path / "script.yaml").write_text(json.dumps({"agents": {"main": [spawn(task), "{{last_result}}"]}}))
     (tmp_path / "retinue.yaml").write_text(CONFIG)
     async with retinue.open(mode="yes", project=tmp_path, config=tmp_path / "retinue.yaml") as r:
         run = await r.spawn(Profile("main"), retinue.Task("hi", conversation=True))
         async for event in run.events():
             if event.kind == "run.waiting":
                 await r.control.end_conversation(run.tree)
-        assert (await run.result()).warning == (
+        result = await run.result()
+        assert "Retinue runs it itself, between the rounds of the primary" in result.final_response
+        assert result.warning == (
             "rounds are set in retinue.yaml, but a conversation has none: `retinue run` works in rounds"
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import retinue
-from retinue import ConfigError, Limits, Profile, Rounds, Task, Team
+from retinue import ConfigError, Context, Limits, Profile, Rounds, SpawnRefused, Task, Team
 from retinue.build.replay import make_replay, make_replay_supervisor
 from retinue.core.events import (
     ChecklistAccepted,
@@ -257,6 +257,14 @@ async def test_rounds_need_exactly_one_parent_agent_that_answers_in_text() -> No
         for profile in (team, Profile("typed", output=int), Profile("function", call=lambda task, ctx: "")):
             with pytest.raises(ConfigError, match=wrong):
                 await r.run(profile, "go", rounds=Rounds())
+        child = Task("go", rounds=Rounds())
+
+        async def spawn_child(task: str, ctx: Context) -> str:
+            with pytest.raises(SpawnRefused, match="subagent 'child' cannot work in rounds: only a primary can"):
+                await ctx.spawn(Profile("child", model=model), child)
+            return "refused"
+
+        assert (await r.run(Profile("function", call=spawn_child), "go")).final_response == "refused"
         with pytest.raises(ConfigError, match="a conversation cannot work in rounds"):
             await r.run(Profile("main"), Task("go", conversation=True, rounds=Rounds()))
         with pytest.raises(ConfigError, match="give rounds in the Task"):
