@@ -186,10 +186,11 @@ class Result(msgspec.Struct, Generic[OutputT_co], frozen=True, gc=False):
         return total
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values, without an error, a warning, a code and a team that there are not."""
+        """Return the fields as plain values, without an error, a warning, a code, a team and rounds that there are
+        not."""
         fields: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, parse=msgspec.UNSET, children=()))
-        for name in ("error_details", "warning", "code", "team"):
-            if fields[name] in (None, ""):
+        for name in ("error_details", "warning", "code", "team", "rounds"):
+            if not fields[name]:
                 del fields[name]
         fields["children"] = [child.to_json() for child in self.children]
         return fields
