@@ -115,23 +115,27 @@ class Restorer:
         old = view.runs.get(number)
         self._check_continuable(tree, number, view, old, is_live=live is not None)
         assert old is not None
-        team, old = old, old.find_presented()  # of a team, its presenter goes on, in the place of the team
-        place, number = team.spawned.parent, old.number
+        old, team = old.find_presented(), _find_team(view, old)
+        place, number = old.spawned.parent if team is None else team.spawned.parent, old.number
         caller_limits.check_depth(f"{tree}/{number}")
         conversation = fold_thread(events, number, before=fold_earlier_turns(histories, tree, old.spawned))
         reference = "" if old.remote is None else old.remote.reference
         plans = PlanRestorer(self.ports.planner, tree, view.runs[0].spawned, overrides)
         chain = [(tree, number), *list_continued(histories, tree, old.spawned)]
         if place is None:
-            if team is not old:
+            if team is not None:
                 plans.add_members(plans.restore(team, None))
             continued = Continued(tree, number, conversation, chain, reference)
             return self._continue_primary(old, text, overrides, plans, continued)
         home = live or TreeRestorer(self, tree, histories, overrides).make_tree(planned=place)
-        if team is not old:
+        name = old.spawned.subagent_id
+        if team is not None:
             plans.add_members(plans.restore(team, home.runs[place].plan))
+            if team.find_presented() is old:  # who asks for the team again means what its presenter said last
+                name = team.spawned.subagent_id
+        task = msgspec.structs.replace(restore_task(old.spawned), text=text, subagent_id=name)
         continued = Continued("", number, conversation, chain, reference)
-        return self._continue_child(home, home.runs[number], text, overrides, plans, continued, place=home.runs[place])
+        return self._continue_child(home, home.runs[number], task, overrides, plans, continued, place=home.runs[place])
 
     def _check_continuable(self, tree: str, number: int, view: Runs, old: RunView | None, *, is_live: bool) -> None:
         if old is None:
@@ -176,7 +180,7 @@ class Restorer:
         self,
         tree: Tree,
         old: Run,
-        text: str,
+        task: Task,
         overrides: ResumeOverrides,
         plans: PlanRestorer,
         continued: Continued,
@@ -191,7 +195,7 @@ class Restorer:
         plan = self._keep_workspace_kind(plans.restore(old.view, parent.plan), continued)
         order = Order(
             plan.profile,
-            msgspec.structs.replace(restore_task(old.view.spawned), text=text, timeout_seconds=overrides.seconds),
+            msgspec.structs.replace(task, timeout_seconds=overrides.seconds),
             call_id=overrides.call_id,
             background=not overrides.call_id,
             asked_by_model=overrides.seconds is not None,
@@ -473,6 +477,17 @@ def _will_be_reported(run: AdoptedRun) -> bool:
 
 def _runtime_of(view: RunView) -> object:
     return decode_raw(view.spawned.profile).get("runtime")
+
+
+def _find_team(view: Runs, run: RunView) -> RunView | None:
+    """Return the team whose work a run goes on with: it is its member, or its presenter, or continues one of them. Each
+    goes on without the team, in its place."""
+    if run.find_presented() is not run:
+        return run
+    while run.spawned.continues is not None and not run.spawned.origin:
+        run = view.runs[run.spawned.continues]
+    above = None if run.spawned.parent is None else view.runs[run.spawned.parent]
+    return above if above is not None and run in above.members else None
 
 
 def restore_task(spawned: RunSpawned) -> Task:

@@ -320,6 +320,22 @@ async def test_words_go_to_all_members_and_a_continuation_to_the_presenter() -> 
     assert (result.name, result.team) == ("agent1", None)
 
 
+async def test_a_team_is_continued_again_and_again_and_so_is_any_member() -> None:
+    """Each goes on without the team: with what was said since, under the name of the team, or under its own."""
+    members, heard = make_members([answer("A"), "final"], [answer("B"), "B again"])
+    again = [call("continue_subagent", subagent_id="both", message=text) for text in ("first wish", "second wish")]
+    other = call("continue_subagent", subagent_id="agent:3", message="and you?")
+    asks = call("spawn_subagents", tasks=[{"task": "x", "subagent_type": "pair", "subagent_id": "both"}])
+    async with retinue.open(mode="yes", profiles=[Team("pair", members=members)]) as r:
+        run = await r.spawn(main({"main": [asks, *again, other, "end"]}), "go")
+        events = [event async for event in run.events()]
+    spawned = [(body.parent, body.subagent_id, body.continues) for body in bodies(events, RunSpawned)[4:]]
+    assert spawned[:2] == [(0, "both", 2), (0, "both", 4)]
+    assert (spawned[2][0], spawned[2][2]) == (0, 3)
+    assert "first wish" in heard[0].asked[1] and "second wish" in heard[0].asked[1]
+    assert [body.success for body in bodies(events, ToolResult, run=0)] == [True] * 4
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
