@@ -240,6 +240,11 @@ class Team(Profile[str]):
             raise ConfigError(f"team {self.name!r}: max_new_answers must be at least 1, is {self.max_new_answers}")
         if self.output is not None or self.call is not None or self.a2a is not None:
             raise ConfigError(f"team {self.name!r} answers in text: it can have no output type, call or a2a")
+        for member in self.members:
+            if isinstance(member, Profile) and (not member.has_model or member.output is not None):
+                raise ConfigError(
+                    f"team {self.name!r}: '{member.name}' cannot be its member: that needs a model and no output type"
+                )
 
 
 def make_team(

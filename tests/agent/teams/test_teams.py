@@ -344,6 +344,9 @@ async def test_a_team_is_continued_again_and_again_and_so_is_any_member() -> Non
         ({"members": ["a:b"] * 2, "strategy": "best"}, "unknown strategy 'best'; available: synthesize"),
         ({"members": ["a:b"] * 2, "max_new_answers": 0}, "max_new_answers must be at least 1"),
         ({"members": ["a:b"] * 2, "output": int}, "answers in text"),
+        ({"members": ["a:b", Profile("f", call=print)]}, "'f' cannot be its member: that needs a model and no output"),
+        ({"members": ["a:b", Profile("typed", output=int)]}, "'typed' cannot be its member"),
+        ({"members": ["a:b", Team("inner", members=["a:b"] * 2)]}, "'inner' cannot be its member"),
     ],
 )
 def test_a_wrong_team_is_an_error(fields: dict[str, Any], why: str) -> None:
