@@ -311,8 +311,9 @@ class Coordinator:
                 text = result.final_response
             else:
                 lost.append(f"the presenter {decided.member} ended {result.status}, so its answer stands as it was")
-        if lost:
-            self._link.emit(Warned("; ".join(lost), code="team"))
+        warning = "; ".join(lost)
+        if lost and warning not in self._link.team_state.warned:  # else an earlier process, which died before it ended
+            self._link.emit(Warned(warning, code="team"))
         return Ending("done", text)
 
 

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from retinue.core.events import AnswerGiven, AnswersShown, Body, MemberLost, TeamDecided, VoteCast
+from retinue.core.events import AnswerGiven, AnswersShown, Body, MemberLost, TeamDecided, VoteCast, Warned
 from retinue.core.messages import Model
 
 Strategy = Literal["synthesize", "winner_present", "winner_reuse"]
@@ -75,6 +75,7 @@ class TeamState(msgspec.Struct, gc=False):
     decided: TeamDecided | None = None
     calls: set[str] = set()
     all_answers: tuple[AnswerGiven, ...] = ()
+    warned: set[str] = set()
 
     def apply(self, body: Body) -> None:
         match body:
@@ -97,6 +98,8 @@ class TeamState(msgspec.Struct, gc=False):
                 self.votes.pop(body.member, None)
             case TeamDecided():
                 self.decided = body
+            case Warned(text=text):
+                self.warned.add(text)
 
     def has_call(self, run: int, call_id: str) -> bool:
         """Tell whether the answer or vote of this call is known already: it is made again after a crash."""

@@ -262,6 +262,8 @@ class RunView(Struct, eq=False, gc=False):
             self.warnings += (warned.text,)
         if self.rounds is not None:
             self.rounds.apply(warned)
+        if self.team is not None:
+            self.team.apply(warned)
 
     def _apply_team(self, body: Body, event: Event) -> None:
         if not self.keeps_texts:

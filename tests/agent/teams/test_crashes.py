@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from retinue.core.events import AnswerGiven, Event, RunEnded, TeamDecided, ToolCall, ToolResult, VoteCast
+from retinue.core.events import AnswerGiven, Event, RunEnded, TeamDecided, ToolCall, ToolResult, VoteCast, Warned
 from tests.agent.teams.kit import answer, team, vote
 from tests.crash.test_library import Crash
 from tests.supervisor.tree.kit import bodies
@@ -80,3 +80,11 @@ async def _check_resumed(crash: Crash, whole: list[Event], cut: int) -> None:
     for number in {event.run for event in events}:
         calls = [body.call_id for body in bodies(events, ToolCall, run=number)]
         assert sorted(calls) == sorted(body.call_id for body in bodies(events, ToolResult, run=number)), cut
+
+
+async def test_a_crash_before_the_ending_repeats_no_warning() -> None:
+    crash = Crash(FAILED)
+    whole = await crash.events()
+    cut = max(place for place, event in enumerate(whole, 1) if isinstance(event.body, Warned))
+    _, events = await crash.goes_on(whole[:cut])
+    assert [each.text for each in bodies(events, Warned)] == ["agent1 (failed) gave no answer that counts"]
