@@ -656,7 +656,7 @@ def describe_view(view: RunView, tree: str) -> Row:
         state=view.state,
         status=view.status,
         task=spawned.task,
-        workspace=spawned.workspace,
+        workspace=view.find_presented().spawned.workspace,
         created_at=view.spawned_at,
         result=view.result(tree) if view.ended is not None else None,
         call_id=spawned.call_id,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -327,8 +329,10 @@ async def test_a_team_is_continued_again_and_again_and_so_is_any_member() -> Non
     other = call("continue_subagent", subagent_id="agent:3", message="and you?")
     asks = call("spawn_subagents", tasks=[{"task": "x", "subagent_type": "pair", "subagent_id": "both"}])
     async with retinue.open(mode="yes", profiles=[Team("pair", members=members)]) as r:
-        run = await r.spawn(main({"main": [asks, *again, other, "end"]}), "go")
+        run = await r.spawn(main({"main": [asks, call("list_subagents"), *again, other, "end"]}), "go")
         events = [event async for event in run.events()]
+    replies = [json.loads(body.text) for body in bodies(events, ToolResult, run=0)]
+    assert replies[1]["subagents"][0]["workspace"] == replies[0]["results"][0]["workspace"], "that of the presenter"
     spawned = [(body.parent, body.subagent_id, body.continues) for body in bodies(events, RunSpawned)[4:]]
     assert spawned[:2] == [(0, "both", 2), (0, "both", 4)]
     assert (spawned[2][0], spawned[2][2]) == (0, 3)
