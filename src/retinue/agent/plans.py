@@ -287,7 +287,9 @@ class ProfilePlanner:
             handed_files=_list_handed_files(team, parent),
             primary_model=None if parent is None else parent.primary_model,
             team=TeamPlan(
-                strategy=choose_strategy(team.strategy, refine=team.refine),
+                strategy=choose_strategy(
+                    team.strategy, refine=team.refine, evaluates_rounds=team.name.casefold() == ROUND_EVALUATOR
+                ),
                 refine=team.refine,
                 max_new_answers=team.max_new_answers,
             ),

@@ -156,6 +156,8 @@ class Coordinator:
         agent = link.ref.agent
         label = f"{agent}.{len(self._state.answers.get(agent, ())) + 1}"
         snapshot = await link.publish_workspace(f"{self._link.ref.run}-{label}")
+        if self._state.decided is not None:  # meanwhile: it is the last member that is left
+            return
         text, file = link.fit_event_text(content)
         answer = AnswerGiven(
             member=agent, label=label, member_run=link.ref.run, call_id=call_id, text=text, file=file, snapshot=snapshot

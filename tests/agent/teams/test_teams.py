@@ -11,6 +11,7 @@ import pytest
 
 import retinue
 from retinue import ConfigError, Limits, Profile, Team
+from retinue.agent.team import Coordinator
 from retinue.core.control import ResumeOverrides
 from retinue.core.events import (
     AnswerGiven,
@@ -25,6 +26,8 @@ from retinue.core.events import (
     UsageReported,
     VoteCast,
 )
+from retinue.core.messages import RunRef
+from retinue.core.teams import TeamPlan, TeamState
 from retinue.core.usage import Usage
 from retinue.testing import scripted
 from tests.agent.teams.kit import answer, make_members, run_team, team, vote
@@ -366,6 +369,48 @@ async def test_refine_is_refused_only_where_there_is_no_team() -> None:
         members, _ = make_members([answer("A"), vote("agent1"), "final"], [answer("B"), vote("agent1")])
         run = await r.spawn(Team("t", members=members), retinue.Task("go", refine=True))
         assert (await run.result()).team.strategy == "winner_present"  # type: ignore[union-attr]
+
+
+@pytest.mark.requirement("MASS-42")
+async def test_a_refining_team_that_evaluates_rounds_synthesizes_unless_told_otherwise() -> None:
+    both = [answer("A"), vote("agent1"), "made of both"], [answer("B"), vote("agent1")]
+    result, _ = await run_team(team(*both, name="round_evaluator", refine=True))
+    assert result.team is not None and result.team.strategy == "synthesize"
+
+
+class SlowLink:
+    """The link of a team and of its one member that is left, whose workspace takes until then to be copied."""
+
+    def __init__(self) -> None:
+        self.ref = RunRef(tree="t", run=1, path="/main", label="", agent="agent1", subagent_id="x")
+        self.team_state, self.copied = TeamState(), asyncio.Event()
+
+    def emit(self, body: Any) -> None:
+        self.team_state.apply(body)
+
+    def fit_event_text(self, text: str) -> tuple[str, str]:
+        return text, ""
+
+    async def publish_workspace(self, name: str) -> str:
+        await self.copied.wait()
+        return ""
+
+
+async def test_an_answer_that_is_copied_when_the_team_decides_comes_too_late() -> None:
+    """agent2 is lost meanwhile: the answer that is presented is the one that was decided for."""
+    link: Any = SlowLink()
+    for number in (1, 2):
+        given = AnswerGiven(member=f"agent{number}", label=f"agent{number}.1", member_run=number, call_id="c", text="A")
+        link.emit(given)
+    coordinator = Coordinator(TeamPlan("winner_present", refine=True), link, ["agent1", "agent2"])
+    call = asyncio.ensure_future(coordinator.give_answer(link, "c2", "A2"))
+    await asyncio.sleep(0)
+    link.emit(MemberLost(member="agent2", member_run=2, status="failed", reason=""))
+    coordinator._advance()
+    link.copied.set()
+    await call
+    assert link.team_state.decided.winner == "agent1.1"
+    assert [each.label for each in link.team_state.answers["agent1"]] == ["agent1.1"]
 
 
 async def test_an_answer_is_bounded() -> None:
