@@ -54,6 +54,8 @@ def run_job(job: Job, link: Link) -> Awaitable[Ending]:
     """Run a job whose loop is ours to its ending; its tools execute in the sandbox of its plan."""
     if job.plan.run_job is not None:
         return job.plan.run_job(job, link)
+    if job.plan.team is not None:  # it works nowhere itself: its members have sandboxes, files and setup of their own
+        return run_team(job, link)
     sandbox = cast("Sandbox", job.plan.runtime)  # remote runs are driven through their adapters
     session = sandbox.open(job, link)
     if session is None:
@@ -96,11 +98,9 @@ def _copy_files(job: Job) -> None:
 
 def run_agent(job: Job, link: Link) -> Awaitable[Ending]:
     """Run what the profile is: a model with tools, whose task is one message, a conversation or a number of rounds, a
-    callable, a team or a member of one."""
+    callable or a member of a team."""
     if job.plan.profile.call is not None:
         return _run_callable(job)
-    if job.plan.team is not None:
-        return run_team(job, link)
     if job.plan.is_member:
         return run_member(job, link)
     if job.plan.rounds is not None:

@@ -67,10 +67,11 @@ async def run_team(job: Job, link: Link) -> Ending:
         Order(
             profile,
             Task(
-                job.task.text,
+                _join_words(job),
                 context=job.task.context,
                 context_paths=job.task.context_paths,
                 include_parent_workspace=job.task.include_parent_workspace,
+                files=job.task.files,
                 label=f"{link.ref.label} {profile.nickname or profile.name}",
             ),
             call_id=CALL_ID,
@@ -80,6 +81,12 @@ async def run_team(job: Job, link: Link) -> Ending:
     ]
     tickets = await link.spawn(orders)
     return await team.run([ticket.run for ticket in tickets])
+
+
+def _join_words(job: Job) -> str:
+    """Return the task; of a team that goes on with one which could not decide, also what was asked of that one."""
+    turns = [UserTurn(job.task.text)] if job.past is None else job.past.thread
+    return "\n\n".join(turn.text for turn in turns if isinstance(turn, UserTurn))
 
 
 async def run_member(job: Job, link: Link) -> Ending:
