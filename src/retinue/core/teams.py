@@ -134,6 +134,12 @@ class TeamState(msgspec.Struct, gc=False):
         choices = [vote.choice for vote in self.votes.values()]
         return {answer.label: choices.count(answer.label) for answer in self.list_current(order)}
 
+    def find_leader(self, order: Sequence[str]) -> AnswerGiven:
+        """Return the answer that is ahead so far: the one decided for, or with the most votes, or the first."""
+        votes = self.count_votes(order)
+        decided = None if self.decided is None else self.decided.winner
+        return max(self.list_current(order), key=lambda answer: (answer.label == decided, votes[answer.label]))
+
     def find_winner(self, plan: TeamPlan, order: Sequence[str]) -> tuple[AnswerGiven, str]:
         """Return the answer that the team decides for, and why. A tie goes to the member that comes first."""
         current = self.list_current(order)

@@ -204,9 +204,12 @@ class RunView(Struct, eq=False, gc=False):
 
     def join_unfinished(self, partial: str) -> str:
         """Return the text of a run that does not finish: its replies since the user's last words, and what it said
-        last, which is `partial` if that is given; of one that works in rounds, its newest answer."""
+        last, which is `partial` if that is given; of one that works in rounds, its newest answer, and of a team the one
+        that is ahead."""
         if self.rounds is not None and self.rounds.answers:
             return self.rounds.answers[-1].text
+        if self.team is not None and self.team.answers:
+            return self.team.find_leader([member.agent for member in self.members]).text
         texts = [reply.text for reply in self.replies[self._answer_start :]]
         last = partial or ("" if self._is_reply else self.last_message)
         return "\n\n".join([*texts, last] if last else texts)

@@ -340,7 +340,41 @@ async def test_a_team_is_continued_again_and_again_and_so_is_any_member() -> Non
     assert spawned[:2] == [(0, "both", 2), (0, "both", 4)]
     assert (spawned[2][0], spawned[2][2]) == (0, 3)
     assert "first wish" in heard[0].asked[1] and "second wish" in heard[0].asked[1]
-    assert [body.success for body in bodies(events, ToolResult, run=0)] == [True] * 4
+    assert [reply["success"] for reply in replies] == [True] * 5
+
+
+async def test_a_team_that_could_not_decide_goes_on_with_its_whole_task() -> None:
+    members, heard = make_members([{"error": "no"}], [{"error": "no"}])
+    subject = Team("t", members=members)
+    async with retinue.open(mode="yes") as r:
+        run = await r.spawn(subject, "write a poem")
+        await run.result()
+        again = await r.control.continue_run(run.tree, 0, "try again", ResumeOverrides(profiles=[subject]))
+        await again.result()
+    assert [each.asked[1].endswith("write a poem\n\ntry again") for each in heard] == [True, True]
+
+
+async def test_a_team_that_is_stopped_hands_over_the_answer_that_is_ahead() -> None:
+    late = {"hang": True}
+    subject = team([answer("A"), late], [answer("B"), vote("agent2")], refine=True)
+    async with retinue.open(mode="yes") as r:
+        run = await r.spawn(subject, "go")
+        await until(run, VoteCast)
+        await run.cancel()
+        result = await run.result()
+    assert (result.status, result.partial) == ("cancelled", "B")
+
+
+async def test_the_files_of_a_task_go_to_every_member_and_not_into_the_project(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("1,2")
+    (tmp_path / "project").mkdir()
+    read = call("read", path="data.csv")
+    members, _ = make_members([read, answer("A"), "final"], [read, answer("B")], workspace="scratch")
+    async with retinue.open(mode="yes", project=tmp_path / "project") as r:
+        run = await r.spawn(Team("t", members=members), retinue.Task("go", files=[str(tmp_path / "data.csv")]))
+        events = [event async for event in run.events()]
+    assert [body.text for body in bodies(events, ToolResult) if body.name == "read"] == ["1,2"] * 2
+    assert list((tmp_path / "project").iterdir()) == []
 
 
 @pytest.mark.parametrize(
