@@ -20,6 +20,7 @@ from retinue.processes.group import (
     start_group,
     wait_until,
 )
+from tests.surfaces.cli.shell import until
 
 # A parent that ignores SIGTERM if told so, with a child that does the same; both say when they are ready.
 STUBBORN = "trap '' TERM; sleep 300 & echo ready; wait; wait"
@@ -125,7 +126,7 @@ def test_a_program_is_run_to_its_end_or_killed_with_its_children(tmp_path: Path)
     env = {"PATH": os.defpath, "RETINUE_TEST": str(tmp_path)}
     with pytest.raises(subprocess.TimeoutExpired):
         run_program(["/bin/sh", "-c", "sleep 300 & wait"], cwd=None, env=env, seconds=0.5)
-    assert [pid for pid in Path("/proc").glob("[0-9]*") if mark in read_environment(pid)] == []
+    until(lambda: not [pid for pid in Path("/proc").glob("[0-9]*") if mark in read_environment(pid)])
 
 
 def read_environment(process: Path) -> list[bytes]:

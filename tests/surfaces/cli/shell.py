@@ -55,11 +55,19 @@ def find_path_without_engines() -> str:
     folder = Path(tempfile.mkdtemp(prefix="retinue-programs-"))
     atexit.register(shutil.rmtree, folder)
     for place in reversed(os.environ["PATH"].split(os.pathsep)):
-        for program in Path(place).glob("*"):
+        for program in _list_programs(place):
             if program.name not in ("podman", "docker"):
                 (folder / program.name).unlink(missing_ok=True)
                 (folder / program.name).symlink_to(program)
     return str(folder)
+
+
+def _list_programs(place: str) -> list[Path]:
+    """Return what a folder of PATH has; nothing if it is not there, or not ours to read."""
+    try:
+        return list(Path(place).iterdir())
+    except OSError:
+        return []
 
 
 def _asks_provider(arguments: Sequence[str], variables: Mapping[str, str]) -> bool:

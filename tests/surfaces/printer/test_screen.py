@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from retinue.surfaces.printer.screen import cut_line
+from retinue.log.blocks import Span
+from retinue.surfaces.printer.screen import cut_line, wrap_spans
 from retinue.surfaces.printer.terminal import can_draw
 from tests.surfaces.cli.shell import environment, until
 from tests.surfaces.tmux import Tmux
@@ -128,3 +129,19 @@ def test_no_screen_is_drawn_where_none_can_be() -> None:
     assert not can_draw(read, write, {"TERM": "xterm"})
     os.close(read)
     os.close(write)
+
+
+def test_a_lasting_line_is_broken_between_words() -> None:
+    spans: list[Span] = [
+        ("mark", "✓ "),
+        ("label", "[fix the check]"),
+        ("plain", " shell(make test)"),
+        ("faint", " → OK"),
+    ]
+    lines = ["".join(text for _, text in line) for line in wrap_spans(spans, 24)]
+    assert lines == ["✓ [fix the check]", "  shell(make test) → OK"]
+    assert ["".join(text for _, text in line) for line in wrap_spans(spans, 80)] == [
+        "✓ [fix the check] shell(make test) → OK"
+    ]
+    long = [("plain", "x" * 50 + " y\x1b")]
+    assert ["".join(text for _, text in line) for line in wrap_spans(long, 20)] == ["x" * 50, "  y\\x1b"]

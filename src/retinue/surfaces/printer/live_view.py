@@ -27,7 +27,7 @@ from retinue.surfaces.printer.keys import ENTER, Key, Paste
 from retinue.surfaces.printer.markdown import render_markdown
 from retinue.surfaces.printer.printer import Level, truncate_text, wrap_line
 from retinue.surfaces.printer.question_panel import QuestionPanel
-from retinue.surfaces.printer.screen import Bottom, Line, Screen, cut_line
+from retinue.surfaces.printer.screen import Bottom, Line, Screen, cut_line, wrap_spans
 from retinue.surfaces.printer.totals import format_elapsed, format_status
 
 SPINNER = "◐◓◑◒"
@@ -261,7 +261,7 @@ class LiveView:
         if (entry.is_detail or entry.kind in _SEEN_LIVE) and self._level != "verbose":
             return  # it was seen while it went on, or another entry tells it
         body = self._format_body(entry)
-        header = colors.paint_header(entry.spans, color=self._screen.color, bold=False)
+        header = self._paint_lines(entry.spans)
         words = entry.kind in WORDS and entry.style != "diff"
         if words and not _has_line(entry):
             indented = INDENT if entry.run else ""
@@ -321,7 +321,12 @@ class LiveView:
         return render_markdown(text, width=self._screen.terminal.size[0] - narrower, color=self._screen.color)
 
     def _print_spans(self, spans: Sequence[Span]) -> None:
-        self._print(colors.paint_header(spans, color=self._screen.color, bold=False), spaced=False)
+        self._print(self._paint_lines(spans), spaced=False)
+
+    def _paint_lines(self, spans: Sequence[Span]) -> str:
+        """Return the pieces of a line, broken between words where it is wider than the terminal."""
+        lines = wrap_spans(spans, self._screen.terminal.size[0])
+        return "\n".join(colors.paint_header(line, color=self._screen.color, bold=False) for line in lines)
 
     def _print(self, text: str, *, spaced: bool) -> None:
         if spaced and not self._has_space:

@@ -9,6 +9,7 @@ bottom is never wider or higher than the terminal, and every text in it is escap
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ Line = Sequence[Span]
 _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 _ERASE_LINE, _ERASE_BELOW = "\r\x1b[K", "\x1b[J"
+WRAPPED_INDENT = "  "
+_WORDS = re.compile(r"[^ ]* +|[^ ]+")
 
 
 class Bottom(msgspec.Struct, frozen=True):
@@ -236,3 +239,21 @@ def cut_line(spans: Iterable[Span], width: int) -> list[Span]:
             kept += char
         cut.append((role, kept))
     return cut
+
+
+def wrap_spans(spans: Iterable[Span], width: int) -> list[list[Span]]:
+    """Return the pieces of a line escaped, in as many lines as they need, broken between words; the lines after the
+    first are indented. A word that is longer than a line is left to the terminal."""
+    lines: list[list[Span]] = [[]]
+    used = 0
+    for role, text in spans:
+        for word in _WORDS.findall(safe.escape_line(text)):
+            columns = safe.measure_width(word.rstrip())
+            if used > len(WRAPPED_INDENT) and used + columns > width:
+                before, last = lines[-1].pop()
+                lines[-1].append((before, last.rstrip()))
+                lines.append([("plain", WRAPPED_INDENT)])
+                used = len(WRAPPED_INDENT)
+            lines[-1].append((role, word))
+            used += safe.measure_width(word)
+    return lines
