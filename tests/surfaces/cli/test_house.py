@@ -140,6 +140,13 @@ def test_profiles_shows_the_members_of_each_type_and_why(project: Project) -> No
         "reason": "the model that the profile itself has",
     }
     assert found["subagent", "primary"]["members"] == [{"id": "agent1", "model": "anthropic:primary", "profile": None}]
+    (project.folder / "team.yaml").write_text(
+        TEAM.replace("subagent_agents: [", "# [").replace("model: anthropic", "# ")
+    )
+    rows = json.loads(project.retinue("profiles", "--teams", "--json", "--config", "team.yaml").stdout)
+    found = {(row["type"], row["spawned_by"]): row for row in rows}  # a primary has a model, whichever
+    assert (found["critic", "primary"]["step"], found["critic", "MCP client"]["step"]) == (3, 5)
+    assert found["critic", "primary"]["members"][0]["model"] == "its own model"
     assert project.retinue("profiles", "--teams").stdout.startswith("No subagent is a team. `subagent_orchestrator: ")
 
 

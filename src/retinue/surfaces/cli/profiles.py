@@ -28,6 +28,7 @@ HEADS = ("NAME", "ACTIVE", "SOURCE", "DESCRIPTION")
 TEAM_HEADS = ("TYPE", "SPAWNED BY", "MEMBERS", "STRATEGY", "STEP")
 MEMBERS_WIDTH = 20
 PRIMARY, CLIENT, BOTH = "primary", "MCP client", "both"
+OWN_MODEL = "its own model"  # of a primary, where nothing but the command says which that is
 TEAMS_OFF = (
     "No subagent is a team. `subagent_orchestrator: {enabled: true}`, under `orchestrator: coordination:` in "
     "retinue.yaml, turns teams on."
@@ -130,6 +131,7 @@ def _resolve(
 ) -> Resolution:
     """Return the members of a subagent, with the model of its own that its profile may have."""
     is_client = spawner == CLIENT
+    primary = primary or (None if is_client else OWN_MODEL)
     found = resolve_members(
         teams,
         profile.name,
