@@ -99,7 +99,8 @@ NOVELTY = (
     "None of these improvements is transformative. A subagent of the type 'novelty' proposes larger changes: consider "
     "spawning one before you go on."
 )
-REMIND = "You have not ended the round. Call new_answer with a better answer, or vote with one of: {labels}."
+REMIND = "You have not ended the round. {first}Call new_answer with a better answer, or vote with one of: {labels}."
+REMIND_CHECKLIST = "It has no task plan: call submit_checklist first. "
 NEITHER = "the model neither answered again nor voted, so its newest answer {label} stands"
 OLDER_FILES = (
     "the vote is for {label}, but the workspace is as it was after {newest}; the files of {label} are in {files}"
@@ -209,7 +210,7 @@ class RoundConductor:
 
     def _check_checklist(self, state: RoundState, tool: str) -> None:
         """Raise ToolError in a round without a plan whose checklist is missing."""
-        if state.basis in ("packet", "checklist") and state.checked is None:
+        if _lacks_checklist(state):
             raise ToolError(CHECKLIST_FIRST.format(tool=tool))
 
     async def _keep_answer(self, link: Link, call_id: str, content: str) -> RoundAnswered:
@@ -251,7 +252,8 @@ class RoundConductor:
             content = text.encode("utf-8", "replace")[:ANSWER_BYTES].decode("utf-8", "ignore")
             return NOTICE, await self._give_answer(link, cause, content)
         if state.missed < REMINDERS:
-            return REMINDER, Outcome(REMIND.format(labels=_list_labels(state)))
+            first = REMIND_CHECKLIST if _lacks_checklist(state) else ""
+            return REMINDER, Outcome(REMIND.format(first=first, labels=_list_labels(state)))
         newest = state.answers[-1]
         _warn_once(link, NEITHER.format(label=newest.label))
         return NOTICE, Outcome("", ending=Ending("done", newest.text))
@@ -395,6 +397,10 @@ def _warn_once(link: Link, text: str) -> None:
     """Warn, unless an earlier process has, which died before it wrote more."""
     if text not in link.round_state.warned:
         link.emit(Warned(text, code=CODE))
+
+
+def _lacks_checklist(state: RoundState) -> bool:
+    return state.basis in ("packet", "checklist") and state.checked is None
 
 
 def _list_labels(state: RoundState) -> str:

@@ -213,6 +213,9 @@ async def test_words_without_a_call_are_the_first_answer_and_later_cost_a_remind
     assert reminders[0].text.endswith("or vote with one of: agent1.1.")
     [spawned] = [each for each in bodies(events, RunSpawned) if each.parent == 0]
     assert spawned.call_id == "turn 1"
+    _, events = await run_rounds(main(["one", "fine", checklist(3), "fine"], NO_PACKET), 2)
+    _, first, second, *_ = [each.text for each in bodies(events, Inbox, run=0)]
+    assert "It has no task plan: call submit_checklist first." in first and "submit_checklist" not in second
     result, _ = await run_rounds(main([""]), 2)
     assert (result.status, result.error_details) == ("failed", "it gave no answer")
 
