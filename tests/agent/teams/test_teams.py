@@ -265,6 +265,12 @@ async def test_a_budget_is_shared_exactly() -> None:
     result, events = await run_team(team(*members, limits=Limits(tokens=1)))
     assert "the budget of 1 tokens of the tree is too small" in str(result.error_details)
     assert bodies(events, UsageReported) == []
+    uses = {"usage": {"input_tokens": 700, "output_tokens": 300}}
+    members = [[{**answer(f"A{n}"), **uses}, {"text": "final", **uses}] for n in range(1, 6)]
+    result, events = await run_team(team(*members), limits=Limits(tokens=4500))  # what five answers use, and no more
+    assert result.total_usage.total_tokens == sum(body.usage.total_tokens for body in bodies(events, UsageReported))
+    assert (len(bodies(events, UsageReported)), result.final_response) == (5, "A1")
+    assert "the presenter agent1 ended limited, so its answer stands as it was" in (result.warning or "")
 
 
 async def test_a_team_takes_no_slot_and_adds_no_depth() -> None:
