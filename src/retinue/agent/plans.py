@@ -310,13 +310,13 @@ class ProfilePlanner:
         model = model or base.model or team.model
         if not model and parent is not None and parent.model is not None:
             model = parent.model_name if ":" in parent.model_name else parent.model
-        limits = base.limits if base is not team else Limits(turns=team.limits.turns, stall=team.limits.stall)
+        limits = Limits(turns=team.limits.turns, stall=team.limits.stall)
         return Profile(
             name_agent(number),
             base.instructions or team.instructions,
             model=model,
             tools=team.tools if base.tools is None else base.tools,
-            limits=limits,
+            limits=limits if base is team else base.limits.override(limits),
             runtime=base.runtime or team.runtime,
             workspace=base.workspace or team.workspace,
             description=base.description,
@@ -327,7 +327,7 @@ class ProfilePlanner:
             approvals=base.approvals,
             network=base.network,
             wants=base.wants,
-            hooks=base.hooks,
+            hooks=base.hooks or team.hooks,
             subagent_agents=base.subagent_agents,
         )
 

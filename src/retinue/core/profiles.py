@@ -200,7 +200,8 @@ class Team(Profile[str]):
     become one. It can stand wherever a profile can.
 
     A member is a profile, the name of a model, or a `Member`. What the team says of instructions, tools, runtime,
-    workspace and network holds for all members that do not say it themselves; its limits are for all of them together.
+    workspace, network and hooks holds for all members that do not say it themselves, and so do its limits of turns and
+    silence; its other limits are for all of them together.
     `strategy` is how the final answer is made: `synthesize` makes one of all answers, `winner_present` has the winner
     of the vote present its own, `winner_reuse` takes the winner's as it stands. With `refine` the members see each
     other's answers, give up to `max_new_answers` each, and go on until all have voted."""

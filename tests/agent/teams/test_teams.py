@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,29 @@ async def test_a_budget_is_shared_exactly() -> None:
     assert result.total_usage.total_tokens == sum(body.usage.total_tokens for body in bodies(events, UsageReported))
     assert (len(bodies(events, UsageReported)), result.final_response) == (5, "A1")
     assert "the presenter agent1 ended limited, so its answer stands as it was" in (result.warning or "")
+
+
+class Watch:
+    """Hooks that keep the names of the tools that were called."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def before_tool(self, name: str, args: Mapping[str, Any], /) -> None:
+        self.seen.append(name)
+
+    async def after_tool(self, name: str, args: Mapping[str, Any], text: str, success: bool, /) -> None:
+        pass
+
+
+async def test_hooks_and_turns_of_a_team_are_for_each_member_without_its_own() -> None:
+    hooks = Watch()
+    look = call("glob", pattern="*")
+    members, _ = make_members([look, answer("A"), "final"], [look] * 4)
+    members[0] = Profile("own", model=members[0].model, limits=Limits(turns=3))
+    result, _ = await run_team(Team("t", members=members, limits=Limits(turns=2), hooks=hooks))
+    assert (result.status, [child.status for child in result.children]) == ("done", ["done", "limited"])
+    assert sorted(hooks.seen) == ["glob", "glob", "glob", "new_answer"]
 
 
 async def test_a_team_takes_no_slot_and_adds_no_depth() -> None:
