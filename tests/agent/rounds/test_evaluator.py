@@ -145,6 +145,18 @@ async def test_it_reads_the_files_of_every_answer_so_far_and_writes_none(tmp_pat
     assert len(refused) == 1 and "it may be read, not written" in refused[0]
 
 
+@pytest.mark.requirement("MASS-38")
+async def test_one_that_a_model_spawns_sees_the_temp_root_too(tmp_path: Path) -> None:
+    """Where no rounds are set; the task cannot leave it out."""
+    task = {"task": "judge", "include_temp_workspace": False}
+    agents = {"main": [spawn({**task, "subagent_type": "round_evaluator"}, task), "end"]}
+    evaluator_profile = retinue.load_profile("round_evaluator")
+    async with retinue.open(tmp_path / ".retinue", mode="yes", profiles=[evaluator_profile]) as r:
+        run = await r.spawn(Profile("main", model=scripted(agents)), "go")
+        events = [event async for event in run.events()]
+    assert [each.include_temp_workspace for each in bodies(events, RunSpawned)[1:]] == [True, False]
+
+
 @pytest.mark.requirement("MASS-39")
 @pytest.mark.parametrize("pressure", ["gentle", "balanced", "aggressive"])
 async def test_the_pressure_is_in_its_instructions(pressure: Pressure, tmp_path: Path) -> None:

@@ -309,6 +309,19 @@ async def test_a_team_takes_no_slot_and_adds_no_depth() -> None:
     assert len(bodies(events, RunEnded)) == 5
 
 
+async def test_a_team_starts_while_every_slot_is_taken() -> None:
+    subject = team([answer("A"), "final"], [answer("B")])
+    tasks = [{"task": "x", "subagent_id": "slow"}, {"task": "y", "subagent_type": "reviewers"}]
+    profile = main({"main": [call("spawn_subagents", tasks=tasks, background=True), "end"], "slow": [{"hang": True}]})
+    async with retinue.open(mode="yes", profiles=[subject]) as r:
+        run = await r.spawn(profile, "go", limits=Limits(concurrent=1))
+        await until(run, RunStarted, number=2)
+        await until(run, RunSpawned, number=4)
+        await run.cancel()
+        events = [event async for event in run.events()]
+    assert {event.run for event in events if isinstance(event.body, RunStarted)} == {0, 1, 2}
+
+
 async def test_members_cannot_spawn_teams() -> None:
     inner = team([answer("x"), "y"], [answer("z")], name="inner")
     members, _ = make_members([call("subagent_inner", task="go"), answer("A"), "final"], [answer("B")])
