@@ -685,12 +685,13 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     """The receipt of a message to a run. `queued`: written at place `seq` of the tree's order, read at the run's next
     turn, which is its first `turn.started` after that place. `delivered`: read at that `turn`, for whoever waited for
     it. `too_late`: it will have no next turn, and why. `elsewhere`: it is only watched here, and words do not reach
-    it."""
+    it. Of a message to a team, `readers` are the members that got it."""
 
     state: Literal["queued", "delivered", "too_late", "elsewhere"]
     seq: int = 0
     why: str = ""
     turn: int | None = None
+    readers: tuple[int, ...] = ()
 
     def describe(self) -> str:
         """Return the receipt as a line for whoever sent the message."""

@@ -86,8 +86,11 @@ async def wait_until_read(log: LogReader, tree: str, run: int, receipt: Receipt,
     if receipt.state != "queued":
         return receipt
 
+    readers = receipt.readers or (run,)
+
     def is_news(event: Event) -> bool:
-        return event.run == run and isinstance(event.body, TurnStarted | RunEnded)
+        is_read = event.run in readers and isinstance(event.body, TurnStarted)
+        return is_read or (event.run == run and isinstance(event.body, RunEnded))
 
     event = await wait_for_event(log, tree, is_news, after=receipt.seq, seconds=seconds)
     if event is None:

@@ -141,12 +141,16 @@ class Tree:
         return Receipt("queued", seq)
 
     async def _send_to_members(self, team: Run, text: str, *, source: str, message_id: str) -> Receipt:
-        """Send a message to all members of a team that are at work, and return the receipt of the last."""
-        receipt = Receipt("too_late", why="no member of the team is at work")
-        for member in team.children:
-            if not member.is_stopping:
-                receipt = await self.send_message(member.ref.run, text, source=source, message_id=message_id)
-        return receipt
+        """Send a message to all members of a team that are at work, and return one receipt for all."""
+        receipts = {
+            member.ref.run: await self.send_message(member.ref.run, text, source=source, message_id=message_id)
+            for member in team.children
+            if not member.is_stopping
+        }
+        queued = {number: receipt.seq for number, receipt in receipts.items() if receipt.state == "queued"}
+        if not queued:
+            return Receipt("too_late", why="no member of the team is at work")
+        return Receipt("queued", min(queued.values()), readers=tuple(queued))
 
     def notify_parent(self, child: Run) -> None:
         """Tell a run that a child of its background has ended."""

@@ -368,6 +368,23 @@ async def test_words_go_to_all_members_and_a_continuation_to_the_presenter() -> 
     assert (result.name, result.team) == ("agent1", None)
 
 
+async def test_words_to_a_team_are_delivered_when_a_member_reads_them() -> None:
+    """agent2 has answered and has no next turn; agent1 has."""
+    clock = HeldClock()
+    first = scripted({"agent1": [{**answer("A"), "delay": 1}, "final"]}, clock=clock)
+    subject = Team("pair", members=[Profile("a", model=first), make_members([], [answer("B")])[0][1]])
+    tasks = [{"task": "x", "subagent_type": "pair", "subagent_id": "both"}]
+    tell = call("send_message_to_subagent", subagent_id="both", message="be brief")
+    profile = main({"main": [call("spawn_subagents", tasks=tasks, background=True), tell, "end"]})
+    async with retinue.open(mode="yes", profiles=[subject]) as r:
+        run = await r.spawn(profile, "go")
+        await until(run, Inbox, number=2)
+        clock.release()
+        events = [event async for event in run.events()]
+    [told] = [json.loads(each.text) for each in bodies(events, ToolResult, run=0) if each.name.startswith("send")]
+    assert (told["success"], told["state"], told["turn"]) == (True, "delivered", 2)
+
+
 async def test_a_team_is_continued_again_and_again_and_so_is_any_member() -> None:
     """Each goes on without the team: with what was said since, under the name of the team, or under its own."""
     members, heard = make_members([answer("A"), "final"], [answer("B"), "B again"])
