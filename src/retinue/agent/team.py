@@ -49,9 +49,10 @@ SYNTHESIZE = "You make one final answer of all answers: keep what is right in ea
 REMIND = "You have not voted. Call vote with one of: {labels}. Without a vote you abstain."
 REPLACED = "{choice} was replaced by {newest}, so your vote does not count. {vote}"
 NO_SUCH_ANSWER = "There is no answer '{choice}'. Vote for one of: {labels}."
-NEWER_ANSWERS = "There are newer answers than those you voted on, so your vote does not count. {vote}"
+OTHER_ANSWERS = "The answers are not those any more that you were shown, so your vote does not count. {vote}"
 OVER = "The team has decided. You are done."
 ABSTAINED = "You have not voted when asked, so you abstain."
+CUT = "its answer was cut after {kib} KiB: an answer to a team can be no longer"
 IS_OVER = "The team has decided already."
 PRESENT_NOW = "You present the final answer now: reply with it as text."
 SPENT = "You have given {count} of {limit} answers: vote."
@@ -200,7 +201,7 @@ class Coordinator:
             again = self._show_answers(agent)
             raise ToolError(REPLACED.format(choice=choice.label, newest=newest.label, vote=again))
         if state.shown[agent] != tuple(answer.label for answer in state.list_current(self._order)):
-            raise ToolError(NEWER_ANSWERS.format(vote=self._show_answers(agent)))
+            raise ToolError(OTHER_ANSWERS.format(vote=self._show_answers(agent)))
 
     async def take_text(self, link: Link, turn: int, text: str) -> Outcome:
         agent, run, state = link.ref.agent, link.ref.run, self._state
@@ -212,6 +213,8 @@ class Coordinator:
                 if not text.strip():
                     return Outcome("", ending=Ending("failed", "it gave no answer", "it gave no answer"))
                 content = text.encode("utf-8", "replace")[:ANSWER_BYTES].decode("utf-8", "ignore")
+                if len(content) < len(text):
+                    link.emit(Warned(CUT.format(kib=ANSWER_BYTES // 1024), code="team"))
                 await self._keep_answer(link, cause, content)
             elif agent in state.shown and agent not in state.votes and not self._remind(agent, run, cause):
                 labels = ", ".join(answer.label for answer in state.list_current(self._order))
