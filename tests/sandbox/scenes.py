@@ -24,9 +24,10 @@ import retinue
 from retinue import Allow, Context, Deny, Event, Limits, Result, tool
 from retinue.core.approvals import Approval
 from retinue.core.control import RunHandle
-from retinue.core.events import ApprovalAsked, RunStarted, ToolCall, ToolResult, TurnStarted, Warned
+from retinue.core.events import ApprovalAsked, Message, RunStarted, ToolCall, ToolResult, TurnStarted, Warned
 from retinue.core.messages import Call, Reply
-from tests.gates import pass_time
+from retinue.testing import scripted
+from tests.gates import HeldClock, pass_time
 from tests.sandbox.hosts import play_elsewhere
 from tests.supervisor.tree.kit import call, main, spawn, until
 from tests.tools.code_mode.kit import NAME, TOOLS, report, served
@@ -382,9 +383,16 @@ async def background(runtime: str) -> Facts:
     """A child in the background: its notice comes as a turn of its parent."""
     agents = {
         "main": [spawn({"task": "slow", "subagent_id": "slow"}, background=True), {"text": "waiting"}, {"text": "end"}],
-        "slow": [call("shell", command="echo x"), {"text": "slow is done"}],
+        "slow": [call("shell", command="echo x"), {"text": "slow is done", "delay": 1}],
     }
-    result, events = await play(runtime, agents)
+    clock = HeldClock()
+
+    async def let_child_end(run: RunHandle) -> None:
+        await until(run, Message, number=0)
+        clock.release()
+
+    fields = {"model": scripted(agents, clock=clock)}
+    result, events = await play(runtime, agents, during=let_child_end, fields=fields)
     inbox = [event.body.text for event in events if event.kind == "inbox" and event.run == 0]  # type: ignore[union-attr]
     found = facts(result, events)
     del found["said"]["/main"]  # the first reply of a background spawn has times in it
