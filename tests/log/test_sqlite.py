@@ -5,6 +5,7 @@ import gc
 import os
 import random
 import stat
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -125,6 +126,33 @@ async def test_two_trees_of_another_file_are_claimed_with_one_lock(tmp_path: Pat
     reader = SqliteReader(tmp_path)
     assert [len(await reader.read(tree)) for tree in ("t1", "t2", "t3")] == [4, 4, 1]
     assert reader.find_file("t3") == tmp_path / "0002.db"
+
+
+LEAVES_A_CHILD = """
+import os, sys
+from pathlib import Path
+from retinue.log import locks
+lock = locks.try_lock(Path(sys.argv[1]))
+locks.sign_lock(lock, 1)
+if os.fork() == 0:
+    sys.stdin.read()
+os._exit(0)
+"""
+
+
+async def test_a_child_of_a_killed_process_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the lock until it has become another program, though the process that signed it is gone."""
+    monkeypatch.setattr(locks, "CHILD_SECONDS", 100.0)
+    file = tmp_path / "0001.db"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LEAVES_A_CHILD, str(file), stdin=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert await process.wait() == 0
+    assert not locks.try_lock(file)
+    looking = asyncio.create_task(asyncio.to_thread(locks.read_holder, file))
+    process.stdin.close()
+    assert await looking is None
 
 
 async def test_a_waiter_that_is_not_awaited_makes_no_noise_when_writing_fails(tmp_path: Path) -> None:

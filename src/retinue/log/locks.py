@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from retinue.files.locks import open_own_file, take_file_lock
 from retinue.files.opening import open_regular_file
 
 PATIENCE_SECONDS, STEP_SECONDS = 1.0, 0.05
+CHILD_SECONDS, CHILD_STEP_SECONDS = 0.5, 0.01
 
 
 class Holder(NamedTuple):
@@ -57,16 +59,38 @@ def sign_lock(lock: int, first_batch: int) -> None:
 def read_holder(file: Path) -> Holder | None:
     """Return the process that holds the lock of a log file, if one does.
 
-    Looking takes a free lock for a moment: a process that wants it just then takes another file."""
+    Looking takes a free lock for a moment: a process that wants it just then takes another file. If the process that
+    signed it is gone, a child of it may have the lock still, for as long as it takes to become another program; a
+    process of another container only seems to be gone, and is named after a while."""
     try:
         lock = open_regular_file(file.with_suffix(".lock"))
     except OSError:
         return None
+    pause = threading.Event()
     try:
-        if take_file_lock(lock, shared=True):
-            return None
-        words = os.pread(lock, 64, 0).split()
+        for _ in range(round(CHILD_SECONDS / CHILD_STEP_SECONDS)):
+            if take_file_lock(lock, shared=True):
+                return None
+            holder = _read_signature(lock)
+            if not holder.pid or _is_alive(holder.pid):
+                break
+            pause.wait(CHILD_STEP_SECONDS)
+        return holder
     finally:
         os.close(lock)
+
+
+def _read_signature(lock: int) -> Holder:
+    words = os.pread(lock, 64, 0).split()
     signed = len(words) > 1 and b"".join(words[:2]).isdigit()
     return Holder(int(words[0]), int(words[1])) if signed else Holder(0, 0)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
