@@ -280,6 +280,7 @@ async def test_a_client_that_does_not_come_back_is_waited_for_no_longer_than_its
         async with Client(server.url, mode=modern) as second:  # whose user cannot be asked
             await second.call_tool("cancel_background_tool", {"subagent_id": "noter"})
             async with asyncio.timeout(150):
+                await second.call_tool("wait_for_background_tool", {"subagent_id": "noter"})
                 result = await second.call_tool("spawn_subagents", TASKS)
     assert "requires confirmation" in result.structured_content["results"][0]["answer"], result
 
