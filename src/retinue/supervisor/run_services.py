@@ -67,7 +67,7 @@ from retinue.supervisor.budgets import CallReservation
 from retinue.supervisor.run import Run
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.tree import Tree, check_message
-from retinue.workspaces.recording import publish_so_far
+from retinue.workspaces.recording import NO_SNAPSHOT, publish_so_far
 from retinue.workspaces.run_folders import RunFolders
 from retinue.workspaces.workspace import is_empty_folder
 
@@ -562,7 +562,10 @@ class RunServices(msgspec.Struct, eq=False):
         folders = self.run.folders
         if not folders.snapshots or is_empty_folder(folders.path):
             return ""
-        warning, folder = await asyncio.to_thread(publish_so_far, folders, name, self.run.ref.run)
+        try:
+            warning, folder = await asyncio.to_thread(publish_so_far, folders, name, self.run.ref.run)
+        except (RetinueError, OSError) as error:  # a full disk costs the copy, not the answer
+            warning, folder = NO_SNAPSHOT.format(why=f"could not be copied: {error}"), ""
         if warning:
             self.emit(Warned(warning, code="workspace"))
         return folder

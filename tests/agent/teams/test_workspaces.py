@@ -57,3 +57,24 @@ async def test_a_team_of_ten_in_sandboxes(tmp_path: Path) -> None:
     assert len(bodies(events, AnswerGiven)) == 10
     seen = [body for body in bodies(events, ToolResult, run=1) if body.name == "shell"][-1]
     assert seen.text.split() == [str(number) for number in range(10)]
+
+
+async def test_a_copy_that_cannot_be_made_costs_no_answer(tmp_path: Path) -> None:
+    """As on a full disk: the others do not see the files, and everybody is told why."""
+
+    @retinue.tool(tier="observe")
+    async def spoil(ctx: retinue.Context) -> str:
+        """Put a file where the copies go."""
+        (Path(ctx.workspace).parents[1] / "snapshots").write_text("in the way")
+        return "spoilt"
+
+    members, _ = make_members(
+        [call("write", path="a.txt", content="a\n"), call("spoil"), answer("A"), "final"], [answer("B")]
+    )
+    async with retinue.open(mode="yes", project=tmp_path) as r:
+        run = await r.spawn(Team("t", members=members, tools=["write", spoil]), "go")
+        result = await run.result()
+        events = [event async for event in run.events()]
+    assert (result.status, result.final_response) == ("done", "final")
+    assert [given.snapshot for given in bodies(events, AnswerGiven)] == ["", ""]
+    assert "no snapshot of the workspace for other runs" in str(result.children[0].warning)
