@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from retinue.agent.loop import LoopState, run_turns
-from retinue.agent.team import format_answers
+from retinue.agent.team import check_content, cut_content, format_answers
 from retinue.core.errors import SpawnRefused, ToolError
 from retinue.core.events import (
     ChecklistAccepted,
@@ -46,7 +46,7 @@ from retinue.core.rounds import (
     parse_next_tasks,
     parse_packet,
 )
-from retinue.core.teams import ANSWER_BYTES, NEW_ANSWER, REMINDERS, VOTE
+from retinue.core.teams import NEW_ANSWER, REMINDERS, VOTE
 from retinue.tools.arguments import read_argument
 from retinue.tools.rounds import SPECS, RoundTool, Work
 
@@ -202,11 +202,7 @@ class RoundConductor:
         if self.is_over(state):
             raise ToolError(SPENT.format(count=self._rounds.answers))
         self._check_checklist(state, NEW_ANSWER)
-        if not content.strip():
-            raise ToolError("new_answer: the answer is empty")
-        if len(content.encode("utf-8", "replace")) > ANSWER_BYTES:
-            kib = ANSWER_BYTES // 1024
-            raise ToolError(f"new_answer: the answer is longer than {kib} KiB: put the rest into files, and name them")
+        check_content(content)
 
     def _check_checklist(self, state: RoundState, tool: str) -> None:
         """Raise ToolError in a round without a plan whose checklist is missing."""
@@ -249,7 +245,7 @@ class RoundConductor:
         if not state.answers or state.find_answer(cause) is not None:
             if not text.strip():
                 return NOTICE, Outcome("", ending=Ending("failed", "it gave no answer", "it gave no answer"))
-            content = text.encode("utf-8", "replace")[:ANSWER_BYTES].decode("utf-8", "ignore")
+            content = text if state.answers else cut_content(text, link)  # kept already, if it is asked again
             return NOTICE, await self._give_answer(link, cause, content)
         if state.missed < REMINDERS:
             first = REMIND_CHECKLIST if _lacks_checklist(state) else ""

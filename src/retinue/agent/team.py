@@ -52,7 +52,7 @@ NO_SUCH_ANSWER = "There is no answer '{choice}'. Vote for one of: {labels}."
 OTHER_ANSWERS = "The answers are not those any more that you were shown, so your vote does not count. {vote}"
 OVER = "The team has decided. You are done."
 ABSTAINED = "You have not voted when asked, so you abstain."
-CUT = "its answer was cut after {kib} KiB: an answer to a team can be no longer"
+CUT = f"its answer was cut after {ANSWER_BYTES // 1024} KiB: an answer can be no longer"
 IS_OVER = "The team has decided already."
 PRESENT_NOW = "You present the final answer now: reply with it as text."
 SPENT = "You have given {count} of {limit} answers: vote."
@@ -152,11 +152,7 @@ class Coordinator:
         state, given = self._state, len(self._state.answers.get(agent, ()))
         if state.decided is not None:
             raise ToolError(PRESENT_NOW if self._is_presenter(agent) else IS_OVER)
-        if not content.strip():
-            raise ToolError("new_answer: the answer is empty")
-        if len(content.encode("utf-8", "replace")) > ANSWER_BYTES:
-            kib = ANSWER_BYTES // 1024
-            raise ToolError(f"new_answer: the answer is longer than {kib} KiB: put the rest into files, and name them")
+        check_content(content)
         if given >= self._plan.answers_each:
             raise ToolError(SPENT.format(count=given, limit=self._plan.answers_each))
 
@@ -212,10 +208,7 @@ class Coordinator:
             if agent not in state.answers:
                 if not text.strip():
                     return Outcome("", ending=Ending("failed", "it gave no answer", "it gave no answer"))
-                content = text.encode("utf-8", "replace")[:ANSWER_BYTES].decode("utf-8", "ignore")
-                if len(content) < len(text):
-                    link.emit(Warned(CUT.format(kib=ANSWER_BYTES // 1024), code="team"))
-                await self._keep_answer(link, cause, content)
+                await self._keep_answer(link, cause, cut_content(text, link))
             elif agent in state.shown and agent not in state.votes and not self._remind(agent, run, cause):
                 labels = ", ".join(answer.label for answer in state.list_current(self._order))
                 return Outcome(REMIND.format(labels=labels))
@@ -327,6 +320,23 @@ class Coordinator:
         if lost and warning not in self._link.team_state.warned:  # else an earlier process, which died before it ended
             self._link.emit(Warned(warning, code="team"))
         return Ending("done", text)
+
+
+def check_content(content: str) -> None:
+    """Raise ToolError for an answer that cannot be taken: an empty one, or one that is too long."""
+    if not content.strip():
+        raise ToolError("new_answer: the answer is empty")
+    if len(content.encode("utf-8", "replace")) > ANSWER_BYTES:
+        kib = ANSWER_BYTES // 1024
+        raise ToolError(f"new_answer: the answer is longer than {kib} KiB: put the rest into files, and name them")
+
+
+def cut_content(text: str, link: Link) -> str:
+    """Return what an answer can be of a text that was said without a call, and warn if that is not all of it."""
+    content = text.encode("utf-8", "replace")[:ANSWER_BYTES].decode("utf-8", "ignore")
+    if len(content) < len(text):
+        link.emit(Warned(CUT, code="answer"))
+    return content
 
 
 def format_answers(answers: Sequence[AnswerGiven | RoundAnswered]) -> str:

@@ -218,6 +218,9 @@ async def test_words_without_a_call_are_the_first_answer_and_later_cost_a_remind
     assert "It has no task plan: call submit_checklist first." in first and "submit_checklist" not in second
     result, _ = await run_rounds(main([""]), 2)
     assert (result.status, result.error_details) == ("failed", "it gave no answer")
+    result, _ = await run_rounds(main(["x" * 70_000]), 1)
+    assert len(result.final_response) == 64 * 1024
+    assert result.warning == "its answer was cut after 64 KiB: an answer can be no longer"
 
 
 async def test_a_run_that_is_stopped_has_its_newest_answer_as_its_partial_text() -> None:

@@ -511,7 +511,7 @@ async def test_an_answer_in_text_is_cut_and_that_is_said() -> None:
     result, events = await run_team(team(["x" * 70_000, "final"], [answer("B")]))
     first = next(given for given in bodies(events, AnswerGiven) if given.label == "agent1.1")
     assert len(first.text) <= 64 * 1024
-    assert result.children[0].warning == "its answer was cut after 64 KiB: an answer to a team can be no longer"
+    assert result.children[0].warning == "its answer was cut after 64 KiB: an answer can be no longer"
 
 
 async def test_an_answer_is_bounded() -> None:
