@@ -43,6 +43,7 @@ UNCLEAR = "it is not clear whether a rule for {tool} is meant"
 _SEARCHES = frozenset({"glob", "grep"})
 SANDBOXED_TOOLS = frozenset({"edit", "write", "shell", CODE_MODE})
 GIT_RULE = "that protects .git"
+PATH_CHARACTERS = 4096
 _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 
@@ -71,11 +72,14 @@ class RulePolicy:
         self._concerned: dict[str, tuple[tuple[Rule, ...], ...]] = {}
 
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
-        if spec.server and is_a(spec.name, WRITERS) and _is_in_git_folder(spec.name, args, workspace, self._project):
+        if spec.server and _writes_git_folder(spec.name, args, workspace, self._project):
             return Verdict("deny", GIT_RULE)
         key = (spec.name, spec.seal if spec.server else spec.tier, spec.spawns, primary)
         known = self._known.get(key)
-        return known if known is not None else self._judge(key, spec, args, workspace)
+        verdict = known if known is not None else self._judge(key, spec, args, workspace)
+        if spec.server and verdict.what != "deny" and _may_write_git_folder(spec.name, args):
+            return Verdict("ask", GIT_RULE, firm=True)
+        return verdict
 
     def learn(self, rule: Rule) -> None:
         """Add a rule that allows."""
@@ -172,7 +176,7 @@ class RulePolicy:
             return Verdict("ask", UNCLEAR.format(tool=tool))
         if rule := self._find_named_path(tool, subjects, workspace):
             return Verdict("ask", NAMED.format(rule=rule))
-        if default.what == "ask":
+        if default.what == "ask" and len(_list_paths(tool, args)) < 2:
             subject = subjects[0] if subjects else None
             if rule := find_allowing_rule(
                 tuple(rule for rule in allow if rule.seal in ("", spec.seal)), tool, args, subject
@@ -241,22 +245,47 @@ def subjects_of(tool: str, args: dict[str, Any], *, workspace: str, project: str
         return (command,) if isinstance(command, str) else ()
     if not is_a(tool, FILES):
         return ()
-    raw = args.get("path") or args.get("file_path") or ("." if tool in _SEARCHES else None)
-    if not isinstance(raw, str) or "\0" in raw:
-        return ()
     home = os.path.realpath(workspace)
+    return tuple(
+        name for raw in _list_paths(tool, args) for name in _list_names(raw, home=home, project=project) if name
+    )
+
+
+def _list_paths(tool: str, args: dict[str, Any]) -> list[str]:
+    """Return the paths that a file tool is given. A tool of an MCP server may take it under either name."""
+    if not is_a(tool, FILES):
+        return []
+    given = list(filter(None, (args.get("path"), args.get("file_path")))) or ["."] * (tool in _SEARCHES)
+    return [raw for raw in given if isinstance(raw, str) and "\0" not in raw]
+
+
+def _list_names(raw: str, *, home: str, project: str) -> list[str]:
     path = os.path.realpath(os.path.join(home, raw))  # noqa: PTH118 - as text: no Path is worth its time here
     names = [_below(path, home) or path, path, _below(path, project)]
     if project and project != home:  # what is not in a workspace is looked for in the folders above it
         names.append(_below(os.path.realpath(os.path.join(project, raw)), project))  # noqa: PTH118
-    return tuple(name for name in names if name)
+    return names
 
 
-def _is_in_git_folder(tool: str, args: dict[str, Any], workspace: str, project: str) -> bool:
+def _writes_git_folder(tool: str, args: dict[str, Any], workspace: str, project: str) -> bool:
     """Tell whether a file tool of an MCP server would write into a `.git`, in any spelling. Tools of our own check that
     themselves, where they write."""
-    subjects = subjects_of(tool, args, workspace=workspace, project=project)
-    return any(is_git_name(part) for subject in subjects for part in subject.split("/"))
+    if not is_a(tool, WRITERS):
+        return False
+    return any(map(_names_git_folder, subjects_of(tool, args, workspace=workspace, project=project)))
+
+
+def _may_write_git_folder(tool: str, args: dict[str, Any]) -> bool:
+    """Tell whether another tool of a server, such as one that moves files, is given a path inside a `.git`. A pattern
+    such as `**/.git/**` and an address are no paths."""
+    if is_a(tool, READERS):
+        return False
+    texts = [text for text in args.values() if isinstance(text, str) and len(text) <= PATH_CHARACTERS]
+    return any(_names_git_folder(text) for text in texts if "*" not in text and "://" not in text)
+
+
+def _names_git_folder(path: str) -> bool:
+    return any(map(is_git_name, path.split("/")))
 
 
 def _below(path: str, folder: str) -> str:

@@ -10,6 +10,7 @@ from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome
 from retinue.core.rounds import GET_TASK_PLAN, IMPACTS, PROPOSE_IMPROVEMENTS, SCORE_MAX, SUBMIT_CHECKLIST
 from retinue.core.teams import NEW_ANSWER, VOTE
+from retinue.tools.arguments import show_arguments
 
 Work = Callable[[Call, Link], Awaitable[Outcome]]
 
@@ -99,7 +100,7 @@ class RoundTool:
         self.spec, self._work = spec, work
 
     async def preview(self, call: Call, folders: Folders) -> str:
-        return str(call.args.get("content") or call.args.get("reason") or "")
+        return show_arguments(call.args, "content", "agent_id", "reason")
 
     def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]:
         return self._work(call, link)

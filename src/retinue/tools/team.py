@@ -8,7 +8,7 @@ from typing import Any
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome
 from retinue.core.teams import NEW_ANSWER, VOTE
-from retinue.tools.arguments import read_argument
+from retinue.tools.arguments import read_argument, show_arguments
 
 
 def _make_spec(name: str, description: str, properties: dict[str, Any], title: str) -> ToolSpec:
@@ -37,7 +37,7 @@ class NewAnswer:
     )
 
     async def preview(self, call: Call, folders: Folders) -> str:
-        return str(call.args.get("content") or "")
+        return show_arguments(call.args, "content")
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         content = read_argument(call, "content", str)
@@ -58,7 +58,7 @@ class Vote:
     )
 
     async def preview(self, call: Call, folders: Folders) -> str:
-        return f"{call.args.get('agent_id') or ''}: {call.args.get('reason') or ''}"
+        return show_arguments(call.args, "agent_id", "reason")
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         choice, reason = read_argument(call, "agent_id", str), read_argument(call, "reason", str, "")

@@ -343,3 +343,27 @@ def test_file_tools_of_servers_do_not_write_inside_git_in_any_mode(mode: Mode, p
     for _ in range(2):  # the second time from what is remembered
         assert what(rules, write, workspace=str(tmp_path), path="a.txt") == "allow"
         assert what(rules, write, workspace=str(tmp_path), path=path) == "deny"
+
+
+@pytest.mark.finding("X3")
+@pytest.mark.parametrize("mode", ["ask", "yes"])
+def test_other_tools_of_servers_ask_before_they_get_a_path_inside_git(mode: Mode, tmp_path: Path) -> None:
+    move = ToolSpec("mcp__fs__move_file", "", {}, server="fs", seal="s")
+    allowing, denying = policy(mode, allow=["mcp__fs"]), policy(mode, deny=["mcp__fs"])
+    for target in (".git/config", "sub/.Git", "x/.git./hooks/pre-commit"):
+        assert what(allowing, move, workspace=str(tmp_path), source="a", destination=target) == "ask"
+        assert what(denying, move, workspace=str(tmp_path), source="a", destination=target) == "deny"
+    for other in ("a.git/b", "**/.git/**", "https://example.com/.git/config"):
+        assert what(allowing, move, workspace=str(tmp_path), source="a", destination=other) == "allow"
+    read = ToolSpec("mcp__fs__read_file", "", {}, server="fs", seal="s")
+    assert what(allowing, read, workspace=str(tmp_path), path=".git/HEAD") == "allow"
+
+
+@pytest.mark.finding("X3", "X5")
+def test_a_path_under_a_second_name_is_a_path_too(tmp_path: Path) -> None:
+    write = ToolSpec("mcp__fs__write_file", "", {}, server="fs", seal="s")
+    both = {"path": "a.txt", "file_path": ".git/config"}
+    assert what(policy("yes"), write, workspace=str(tmp_path), **both) == "deny"
+    both = {"path": "a.txt", "file_path": ".env"}
+    assert what(policy("yes", deny=["edit(.env)"]), write, workspace=str(tmp_path), **both) == "deny"
+    assert what(policy("ask", allow=["mcp__fs__write_file(a.txt)"]), write, workspace=str(tmp_path), **both) == "ask"
