@@ -10,7 +10,7 @@ import os
 from functools import cached_property
 from typing import Any
 
-from retinue.core.commands import MAX_WORDS, read_command
+from retinue.core.commands import PATH_CHARACTERS, list_named_paths
 from retinue.core.messages import ToolSpec
 from retinue.core.ports import Policy
 from retinue.core.rules import (
@@ -42,8 +42,8 @@ NAMED = "it names a path that {rule} is about"
 UNCLEAR = "it is not clear whether a rule for {tool} is meant"
 _SEARCHES = frozenset({"glob", "grep"})
 SANDBOXED_TOOLS = frozenset({"edit", "write", "shell", CODE_MODE})
+MAX_PATHS = 2000
 GIT_RULE = "that protects .git"
-PATH_CHARACTERS = 4096
 _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 
@@ -139,8 +139,9 @@ class RulePolicy:
         """Return the rule about a path that a command names in one of its words; empty if there is none."""
         if not self._path_rules or not is_a(tool, SHELLS):
             return ""
-        words = {word for subject in subjects for part in read_command(subject).parts for word in part[:MAX_WORDS]}
-        pieces = {piece for word in words for piece in (word, word.rpartition("=")[2], word.lstrip("@<>"))}
+        pieces = {piece for subject in subjects for piece in list_named_paths(subject)}
+        if len(pieces) > MAX_PATHS:  # each is looked up on disk
+            return str(self._path_rules[0])
         paths = [
             path
             for piece in pieces
