@@ -9,6 +9,7 @@ subagent_orchestrator:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -142,8 +143,9 @@ MEMBERS = Kind(
 def _drop_members(
     members: tuple[MemberSettings, ...], _: Setting
 ) -> tuple[tuple[MemberSettings, ...], list[Loosening]]:
-    """Drop all members: a project multiplies no work by itself."""
-    return (), [Loosening("", str(member.model)) for member in to_members(members)]
+    """Drop all members: a project multiplies no work by itself. Members with the same model are named once."""
+    counts = Counter(str(member.model) for member in to_members(members))
+    return (), [Loosening("", model if count == 1 else f"{model} ({count} members)") for model, count in counts.items()]
 
 
 NEW_MEMBERS = TrustRule("any member", _drop_members)
