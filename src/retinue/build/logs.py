@@ -67,6 +67,6 @@ def _with_failpoint(log: Log) -> Log:
     point = os.environ.get("RETINUE_FAILPOINT")
     if not point or point.startswith("outbox_"):  # those belong to the mailbox
         return log
-    from retinue.log.failpoints import FailingLog
+    from retinue.log.forwarding_log import FailingLog
 
     return FailingLog(log, point)
