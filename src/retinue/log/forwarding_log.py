@@ -1,8 +1,9 @@
 """Logs around another log. `ForwardingLog` forwards everything; subclasses override what they want to see or change.
 
-`FailingLog` is for tests of crashes, since everything that matters passes through the log: at a failpoint this process
-kills itself, the N-th time (RETINUE_FAILPOINT=POINT[:N]). A point is an event kind, right after such an event is on disk
-(nobody has been told yet); `before-KIND`, right before one is written; or `cleanup`, before the log is closed.
+`FailingLog` is for tests of crashes, since everything that matters passes through the log: at a failpoint
+(RETINUE_FAILPOINT=POINT[:N], the N-th time) this process kills itself. A point is an event kind, right after such an
+event is on disk (nobody has been told yet); `before-KIND`, right before one is written; or `cleanup`, before the log is
+closed.
 """
 
 from __future__ import annotations
