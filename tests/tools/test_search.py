@@ -9,8 +9,8 @@ import pytest
 
 from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES
-from retinue.tools import files as file_tools
-from retinue.tools.files import Glob, Grep
+from retinue.tools import search
+from retinue.tools.search import Glob, Grep
 from tests.tools.folders import RealFolders, make_folders, use
 
 
@@ -88,12 +88,12 @@ async def test_many_stars_cost_no_more_than_one(folders: RealFolders) -> None:
 async def test_glob_stops_at_its_limit_and_says_so(folders: RealFolders) -> None:
     many = folders.workspace / "many"
     many.mkdir()
-    for number in range(file_tools.MAX_FILES + 5):
+    for number in range(search.MAX_FILES + 5):
         (many / f"{number:05}").touch()
     lines = (await use(Glob(), folders, pattern="many/*")).text.splitlines()
     assert lines[:2] == ["many/00000", "many/00001"]
     assert lines[-1] == "[... more than 1000 files; narrow the pattern ...]"
-    assert len(lines) == file_tools.MAX_FILES + 1
+    assert len(lines) == search.MAX_FILES + 1
 
 
 async def test_names_that_are_no_text_stay_on_one_line(folders: RealFolders) -> None:
@@ -124,7 +124,7 @@ async def test_grep_takes_a_folder_a_file_a_glob_and_ignores_case(folders: RealF
 
 async def test_grep_skips_what_is_binary_large_or_no_file(folders: RealFolders) -> None:
     (folders.workspace / "b.bin").write_bytes(b"Needle\0")
-    (folders.workspace / "large").write_bytes(b"Needle\n" + bytes(file_tools.GREP_BYTES))
+    (folders.workspace / "large").write_bytes(b"Needle\n" + bytes(search.GREP_BYTES))
     os.mkfifo(folders.workspace / "pipe")
     text = (await use(Grep(), folders, pattern="Needle$|b.txt")).text
     assert text == "b.txt:2:Needle in b.txt"
@@ -164,7 +164,7 @@ async def test_a_cancelled_search_stops(folders: RealFolders) -> None:
 
 def test_a_walk_stops_between_two_files(folders: RealFolders) -> None:
     stop = threading.Event()
-    files = file_tools._walk_files(folders.workspace, folders, stop, "grep")
+    files = search._walk_files(folders.workspace, folders, stop, "grep")
     assert next(files) == (".hidden.py",)
     stop.set()
     assert list(files) == []

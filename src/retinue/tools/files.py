@@ -1,41 +1,26 @@
-"""The tools on files: read, write and edit for one file, glob and grep to look through folders.
+"""The tools that touch one file: read, write, edit.
 
 Files are bytes here: an edit changes what it names and leaves line endings and foreign encodings as they are.
 Which paths are allowed, and how a file is opened and replaced, is in `paths`; this module knows no path rules.
-
-A search walks below one folder in a fixed order, without following folder symlinks, and stops between two files when
-its run is cancelled. A regex is run by RE2, in time linear in the line: a model's regex must not be able to hold the
-whole process, and Python cannot stop one of its own in the middle of a line.
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib
 import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import BinaryIO
 
 from retinue.concurrency import run_in_thread
-from retinue.core.errors import ConfigError, ToolError
-from retinue.core.globs import GlobPattern, compile_glob
+from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Execution, Folders, Outcome
-from retinue.core.rules import matches_path
-from retinue.files.reserved import GIT_FOLDER, STATE_FOLDER
 from retinue.tools.arguments import quote_text, read_argument, reveal_text
-from retinue.tools.paths import (
-    make_file_error,
-    open_file,
-    open_folder,
-    replace_file,
-    resolve_readable,
-    resolve_writable,
-)
-from retinue.tools.truncate import Ends, truncate_text
+from retinue.tools.paths import make_file_error, open_file, replace_file, resolve_readable, resolve_writable
+from retinue.tools.truncate import Ends
 
 CHUNK = 64 * 1024
 SNIFF_BYTES = 8 * 1024
@@ -44,12 +29,6 @@ PREVIEW_CHARACTERS = 512 * 1024
 CUT_PREVIEW = "[... {more} characters more; the arguments of the call have all of it]"
 COMPARE_LINES = 4000
 COMPARE_BYTES = 1024 * 1024
-MAX_FILES = 1000
-MAX_MATCHES = 500
-LINE_CHARS = 300
-MATCH_CHARS = 10_000
-GREP_BYTES = 10 * 1024 * 1024
-SKIPPED = frozenset({GIT_FOLDER, STATE_FOLDER})
 # Two children that edit one file of a shared workspace must both be seen in it.
 _EDITING = threading.Lock()
 
@@ -226,12 +205,12 @@ def _read_whole(path: Path, folders: Folders, tool: str) -> bytes:
         raise make_file_error(tool, path, error) from error
     if len(data) > EDIT_BYTES:
         raise ToolError(f"{tool}: {quote_text(path)} is over {EDIT_BYTES} bytes, too large to work on as a whole")
-    if _is_binary(data):
+    if is_binary(data):
         raise ToolError(f"{tool}: {quote_text(path)} is binary ({len(data)} bytes)")
     return data
 
 
-def _is_binary(start: bytes) -> bool:
+def is_binary(start: bytes) -> bool:
     return b"\0" in start[:SNIFF_BYTES]
 
 
@@ -241,7 +220,7 @@ def _read_lines(
     """Return `count` lines from the `first` on, read in pieces: neither a large file nor a long line is held whole."""
     ends, skip, seen, last, given = Ends(has=path), first - 1, 0, b"\n", False
     while (chunk := file.read(CHUNK)) and not stop.is_set():
-        if not seen and _is_binary(chunk):
+        if not seen and is_binary(chunk):
             size = os.fstat(file.fileno()).st_size
             raise ToolError(f"{tool}: {quote_text(path)} is binary ({size} bytes)")
         seen, last = seen + chunk.count(b"\n"), chunk[-1:]
@@ -309,209 +288,3 @@ def _mark_last_line(lines: Iterable[str]) -> Iterator[str]:
         yield line.removesuffix("\n")
         if not line.endswith("\n"):
             yield "\\ No newline at end of file"
-
-
-# Looking through folders
-
-
-class Glob(FileTool):
-    """Lists files by name."""
-
-    spec = ToolSpec(
-        name="glob",
-        description="List the files below a folder whose path, relative to it, fits a pattern such as 'src/**/*.py'.",
-        schema={
-            "type": "object",
-            "properties": {
-                "pattern": {"type": "string"},
-                "path": {"type": "string", "description": "the folder to search; all you may read unless given"},
-            },
-            "required": ["pattern"],
-        },
-        tier="observe",
-        display_name="Glob",
-        repeatable=True,
-    )
-
-    shown_argument = "pattern"
-
-    def handle_call(self, call: Call, folders: Folders, stop: threading.Event) -> Outcome:
-        pattern = _compile_pattern(read_argument(call, "pattern", str), tool=call.name)
-        raw = read_argument(call, "path", str, "")
-        found: list[str] = []
-        for top, _ in _find_tops(raw, folders, call.name):
-            for parts in _walk_files(top, folders, stop, call.name):
-                if pattern.matches("/".join(parts)) and not _is_hidden(top, parts, folders):
-                    found.append(_display_path("/".join(parts)))
-                    if len(found) > MAX_FILES:
-                        break
-        lines = sorted(found[:MAX_FILES])
-        if len(found) > MAX_FILES:
-            lines.append(f"[... more than {MAX_FILES} files; narrow the pattern ...]")
-        return _make_outcome(lines, call, folders)
-
-
-class Grep(FileTool):
-    """Finds lines by regex."""
-
-    spec = ToolSpec(
-        name="grep",
-        description="Search a file, or the text files below a folder, for lines that match a regex (RE2 syntax). "
-        "Gives 'path:line:text'.",
-        schema={
-            "type": "object",
-            "properties": {
-                "pattern": {"type": "string"},
-                "path": {"type": "string", "description": "the folder or file to search; all you may read"},
-                "glob": {"type": "string", "description": "only files that fit, such as '*.py'"},
-                "ignore_case": {"type": "boolean", "default": False},
-            },
-            "required": ["pattern"],
-        },
-        tier="observe",
-        display_name="Grep",
-        repeatable=True,
-    )
-
-    shown_argument = "pattern"
-
-    def handle_call(self, call: Call, folders: Folders, stop: threading.Event) -> Outcome:
-        regex = _compile_regex(call)
-        raw, name = read_argument(call, "path", str, ""), read_argument(call, "glob", str, "")
-        only = _compile_pattern(name if "/" in name else f"**/{name or '*'}", tool=call.name)
-        lines: list[str] = []
-        for path, shown in _list_files(raw, only, folders, stop, call.name):
-            for number, text in _find_matches(path, regex, folders, call.name):
-                lines.append(f"{shown}:{number}:{text}")
-                if len(lines) > MAX_MATCHES:
-                    lines[-1] = f"[... more than {MAX_MATCHES} matches; narrow the search ...]"
-                    return _make_outcome(lines, call, folders)
-        return _make_outcome(lines, call, folders)
-
-
-def _compile_pattern(text: str, *, tool: str) -> GlobPattern:
-    """Return the pattern of a call, for paths below the folder."""
-    names = [name for name in text.split("/") if name not in ("", ".")]
-    if not names or text.startswith("/") or ".." in names:
-        raise ToolError(f"{tool}: {quote_text(text)} must be a pattern below the folder; give the folder as 'path'")
-    try:
-        return compile_glob("/".join(names), paths=True)
-    except ConfigError as error:
-        raise ToolError(f"{tool}: the pattern {quote_text(text)} {error}") from error
-
-
-def _compile_regex(call: Call) -> Any:
-    re2 = importlib.import_module("re2")
-    options = re2.Options()
-    options.case_sensitive = not read_argument(call, "ignore_case", bool, False)
-    options.log_errors = False
-    pattern = read_argument(call, "pattern", str)
-    try:
-        return re2.compile(pattern, options)
-    except (re2.error, UnicodeEncodeError) as error:
-        raise ToolError(f"{call.name}: bad regex {quote_text(pattern)}: {_format_error(error)}") from error
-
-
-def _format_error(error: Exception) -> str:
-    said = error.args[0] if error.args else error
-    return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
-
-
-def _find_tops(raw: str, folders: Folders, tool: str) -> list[tuple[Path, str]]:
-    """Return the folders (or the one file) to search, each with the prefix its paths are shown with."""
-    if raw:
-        return [(resolve_readable(folders, raw, tool=tool), raw)]
-    tops = [top for top in dict.fromkeys(folders.search_roots) if top.is_dir()]
-    return [(top, "") for top in tops if not any(_is_covered_by(other, top) for other in tops)]
-
-
-def _is_covered_by(other: Path, top: Path) -> bool:
-    """Tell whether searching one folder searches the other too."""
-    return other != top and top.is_relative_to(other) and SKIPPED.isdisjoint(top.relative_to(other).parts)
-
-
-def _list_files(
-    raw: str, only: GlobPattern, folders: Folders, stop: threading.Event, tool: str
-) -> Iterator[tuple[Path, str]]:
-    """Yield every file to search, and the path it is shown with."""
-    for top, prefix in _find_tops(raw, folders, tool):
-        for parts in _walk_files(top, folders, stop, tool):
-            if not parts or (only.matches("/".join(parts)) and not _is_hidden(top, parts, folders)):
-                yield top.joinpath(*parts), _display_path(str(PurePosixPath(prefix, *parts)))
-
-
-def _is_hidden(top: Path, parts: tuple[str, ...], folders: Folders) -> bool:
-    """Tell whether a rule keeps a file of a search closed, by any of its names: absolute, below one of the run's
-    folders, and of what a link leads to."""
-    if not folders.hidden_paths or not parts:
-        return False
-    path = top.joinpath(*parts)
-    names: set[str] = set()
-    for name in (path, Path(os.path.realpath(path))):
-        names.add(str(name))
-        names |= {str(name.relative_to(root)) for root in folders.roots if name.is_relative_to(root)}
-    return any(matches_path(pattern, name) for pattern in folders.hidden_paths for name in names)
-
-
-def _walk_files(top: Path, folders: Folders, stop: threading.Event, tool: str) -> Iterator[tuple[str, ...]]:
-    """Yield the files below a folder in the order of their names; for a file, the one empty path."""
-    if not top.is_dir():
-        open_file(top, folders.roots, tool=tool).close()
-        yield ()
-        return
-    waiting: list[tuple[tuple[str, ...], bool]] = [((), True)]
-    while waiting and not stop.is_set():
-        parts, is_folder = waiting.pop()
-        if not is_folder:
-            yield parts
-            continue
-        try:
-            entries = _list_folder(top.joinpath(*parts), folders, tool)
-        except (OSError, ToolError):
-            if not parts:
-                raise
-            continue  # a folder that may not be read, or is gone by now, is no reason to find nothing
-        waiting += [((*parts, name), is_folder) for name, is_folder in reversed(entries)]
-
-
-def _list_folder(folder: Path, folders: Folders, tool: str) -> list[tuple[str, bool]]:
-    fd = open_folder(folder, folders.roots, tool=tool)
-    try:
-        with os.scandir(fd) as entries:
-            found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries if _is_listed(entry)]
-    finally:
-        os.close(fd)
-    return sorted(found)
-
-
-def _is_listed(entry: os.DirEntry[str]) -> bool:
-    if entry.is_dir(follow_symlinks=False):
-        return entry.name not in SKIPPED
-    return entry.is_file()
-
-
-def _find_matches(path: Path, regex: Any, folders: Folders, tool: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of one file that match; none of a file that is large, binary or unreadable."""
-    try:
-        real = resolve_readable(folders, str(path), tool=tool)
-        with open_file(real, folders.roots, tool=tool) as file:
-            data = b"" if os.fstat(file.fileno()).st_size > GREP_BYTES else file.read(GREP_BYTES)
-    except (OSError, ToolError):
-        return
-    if _is_binary(data):
-        return
-    lines = data.decode("utf-8", "replace").removesuffix("\n").split("\n") if data else []
-    for number, line in enumerate(lines, 1):
-        text = line.removesuffix("\r")
-        if regex.search(text[:MATCH_CHARS]):
-            yield number, text if len(text) <= LINE_CHARS else f"{text[:LINE_CHARS]} [...]"
-
-
-def _display_path(path: str) -> str:
-    """Return a path on one line; names may hold anything, also bytes that are no text."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in path)
-
-
-def _make_outcome(lines: list[str], call: Call, folders: Folders) -> Outcome:
-    text, file = truncate_text("\n".join(lines), spill=lambda: folders.spill(f"{call.name}.txt"))
-    return Outcome(text, file=file)

@@ -10,7 +10,8 @@ from retinue.core.messages import ToolSpec
 from retinue.core.ports import LocalTool
 from retinue.core.rules import CODE_MODE
 from retinue.tools.code_mode import ExecutePython
-from retinue.tools.files import Edit, Glob, Grep, Read, Write
+from retinue.tools.files import Edit, Read, Write
+from retinue.tools.search import Glob, Grep
 from retinue.tools.shell import Shell
 
 LOCAL: dict[str, Callable[[], LocalTool]] = {
