@@ -12,6 +12,7 @@ import retinue
 from retinue import Event, Profile
 from retinue.core.events import Message
 from retinue.core.results import UserReply
+from retinue.log.entries import Entries
 from retinue.surfaces.printer.printer import Printer
 from retinue.testing import scripted
 from tests.gates import Gate, HeldClock
@@ -143,3 +144,44 @@ async def test_the_answer_of_a_subagent_has_all_its_replies_too() -> None:
     answer = json.loads(result.final_response)["results"][0]["answer"]
     assert answer == "THE REAL ANSWER: 42\n\nok, noted"
     assert result.children[0].replies[1].to.startswith("agent:")
+
+
+@pytest.mark.finding("S3")
+@pytest.mark.parametrize(
+    ("ask", "shown"),
+    [
+        (call("subagent_helper", task="look"), "● helper [look] disconnected (2 turns, 1 tool, 0 tokens"),
+        (spawn({"task": "look", "subagent_type": "helper"}), '"status": "partial"'),
+        (
+            call("subagent_helper", task="look", background=True),
+            "helper [look] said before it ended disconnected:\nWORDS",
+        ),
+    ],
+)
+async def test_words_of_a_subagent_that_fails_are_shown_once(ask: dict[str, Any], shown: str) -> None:
+    helper = [call("glob", pattern="*") | {"text": "FIRST"}, {"cut": "WORDS"}]
+    profile = Profile("helper", tools=["glob"])
+    stream = io.StringIO()
+    printer = Printer(stream, color=False)
+    async with retinue.open(mode="yes") as r:
+        model = scripted({"main": [ask, {"text": "well"}, {"text": "so be it"}], "helper": helper})
+        run = await r.spawn(Profile("main", model=model, tools=[profile, "spawn_subagents"]), "go")
+        await run.result()
+        async for event in run.events():
+            printer.show_event(event)
+    assert shown in stream.getvalue()
+    assert [stream.getvalue().count(text) for text in ("FIRST", "WORDS")] == [1, 1]
+
+
+@pytest.mark.finding("S3")
+async def test_a_reply_that_is_cut_off_is_shown() -> None:
+    script = {"main": [call("glob", pattern="*") | {"text": "FIRST"}, {"cut": "THE REAL ANSW"}]}
+    async with retinue.open(mode="yes") as r:
+        run = await r.spawn(main(script), "go")
+        result = await run.result()
+        events = [event async for event in run.events()]
+    assert result.status != "done"
+    assert [count_shown(events, result, text) for text in ("FIRST", "THE REAL ANSW")] == [1, 1]
+    entries = Entries()
+    bodies = [entry.body for event in events if (entry := entries.apply(event)) is not None]
+    assert [bodies.count(text) for text in ("FIRST", "THE REAL ANSW")] == [1, 1]
