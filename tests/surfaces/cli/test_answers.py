@@ -12,7 +12,7 @@ import retinue
 from retinue import Event, Profile
 from retinue.core.events import Message
 from retinue.core.results import UserReply
-from retinue.log.entries import Entries
+from retinue.log.activity import Entries
 from retinue.surfaces.printer.printer import Printer
 from retinue.testing import scripted
 from tests.gates import Gate, HeldClock
