@@ -95,8 +95,8 @@ class _Seen:
     said, however it ends."""
 
     __slots__ = (
-        "asked", "calls", "depth", "held", "is_background", "is_team", "label", "parent", "reply_has_words", "rounds",
-        "shown", "superseded", "team", "tokens", "told", "tools", "turns", "unfetched",
+        "asked", "calls", "depth", "has_user_words", "held", "is_background", "is_team", "label", "parent",
+        "reply_has_words", "rounds", "shown", "superseded", "team", "tokens", "told", "tools", "turns", "unfetched",
     )  # fmt: skip
 
     def __init__(self, spawned: RunSpawned | None, *, team: _Seen | None = None, reply_has_words: bool = False) -> None:
@@ -111,7 +111,7 @@ class _Seen:
         self.held: list[str] = []
         self.told: list[str] = []
         self.shown = ""
-        self.superseded = False
+        self.superseded = self.has_user_words = False
         self.unfetched: dict[int, str] = {}
         self.calls: dict[str, ToolCall] = {}
         self.asked: dict[str, ApprovalAsked] = {}
@@ -229,7 +229,8 @@ class Blocks:
             case Message(text=text, host=False) if text:
                 seen.held.append(text)
             case Inbox(text=text, source=source):
-                seen.superseded |= source in USER_WORDS or source == REMINDER
+                seen.has_user_words |= source in USER_WORDS
+                seen.superseded |= seen.has_user_words or source == REMINDER
                 title = "inbox of the side that asked" if source == ASKER else "inbox"
                 return self._titled(event, seen, (("plain", title),), text)
         return None
@@ -238,8 +239,10 @@ class Blocks:
         """Return the replies that the answer of the run will not have, since newer words were read."""
         held, superseded = seen.held, seen.superseded
         seen.superseded = False
-        if superseded:
-            seen.told = []
+        if seen.has_user_words:  # only they begin an answer anew
+            seen.told, seen.has_user_words = [], False
+        elif superseded:
+            seen.told = [*seen.told, *held]
         if not (held and superseded):
             return None
         seen.held = []

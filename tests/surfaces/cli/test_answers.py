@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import retinue
-from retinue import Event, Profile
-from retinue.core.events import Message
+from retinue import Event, Profile, Task
+from retinue.core.events import Message, RunWaiting
 from retinue.core.results import UserReply
 from retinue.log.activity import Entries
 from retinue.surfaces.printer.printer import Printer
@@ -185,3 +185,19 @@ async def test_a_reply_that_is_cut_off_is_shown() -> None:
     entries = Entries()
     bodies = [entry.body for event in events if (entry := entries.apply(event)) is not None]
     assert [bodies.count(text) for text in ("FIRST", "THE REAL ANSW")] == [1, 1]
+
+
+@pytest.mark.finding("S3")
+async def test_an_answer_in_a_conversation_is_not_shown_again_when_it_is_cancelled() -> None:
+    async with retinue.open() as r:
+        run = await r.spawn(main({"main": ["FIRST", "SECOND"]}), Task("hi", conversation=True))
+        await until(run, RunWaiting)
+        await run.send("and then?")
+        async for event in run.events():
+            if isinstance(event.body, Message) and event.body.text == "SECOND":
+                break
+        await run.cancel()
+        result = await run.result()
+        events = [event async for event in run.events()]
+    assert (result.status, result.partial) == ("cancelled", "SECOND")
+    assert [count_shown(events, result, text) for text in ("FIRST", "SECOND")] == [1, 1]
