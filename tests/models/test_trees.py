@@ -14,7 +14,7 @@ from retinue.core.events import Delta, Message, RunEnded, Thinking, ToolCall, To
 from retinue.core.messages import AssistantTurn, Thought
 from retinue.core.usage import Usage
 from retinue.log.threads import fold_thread
-from retinue.models.provider_messages import build_messages
+from retinue.models.providers import build_messages
 from retinue.models.wrappers import ATTEMPTS
 from retinue.subagent import SubagentResult
 from retinue.testing import ManualClock

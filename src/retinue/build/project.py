@@ -33,10 +33,10 @@ def load_project_parts(
 
     `changes` are fields of Parts that the caller sets; None means unset. They win over the files, except that limits
     and rules are merged."""
+    from retinue.config.coordination import to_members
     from retinue.config.models import find_default_model
     from retinue.config.project import load_project
     from retinue.config.skills import render_skill_prompt
-    from retinue.config.teams import to_members
 
     project = load_project(start, config=config)
     settings = project.settings

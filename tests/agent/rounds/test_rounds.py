@@ -10,7 +10,7 @@ import pytest
 
 import retinue
 from retinue import ConfigError, Context, Limits, Profile, Rounds, SpawnRefused, Task, Team
-from retinue.build.replay import make_replay, make_replay_supervisor
+from retinue.build.supervisor import make_replay, make_replay_supervisor
 from retinue.core.events import (
     ChecklistAccepted,
     ImprovementsProposed,

@@ -13,7 +13,7 @@ from retinue.core.events import ToolResult
 from retinue.core.messages import Call, Reply, Request, ToolTurn
 from retinue.core.sendable import DEEPEST, find_problem, repair_reply
 from retinue.core.usage import Usage
-from retinue.models.provider_messages import parse_response
+from retinue.models.providers import parse_response
 from tests.supervisor.tree.kit import bodies
 
 HALF = "\ud83d"

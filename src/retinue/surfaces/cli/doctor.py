@@ -30,11 +30,11 @@ from retinue.build.sandboxes import build_image, make_placement, plant_escape_at
 from retinue.build.servers import make_tool_servers
 from retinue.build.supervisor import open_control
 from retinue.concurrency import SystemClock
+from retinue.config.coordination import to_members
 from retinue.config.files import exists
 from retinue.config.models import PROVIDERS, Provider, find_default_model, find_install_command
 from retinue.config.project import SETTINGS_FILE, Project, find_project_folder
 from retinue.config.settings import find_unsandboxed, settings_schema
-from retinue.config.teams import to_members
 from retinue.control import address_files
 from retinue.core.errors import ConfigError, LogError, RetinueError
 from retinue.core.limits import Limits

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import sys
 import termios
+from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
+
+from retinue.surfaces.printer import safe
 
 
 def at_terminal() -> bool:
@@ -37,3 +41,13 @@ def ask_yes_no(question: str, *, default: bool) -> bool:
                 return True
             case "":
                 return default
+
+
+def ask_trust(file: Path, loose: Sequence[str]) -> bool:
+    """Ask whether what a settings file loosens may hold."""
+    lines = [
+        f"{safe.escape_line(str(file))} loosens what agents may do here:",
+        *(f"  {safe.escape_line(line)}" for line in loose),
+    ]
+    print("\n".join([*lines, "Without your trust this part is ignored."]), file=sys.stderr)
+    return ask_yes_no("Trust it, until it changes?", default=False)
