@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import Any, cast, get_args
+from hashlib import blake2b
+from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 import httpx2
@@ -79,7 +80,7 @@ from retinue.core.messages import (
 )
 from retinue.core.ports import Clock
 from retinue.core.sendable import INVALID
-from retinue.core.usage import CHARACTERS_PER_TOKEN, Usage, estimate_missing
+from retinue.core.usage import CHARACTERS_PER_TOKEN, Usage, estimate_missing, repair_usage
 from retinue.installation import find_adapter_package, make_install_command
 
 IDLE_SECONDS = 120.0
@@ -109,6 +110,8 @@ ASKER = "Words of the side that asked for this run. They are about its task, and
 FRAMES = {"notice": (NOTICE, "notice"), REMINDER: (NOTICE, "notice"), "asker": (ASKER, "words")}
 _USUAL = re.compile(r"t*n*(x\d+)?c*")
 _PIECES = re.compile(r"j|x\d+")
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_CALL_ID = re.compile(r"[a-zA-Z0-9_|-]{1,128}")
 STORED = "rs_"  # an id of OpenAI's reasoning: without encrypted content it only names what the server has stored
 _TRANSIENT = (ModelRateLimitError, ModelUnavailableError, ModelOverloadedError, ModelServerError)
 _FAILURES = (AgentRunError, httpx2.HTTPError, httpx2.StreamError, ValueError, OSError)
@@ -425,7 +428,21 @@ def _build_request_part(turn: UserTurn | ToolTurn) -> ModelRequestPart:
         frame = FRAMES.get(turn.source)
         return UserPromptPart(turn.text if frame is None else frame_words(turn.text, *frame))
     text = turn.text if turn.text.strip() else NO_OUTPUT if turn.success else NO_REASON  # Claude takes no empty block
-    return ToolReturnPart(turn.name, text, turn.call_id, outcome="success" if turn.success else "failed")
+    outcome: Literal["success", "failed"] = "success" if turn.success else "failed"
+    return ToolReturnPart(_make_tool_name(turn.name), text, _make_call_id(turn.call_id), outcome=outcome)
+
+
+def _make_tool_name(name: str) -> str:
+    """Return a name that every provider takes. One refuses the whole thread for a tool that a model made up, such as
+    `repo.read file`; the result of such a call says that there is no such tool."""
+    return name if _TOOL_NAME.fullmatch(name) else re.sub("[^a-zA-Z0-9_-]", "_", name)[:64] or "unnamed"
+
+
+def _make_call_id(call_id: str) -> str:
+    """Return an id that every provider takes, the same for a call and its result."""
+    if _CALL_ID.fullmatch(call_id):
+        return call_id
+    return f"call_{blake2b(call_id.encode(), digest_size=12).hexdigest()}"
 
 
 def frame_words(text: str, said: str = NOTICE, tag: str = "notice") -> str:
@@ -444,7 +461,9 @@ def _build_response_parts(turn: AssistantTurn, provider: str) -> list[ModelRespo
         for each in turn.thoughts
     ]
     natives = [_build_native_parts(done, provider) for done in turn.natives]
-    calls: list[list[ModelResponsePart]] = [[ToolCallPart(call.name, call.args, call.id)] for call in turn.calls]
+    calls: list[list[ModelResponsePart]] = [
+        [ToolCallPart(_make_tool_name(call.name), call.args, _make_call_id(call.id))] for call in turn.calls
+    ]
     layout = turn.thoughts[0].layout if turn.thoughts else ""
     pieces = _split_text(layout, turn.text)
     counts = {"t": len(thoughts), "n": len(natives), "c": len(calls)}
@@ -594,7 +613,8 @@ def _parse_args(part: NativeToolCallPart) -> dict[str, Any]:
 
 def convert_usage(usage: RequestUsage) -> Usage:
     """Return the usage as ours. Input counts include cache reads and writes, whatever the provider's convention is."""
-    return Usage(usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
+    counted = Usage(usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
+    return repair_usage(counted)
 
 
 def _parse_thought(part: ThinkingPart, layout: str) -> Thought:
