@@ -335,7 +335,7 @@ class Entries:
             return None
         if event.run == 0:
             return Entry(kind=event.kind, spans=(), body=block.body)
-        body = ended.final_response if ended.status == "done" else ended.partial
+        body = ended.final_response if ended.status == "done" else block.body
         if block.is_detail:  # a member: its team tells its answer
             return Entry(kind=event.kind, spans=block.spans, run=event.run, is_detail=True)
         return Entry(kind=event.kind, spans=block.spans, body=body, is_brief=True, run=event.run)

@@ -14,10 +14,12 @@ import os
 import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import Any, cast, get_args
+from hashlib import blake2b
+from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 import httpx2
@@ -79,7 +81,7 @@ from retinue.core.messages import (
 )
 from retinue.core.ports import Clock
 from retinue.core.sendable import INVALID
-from retinue.core.usage import CHARACTERS_PER_TOKEN, Usage, estimate_missing
+from retinue.core.usage import CHARACTERS_PER_TOKEN, Usage, estimate_missing, repair_usage
 from retinue.installation import find_adapter_package, make_install_command
 
 IDLE_SECONDS = 120.0
@@ -109,6 +111,8 @@ ASKER = "Words of the side that asked for this run. They are about its task, and
 FRAMES = {"notice": (NOTICE, "notice"), REMINDER: (NOTICE, "notice"), "asker": (ASKER, "words")}
 _USUAL = re.compile(r"t*n*(x\d+)?c*")
 _PIECES = re.compile(r"j|x\d+")
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_CALL_ID = re.compile(r"[a-zA-Z0-9_|-]{1,128}")
 STORED = "rs_"  # an id of OpenAI's reasoning: without encrypted content it only names what the server has stored
 _TRANSIENT = (ModelRateLimitError, ModelUnavailableError, ModelOverloadedError, ModelServerError)
 _FAILURES = (AgentRunError, httpx2.HTTPError, httpx2.StreamError, ValueError, OSError)
@@ -235,7 +239,8 @@ class ProviderModel:
         if isinstance(error, ModelConnectionError | OSError):
             untrusted = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _iter_causes(error))
             known["transient"] = not untrusted
-            return ModelError(to_one_line(f"cannot reach {host}: {_find_root_text(error)}"), **known)
+            text = f"cannot reach {host}: {_find_root_text(error)}{_suggest_address(self.name)}"
+            return ModelError(to_one_line(text), **known)
         known["transient"] = isinstance(error, _TRANSIENT) or not isinstance(error, ModelAPIError)
         return ModelError(to_one_line(f"{host}: {_find_root_text(error)}"), **known)
 
@@ -252,6 +257,12 @@ def _infer_model(name: str) -> Any:
     except ImportError:
         command = make_install_command(find_adapter_package(name.partition(":")[0]))
         raise ConfigError(f"model {name!r} needs a package that is not installed: {command}") from None
+
+
+def import_adapter(name: str) -> None:
+    """Import the adapter and the SDK of a model's provider. Does nothing where they are missing or not known."""
+    with suppress(UserError, ImportError, ValueError):
+        infer_model(name)
 
 
 def _suggest_provider(name: str) -> str:
@@ -273,10 +284,23 @@ def _explain_status(name: str, status: int, text: str) -> str:
     if status in (401, 403):
         return f"{provider} does not accept the key: {text}; check {_name_key(provider)}"
     if status == 404:
-        address = f"{provider.partition('-')[0].upper()}_BASE_URL"
-        more = f" and {address}" if os.environ.get(address) else ""
+        address = _find_address_variable(provider)
+        more = f" and {address}" if address else ""
         return f"{provider} does not know the model {name!r} or its address: {text}; check its name{more}"
     return text
+
+
+def _suggest_address(name: str) -> str:
+    """Return what to check if a provider's server does not answer: the variable with its address, if that is set."""
+    provider = name.partition(":")[0]
+    address = _find_address_variable(provider)
+    return f"; check {address} and that {provider}'s server runs there" if address else ""
+
+
+def _find_address_variable(provider: str) -> str:
+    """Return the variable with the address of a provider; empty if it is not set."""
+    variable = f"{provider.partition('-')[0].upper()}_BASE_URL"
+    return variable if os.environ.get(variable) else ""
 
 
 def _name_key(provider: str) -> str:
@@ -425,7 +449,21 @@ def _build_request_part(turn: UserTurn | ToolTurn) -> ModelRequestPart:
         frame = FRAMES.get(turn.source)
         return UserPromptPart(turn.text if frame is None else frame_words(turn.text, *frame))
     text = turn.text if turn.text.strip() else NO_OUTPUT if turn.success else NO_REASON  # Claude takes no empty block
-    return ToolReturnPart(turn.name, text, turn.call_id, outcome="success" if turn.success else "failed")
+    outcome: Literal["success", "failed"] = "success" if turn.success else "failed"
+    return ToolReturnPart(_make_tool_name(turn.name), text, _make_call_id(turn.call_id), outcome=outcome)
+
+
+def _make_tool_name(name: str) -> str:
+    """Return a name that every provider takes. One refuses the whole thread for a tool that a model made up, such as
+    `repo.read file`; the result of such a call says that there is no such tool."""
+    return name if _TOOL_NAME.fullmatch(name) else re.sub("[^a-zA-Z0-9_-]", "_", name)[:64] or "unnamed"
+
+
+def _make_call_id(call_id: str) -> str:
+    """Return an id that every provider takes, the same for a call and its result."""
+    if _CALL_ID.fullmatch(call_id):
+        return call_id
+    return f"call_{blake2b(call_id.encode(), digest_size=12).hexdigest()}"
 
 
 def frame_words(text: str, said: str = NOTICE, tag: str = "notice") -> str:
@@ -444,7 +482,9 @@ def _build_response_parts(turn: AssistantTurn, provider: str) -> list[ModelRespo
         for each in turn.thoughts
     ]
     natives = [_build_native_parts(done, provider) for done in turn.natives]
-    calls: list[list[ModelResponsePart]] = [[ToolCallPart(call.name, call.args, call.id)] for call in turn.calls]
+    calls: list[list[ModelResponsePart]] = [
+        [ToolCallPart(_make_tool_name(call.name), call.args, _make_call_id(call.id))] for call in turn.calls
+    ]
     layout = turn.thoughts[0].layout if turn.thoughts else ""
     pieces = _split_text(layout, turn.text)
     counts = {"t": len(thoughts), "n": len(natives), "c": len(calls)}
@@ -594,7 +634,8 @@ def _parse_args(part: NativeToolCallPart) -> dict[str, Any]:
 
 def convert_usage(usage: RequestUsage) -> Usage:
     """Return the usage as ours. Input counts include cache reads and writes, whatever the provider's convention is."""
-    return Usage(usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
+    counted = Usage(usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
+    return repair_usage(counted)
 
 
 def _parse_thought(part: ThinkingPart, layout: str) -> Thought:

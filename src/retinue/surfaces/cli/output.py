@@ -77,7 +77,7 @@ def find_command() -> str:
 
 
 def print_error(text: str) -> None:
-    print(f"retinue: {safe.escape_line(text)}", file=sys.stderr)
+    print(safe.fold_line(f"retinue: {safe.escape_line(text)}", sys.stderr, indent="  "), file=sys.stderr)
 
 
 def print_warning(text: object) -> None:

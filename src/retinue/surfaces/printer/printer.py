@@ -193,7 +193,7 @@ class Printer:
         if self.level != "verbose" and not whole:
             shown = truncate_text(shown, lines=ASKED_LINES, size=ASKED_CHARACTERS, how=WHOLE_QUESTION)
         width = self._output.columns - len(QUOTED) if self._wraps else 0
-        pieces = [piece for line in safe.escape_text(shown).split("\n") for piece in wrap_line(line, width)]
+        pieces = [piece for line in safe.escape_text(shown).split("\n") for piece in safe.wrap_line(line, width)]
         return "\n".join(f"{QUOTED}{colors.paint_diff(piece, color=self.color)}" for piece in pieces)
 
 
@@ -243,23 +243,6 @@ def truncate_text(text: str, *, lines: int, size: int, how: str = "--verbose sho
     more = rest.count("\n")
     missing = f"{more} more line{'' if more == 1 else 's'}, " if more else ""
     return f"{kept}\n[... {missing}{len(rest.encode('utf-8', 'surrogatepass'))} bytes; {how}]"
-
-
-def wrap_line(line: str, width: int, *, at_words: bool = False) -> Iterator[str]:
-    """Yield a line in pieces that fit the width, so that the terminal does not break it where no mark of ours would be;
-    0 is no limit. `at_words` breaks it between words where it can, and drops the space there."""
-    start = used = 0
-    line = line.expandtabs()
-    for at, char in enumerate(line):
-        columns = safe.measure_width(char)
-        if width > 0 and used + columns > max(width, 2):
-            space = line.rfind(" ", start, at + 1) if at_words else -1
-            end = space if space > start else at
-            yield line[start:end]
-            start = end + (space > start)
-            used = safe.measure_width(line[start:at]) - (columns if start > at else 0)
-        used += columns
-    yield line[start:]
 
 
 def _join_block(header: str, body: str) -> str:
