@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from retinue.config.coordination import MemberSettings
 from retinue.config.remote_agents import AgentSettings
 from retinue.config.schema import Setting, format_default, list_settings
 from retinue.config.servers import ServerSettings
 from retinue.config.settings import ProfileSettings, Settings
-from retinue.config.teams import MemberSettings
 
 
 def render_reference() -> str:

@@ -18,8 +18,7 @@ from retinue.core.events import (
     UsageReported,
 )
 from retinue.core.usage import Usage
-from retinue.log.activity import Activity
-from retinue.log.entries import Entries
+from retinue.log.activity import Activity, Entries
 from tests.surfaces.printer.facts import ANNA, MAIN, Facts
 
 EDIT = {"path": "src/lib.rs", "old_string": "old", "new_string": "new"}

@@ -6,9 +6,8 @@ import pytest
 
 from retinue import Event
 from retinue.core.events import AnswerGiven, Delta, ToolCall, VoteCast, decode_event, encode_event
-from retinue.log.activity import Activity
+from retinue.log.activity import Activity, Entries
 from retinue.log.blocks import Blocks
-from retinue.log.entries import Entries
 from retinue.log.notices import NoticeFold, Words
 from retinue.log.runs import Runs
 from retinue.log.teams import describe_team

@@ -12,7 +12,7 @@ from retinue.core.events import Delta, RunEnded, UsageReported, Warned
 from retinue.core.messages import UserTurn
 from retinue.core.usage import Usage
 from retinue.log.accounts import fold_bills
-from retinue.models.provider_messages import build_messages, frame_words
+from retinue.models.providers import build_messages, frame_words
 from retinue.testing import ManualClock, scripted
 from tests.models import wire
 from tests.models.kit import CHAT, CLAUDE, serving

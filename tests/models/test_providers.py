@@ -8,7 +8,7 @@ import pytest
 
 from retinue.core.messages import AssistantTurn, Call, Thought, ToolSpec, ToolTurn, UserTurn
 from retinue.core.usage import Usage
-from retinue.models.provider_messages import CUT_SHORT
+from retinue.models.providers import CUT_SHORT
 from tests.models import wire
 from tests.models.kit import ADD, CHAT, CLAUDE, GPT, ask, request, serving
 from tests.models.server import KEY, Answer

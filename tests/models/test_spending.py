@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -187,3 +189,33 @@ async def test_a_budget_ends_the_run_of_an_own_model_that_reports_nothing() -> N
     async with retinue.open() as r:
         result = await r.run(profile, "go", limits=Limits(tokens=3000))
     assert (result.status, result.usage.total_tokens > 3000, model.calls < 10) == ("limited", True, True)
+
+
+@pytest.mark.finding("R3")
+@pytest.mark.parametrize("given", [-1000, "10", float("nan"), None])
+async def test_counts_that_are_no_numbers_of_tokens_are_estimated(given: Any) -> None:
+    """A negative count would give the budget back; a log could not be read with the others."""
+    async with retinue.open() as r:
+        result = await r.run(Profile("main", model=Counting(given), tools=[]), "go " * 100)
+    assert 70 <= result.usage.input_tokens <= 100 and result.usage.output_tokens == 7
+
+
+@pytest.mark.finding("R3", "R8")
+async def test_a_gateway_that_reports_fractions_leaves_a_log_that_can_be_read(tmp_path: Path) -> None:
+    where = {"project": tmp_path, "path": tmp_path / ".retinue"}
+    async with retinue.open(**where) as r:
+        run = await r.spawn(Profile("main", model=Counting(10.5), tools=[]), "go")
+        result = await run.result()
+    async with retinue.open(**where) as r:
+        [body] = bodies(await r.control.log.read(run.tree), UsageReported)
+    assert body.usage == result.usage == Usage(11, 7)
+
+
+class Counting:
+    """A model that reports input tokens in its own way."""
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+    async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
+        return Reply("well", usage=Usage(self.given, 7))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from retinue.core.events import Delta, Message, RunEnded, Thinking, ToolCall, To
 from retinue.core.messages import AssistantTurn, Thought
 from retinue.core.usage import Usage
 from retinue.log.threads import fold_thread
-from retinue.models.provider_messages import build_messages
+from retinue.models.providers import build_messages
 from retinue.models.wrappers import ATTEMPTS
 from retinue.subagent import SubagentResult
 from retinue.testing import ManualClock
@@ -245,3 +246,24 @@ async def test_a_cancelled_run_lets_its_connection_go() -> None:
         await server.asked(1)
         await started.cancel()
         assert (await started.result()).status == "cancelled"
+
+
+@pytest.mark.finding("R2")
+@pytest.mark.parametrize("name", [CLAUDE, CHAT])
+async def test_a_tool_that_a_model_makes_up_does_not_spoil_the_thread(name: str) -> None:
+    """Providers refuse every later request that has a name or an id of another form than theirs."""
+    call_id, made_up = "call 1/☃", "repo.read file"
+    first = {
+        CLAUDE: wire.anthropic(wire.tool(call_id, made_up, "{}"), stop="tool_use"),
+        CHAT: wire.chat(calls=[(call_id, made_up, ["{}"]), ("", "", ["{}"])], finish="tool_calls"),
+    }
+    last = {CLAUDE: wire.said("end"), CHAT: Answer(wire.chat(content=["end"]))}
+    async with serving(Answer(first[name]), last[name]) as server:
+        result, events = await run(Profile("main", model=name, tools=[add]))
+    assert result.final_response == "end"
+    assert bodies(events, ToolResult)[0].text.startswith(f"Unknown tool '{made_up}'.")
+    sent = json.dumps(server.requests[1].body["messages"])
+    names = re.findall(r'"name": "(.*?)"', sent)
+    ids = re.findall(r'"(?:tool_use_id|tool_call_id|id)": "(.*?)"', sent)
+    assert names[0] == "repo_read_file" and all(re.fullmatch("[a-zA-Z0-9_-]{1,64}", each) for each in [*names, *ids])
+    assert len(set(ids)) * 2 == len(ids)  # a call and its result have the same

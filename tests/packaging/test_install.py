@@ -1,14 +1,20 @@
 """The package as users get it: installed as a tool into an environment of its own, away from the checkout."""
 
+import ast
 import asyncio
 import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from retinue.installation import make_install_command
 from tests.models import wire
@@ -91,6 +97,45 @@ def test_the_wheel_has_everything_and_no_tests(tmp_path: Path) -> None:
     for part in ("py.typed", "cli/demo.yaml", "subagent_types/explorer/SUBAGENT.md", "report-writing/SKILL.md"):
         assert any(name.endswith(part) for name in names), part
     assert all(name.startswith(("retinue/", "retinue-")) for name in names)
+
+
+OPTIONAL = {"opentelemetry", "pytest"}  # asked for before they are imported; ours only inside pytest
+SAMPLE = "till"  # the demo's project
+
+
+@pytest.mark.finding("U1")
+def test_every_imported_library_comes_with_the_documented_install() -> None:
+    """What is imported late, such as Markdown for the first answer on a terminal, is missing late too."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    installed: set[tuple[str, str]] = set()
+    for line in declared:
+        _collect_requirements(Requirement(line), installed)
+    names = {name for name, _ in installed}
+    homes = metadata.packages_distributions()
+    imported = {name for path in ROOT.glob("src/retinue/**/*.py") for name in _read_imports(path)}
+    foreign = imported - sys.stdlib_module_names - OPTIONAL - {"retinue", SAMPLE}
+    assert {"rich", "markdown_it", "msgspec"} < foreign
+    assert [name for name in sorted(foreign) if not names & {canonicalize_name(home) for home in homes[name]}] == []
+
+
+def _collect_requirements(wanted: Requirement, found: set[tuple[str, str]]) -> None:
+    """Add a requirement with its extras, and everything that it requires, as (distribution, extra)."""
+    name = canonicalize_name(wanted.name)
+    for extra in {"", *wanted.extras} - {extra for each, extra in found if each == name}:
+        found.add((name, extra))
+        for line in metadata.requires(name) or ():
+            inner = Requirement(line)
+            if inner.marker is None or inner.marker.evaluate({"extra": extra}):
+                _collect_requirements(inner, found)
+
+
+def _read_imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Import(names=names):
+                yield from (each.name.partition(".")[0] for each in names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield module.partition(".")[0]
 
 
 @pytest.mark.finding("U1")

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 
 import retinue
 from retinue import ConfigError, Profile, Telemetry
-from retinue.telemetry import observed
+from retinue.telemetry import observer
 from retinue.testing import scripted
 from tests.supervisor.tree.kit import spawn, tree
 from tests.surfaces.cli.shell import Project, environment
@@ -80,7 +80,7 @@ async def test_a_collector_that_takes_nothing_costs_a_few_seconds_and_one_line(t
     where = url.removeprefix("http://")
     [line] = [line for line in done.stderr.splitlines() if "telemetry" in line]
     assert line == f"warning: telemetry: not all was sent: the collector at {where} did not take it within 3 s"
-    assert took < observed.FLUSH_SECONDS + 60
+    assert took < observer.FLUSH_SECONDS + 60
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ async def test_an_exporter_that_hangs_holds_up_no_run(caplog: pytest.LogCaptureF
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(Broken(release)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(observed, "FLUSH_SECONDS", 0.2)
+        patch.setattr(observer, "FLUSH_SECONDS", 0.2)
         async with retinue.open(mode="yes", telemetry=Telemetry(provider)) as r:
             runs = [r.run(Profile("p", model=scripted({"p": [{"text": "x"}]})), "go") for _ in range(50)]
             assert {result.status for result in await asyncio.gather(*runs)} == {"done"}

@@ -18,7 +18,7 @@ from retinue.core.caller import Caller
 from retinue.core.events import RunSpawned, ToolCall, TurnStarted
 from retinue.core.traces import baggage_of, span_id_of, traceparent_of
 from retinue.protocol.inherited_limits import from_environment, from_meta, to_environment, to_meta
-from retinue.telemetry.recorder import Recorder, parse_baggage
+from retinue.telemetry.observer import Recorder, parse_baggage
 from retinue.testing import ManualClock, scripted
 from tests.supervisor.tree.kit import bodies, call, main, spawn, tree, until
 from tests.telemetry.kit import Memory, ids, links, parent

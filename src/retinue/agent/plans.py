@@ -33,6 +33,7 @@ from retinue.core.teams import Member, TeamPlan, choose_strategy, name_agent
 from retinue.models.wrappers import RedactingModel
 from retinue.protocol import subagent_tools
 from retinue.tools import answer, web
+from retinue.tools.coordination import make_team_tools
 from retinue.tools.dialer import Dialer
 from retinue.tools.functions import FunctionTool, HostedTool
 from retinue.tools.local import LOCAL
@@ -46,7 +47,6 @@ from retinue.tools.subagents import (
     SubagentControlTool,
     SubagentTool,
 )
-from retinue.tools.team import make_team_tools
 
 SPAWNING: dict[str, Callable[[], Tool]] = {
     "spawn_subagents": SpawnSubagents, "spawn_agent": SpawnAgent, "list_agents": ListAgents, "get_agent": GetAgent,

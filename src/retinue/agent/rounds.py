@@ -48,7 +48,7 @@ from retinue.core.rounds import (
 )
 from retinue.core.teams import NEW_ANSWER, REMINDERS, VOTE
 from retinue.tools.arguments import read_argument
-from retinue.tools.rounds import SPECS, RoundTool, Work
+from retinue.tools.coordination import ROUND_SPECS, RoundTool, Work
 
 REASON_CHARACTERS = 2000
 CODE = "rounds"
@@ -136,6 +136,8 @@ EVALUATOR_TASK = (
     f"Write `{PACKET_FILE}` early and improve it: what is there when your time is over is used."
 )
 SNAPSHOTS = "Copies of the files of each answer are named below it; you can read them."
+OLDER_BYTES = 64 * 1024
+SHORTENED = "{head}\n[... the first {kept} of {size} bytes of an earlier answer ...]"
 
 
 async def run_rounds(job: Job, link: Link) -> Ending:
@@ -164,7 +166,7 @@ def make_round_tools(plan: RoundsPlan) -> dict[str, Tool]:
         SUBMIT_CHECKLIST: conductor.call_submit_checklist,
         PROPOSE_IMPROVEMENTS: conductor.call_propose_improvements,
     }
-    return {name: RoundTool(SPECS[name], each) for name, each in work.items()}
+    return {name: RoundTool(ROUND_SPECS[name], each) for name, each in work.items()}
 
 
 def format_rules(rounds: Rounds) -> str:
@@ -281,7 +283,7 @@ class RoundConductor:
             count=rounds.answers,
             task=link.task.text,
             criteria=rounds.format_criteria(),
-            answers=format_answers(answers),
+            answers=format_answers(shorten_older(answers)),
             files=f"{SNAPSHOTS}\n\n" if any(answer.snapshot for answer in answers) else "",
         )
         return Task(
@@ -393,6 +395,22 @@ def _warn_once(link: Link, text: str) -> None:
     """Warn, unless an earlier process has, which died before it wrote more."""
     if text not in link.round_state.warned:
         link.emit(Warned(text, code=CODE))
+
+
+def shorten_older(answers: Sequence[RoundAnswered]) -> list[RoundAnswered]:
+    """Return the answers of a run as its evaluator reads them: the newest whole, the older ones shortened to equal
+    shares of `OLDER_BYTES`, so that the task of an evaluator does not grow with every round."""
+    *older, newest = answers
+    share = OLDER_BYTES // max(1, len(older))
+    return [*(_shorten_answer(answer, share) for answer in older), newest]
+
+
+def _shorten_answer(answer: RoundAnswered, limit: int) -> RoundAnswered:
+    data = answer.text.encode("utf-8", "replace")
+    if len(data) <= limit:
+        return answer
+    head = data[:limit].decode("utf-8", "ignore")
+    return msgspec.structs.replace(answer, text=SHORTENED.format(head=head, kept=limit, size=len(data)))
 
 
 def _lacks_checklist(state: RoundState) -> bool:

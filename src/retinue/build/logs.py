@@ -49,7 +49,7 @@ def open_observed_log(parts: Parts) -> tuple[Log, FindOrigin | None]:
     """Return the log, wrapped for telemetry if the parts ask for it, and the function that gives a new tree's trace."""
     log = _with_failpoint(open_log(parts.state))
     if parts.telemetry:
-        from retinue.telemetry.observed import ObservedLog, current_trace
+        from retinue.telemetry.observer import ObservedLog, current_trace
         from retinue.telemetry.providers import is_disabled, make_providers
 
         if not is_disabled(os.environ):
@@ -77,6 +77,6 @@ def _with_failpoint(log: Log) -> Log:
     point = os.environ.get("RETINUE_FAILPOINT")
     if not point or point.startswith("outbox_"):  # those belong to the mailbox
         return log
-    from retinue.log.failpoints import FailingLog
+    from retinue.log.forwarding_log import FailingLog
 
     return FailingLog(log, point)

@@ -1,12 +1,13 @@
-"""The factory of supervisors. Closing a supervisor closes everything that was built for it."""
+"""The factory of supervisors, also of those that replay a tree. Closing one closes everything that was built for it."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from retinue.agent.plans import ProfilePlanner
+from retinue.agent.plans import Models, ProfilePlanner, Runtimes
 from retinue.build.logs import open_observed_log
 from retinue.build.models import LibraryPrices, ModelSource, wrap_with_cassette
 from retinue.build.notifications import Notifier
@@ -20,12 +21,15 @@ from retinue.core import secrets
 from retinue.core.approvals import Approval
 from retinue.core.control import Control
 from retinue.core.errors import ConfigError
-from retinue.core.limits import WORKSPACE_MIB
-from retinue.core.messages import RunRef
-from retinue.core.network import parse_hosts
-from retinue.core.ports import Policy, RuleBook
+from retinue.core.limits import WORKSPACE_MIB, Timeouts
+from retinue.core.messages import Model, RunRef
+from retinue.core.network import Hosts, parse_hosts
+from retinue.core.ports import Log, Policy, RuleBook, ToolServers
+from retinue.core.profiles import RUNTIMES, Profile
 from retinue.core.rules import MODES, parse_rule
 from retinue.protocol.inherited_limits import read_process_limits
+from retinue.sandbox.in_process import IN_PROCESS
+from retinue.sandbox.placement import Placement
 from retinue.sandbox.process_privacy import hide_process
 from retinue.supervisor.approvals import ApprovalTerms
 from retinue.supervisor.policy import RulePolicy
@@ -34,6 +38,12 @@ from retinue.supervisor.supervisor import Supervisor
 from retinue.tools.dialer import SystemDialer
 from retinue.workspaces.create import Workspaces
 from retinue.workspaces.run_folders import StateFolder
+
+if TYPE_CHECKING:
+    from retinue.agent.replay import Replay
+    from retinue.core.records import RunRecord
+
+__all__ = ["Replay", "make_replay", "make_replay_supervisor", "make_supervisor", "open_control"]
 
 
 def make_supervisor(parts: Parts) -> Supervisor:
@@ -66,20 +76,13 @@ def make_supervisor(parts: Parts) -> Supervisor:
 
     ports = SupervisorPorts(
         log=reporting.hook_log(log),
-        planner=ProfilePlanner(
-            parts.profiles,
+        planner=_make_planner(
+            parts,
             models=models,
             runtimes=make_placement(parts, workspaces, agents),
             default_model=parts.model,
-            skills=parts.skills,
             network=None if parts.network is None else parse_hosts(parts.network),
-            dialer=parts.dialer or SystemDialer(),
             servers=servers,
-            teams=parts.teams,
-            members=parts.subagent_agents,
-            has_subagents=parts.enable_subagents,
-            find_evaluator=find_evaluator,
-            has_rounds=parts.rounds is not None,
         ),
         state=state,
         clock=clock,
@@ -120,6 +123,70 @@ def make_supervisor(parts: Parts) -> Supervisor:
 def open_control(parts: Parts) -> Control:
     """Build a supervisor and return its Control, which owns it."""
     return make_supervisor(parts)
+
+
+def make_replay(
+    records: dict[int, RunRecord], parts: Parts | None = None, primary_profile: Profile | None = None
+) -> Replay:
+    """Return the replay of a recorded tree. With `parts`, the instructions and tools of their profiles (for the primary
+    those of `primary_profile`) replace the recorded ones."""
+    from retinue.agent.replay import Replay, SilentModel
+
+    if parts is None:
+        return Replay(records)
+    model = SilentModel()
+    planner = _make_planner(
+        parts,
+        models=lambda _: model,
+        runtimes=Placement(dict.fromkeys(RUNTIMES, lambda _: IN_PROCESS), mode="inherited"),
+        default_model=model,
+        network=parse_hosts(parts.network or ()),
+    )
+    return Replay(records, planner=planner, primary_profile=primary_profile)
+
+
+def make_replay_supervisor(replay: Replay, log: Log, project: Path) -> Supervisor:
+    """Build the supervisor of a replay, which calls no model and no tool."""
+    ports = SupervisorPorts(
+        log=log,
+        planner=replay,
+        state=StateFolder(None, project=project),
+        clock=SystemClock(),
+        policy=replay,
+        approver=replay,
+        limits=replay.limits,
+        timeouts=Timeouts(),
+        prices=LibraryPrices(),
+    )
+    supervisor = Supervisor(ports)
+    replay.answer = supervisor.approvals.answer
+    return supervisor
+
+
+def _make_planner(
+    parts: Parts,
+    *,
+    models: Models,
+    runtimes: Runtimes,
+    default_model: Model | str | None,
+    network: Hosts | None,
+    servers: ToolServers | None = None,
+) -> ProfilePlanner:
+    return ProfilePlanner(
+        parts.profiles,
+        models=models,
+        runtimes=runtimes,
+        default_model=default_model,
+        skills=parts.skills,
+        network=network,
+        dialer=parts.dialer or SystemDialer(),
+        servers=servers,
+        teams=parts.teams,
+        members=parts.subagent_agents,
+        has_subagents=parts.enable_subagents,
+        find_evaluator=find_evaluator,
+        has_rounds=parts.rounds is not None,
+    )
 
 
 def _make_policy(parts: Parts) -> tuple[Policy, RuleBook | None]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from retinue.config.coordination import to_members
 from retinue.config.files import exists, read_text
 from retinue.config.location import suggest
 from retinue.config.ownership import check_owner, find_other_owners
@@ -14,7 +15,6 @@ from retinue.config.profiles import BUILT_IN, Definition, choose_active, find_de
 from retinue.config.sandbox import warn_of_missing_paths
 from retinue.config.settings import ProfileSettings, Settings, load_settings, parse_settings, restrict
 from retinue.config.skills import Skill, find_skill, find_skills
-from retinue.config.teams import to_members
 from retinue.config.trust import read_accepted_owner, read_answer
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import SPAWN_TOOLS, Profile

@@ -30,7 +30,7 @@ approvals:
   allow: [shell(git status*)]    # deny wins, then ask, then allow, then the mode
   ask: [edit(docs/**)]
   deny: [shell(git push*)]
-subagent_agents:                 # the members of each subagent of the primary: config/teams.py
+subagent_agents:                 # the members of each subagent of the primary: config/coordination.py
   - {model: "openai:NAME"}
 orchestrator:                    # config/coordination.py
   voting_sensitivity: checklist_gated            # rounds need it
@@ -74,7 +74,17 @@ from typing import Any, ClassVar
 
 from msgspec import UnsetType
 
-from retinue.config.coordination import CoordinationSettings, OrchestratorSettings, check_orchestrator
+from retinue.config.coordination import (
+    ENABLED,
+    MEMBERS,
+    MEMBERS_EXAMPLE,
+    NEW_MEMBERS,
+    NO_EFFECT,
+    CoordinationSettings,
+    MemberSettings,
+    OrchestratorSettings,
+    check_orchestrator,
+)
 from retinue.config.files import read_text
 from retinue.config.limits import make_limits
 from retinue.config.located import Node, Section
@@ -111,7 +121,6 @@ from retinue.config.schema import (
     trust_for,
 )
 from retinue.config.servers import NEW_SERVERS, SERVERS, TOOL_NAMES, check_tools
-from retinue.config.teams import ENABLED, MEMBERS, MEMBERS_EXAMPLE, NEW_MEMBERS, NO_EFFECT, MemberSettings
 from retinue.config.yaml import parse_yaml
 from retinue.core.limits import (
     DEFAULT_CONCURRENT,
@@ -449,7 +458,7 @@ def restrict(settings: Settings) -> tuple[Settings, list[Loosening]]:
     """Return the settings that hold without the user's trust, and what they leave out."""
     narrow: Settings
     narrow, loosened = restrict_section(settings)
-    return narrow, loosened
+    return narrow, list(dict.fromkeys(loosened))
 
 
 def find_unsandboxed(settings: Settings) -> list[Loosening]:

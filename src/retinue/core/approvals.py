@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from retinue.core.errors import ConfigError
+from retinue.core.sendable import find_problem
 
 Scope = Literal["call", "run", "tool", "project"]
 SCOPES: tuple[Scope, ...] = ("call", "run", "tool", "project")
@@ -142,4 +143,6 @@ def check_decision(decision: object) -> Allow | Deny:
     if decision.args is not None and not isinstance(decision.args, dict):
         kind = type(decision.args).__name__
         raise ConfigError(f"the approver answered with arguments that are {kind}, not a mapping")
+    if why := find_problem(decision.args):
+        raise ConfigError(f"the approver answered with arguments that cannot be used: {why}")
     return decision

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retinue.core.usage import NO_USAGE, Usage
+from retinue.core.usage import NO_USAGE, Usage, repair_usage
 
 DEPTH_EXCEEDED = (
     "Subagent depth limit exceeded ({depth}/{limit}). "
@@ -104,7 +104,7 @@ class ModelError(RetinueError):
             message = f"{what} ({status}): {message}"
         super().__init__(message)
         self.status = status
-        self.usage = usage
+        self.usage = repair_usage(usage)
         self.partial = partial
         self.transient = transient
         self.retry_after = retry_after
@@ -122,7 +122,7 @@ class CallCancelled(BaseException):
 
     def __init__(self, usage: Usage, *, estimated: bool, partial: str = "") -> None:
         super().__init__("the model call was cancelled")
-        self.usage = usage
+        self.usage = repair_usage(usage)
         self.estimated = estimated
         self.partial = partial
 

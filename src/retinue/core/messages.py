@@ -41,7 +41,7 @@ class Call(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class Thought(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A thinking block, kept with what the provider `origin` needs to read it again: its signature and its own id.
 
-    The first one of a reply has its `layout`, if that is not the usual one (models/provider_messages.py): a signature
+    The first one of a reply has its `layout`, if that is not the usual one (models/providers.py): a signature
     is valid for a thought in its place only."""
 
     text: str

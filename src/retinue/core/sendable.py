@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import structs
 
 from retinue.core.messages import Call, Native, Reply
+from retinue.core.usage import repair_usage
 
 INVALID = "INVALID_JSON"
 DEEPEST = 100
@@ -65,7 +66,11 @@ def _find_scalar_problem(value: Any) -> str:
 
 
 def repair_reply(reply: Reply) -> Reply:
-    """Return the reply of a model with texts that can be stored, and a problem in each call that cannot be."""
+    """Return the reply of a model with texts and counts that can be stored, and a problem in each call that cannot
+    be."""
+    usage = repair_usage(reply.usage)
+    if usage is not reply.usage:
+        reply = structs.replace(reply, usage=usage)
     if not reply.text.isascii():
         reply = structs.replace(reply, text=repair_text(reply.text))
     for call in reply.calls:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 
@@ -30,6 +32,24 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 NO_USAGE = Usage()
 CHARACTERS_PER_TOKEN = 4
+MOST_TOKENS = 2**53 - 1  # what every reader of JSON takes
+
+
+def repair_usage(usage: object) -> Usage:
+    """Return the counts of a model as whole numbers that are not negative. Anything else counts as not reported:
+    a log could not be read with it, and less than nothing would give a budget back."""
+    if not isinstance(usage, Usage):
+        return NO_USAGE
+    counts = msgspec.structs.astuple(usage)
+    if all(type(count) is int and 0 <= count <= MOST_TOKENS for count in counts):
+        return usage
+    return Usage(*map(_repair_count, counts))
+
+
+def _repair_count(count: object) -> int:
+    if not isinstance(count, int | float) or not 0 <= count < math.inf:  # NaN is in no range
+        return 0
+    return min(math.ceil(count), MOST_TOKENS)
 
 
 def estimate_missing(reported: Usage, *, sent: int, received: int) -> Usage:

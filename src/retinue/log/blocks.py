@@ -44,10 +44,13 @@ from retinue.core.messages import ASKER, REMINDER, USER_WORDS
 from retinue.core.rules import CODE_MODE
 from retinue.core.teams import NEW_ANSWER, VOTE
 from retinue.log.summaries import describe_call, shorten_text, summarize_result
+from retinue.protocol.subagent_tools import CONTINUE
+from retinue.protocol.subagents import OPERATION
 
 FINAL_ANSWER = "final_answer"
 CODE_MODES = (CODE_MODE, "execute_go_code")  # ours, and that of CPE processes which report to us
 TEAM_TOOLS = (NEW_ANSWER, VOTE)
+_WHOLE_REPLIES = (OPERATION, CONTINUE)  # calls whose result has what a run said that did not finish
 TASK_CHARACTERS = 80
 REASON_CHARACTERS = 200
 ERROR_CHARACTERS = 300
@@ -86,22 +89,29 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class _Seen:
-    """The state that blocks need of a run that has not ended. `held` are replies that its answer will have, `unfetched`
-    the answers of its background children that no result has had yet."""
+    """The state that blocks need of a run that has not ended. `held` are replies that its answer will have, `told` are
+    those before them that were shown, `shown` is the last other text it said, `unfetched` the answers of its
+    background children that no result has had yet. With `reply_has_words` the result of its parent's call has what it
+    said, however it ends."""
 
     __slots__ = (
-        "asked", "calls", "depth", "held", "label", "parent", "rounds", "superseded", "team", "tokens", "tools",
-        "turns", "unfetched",
+        "asked", "calls", "depth", "has_user_words", "held", "is_background", "is_team", "label", "parent",
+        "reply_has_words", "rounds", "shown", "superseded", "team", "tokens", "told", "tools", "turns", "unfetched",
     )  # fmt: skip
 
-    def __init__(self, spawned: RunSpawned | None, *, team: _Seen | None = None) -> None:
+    def __init__(self, spawned: RunSpawned | None, *, team: _Seen | None = None, reply_has_words: bool = False) -> None:
         self.label = "" if spawned is None else spawned.label
         self.depth = None if spawned is None else spawned.depth
         self.rounds = None if spawned is None else spawned.rounds
         self.team = team
-        self.parent = spawned.parent if spawned is not None and spawned.background else None
+        self.parent = None if spawned is None else spawned.parent
+        self.is_background = spawned is not None and spawned.background
+        self.is_team = False
+        self.reply_has_words = reply_has_words
         self.held: list[str] = []
-        self.superseded = False
+        self.told: list[str] = []
+        self.shown = ""
+        self.superseded = self.has_user_words = False
         self.unfetched: dict[int, str] = {}
         self.calls: dict[str, ToolCall] = {}
         self.asked: dict[str, ApprovalAsked] = {}
@@ -111,6 +121,17 @@ class _Seen:
     def has_team_events(self) -> bool:
         """True if events tell of the run's answers and votes: those of its team or of its rounds. A replay has none."""
         return self.team is not None or self.rounds is not None
+
+    def list_unshown(self, ended: RunEnded) -> list[str]:
+        """Return the words of an ended run that its answer does not have and no block has shown: replies beside a
+        typed answer or before an ending that is not `done`, and then a reply that was cut off."""
+        if ended.status == "done":
+            return self.held if ended.structured is not None else []
+        if self.rounds is not None or self.is_team:  # their partial answer is one that was shown
+            return self.held
+        replies = "\n\n".join([*self.told, *self.held])
+        rest = ended.partial.removeprefix(replies).removeprefix("\n\n" if replies else "")
+        return [*self.held, rest] if rest not in ("", self.shown) else self.held
 
 
 class Blocks:
@@ -142,7 +163,16 @@ class Blocks:
             return _Seen(None)
         spawned = event.body
         parent = None if spawned.parent is None else self._runs.get((event.tree, spawned.parent))
-        return _Seen(spawned, team=parent if parent is not None and parent.depth == spawned.depth else None)
+        if parent is None:
+            return _Seen(spawned)
+        call = parent.calls.get(spawned.call_id)
+        is_member = parent.depth == spawned.depth
+        parent.is_team |= is_member
+        return _Seen(
+            spawned,
+            team=parent if is_member else None,
+            reply_has_words=call is not None and call.name in _WHOLE_REPLIES,
+        )
 
     def _count_for_team(self, seen: _Seen) -> None:
         """Add what a member has used to its team, which uses nothing itself."""
@@ -194,11 +224,13 @@ class Blocks:
             case Thinking(text=text) if text:  # a redacted thought has none
                 return self._titled(event, seen, (("plain", "thought trace"),), text)
             case Message(text=text, final=False):
+                seen.shown = text
                 return self._titled(event, seen, (("plain", "message"),), text)
             case Message(text=text, host=False) if text:
                 seen.held.append(text)
             case Inbox(text=text, source=source):
-                seen.superseded |= source in USER_WORDS or source == REMINDER
+                seen.has_user_words |= source in USER_WORDS
+                seen.superseded |= seen.has_user_words or source == REMINDER
                 title = "inbox of the side that asked" if source == ASKER else "inbox"
                 return self._titled(event, seen, (("plain", title),), text)
         return None
@@ -207,6 +239,10 @@ class Blocks:
         """Return the replies that the answer of the run will not have, since newer words were read."""
         held, superseded = seen.held, seen.superseded
         seen.superseded = False
+        if seen.has_user_words:  # only they begin an answer anew
+            seen.told, seen.has_user_words = [], False
+        elif superseded:
+            seen.told = [*seen.told, *held]
         if not (held and superseded):
             return None
         seen.held = []
@@ -224,7 +260,7 @@ class Blocks:
             return _about(event, seen, spans, line=True, brief=spans)
         member = self._runs.get((event.tree, fact.member_run))
         if member is not None:
-            member.held = []
+            member.told, member.held = [*member.told, *member.held], []
         return _about(event, seen, spans, fact.text, brief=spans)
 
     def _round(self, event: Event, seen: _Seen) -> Block | None:
@@ -243,6 +279,7 @@ class Blocks:
     def _waiting(self, event: Event, seen: _Seen, waiting: RunWaiting) -> Block | None:
         """Return the block of an answer in a conversation, and of the reason why there is none."""
         held, seen.held, seen.superseded = seen.held, [], False
+        seen.told = [*seen.told, *held]
         why = "" if waiting.after == "answered" else waiting.after + (f": {waiting.text}" if waiting.text else "")
         if not held:
             return _about(event, seen, (("bad", "⚠ "), ("plain", why)), line=True, success=False) if why else None
@@ -250,17 +287,19 @@ class Blocks:
         return self._titled(event, seen, (("plain", "message"),), body)
 
     def _ending(self, event: Event, seen: _Seen, ended: RunEnded) -> Block | None:
-        """Return the block of an ending, with what is shown nowhere else: replies that are not in the answer, and
-        answers of background children that nobody fetched."""
-        parts = [] if ended.status == "done" and ended.structured is None else seen.held
-        if event.run != 0 and ended.status != "done":
-            parts = []  # what it said is in the result that its parent gets
+        """Return the block of an ending, with what is shown nowhere else: words that are not in the answer, and answers
+        of background children that nobody fetched."""
+        parts = seen.list_unshown(ended)
+        parent = None if seen.parent is None else self._runs.get((event.tree, seen.parent))
+        if self._tells_unfetched and ended.status != "done" and (seen.is_background or seen.reply_has_words):
+            words, parts = "\n\n".join(parts), []  # the result that its parent gets has them
+            answer = f"said before it ended {ended.status}:\n{words}" if words else ""
+        else:
+            answer = f"answered:\n{ended.final_response}" if ended.final_response else ""
+        if parent is not None and seen.is_background and answer:
+            parent.unfetched[event.run] = f"{event.agent} [{seen.label}] {answer}"
         if self._tells_unfetched:
             parts = [*parts, *seen.unfetched.values()]
-        answer = ended.final_response if ended.status == "done" else ended.partial
-        parent = None if seen.parent is None else self._runs.get((event.tree, seen.parent))
-        if parent is not None and answer:
-            parent.unfetched[event.run] = f"{event.agent} [{seen.label}] answered:\n{answer}"
         body = "\n\n".join(parts)
         if event.run != 0:
             block = _lifecycle(event, seen)

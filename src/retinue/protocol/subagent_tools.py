@@ -37,6 +37,8 @@ UNKNOWN_ARGUMENT = "{tool}: unknown argument '{name}'. Known arguments: {known}"
 TASK_CHARACTERS = 100
 MESSAGE_CHARACTERS = 500
 MAX_LISTED = 100
+STILL_ENDING = f"It has been told to stop and has not ended yet; {WAIT} waits for it."
+STOP_SECONDS = 20.0
 READ_SECONDS = 5.0
 MAX_READ_SECONDS = 600.0
 _MOST_DIGITS = 9
@@ -331,9 +333,15 @@ class SubagentTools:
         return {"success": True, "results": results, "running": entries, "timed_out": False, **left_out}
 
     async def cancel(self, call: Call) -> Reply:
+        """Cancel a run and wait until it has ended, so that its id can be used again at once."""
         known = await self._find(call.args)
+        cancelled = await self._scope.cancel(known)
+        if cancelled:
+            await self._scope.wait_for_first([known], STOP_SECONDS)
+            known = await self._scope.look_again(known)
         about = {"subagent_id": known.row.subagent_id, "status": known.status}
-        return {"success": True, **about, "cancelled": await self._scope.cancel(known)}
+        reply: Reply = {"success": True, **about, "cancelled": cancelled}
+        return reply if known.has_ended else {**reply, "note": STILL_ENDING}
 
     async def list_background(self, call: Call) -> Reply:
         direct = await self._scope.list_direct()

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -55,9 +56,12 @@ class HostFolders:
 
     def __init__(self, folders: RunFolders) -> None:
         self._folders = folders
-        self._outputs = f"{os.path.realpath(folders.own)}/{HOST_OUTPUTS}"
         self._user: tuple[int, int] | None = None
         self._spilled: int | None = None
+
+    @cached_property
+    def _outputs(self) -> str:
+        return f"{os.path.realpath(self._folders.own)}/{HOST_OUTPUTS}"
 
     @property
     def workspace(self) -> Path:

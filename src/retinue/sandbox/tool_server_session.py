@@ -340,7 +340,7 @@ class ToolServerSession:
         """Raise Failed, before any model is called, if the project is the workspace and the user of root's runs cannot
         look into it. What runs share of our own state they read as a group."""
         folders: RunFolders | None = self._own
-        if os.geteuid() != 0 or not self._tools:
+        if not self._own.is_shared or os.geteuid() != 0 or not self._tools:
             return
         path = os.path.realpath(self._own.path)
         while folders is not None:

@@ -467,7 +467,7 @@ def _writes_handed_file(run: Run, spec: ToolSpec, call: Call) -> bool:
         return False
     named = [call.args[key] for key in ("path", "file_path") if key in call.args]
     wanted = [each for name in plan.handed_files for each in (name, f"{folder}/{name}")]
-    return folder == f"{run.folders.own}/workspace" and bool(named) and all(name in wanted for name in named)
+    return not run.folders.is_shared and bool(named) and all(name in wanted for name in named)
 
 
 def current_spec(run: Run, spec: ToolSpec) -> ToolSpec:

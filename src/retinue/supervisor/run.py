@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from retinue.concurrency import Deadline
+from retinue.concurrency import Deadline, StallTimer
 from retinue.core.context import Context
 from retinue.core.errors import RetinueError
 from retinue.core.events import Body, Event, Warned
@@ -27,7 +27,6 @@ from retinue.core.results import Result, Status
 from retinue.log.runs import RunView
 from retinue.supervisor.budgets import Account, CallReservation
 from retinue.supervisor.slots import SlotHolder
-from retinue.supervisor.timers import StallTimer
 from retinue.workspaces.run_folders import RunFolders
 
 LEFT_OPEN = "{tree} was left open: `retinue resume {tree}` goes on with it"

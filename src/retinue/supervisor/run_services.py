@@ -655,7 +655,7 @@ def read_own_files(folders: RunFolders, names: Sequence[str], limit: int) -> Han
     be the run's."""
     found: dict[str, bytes] = {}
     refused: dict[str, str] = {}
-    if folders.path != f"{folders.own}/workspace":
+    if folders.is_shared:
         return HandedFiles(refused=dict.fromkeys(names, "is not read from a shared workspace"))
     try:
         folder = open_folder(folders.path)

@@ -457,7 +457,7 @@ def start_from_workspace(folders: RunFolders, state: StateFolder, chain: Sequenc
     """Return the folders of a run that continues others, newest first: a workspace of its own starts with the files
     that the first of them with such a workspace left."""
     copy = folders.workspace_copy
-    if copy is None and folders.path != f"{folders.own}/workspace":
+    if copy is None and folders.is_shared:
         return folders
     for tree, number in chain:
         own = state.run_folder(tree, number)
@@ -483,7 +483,6 @@ def _find_source(state: StateFolder, parent: Run | None, kind: str) -> tuple[Wor
         copy, folders = above.folders.workspace_copy, above.folders
         if copy is not None:
             return copy, copy.path
-        is_scratch = folders.path == f"{folders.own}/workspace"
-        if is_scratch and kind == "copy":
+        if kind == "copy" and not folders.is_shared:
             return None, folders.path
     return None, state.project

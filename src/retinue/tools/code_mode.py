@@ -3,16 +3,22 @@
 The program runs in its run's sandbox, as a group of processes like a shell's command. The MCP tools of its run are
 modules it can import; what it calls comes back over a channel of its own and is made by the host, as a call of the run
 like any other. A program that does not keep to the channel is ended.
+
+There is one module per server and one async function per tool, typed from the tools' JSON schemas, and a compact list
+of them for the model. Names, descriptions and schemas are a server's words: every piece of them stands in the source as
+a literal or as a checked identifier, never as code.
 """
 
 from __future__ import annotations
 
 import asyncio
+import keyword
+import re
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,7 +28,6 @@ from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Execution, Made, Outcome
 from retinue.core.rules import CODE_MODE
 from retinue.processes.group import ProcessGroup
-from retinue.tools import code_modules
 from retinue.tools.code_program import FRAME_BYTES, HEAD
 from retinue.tools.command_process import CommandTool
 
@@ -33,6 +38,31 @@ STOP_SECONDS = 2.0
 NOTE_CHARACTERS = 200
 NOTES = 5
 Calls = Callable[[str, dict[str, Any]], Awaitable[Made]]
+DESCRIPTION_CHARACTERS = 12_000
+SUMMARY_CHARACTERS = 100
+DOC_CHARACTERS = 4000
+DEEP = 8
+SHOWN_DEEP = 3
+PARTS = 200
+CHOICES = 20
+TYPES = 40
+RESULT = "result"
+ABOUT = (
+    "Run a Python program and give what it prints, and the value of its last expression. Top-level `await` works, and "
+    "so does `asyncio.gather`. Prefer it to many tool calls: loop over them, make them at once, keep what is large in "
+    "variables and print only what you need. It runs in the workspace, has no input, and what it leaves in the "
+    "background is ended. "
+)
+CALLING = (
+    "Tools are async functions in one module per server; what they need is asked and shown as if you had called them. "
+    "A tool that fails raises `tools.ToolError`. `...` marks what may be left out; `help(tools.NAME)` tells more.\n"
+)
+NO_TOOLS = "There are no tools for it to call."
+_SCALARS = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
+_KINDS: dict[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),),
+}  # fmt: skip
+_OURS = frozenset({"Any", "Literal", "NotRequired", "ToolError", "TypedDict", "annotations"})
 PROGRAM = str(Path(__file__).with_name("code_program.py"))
 
 
@@ -47,10 +77,10 @@ class ExecutePython(CommandTool):
     def __init__(self, program_tools: Sequence[ToolSpec] = (), *, sandboxed: bool = False) -> None:
         super().__init__(sandboxed=sandboxed)
         self.program_tools = tuple(program_tools)
-        self._modules = code_modules.build_modules(program_tools)
+        self._modules = build_modules(program_tools)
         self.spec = ToolSpec(
             CODE_MODE,
-            code_modules.describe_modules(self._modules),
+            describe_modules(self._modules),
             {
                 "type": "object",
                 "properties": {
@@ -191,3 +221,291 @@ def _encode_frame(value: Any) -> bytes:
 
 def _replace_surrogates(value: dict[str, Any]) -> dict[str, Any]:
     return {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in value.items()}
+
+
+# The tools as modules
+
+
+class Function(NamedTuple):
+    """One tool. `signature` is how the model reads it, `source` how Python does."""
+
+    name: str
+    signature: str
+    summary: str
+    source: str
+
+
+class Module(NamedTuple):
+    """One server."""
+
+    name: str
+    server: str
+    functions: tuple[Function, ...]
+    source: str
+
+
+def build_modules(specs: Sequence[ToolSpec]) -> tuple[Module, ...]:
+    """Return the modules of these tools, under names that Python accepts, each once."""
+    servers: dict[str, list[ToolSpec]] = {}
+    for spec in specs:
+        servers.setdefault(spec.server, []).append(spec)
+    names = _choose_names(list(servers), taken=_OURS)
+    return tuple(_make_module(names[server], server, found) for server, found in servers.items())
+
+
+def describe_modules(modules: Sequence[Module]) -> str:
+    """Return the description for the model; with many tools it says less of each."""
+    if not modules:
+        return ABOUT + NO_TOOLS
+    for detail in ("summary", "signature", "name"):
+        listed = "\n".join(line for module in modules for line in _list_functions(module, detail))
+        if len(listed) <= DESCRIPTION_CHARACTERS:
+            return ABOUT + CALLING + listed
+    left = listed[:DESCRIPTION_CHARACTERS].rpartition("\n")[0]
+    return f"{ABOUT}{CALLING}{left}\n[{listed.count(chr(10)) - left.count(chr(10))} more lines: see `help(tools)`]"
+
+
+def _list_functions(module: Module, detail: str) -> Iterator[str]:
+    """Yield the import of a module and a line for each of its functions, in the wanted detail."""
+    yield f"from tools import {module.name}"
+    for function in module.functions:
+        about = f"  # {function.summary}" if detail == "summary" and function.summary else ""
+        called = f"await {module.name}.{function.signature}{about}"
+        yield f"{module.name}.{function.name}" if detail == "name" else called
+
+
+def _make_module(name: str, server: str, specs: Sequence[ToolSpec]) -> Module:
+    names = _choose_names([_find_own_name(spec) for spec in specs], taken=_OURS)
+    types = _Types(taken=set(names.values()) | _OURS)
+    functions = tuple(_make_function(names[_find_own_name(spec)], spec, types) for spec in specs)
+    parts = [
+        _quote_docstring(f"Tools of the MCP server {server!r}."),
+        "from __future__ import annotations\n\nfrom typing import Any, Literal, NotRequired, TypedDict\n\n"
+        "from tools import ToolError, _call\n",
+        f"__all__ = {[*names.values(), *types.names]!a}\n",
+        *types.sources,
+        *(function.source for function in functions),
+    ]
+    return Module(name, server, functions, "\n\n".join(parts))
+
+
+def _make_function(name: str, spec: ToolSpec, types: _Types) -> Function:
+    schema = spec.schema
+    properties, required = _find_properties(schema), _find_required(schema)
+    ordered = sorted(properties, key=lambda each: each not in required)
+    named = _choose_names(ordered, taken=frozenset({"_call", "more_"}))
+    compact, whole = [], []
+    for each in ordered:
+        default = "" if each in required else f" = {_format_default(properties[each], schema)}"
+        kind = types.make_reader(schema, f"{name}_{each}").format_type(properties[each])
+        whole.append(f"{named[each]}: {kind}{default}")
+        kind = _Reader(schema, _format_inline, deep=SHOWN_DEEP).format_type(properties[each])
+        compact.append(f"{named[each]}: {kind}{default}")
+    args = ", ".join(f"{each!a}: {named[each]}" for each in ordered)
+    if schema.get("additionalProperties") and not properties:
+        whole.append("**more_: Any")
+        compact.append("**arguments: Any")
+        args = "**more_"
+    wrapped = _is_wrapped(spec.output)
+    output = spec.output["properties"][RESULT] if wrapped else spec.output
+    gives = types.make_reader(spec.output, f"{name}_result").format_type(output)
+    source = (
+        f"async def {name}({', '.join(whole)}) -> {gives}:\n"
+        f"    {_quote_docstring(_describe(spec, properties, named))}\n"
+        f"    return await _call({spec.name!a}, {{{args}}}{f', {RESULT!a}' if wrapped else ''})\n"
+    )
+    shown = _Reader(spec.output, _format_inline, deep=SHOWN_DEEP).format_type(output)
+    signature = f"{name}({', '.join(compact)}) -> {shown}"
+    return Function(name, signature, _shorten(spec.description, SUMMARY_CHARACTERS), source)
+
+
+def _find_own_name(spec: ToolSpec) -> str:
+    """Return the name a tool has on its server."""
+    return spec.name.removeprefix(f"mcp__{spec.server}__")
+
+
+def _describe(spec: ToolSpec, properties: dict[str, Any], named: dict[str, str]) -> str:
+    lines = [spec.description.strip()[:DOC_CHARACTERS] or f"The tool {_find_own_name(spec)!r}."]
+    told = [
+        f"    {named[each]}: {_shorten(schema['description'], 500)}"
+        for each, schema in properties.items()
+        if isinstance(schema, dict) and isinstance(schema.get("description"), str) and schema["description"].strip()
+    ]
+    return "\n".join([*lines, *(["", "Parameters:", *told] if told else [])])
+
+
+def _shorten(text: str, most: int) -> str:
+    """Return the text on one line, of at most that many characters."""
+    line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def _quote_docstring(text: str) -> str:
+    """Return the text as a literal, over several lines where that reads the same."""
+    pretty = f'"""{text}\n"""' if "\n" in text else f'"""{text}"""'
+    plain = all(each.isprintable() or each == "\n" for each in text) and not ("\\" in text or '"""' in f'{text}""')
+    return pretty if plain else ascii(text)
+
+
+def _choose_names(wanted: Sequence[str], *, taken: frozenset[str]) -> dict[str, str]:
+    """Return for each a name that Python accepts, each once, none beginning with `_`."""
+    found: dict[str, str] = {}
+    used = set(taken)
+    for each in wanted:
+        name = re.sub(r"[^A-Za-z0-9_]", "_", each).strip("_") or "unnamed"
+        name = f"n{name}" if name[0].isdigit() else f"{name}_" if keyword.iskeyword(name) else name
+        number, free = 2, name
+        while free in used:
+            free, number = f"{name}_{number}", number + 1
+        used.add(free)
+        found[each] = free
+    return found
+
+
+def _find_properties(schema: dict[str, Any]) -> dict[str, Any]:
+    found = schema.get("properties")
+    return {name: each for name, each in found.items() if isinstance(name, str)} if isinstance(found, dict) else {}
+
+
+def _is_wrapped(output: dict[str, Any]) -> bool:
+    """Tell whether servers wrapped a result that is no object into one field, since structured content must be one."""
+    return list(_find_properties(output)) == [RESULT] and RESULT in _find_required(output)
+
+
+def _find_required(schema: dict[str, Any]) -> frozenset[str]:
+    found = schema.get("required")
+    return frozenset(each for each in found if isinstance(each, str)) if isinstance(found, list) else frozenset()
+
+
+def _format_default(schema: Any, root: dict[str, Any]) -> str:
+    """Return the default if it is a plain value of the parameter's own type. Others are left to the server: it is not
+    sent what was not given."""
+    schema = _resolve(schema, root)
+    if not isinstance(schema, dict) or "default" not in schema:
+        return "..."
+    default = schema["default"]
+    kinds = [each for option in _find_options(schema) for each in _type_names(_resolve(option, root))]
+    allowed = tuple(kind for each in kinds for kind in _KINDS.get(each, ()))
+    fits = isinstance(default, allowed) and (bool in allowed or not isinstance(default, bool))
+    choices = schema.get("enum")
+    chosen = isinstance(choices, list) and default in choices
+    return _format_literal(default) if _is_literal(default) and (fits or chosen) else "..."
+
+
+class _Reader:
+    """Reads the types of one schema's parts. `objects` says how those with fields are named, `deep` how far to look;
+    a schema that goes on and on is `Any` from some point."""
+
+    def __init__(self, root: dict[str, Any], objects: Callable[[dict[str, Any], _Reader], str], *, deep: int) -> None:
+        self._root, self._objects, self._deep = root, objects, deep
+        self._left = PARTS
+
+    def format_type(self, schema: Any) -> str:
+        schema = _resolve(schema, self._root)
+        self._left -= 1
+        if not isinstance(schema, dict) or not schema or not self._deep or self._left < 0:
+            return "Any"
+        choices = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(choices, list) and 0 < len(choices) <= CHOICES and all(map(_is_literal, choices)):
+            return f"Literal[{', '.join(map(_format_literal, choices))}]"
+        self._deep -= 1
+        try:
+            options = _find_options(schema)
+            if options != [schema]:
+                return _format_union([self.format_type(option) for option in options])
+            return _format_union([self._format_plain_type(kind, schema) for kind in _type_names(schema)])
+        finally:
+            self._deep += 1
+
+    def _format_plain_type(self, kind: str, schema: dict[str, Any]) -> str:
+        if kind == "array":
+            return f"list[{self.format_type(schema.get('items', {}))}]"
+        if kind == "object":
+            if _find_properties(schema):
+                return self._objects(schema, self)
+            return f"dict[str, {self.format_type(schema.get('additionalProperties', {}))}]"
+        return _SCALARS.get(kind, "Any")
+
+
+def _format_union(kinds: list[str]) -> str:
+    return "Any" if "Any" in kinds or not kinds else " | ".join(dict.fromkeys(kinds))
+
+
+def _find_options(schema: dict[str, Any]) -> list[Any]:
+    """Return the schemas of which a value must fit one."""
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            options: list[Any] = schema[key]
+            return options
+    both = schema.get("allOf")
+    return both if isinstance(both, list) and len(both) == 1 else [schema]
+
+
+def _type_names(schema: Any) -> list[str]:
+    if not isinstance(schema, dict):
+        return []
+    kind = schema.get("type", "object" if _find_properties(schema) else None)
+    return [each for each in (kind if isinstance(kind, list) else [kind]) if isinstance(each, str)]
+
+
+def _resolve(schema: Any, root: dict[str, Any]) -> Any:
+    """Follow a reference within the same schema; one that leads nowhere, or around, gives an empty schema."""
+    for _ in range(DEEP):
+        if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+            return schema
+        found: Any = root
+        for step in schema["$ref"].removeprefix("#/").split("/"):
+            found = found.get(step) if isinstance(found, dict) else None
+        schema = found
+    return {}
+
+
+def _is_literal(value: Any) -> bool:
+    if isinstance(value, int):
+        return abs(value) < 2**63
+    return value is None or (isinstance(value, str) and len(value) <= 100)
+
+
+def _format_literal(value: Any) -> str:
+    return repr(value) if not isinstance(value, str) or value.isprintable() else ascii(value)
+
+
+def _format_inline(schema: dict[str, Any], reader: _Reader) -> str:
+    """Return an object as the model reads it: `{title: str, labels?: list[str]}`."""
+    needed = _find_required(schema)
+    fields = (
+        f"{_shorten(name, 60)}{'' if name in needed else '?'}: {reader.format_type(each)}"
+        for name, each in list(_find_properties(schema).items())[:CHOICES]
+    )
+    return f"{{{', '.join(fields)}}}"
+
+
+class _Types:
+    """The TypedDicts of one module."""
+
+    def __init__(self, *, taken: set[str]) -> None:
+        self._taken = taken
+        self._known: dict[int, str] = {}
+        self.names: list[str] = []
+        self.sources: list[str] = []
+
+    def make_reader(self, root: dict[str, Any], about: str) -> _Reader:
+        return _Reader(root, lambda schema, reader: self._name_object(schema, reader, about), deep=DEEP)
+
+    def _name_object(self, schema: dict[str, Any], reader: _Reader, about: str) -> str:
+        if id(schema) in self._known:
+            return self._known[id(schema)]
+        if len(self._known) >= TYPES:
+            return "dict[str, Any]"
+        wanted = schema["title"] if isinstance(schema.get("title"), str) else about
+        camel = "".join(part[:1].upper() + part[1:] for part in re.split(r"[^A-Za-z0-9]+", wanted))
+        name = _choose_names([camel], taken=frozenset(self._taken))[camel]
+        self._taken.add(name)
+        self.names.append(name)
+        self._known[id(schema)] = name
+        needed, fields = _find_required(schema), []
+        for each, part in _find_properties(schema).items():
+            kind = reader.format_type(part)
+            fields.append(f"{each!a}: {kind if each in needed else f'NotRequired[{kind}]'!a}")
+        self.sources.append(f"{name} = TypedDict({name!a}, {{{', '.join(fields)}}})\n")
+        return name

@@ -58,7 +58,7 @@ class FunctionTool(Generic[P, R]):
             else:
                 aside = context.aside(asyncio.get_running_loop().call_soon_threadsafe)
                 given_context = (aside,) if self._takes_context else ()
-                value = await asyncio.to_thread(function, *given_context, **named)
+                value = await asyncio.to_thread(_call_function, function, *given_context, **named)
                 if inspect.isawaitable(value):
                     value = await value
         except (ToolError, Stop):
@@ -69,6 +69,15 @@ class FunctionTool(Generic[P, R]):
                 raise  # the run itself is being stopped; anything else is the function's own affair
             raise ToolError(f"{type(error).__name__}: {error}") from error
         return Outcome(as_text(value), data=value)
+
+
+def _call_function(function: Callable[..., Any], *context: Context, **named: Any) -> Any:
+    """Call a function in a thread. A StopIteration, such as that of `next` on nothing, becomes another error, as in a
+    coroutine: asyncio cannot carry it out of the thread, and whoever waits would wait forever."""
+    try:
+        return function(*context, **named)
+    except StopIteration as error:
+        raise RuntimeError("function raised StopIteration") from error
 
 
 class HostedTool:

@@ -290,7 +290,8 @@ class GetAgent:
             raise ToolError(f"There is no agent:{wanted} below this run.")
         if row.result is None:
             return Outcome(f"agent:{wanted} is still running ({row.state}).", success=False)
-        return Outcome(row.result.final_response, row.result.success, data=row.result, gives=(wanted,))
+        gives = () if row.result.partial else (wanted,)  # the words of one that did not finish are not in this text
+        return Outcome(row.result.final_response, row.result.success, data=row.result, gives=gives)
 
 
 class ApplySubagent:

@@ -73,6 +73,11 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
     _spilled: int = 0
 
     @property
+    def is_shared(self) -> bool:
+        """True if the run works in a folder that is not its own: the project, or the workspace of its parent."""
+        return self.path != f"{self.own}/workspace"
+
+    @property
     def used(self) -> bool:
         """True once anything of the run has asked for its workspace."""
         return self._made is not None

@@ -10,7 +10,7 @@ import pytest
 
 import retinue
 from retinue import Allow, Approval, Context, Deny, Event, Limits, Profile, Task, tool
-from retinue.build.replay import make_replay, make_replay_supervisor
+from retinue.build.supervisor import make_replay, make_replay_supervisor
 from retinue.core.events import ApprovalDecided, RunEnded, RunResumed, RunSpawned, ToolCall, ToolResult
 from retinue.core.messages import Call, Native, Reply
 from retinue.core.records import Difference, RunRecord, compare_runs

@@ -10,7 +10,7 @@ import pytest
 
 import retinue
 from retinue import ConfigError, Context, Limits, Profile, Rounds, SpawnRefused, Task, Team
-from retinue.build.replay import make_replay, make_replay_supervisor
+from retinue.build.supervisor import make_replay, make_replay_supervisor
 from retinue.core.events import (
     ChecklistAccepted,
     ImprovementsProposed,
@@ -311,3 +311,15 @@ async def test_a_cancelled_evaluator_costs_only_its_packet() -> None:
         result = await run.result()
     assert (result.status, result.final_response, result.children[0].status) == ("done", "one", "cancelled")
     assert result.warning == "round 2: the evaluator ended cancelled; critique_packet.md is missing"
+
+
+@pytest.mark.finding("X8")
+async def test_the_task_of_an_evaluator_does_not_grow_with_every_answer() -> None:
+    long = [f"answer {number} " + "x" * 60_000 for number in range(5)]
+    said = [step for text in long for step in (answer(text), checklist(5), improve())]
+    result, events = await run_rounds(main(said, NO_PACKET), 5)
+    assert result.final_response == long[4]
+    tasks = [body.task for body in bodies(events, RunSpawned) if body.parent == 0]
+    assert len(tasks) == 4 and max(map(len, tasks)) < 130_000
+    assert long[3] in tasks[3] and all(text[:20_000] in tasks[3] for text in long[:3])
+    assert tasks[3].count("[... the first 21845 of 60009 bytes of an earlier answer ...]") == 3

@@ -8,9 +8,9 @@ import pytest
 
 import retinue
 from retinue import Allow, Approval, Limits, Profile
+from retinue.concurrency import StallTimer
 from retinue.core.events import RunStarted, ToolCall, ToolResult, Warned
 from retinue.log.runs import Runs
-from retinue.supervisor.timers import StallTimer
 from retinue.testing import ManualClock, scripted
 from tests.supervisor.tree.kit import bodies, call, spawn, until
 

@@ -1,6 +1,7 @@
 """What cannot be stored or sent never reaches a run's thread: the model is told, and the run goes on."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -8,13 +9,13 @@ import pytest
 from pydantic_ai.messages import ModelResponse, ToolCallPart
 
 import retinue
-from retinue import Profile, Task, tool
+from retinue import Allow, Approval, Profile, Task, tool
 from retinue.core.events import ToolResult
 from retinue.core.messages import Call, Reply, Request, ToolTurn
 from retinue.core.sendable import DEEPEST, find_problem, repair_reply
 from retinue.core.usage import Usage
-from retinue.models.provider_messages import parse_response
-from tests.supervisor.tree.kit import bodies
+from retinue.models.providers import parse_response
+from tests.supervisor.tree.kit import bodies, call, main
 
 HALF = "\ud83d"
 
@@ -99,3 +100,52 @@ def test_arguments_that_a_provider_sends_as_text_are_checked_the_same_way() -> N
     assert all(call.problem for call in reply.calls)
     assert not any(find_problem(call.args) for call in reply.calls)
     assert max(len(msgspec.json.encode(call)) for call in reply.calls) < 110_000
+
+
+@pytest.mark.finding("R2")
+@pytest.mark.parametrize("name", BAD)
+async def test_arguments_of_an_approver_that_cannot_be_stored_fail_loudly(name: str) -> None:
+    args, why = BAD[name]
+
+    @tool
+    def speak(word: str) -> str:
+        """Speak."""
+        raise AssertionError("it was run")
+
+    async def decide(question: Approval) -> Allow:
+        return Allow(args=args)
+
+    async with retinue.open(approver=decide) as r:
+        result = await r.run(main({"main": [call("speak", word="x")]}, tools=[speak]), "go")
+    assert (result.status, why in result.final_response) == ("failed", True)
+    assert result.final_response.startswith("the approver answered with arguments that cannot be used: ")
+
+
+@pytest.mark.finding("R2")
+async def test_a_function_that_raises_stop_iteration_fails_like_any_other() -> None:
+    @tool(tier="observe")
+    def first(words: list[str]) -> str:
+        """Return the first word."""
+        return next(iter(words))
+
+    async with retinue.open() as r:
+        script = {"main": [call("first", words=[]), {"text": "{{last_result}}"}]}
+        result = await r.run(main(script, tools=[first]), "go")
+    assert result.final_response == "RuntimeError: function raised StopIteration"
+
+
+class TrueHooks:
+    """Hooks that answer as an approver must not: neither None nor a text."""
+
+    async def before_tool(self, name: str, args: Mapping[str, Any], /) -> Any:
+        return True
+
+    async def after_tool(self, name: str, args: Mapping[str, Any], text: str, success: bool, /) -> None: ...
+
+
+@pytest.mark.finding("R2", "S8")
+async def test_a_hook_that_returns_something_else_refuses_the_call() -> None:
+    async with retinue.open() as r:
+        script = {"main": [call("glob", pattern="*"), {"text": "{{last_result}}"}]}
+        result = await r.run(main(script, tools=["glob"], hooks=TrueHooks()), "go")
+    assert result.final_response == "the hook before glob returned bool, neither None nor a text: nothing was run"

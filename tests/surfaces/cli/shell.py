@@ -27,7 +27,7 @@ SOURCE = str(Path(retinue.__file__).parents[1])
 _POWERS = "-dac_override,-dac_read_search"
 BOUND_BY_MODES = ["setpriv", "--bounding-set", _POWERS, "--inh-caps", _POWERS] if os.geteuid() == 0 else []
 # Loaded by a command that asks a provider's model; for `find_python`.
-PROVIDER = ("retinue.models.provider_messages", "pydantic_ai.models.anthropic", "pydantic_ai.models.openai")
+PROVIDER = ("retinue.models.providers", "pydantic_ai.models.anthropic", "pydantic_ai.models.openai")
 A2A = ("retinue.remote.a2a.adapter", "retinue.surfaces.a2a.server")
 _KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import retinue
-from retinue import Event, Profile
-from retinue.core.events import Message
+from retinue import Event, Profile, Task
+from retinue.core.events import Message, RunWaiting
 from retinue.core.results import UserReply
+from retinue.log.activity import Entries
 from retinue.surfaces.printer.printer import Printer
 from retinue.testing import scripted
 from tests.gates import Gate, HeldClock
@@ -143,3 +144,60 @@ async def test_the_answer_of_a_subagent_has_all_its_replies_too() -> None:
     answer = json.loads(result.final_response)["results"][0]["answer"]
     assert answer == "THE REAL ANSWER: 42\n\nok, noted"
     assert result.children[0].replies[1].to.startswith("agent:")
+
+
+@pytest.mark.finding("S3")
+@pytest.mark.parametrize(
+    ("ask", "shown"),
+    [
+        (call("subagent_helper", task="look"), "● helper [look] disconnected (2 turns, 1 tool, 0 tokens"),
+        (spawn({"task": "look", "subagent_type": "helper"}), '"status": "partial"'),
+        (
+            call("subagent_helper", task="look", background=True),
+            "helper [look] said before it ended disconnected:\nWORDS",
+        ),
+    ],
+)
+async def test_words_of_a_subagent_that_fails_are_shown_once(ask: dict[str, Any], shown: str) -> None:
+    helper = [call("glob", pattern="*") | {"text": "FIRST"}, {"cut": "WORDS"}]
+    profile = Profile("helper", tools=["glob"])
+    stream = io.StringIO()
+    printer = Printer(stream, color=False)
+    async with retinue.open(mode="yes") as r:
+        model = scripted({"main": [ask, {"text": "well"}, {"text": "so be it"}], "helper": helper})
+        run = await r.spawn(Profile("main", model=model, tools=[profile, "spawn_subagents"]), "go")
+        await run.result()
+        async for event in run.events():
+            printer.show_event(event)
+    assert shown in stream.getvalue()
+    assert [stream.getvalue().count(text) for text in ("FIRST", "WORDS")] == [1, 1]
+
+
+@pytest.mark.finding("S3")
+async def test_a_reply_that_is_cut_off_is_shown() -> None:
+    script = {"main": [call("glob", pattern="*") | {"text": "FIRST"}, {"cut": "THE REAL ANSW"}]}
+    async with retinue.open(mode="yes") as r:
+        run = await r.spawn(main(script), "go")
+        result = await run.result()
+        events = [event async for event in run.events()]
+    assert result.status != "done"
+    assert [count_shown(events, result, text) for text in ("FIRST", "THE REAL ANSW")] == [1, 1]
+    entries = Entries()
+    bodies = [entry.body for event in events if (entry := entries.apply(event)) is not None]
+    assert [bodies.count(text) for text in ("FIRST", "THE REAL ANSW")] == [1, 1]
+
+
+@pytest.mark.finding("S3")
+async def test_an_answer_in_a_conversation_is_not_shown_again_when_it_is_cancelled() -> None:
+    async with retinue.open() as r:
+        run = await r.spawn(main({"main": ["FIRST", "SECOND"]}), Task("hi", conversation=True))
+        await until(run, RunWaiting)
+        await run.send("and then?")
+        async for event in run.events():
+            if isinstance(event.body, Message) and event.body.text == "SECOND":
+                break
+        await run.cancel()
+        result = await run.result()
+        events = [event async for event in run.events()]
+    assert (result.status, result.partial) == ("cancelled", "SECOND")
+    assert [count_shown(events, result, text) for text in ("FIRST", "SECOND")] == [1, 1]

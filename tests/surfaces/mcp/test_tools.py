@@ -169,13 +169,13 @@ async def test_a_background_subagent_from_its_handle_to_its_end(project: Project
         assert (await reply(client, WAIT))["note"] == "No subagent is running."
 
 
+@pytest.mark.finding("S1")
 @pytest.mark.requirement("MASS-48", "MASS-54")
 async def test_a_cancelled_subagent_is_continued_with_what_it_knew(project: Project) -> None:
     agents = {"/main/subagent-1": [{"hang": True}], "/main/subagent-2": ["gone on"]}
     async with connected(project, agents=agents) as client:
         await reply(client, "spawn_subagents", tasks=[{"task": "t", "subagent_id": "s"}], background=True)
-        await reply(client, "cancel_background_tool", subagent_id="s")
-        await reply(client, WAIT, subagent_id="s")
+        assert (await reply(client, "cancel_background_tool", subagent_id="s"))["status"] == "cancelled"
         said = await reply(client, "continue_subagent", subagent_id="s", message="go on", timeout_seconds=100)
         assert (said["operation"], said.get("timeout_seconds")) == ("continue_subagent", 100), said
         [result] = said["results"]
@@ -193,7 +193,6 @@ async def test_a_message_to_a_subagent_gets_the_receipt_of_retinue_send(project:
         sent = await reply(client, "send_message_to_subagent", **asked, timeout_seconds=0)
         assert (sent["success"], sent["note"]) == (True, "queued: the run reads it at its next turn")
         await reply(client, "cancel_background_tool", subagent_id="s")
-        await reply(client, WAIT, subagent_id="s")
         late = await reply(client, "mcp_send_message_to_subagent", **asked)
         assert (late["state"], late["error"]) == ("too_late", "too late: the run has ended: cancelled")
 

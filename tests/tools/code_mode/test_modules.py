@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retinue.core.messages import ToolSpec
-from retinue.tools.code_modules import DESCRIPTION_CHARACTERS, build_modules, describe_modules
+from retinue.tools.code_mode import DESCRIPTION_CHARACTERS, build_modules, describe_modules
 from retinue.tools.code_program import ToolError
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
+from retinue.config.coordination import to_members
 from retinue.config.models import find_default_model
 from retinue.config.project import Project, load_project
-from retinue.config.teams import to_members
 from retinue.core.profiles import Profile
 from retinue.core.team_members import UNTYPED, Resolution, TeamSettings, resolve_members
 from retinue.core.teams import Member, choose_strategy

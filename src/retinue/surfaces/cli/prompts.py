@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import sys
 import termios
+from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
+
+from retinue.surfaces.printer import safe
 
 
 def at_terminal() -> bool:
@@ -18,8 +22,12 @@ def ask(question: str) -> str | None:
     sys.stdout.flush()
     with suppress(termios.error, OSError, ValueError):
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
-    print(question, end=" ", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
+    try:
+        print(question, end=" ", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+    except KeyboardInterrupt:
+        print(file=sys.stderr)  # the shell's prompt begins a line
+        raise
     if not line:
         print(file=sys.stderr)
         return None
@@ -37,3 +45,13 @@ def ask_yes_no(question: str, *, default: bool) -> bool:
                 return True
             case "":
                 return default
+
+
+def ask_trust(file: Path, loose: Sequence[str]) -> bool:
+    """Ask whether what a settings file loosens may hold."""
+    lines = [
+        f"{safe.escape_line(str(file))} loosens what agents may do here:",
+        *(f"  {safe.escape_line(line)}" for line in loose),
+    ]
+    print("\n".join([*lines, "Without your trust this part is ignored."]), file=sys.stderr)
+    return ask_yes_no("Trust it, until it changes?", default=False)

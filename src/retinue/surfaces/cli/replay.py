@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retinue.build.logs import open_log
 from retinue.build.parts import MAIN, Parts
 from retinue.build.project import load_project_parts
-from retinue.build.replay import Replay, make_replay, make_replay_supervisor
+from retinue.build.supervisor import make_replay, make_replay_supervisor
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.profiles import Profile
 from retinue.core.records import Difference, RunRecord, compare_runs
@@ -26,6 +26,9 @@ from retinue.surfaces.cli.options import TREE_HELP, add_level_options
 from retinue.surfaces.cli.startup import choose_profile, make_printer
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.printer import Printer
+
+if TYPE_CHECKING:
+    from retinue.build.supervisor import Replay
 
 EXIT_DIFFERS = 1
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,14 +19,16 @@ from msgspec import UNSET
 from retinue.build.parts import MAIN, Parts
 from retinue.build.project import load_project_parts
 from retinue.build.sandboxes import build_image, find_container_engine, make_placement
-from retinue.config import trust as answers
+from retinue.config import trust
+from retinue.config.files import exists, read_text
 from retinue.config.location import suggest
 from retinue.config.models import explain_missing_model
-from retinue.config.project import SETTINGS_FILE, Project
+from retinue.config.project import SETTINGS_FILE, Project, find_project
+from retinue.config.settings import parse_settings, restrict
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, RuntimeName
-from retinue.surfaces.cli import output, prompts, trust
+from retinue.surfaces.cli import output, prompts
 from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, parse_context_paths, parse_limits, parse_model
 from retinue.surfaces.cli.start_line import clear_start_line
 from retinue.surfaces.printer import safe
@@ -75,7 +78,7 @@ def prepare(
     `limits` replace those of the options. `interactive` is False for a command whose stdin is not a person's, and for
     one that serves others; `traced` puts new trees into the trace of the environment."""
     if interactive and args.config is None and not args.yes:
-        trust.ask_trust()
+        _ask_trust()
     detached = getattr(args, "detach", False)
     wait = args.wait_approvals
     limits = parse_limits(args) if limits is None else limits
@@ -97,6 +100,19 @@ def prepare(
         output.print_warning(warning)
     asks = interactive and not detached and prompts.at_terminal()
     return StartUp(parts=parts, project=project, limits=limits, model=parse_model(args), asks=asks)
+
+
+def _ask_trust() -> None:
+    """Ask at the terminal, once for each text of the project's retinue.yaml, whether what it loosens may hold."""
+    file = find_project(Path.cwd()) / SETTINGS_FILE
+    if not exists(file) or not prompts.at_terminal():
+        return
+    text = read_text(file)
+    loose = [str(each) for each in restrict(parse_settings(text, file))[1]]
+    if loose and trust.read_answer(file, text) is None:
+        yes = prompts.ask_trust(file, loose)
+        with nullcontext() if yes else suppress(ConfigError):  # a no that cannot be kept is asked for again
+            trust.keep_answer(file, text, trusted=yes)
 
 
 def require_model(start: StartUp, profiles: Sequence[Profile]) -> None:
@@ -195,4 +211,4 @@ def _write_runtime(parts: Parts, file: Path) -> None:
 
     before, after = set_runtime(file, parts.runtime)
     if parts.keeps_trust:
-        answers.carry_answer(file, before, after)
+        trust.carry_answer(file, before, after)

@@ -1,4 +1,4 @@
-"""`retinue trust`: let the project's retinue.yaml loosen what agents may do. Also the question of `retinue run`.
+"""`retinue trust`: let the project's retinue.yaml loosen what agents may do.
 
 `--state` takes over a state folder that was not made here, `--owner` accepts a project of another user."""
 
@@ -7,12 +7,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
 from retinue.config import trust
-from retinue.config.files import exists, read_text
+from retinue.config.files import read_text
 from retinue.config.ownership import find_other_owners
 from retinue.config.project import OWNED_MARKS, SETTINGS_FILE, find_project, find_project_folder
 from retinue.config.settings import parse_settings, restrict
@@ -73,7 +72,7 @@ def execute_trust(args: argparse.Namespace) -> int:
         print(f"{safe.escape_line(str(file))} loosens nothing, so all of it takes effect.")
         return 0
     if not _confirm(
-        f"{file} would allow {', '.join(loose)}; to trust it", yes=args.yes, ask=partial(_ask, file, loose)
+        f"{file} would allow {', '.join(loose)}; to trust it", yes=args.yes, ask=partial(prompts.ask_trust, file, loose)
     ):
         return 1
     trust.keep_answer(file, text)
@@ -131,25 +130,3 @@ def _confirm(what: str, *, yes: bool, ask: Callable[[], bool]) -> bool:
         return True
     print("Nothing was changed.", file=sys.stderr)
     return False
-
-
-def ask_trust() -> None:
-    """Ask at the terminal, once for each text of the project's retinue.yaml, whether what it loosens may hold."""
-    file = find_project(Path.cwd()) / SETTINGS_FILE
-    if not exists(file) or not prompts.at_terminal():
-        return
-    text = read_text(file)
-    loose = [str(each) for each in restrict(parse_settings(text, file))[1]]
-    if loose and trust.read_answer(file, text) is None:
-        yes = _ask(file, loose)
-        with nullcontext() if yes else suppress(ConfigError):  # a no that cannot be kept is asked for again
-            trust.keep_answer(file, text, trusted=yes)
-
-
-def _ask(file: Path, loose: list[str]) -> bool:
-    lines = [
-        f"{safe.escape_line(str(file))} loosens what agents may do here:",
-        *(f"  {safe.escape_line(line)}" for line in loose),
-    ]
-    print("\n".join([*lines, "Without your trust this part is ignored."]), file=sys.stderr)
-    return prompts.ask_yes_no("Trust it, until it changes?", default=False)

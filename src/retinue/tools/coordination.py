@@ -1,5 +1,8 @@
-"""The tools of a run that works in rounds: `new_answer` and `vote`, `get_task_plan`, `submit_checklist` and
-`propose_improvements`. What each does is passed in; all are safe to call again with the same call id."""
+"""The tools by which runs work towards a common or better answer: those of a team's members, and those of a run that
+works in rounds.
+
+A team does the work of its members' tools; what the tools of rounds do is passed in. All are safe to call again with
+the same call id."""
 
 from __future__ import annotations
 
@@ -10,9 +13,70 @@ from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome
 from retinue.core.rounds import GET_TASK_PLAN, IMPACTS, PROPOSE_IMPROVEMENTS, SCORE_MAX, SUBMIT_CHECKLIST
 from retinue.core.teams import NEW_ANSWER, VOTE
-from retinue.tools.arguments import show_arguments
+from retinue.tools.arguments import read_argument, show_arguments
 
 Work = Callable[[Call, Link], Awaitable[Outcome]]
+
+
+def _make_spec(name: str, title: str, description: str, properties: dict[str, Any], *, waits: bool = False) -> ToolSpec:
+    return ToolSpec(
+        name,
+        description,
+        {"type": "object", "properties": properties, "required": list(properties)},
+        tier="observe",
+        display_name=title,
+        repeatable=True,
+        waits=waits,
+        exclusive=waits,
+    )
+
+
+class NewAnswer:
+    """`new_answer`: the member's answer to the task, or a better one."""
+
+    spec = _make_spec(
+        NEW_ANSWER,
+        "New answer",
+        "Give your answer to the task: whole and on its own, for it replaces your earlier one. "
+        "Returns when there is something to do next.",
+        {"content": {"type": "string", "description": "The answer"}},
+        waits=True,
+    )
+
+    async def preview(self, call: Call, folders: Folders) -> str:
+        return show_arguments(call.args, "content")
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        content = read_argument(call, "content", str)
+        return await (await link.join_team()).give_answer(link, call.id, content)
+
+
+class Vote:
+    """`vote`: which of the answers is the best."""
+
+    spec = _make_spec(
+        VOTE,
+        "Vote",
+        "Vote for the best answer to the task. Returns when there is something to do next.",
+        {
+            "agent_id": {"type": "string", "description": "The agent, or its answer, such as agent2 or agent2.1"},
+            "reason": {"type": "string", "description": "Why it is the best, in a sentence or two"},
+        },
+        waits=True,
+    )
+
+    async def preview(self, call: Call, folders: Folders) -> str:
+        return show_arguments(call.args, "agent_id", "reason")
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        choice, reason = read_argument(call, "agent_id", str), read_argument(call, "reason", str, "")
+        return await (await link.join_team()).cast_vote(link, call.id, choice, reason)
+
+
+def make_team_tools() -> dict[str, NewAnswer | Vote]:
+    """Return the tools that a member has beside those of its profile."""
+    return {NEW_ANSWER: NewAnswer(), VOTE: Vote()}
+
 
 _SCORE = {
     "type": "object",
@@ -32,24 +96,7 @@ _IMPROVEMENT = {
     },
     "required": ["description", "impact"],
 }
-
-
-def _make_spec(
-    name: str, title: str, description: str, properties: dict[str, Any], *, ends_round: bool = False
-) -> ToolSpec:
-    return ToolSpec(
-        name,
-        description,
-        {"type": "object", "properties": properties, "required": list(properties)},
-        tier="observe",
-        display_name=title,
-        repeatable=True,
-        waits=ends_round,
-        exclusive=ends_round,
-    )
-
-
-SPECS = {
+ROUND_SPECS = {
     spec.name: spec
     for spec in (
         _make_spec(
@@ -58,7 +105,7 @@ SPECS = {
             "End the round with your answer to the task: whole and on its own, for it replaces your earlier one. "
             "Returns what the next round starts from.",
             {"content": {"type": "string", "description": "The answer"}},
-            ends_round=True,
+            waits=True,
         ),
         _make_spec(
             VOTE,
@@ -68,7 +115,7 @@ SPECS = {
                 "agent_id": {"type": "string", "description": "The answer, such as agent1.2"},
                 "reason": {"type": "string", "description": "Why it is the best, in a sentence or two"},
             },
-            ends_round=True,
+            waits=True,
         ),
         _make_spec(GET_TASK_PLAN, "Task plan", "Get the plan of this round: its tasks, and how each is verified.", {}),
         _make_spec(
