@@ -46,6 +46,7 @@ from retinue.files.user_key import load_user_key
 from retinue.log.tree_index import IndexChanges, TreeIndex, TreeRow, list_names
 
 SEAL_BYTES = 16
+READER_CACHE_KIB = 16_384  # the index of some 20,000 trees, whose pages a list needs in no order
 _KEY_VARIABLES = ("XDG_STATE_HOME", "HOME")  # by which the key is found
 _TALLY = msgspec.json.Decoder(RunTally)
 APPLICATION_ID = 0x7265746E  # "retn"
@@ -208,6 +209,7 @@ def open_reader(path: Path, *, immutable: bool = False) -> apsw.Connection:
             undo.callback(close_quietly, db)
             db.set_busy_timeout(5000)
             db.execute("PRAGMA query_only = ON")
+            db.pragma("cache_size", -READER_CACHE_KIB)
             check_version(db, path)
         except apsw.Error as error:
             raise LogError(describe_error(f"cannot read the log {path}", error)) from None
@@ -231,8 +233,8 @@ def check_version(db: apsw.Connection, path: Path) -> None:
 
 
 class Sealer:
-    """Makes checksums under the user's key. One serves all rows of a batch: to find the key anew for each costs more
-    than the checksum."""
+    """Makes checksums under the user's key. One serves all rows of a batch or a list: to find the key anew for each
+    costs more than the checksum."""
 
     def __init__(self) -> None:
         self._begun = _begin_seal(*map(os.environ.get, _KEY_VARIABLES))
@@ -426,7 +428,7 @@ _RUN = "runs.tree, runs.run, first, runs.seal, tally, tallies.seal"
 
 def load_tree(db: apsw.Connection, tree: str) -> TreeRow | None:
     found = db.execute(f"SELECT {_ROW} FROM trees WHERE tree = ?", (tree,)).get
-    return None if found is None else _make_tree(db, found)
+    return None if found is None else _make_tree(db, Sealer(), found)
 
 
 def list_trees(
@@ -439,7 +441,8 @@ def list_trees(
         conditions += ["NOT ended", f"last_batch {'>=' if only == 'live' else '<'} {first_batch}"]
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     query = f"SELECT {_ROW} FROM trees {where} ORDER BY spawned_at DESC, id DESC LIMIT ?"
-    return [_make_tree(db, row) for row in db.execute(query, (-1 if latest is None else latest,))]
+    sealer = Sealer()
+    return [_make_tree(db, sealer, row) for row in db.execute(query, (-1 if latest is None else latest,))]
 
 
 def count_trees(db: apsw.Connection, *, reported: bool) -> int:
@@ -450,18 +453,18 @@ def count_trees(db: apsw.Connection, *, reported: bool) -> int:
 def load_run(db: apsw.Connection, tree: str, run: int) -> StoredRun | None:
     query = f"SELECT {_RUN}, 0 FROM runs JOIN tallies USING (tree, run) WHERE tree = ? AND run = ?"
     found = db.execute(query, (tree, run)).get
-    return None if found is None else _make_run(db, found)
+    return None if found is None else _make_run(db, Sealer(), found)
 
 
 def read_runs(db: apsw.Connection, trees: Iterable[str]) -> Iterator[StoredRun]:
-    """Yield the runs of these trees, in the order of the trees."""
+    """Yield the runs of these trees, in any order: SQLite sorts long rows in a file."""
     query = f"""
         SELECT {_RUN}, trees.reported <> '' FROM json_each(?)
         JOIN trees ON trees.tree = value JOIN runs ON runs.tree = value JOIN tallies USING (tree, run)
-        ORDER BY json_each.key, runs.run
     """
+    sealer = Sealer()
     for row in db.execute(query, (msgspec.json.encode(list(trees)).decode(),)):
-        yield _make_run(db, row)
+        yield _make_run(db, sealer, row)
 
 
 def find_runs(db: apsw.Connection, name: str) -> Iterator[StoredRun]:
@@ -472,22 +475,22 @@ def find_runs(db: apsw.Connection, name: str) -> Iterator[StoredRun]:
         JOIN trees USING (tree) JOIN runs USING (tree, run) JOIN tallies USING (tree, run)
         ORDER BY spawned_at DESC, trees.id DESC, runs.run
     """
+    sealer = Sealer()
     for row in db.execute(query, (name, name + "\U0010ffff")):
-        yield _make_run(db, row)
+        yield _make_run(db, sealer, row)
 
 
-def _make_tree(db: apsw.Connection, row: tuple[Any, ...]) -> TreeRow:
+def _make_tree(db: apsw.Connection, sealer: Sealer, row: tuple[Any, ...]) -> TreeRow:
     *values, seal = row
-    if not compare_digest(Sealer().seal_tree(values), seal):
+    if not compare_digest(sealer.seal_tree(values), seal):
         raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
     values[-2] = bool(values[-2])  # SQLite has no booleans
     return TreeRow(*values)
 
 
-def _make_run(db: apsw.Connection, row: tuple[Any, ...]) -> StoredRun:
+def _make_run(db: apsw.Connection, sealer: Sealer, row: tuple[Any, ...]) -> StoredRun:
     tree, run, first, first_seal, tally, tally_seal, reported = row
     first, tally = first.encode(), tally.encode()
-    sealer = Sealer()
     is_first_whole = compare_digest(sealer.seal_text(first), first_seal)
     if not (is_first_whole and compare_digest(sealer.seal_tally(tree, run, tally), tally_seal)):
         raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
@@ -597,14 +600,15 @@ def check_batch(db: apsw.Connection, row: int) -> None:
 def check_index(db: apsw.Connection) -> None:
     """Raise LogDamaged if a row of a tree or of a run is not as it was written."""
     query = f"SELECT {_RUN}, 0 FROM runs LEFT JOIN tallies USING (tree, run)"
+    sealer = Sealer()
     for row in db.execute(query):
-        run = None if row[4] is None else _make_run(db, row)
+        run = None if row[4] is None else _make_run(db, sealer, row)
         names = () if run is None else list_names(run)
         known = "SELECT 1 FROM names WHERE name = ? AND tree = ? AND run = ?"
         if run is None or not all(db.execute(known, (name, *row[:2])).get for name in names):
             raise LogDamaged(f"the index of {db.filename} is damaged: it lacks a run of {row[0]}")
     for row in db.execute(f"SELECT {_ROW} FROM trees"):
-        _make_tree(db, row)
+        _make_tree(db, sealer, row)
 
 
 def check_pages(db: apsw.Connection) -> None:

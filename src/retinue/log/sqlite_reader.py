@@ -149,14 +149,14 @@ class SqliteReader:
             file = self.find_file(tree)
             if file is not None:
                 by_file.setdefault(file, []).append(tree)
-        found: dict[str, list[StoredRun]] = {}
+        found: list[StoredRun] = []
         for file, names in by_file.items():
             try:
-                for run in query_file(file, partial(_list_runs, trees=names), on_problem):
-                    found.setdefault(run.first.tree, []).append(run)
+                found += query_file(file, partial(_list_runs, trees=names), on_problem)
             except LogError as error:
                 on_problem(error)
-        return [run for tree in trees for run in found.get(tree, [])]
+        places = {tree: place for place, tree in enumerate(trees)}
+        return sorted(found, key=lambda run: (places[run.first.tree], run.first.run))
 
     @make_awaitable
     def find_runs(self, name: str, on_problem: OnProblem = ignore_problem) -> list[StoredRun]:

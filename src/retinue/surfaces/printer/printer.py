@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import msgspec
 from retinue.core.approvals import Approval
 from retinue.core.errors import OutputFailed
 from retinue.core.events import Delta, Event, Inbox, TurnStarted
+from retinue.files.content import write_all
 from retinue.log.blocks import Block, Blocks, format_question_body, make_question_spans
 from retinue.surfaces.printer import colors, safe
 
@@ -289,23 +289,12 @@ class _Output:
                 self._stream.write(text)
                 self._stream.flush()
             else:
-                self._write_all(text.encode(self._encoding, "backslashreplace"))
+                write_all(self._fd, text.encode(self._encoding, "backslashreplace"))
         except (BrokenPipeError, ValueError):  # the reader is gone, or the stream was closed
             self.is_closed = True
         except OSError as error:
             self.is_closed = True
             self.failure = error.strerror or str(error)
-
-    def _write_all(self, data: bytes) -> None:
-        assert self._fd is not None
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[os.write(self._fd, view) :]
-            except BlockingIOError:  # a program that shares the terminal made it non-blocking
-                waiting = select.poll()
-                waiting.register(self._fd, select.POLLOUT)
-                waiting.poll()
 
 
 def _find_descriptor(stream: colors.Stream) -> int | None:

@@ -22,6 +22,8 @@ _IN_TEXTS = re.compile(f"[\x00-\x08\x0b-\x1f{_UNSEEN}]")
 
 def escape_line(text: str) -> str:
     """Return text for headers, labels and names: one line, whatever was in it."""
+    if text.isascii() and text.isprintable():  # nearly all cells of a long table: bench row `ps --all`
+        return text
     return _IN_LINES.sub(_spell_out, text)
 
 
