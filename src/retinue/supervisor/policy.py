@@ -7,6 +7,7 @@ Judged once per call, so what no rule concerns is looked up, not worked out.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -53,20 +54,30 @@ class RulePolicy:
     is judged call by call. `strict`: every tool of the primary asks too. `sandboxed`: as `ask`, and `inside` is the
     policy for what a run does in a sandboxed workspace of its own: there edit, write, shell and programs do not ask.
     `yes`: nothing asks but by a rule. `config` is the file of the rules themselves: it is never edited without a
-    question, or an agent could give itself rules."""
+    question, or an agent could give itself rules. Neither is what git runs (`git_programs`), in any mode."""
 
     def __init__(
-        self, rules: Rules, *, mode: Mode, project: str = "", config: str = "", unasked: frozenset[str] = frozenset()
+        self,
+        rules: Rules,
+        *,
+        mode: Mode,
+        project: str = "",
+        config: str = "",
+        git_programs: Sequence[str] = (),
+        unasked: frozenset[str] = frozenset(),
     ) -> None:
         self.mode = mode
         self._unasked = unasked
         self.inside = self
         if mode == "sandboxed" and not unasked:
-            self.inside = RulePolicy(rules, mode=mode, project=project, config=config, unasked=SANDBOXED_TOOLS)
+            self.inside = RulePolicy(
+                rules, mode=mode, project=project, config=config, git_programs=git_programs, unasked=SANDBOXED_TOOLS
+            )
         self._project = os.path.realpath(project) if project else ""
-        own = escape_pattern(os.path.realpath(config)) if config and mode != "yes" else ""
+        own = [escape_pattern(os.path.realpath(config))] if config and mode != "yes" else []
+        programs = [f"{escape_pattern(path)}{rest}" for path in git_programs for rest in ("", "/**")]
         changers = ("edit", "write", "*_edit_file", "*_write_file")
-        self._protected = tuple(Rule(tool, own) for tool in changers) if own else ()
+        self._protected = tuple(Rule(tool, path) for path in (*own, *programs) for tool in changers)
         self._rules = rules
         self._known: dict[tuple[str, str, bool, bool], Verdict] = {}
         self._concerned: dict[str, tuple[tuple[Rule, ...], ...]] = {}
