@@ -106,7 +106,8 @@ async def test_a_pattern_that_git_cannot_answer_shows_no_ignored_file(
 PRIVATE = "the user's private source"
 LOOK = (
     "git log --all --format=%s; git cat-file --batch-all-objects --batch; cat {project}/.env {project}/.git/config; "
-    "grep -rsh token {project} .; cat .env .git/config; git -C {project} config -l; ls -a {project}; env; git log -1 --format=%s; git status -s; "
+    "grep -rsh token {project} .; "
+    "cat .env .git/config; git -C {project} config -l; ls -a {project}; env; git log -1 --format=%s; git status -s; "
     "echo new > new; git add new; git -c user.name=x -c user.email=x@x commit -qm next && git diff HEAD~1 --stat"
 )
 
