@@ -236,7 +236,9 @@ class LogContract:
             found = await backend.reader().read_runs(["t2", "t1", "nosuch"])
             assert [(run.first.tree, run.first.run) for run in found] == [("t2", 0), ("t1", 0), ("t1", 1)]
             assert found[1:] == summarize_runs(events)
-            views = Runs.restore("t1", found[1:])
+            views = Runs("t1")
+            for run in found[1:]:
+                views.restore(run)
             assert [view.state for view in views.runs.values()] == ["waiting_children", "waiting_approval"]
             primary = views.runs[0]
             assert (primary.turns, primary.tool_count, primary.usage, primary.cost) == (
