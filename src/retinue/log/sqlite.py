@@ -38,7 +38,7 @@ from retinue.log.tree_index import TreeIndex, TreeRow
 LINGER = 0.004
 LONGEST_LINGER = 0.25
 PIECE = 1000
-INDEX_LINGER = 0.02
+INDEX_LINGER = 0.1
 INDEX_SECONDS = 1.0
 INDEX_BYTES = 16 * 2**20
 JOURNAL_PAGES = 1000  # from so many on, SQLite's journal is moved into the file after the index is written
@@ -165,7 +165,8 @@ class FileWriter:
         """Take an event; see `Log.append`."""
         if self._closing:
             raise LogError("the log is closed")
-        if self._appended - self._written >= PIECE and self._is_at_pause(event):
+        is_free = self._written == self._kicked_for
+        if is_free and self._appended - self._written >= PIECE and self._pending[-1].tree != event.tree:
             self._kick()
         self._pending.append(event)
         self._appended += 1
@@ -252,10 +253,6 @@ class FileWriter:
         elif not pending:
             feed.ended = True
         return feed
-
-    def _is_at_pause(self, event: Event) -> bool:
-        """Tell whether the writer is free, and the pending events can be written without this one."""
-        return self._written == self._kicked_for and self._pending[-1].tree != event.tree
 
     def _kick_later(self) -> None:
         now = self._loop.time()
