@@ -270,6 +270,8 @@ class LogContract:
                 "%": [],
             }.items():
                 assert [run.ref.name for run in await backend.reader().find_runs(name)] == wanted, name
+            half = "\udcff"  # of a command line that is no UTF-8
+            assert await backend.reader().find_runs(half) == await backend.reader().read(half) == []
 
     async def test_the_status_of_a_tree_is_that_of_its_newest_event(self, backend: Backend) -> None:
         async with opened(backend) as log:

@@ -359,6 +359,7 @@ async def test_the_journal_is_moved_into_the_file_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "JOURNAL_PAGES", 10)
+    monkeypatch.setattr(sqlite, "INDEX_BYTES", 10_000)
     log = SqliteLog(tmp_path)
     await write(log, make_spawned())
     for seq in range(2, 12):

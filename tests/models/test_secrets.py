@@ -15,8 +15,19 @@ import retinue
 from retinue import Approval, Context, Deny, Profile
 from retinue.core import secrets
 from retinue.core.events import KINDS, Delta, encode_event
+from retinue.core.messages import (
+    AssistantTurn,
+    Call,
+    OnDelta,
+    Reply,
+    Request,
+    ToolTurn,
+    Turn,
+    UserTurn,
+)
 from retinue.core.results import ChangedFile
 from retinue.log.runs import Runs
+from retinue.models.wrappers import RedactingModel
 from retinue.supervisor.tree import _TEXT_FIELDS, redact
 from retinue.testing import scripted
 from tests.log.kit import make_spawned
@@ -144,6 +155,43 @@ def test_pieces_are_held_back_only_while_they_may_be_a_secret(monkeypatch: pytes
         assert "".join(said) == f"a {secrets.HIDDEN}" and said[0].startswith("a ")
     stream = secrets.SecretStream()
     assert [stream.feed("task sk-"), stream.feed("ip"), stream.rest()] == ["task ", "sk-ip", ""]
+
+
+def test_each_item_of_a_growing_list_is_cleaned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless another secret is known by then; and who changes an item later changes nothing that was cleaned."""
+    monkeypatch.setattr(secrets, "_known", ())
+    sent, args = secrets.GrowingList(), {"path": "a"}
+    thread: list[Turn] = [UserTurn(f"use {KEY} or {TOKEN}"), AssistantTurn("", (Call("c1", "read", args),))]
+    assert sent.clean(thread) is thread
+    secrets.hide_secret(KEY)
+    first = sent.clean(thread)
+    assert first == [UserTurn(f"use [secret] or {TOKEN}"), thread[1]]
+    args["path"] = KEY
+    thread.append(ToolTurn("c1", "read", f"it has {KEY}"))
+    second = sent.clean(thread)
+    assert [old is new for old, new in zip(first, second, strict=False)] == [True, True]
+    assert second[1:] == [
+        AssistantTurn("", (Call("c1", "read", {"path": "a"}),)),
+        ToolTurn("c1", "read", "it has [secret]"),
+    ]
+    secrets.hide_secret(TOKEN)
+    third = sent.clean(thread)
+    assert third[0] == UserTurn("use [secret] or [secret]") and KEY not in repr(third)
+    thread[:] = [UserTurn("another thread")]
+    assert sent.clean(thread) == thread
+
+
+def test_a_child_of_a_model_with_secrets_can_search_the_web() -> None:
+    class Searching:
+        async def complete(self, request: Request, on_delta: OnDelta) -> Reply:
+            return Reply("ok")
+
+        def can_search_web(self, *, domains: bool) -> bool:
+            return not domains
+
+    model = RedactingModel(Searching())
+    assert model.can_search_web(domains=False) and not model.can_search_web(domains=True)
+    assert not RedactingModel(scripted({"main": ["ok"]})).can_search_web(domains=False)
 
 
 def test_plain_words_and_paths_are_no_secrets() -> None:

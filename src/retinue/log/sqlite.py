@@ -38,10 +38,10 @@ from retinue.log.tree_index import TreeIndex, TreeRow
 LINGER = 0.004
 LONGEST_LINGER = 0.25
 PIECE = 1000
-INDEX_LINGER = 0.02
+INDEX_LINGER = 0.1
 INDEX_SECONDS = 1.0
 INDEX_BYTES = 16 * 2**20
-JOURNAL_PAGES = 1000  # from so many on, SQLite's journal is moved into the file
+JOURNAL_PAGES = 1000  # from so many on, SQLite's journal is moved into the file after the index is written
 RETRY_SECONDS = 1.0
 VANISHED = "the log {path} was deleted or replaced while this process was writing it: what it held of this run is lost"
 READ_CHUNK = 1000
@@ -165,7 +165,8 @@ class FileWriter:
         """Take an event; see `Log.append`."""
         if self._closing:
             raise LogError("the log is closed")
-        if self._appended - self._written >= PIECE and self._is_at_pause(event):
+        is_free = self._written == self._kicked_for
+        if is_free and self._appended - self._written >= PIECE and self._pending[-1].tree != event.tree:
             self._kick()
         self._pending.append(event)
         self._appended += 1
@@ -253,10 +254,6 @@ class FileWriter:
             feed.ended = True
         return feed
 
-    def _is_at_pause(self, event: Event) -> bool:
-        """Tell whether the writer is free, and the pending events can be written without this one."""
-        return self._written == self._kicked_for and self._pending[-1].tree != event.tree
-
     def _kick_later(self) -> None:
         now = self._loop.time()
         self._set_linger(now + LINGER, now + LONGEST_LINGER)
@@ -305,9 +302,6 @@ class FileWriter:
                 self._loop.call_soon_threadsafe(self._settle, batch if error is None else [], waiters, error)
             if closing or self._loop.is_closed():
                 break
-            if batch and error is None and self._journal_pages >= JOURNAL_PAGES:
-                with suppress(apsw.Error):  # tried again after the next batch
-                    self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             if self._unindexed_bytes >= INDEX_BYTES or (self._unindexed and time.monotonic() >= self._index_due):
                 self._write_index()
         self._write_index()
@@ -352,7 +346,7 @@ class FileWriter:
         return RETRY_SECONDS if self._folded else INDEX_LINGER
 
     def _write_index(self) -> None:
-        """Write the index of what is written. What fails is tried again: no event is lost by it."""
+        """Write the index of what is written, and tidy up. What fails is tried again: no event is lost by it."""
         if not self._unindexed or isinstance(self._error, LogLost):
             return
         try:
@@ -371,6 +365,9 @@ class FileWriter:
         self._index.settle()
         self._unindexed = []
         self._unindexed_bytes = self._folded = 0
+        if self._journal_pages >= JOURNAL_PAGES:
+            with suppress(apsw.Error):  # tried again with the next index
+                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def _describe_failure(self, what: str, error: Exception) -> LogError:
         if schema.is_lost_epoch(error):

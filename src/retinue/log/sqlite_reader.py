@@ -30,6 +30,7 @@ from retinue.core.ports import (
     Unfinished,
     ignore_problem,
 )
+from retinue.core.sendable import is_text
 from retinue.log import locks, schema
 from retinue.log.reading import decode_line
 from retinue.log.schema import one_line
@@ -98,7 +99,7 @@ class SqliteReader:
 
     def find_file(self, tree: str) -> Path | None:
         """Return the file a tree is in."""
-        if tree not in self._files:
+        if tree not in self._files and is_text(tree):
             for file in self.list_files():
                 with suppress(LogError):  # a damaged file hides no other
                     if query_file(file, lambda db: schema.load_tree(db, tree)) is not None:
@@ -161,7 +162,7 @@ class SqliteReader:
     @make_awaitable
     def find_runs(self, name: str, on_problem: OnProblem = ignore_problem) -> list[StoredRun]:
         found: list[list[StoredRun]] = []
-        for file in self.list_files():
+        for file in self.list_files() if is_text(name) else ():
             try:
                 found.append(query_file(file, lambda db: list(schema.find_runs(db, name)), on_problem))
             except LogError as error:
