@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -535,6 +536,37 @@ def test_what_a_killed_process_left_is_removed_and_what_is_used_is_not(tmp_path:
             process.communicate()
     sweep_scratch_folders(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+KILLED_WHILE_REMOVING = """
+import os, signal, sys
+from retinue.files.scratch import make_scratch_folder
+
+with make_scratch_folder() as made:
+    (made / "folder").mkdir()
+    (made / "folder/file").touch()
+    left = [int(sys.argv[1])]
+
+    def kill(event, args):
+        if event in ("os.remove", "os.rmdir"):
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(kill)
+"""
+
+
+@pytest.mark.finding("R5")
+def test_what_a_process_left_that_was_killed_while_it_removed_it_is_removed(tmp_path: Path) -> None:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    for nth in range(1, 6):  # the file, its folder, the folder of files, the lock, the whole
+        done = subprocess.run([sys.executable, "-c", KILLED_WHILE_REMOVING, str(nth)], env=env, check=False)
+        assert done.returncode == -signal.SIGKILL
+        [folder] = tmp_path.iterdir()
+        os.utime(folder, (0, 0))
+        sweep_scratch_folders(tmp_path)
+        assert list(tmp_path.iterdir()) == [], nth
 
 
 @needs_bubblewrap
