@@ -343,13 +343,14 @@ class FileWriter:
         return None
 
     def _seconds_to_index(self) -> float | None:
-        if not self._unindexed:
+        """Return how long nothing may happen before the index is written; None if there is nothing to write."""
+        if not self._unindexed or isinstance(self._error, LogLost):
             return None
         return RETRY_SECONDS if self._index_failed else INDEX_LINGER
 
     def _write_index(self) -> None:
         """Write the index of what is written, and tidy up. What fails is tried again: no event is lost by it."""
-        if not self._unindexed or isinstance(self._error, LogLost):
+        if self._seconds_to_index() is None:
             return
         try:
             for batch, events in self._unindexed[self._folded :]:
