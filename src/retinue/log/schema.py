@@ -423,7 +423,7 @@ def delete_trees(db: apsw.Connection, trees: Iterable[str]) -> None:
 
 
 _ROW = "tree, spawned_at, origin, reported, last_seq, last_at, gone_at, root, ended, last_batch, seal"
-_RUN = "runs.tree, runs.run, first, runs.seal, tally, tallies.seal"
+_RUN = "runs.tree, runs.run, CAST(first AS BLOB), runs.seal, CAST(tally AS BLOB), tallies.seal"
 
 
 def load_tree(db: apsw.Connection, tree: str) -> TreeRow | None:
@@ -490,7 +490,6 @@ def _make_tree(db: apsw.Connection, sealer: Sealer, row: tuple[Any, ...]) -> Tre
 
 def _make_run(db: apsw.Connection, sealer: Sealer, row: tuple[Any, ...]) -> StoredRun:
     tree, run, first, first_seal, tally, tally_seal, reported = row
-    first, tally = first.encode(), tally.encode()
     is_first_whole = compare_digest(sealer.seal_text(first), first_seal)
     if not (is_first_whole and compare_digest(sealer.seal_tally(tree, run, tally), tally_seal)):
         raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
