@@ -25,7 +25,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import lru_cache, partial
 from hashlib import blake2b
@@ -295,12 +295,13 @@ def index_tail(db: apsw.Connection) -> None:
             db.execute("UPDATE writer SET indexed = ?", (tail[-1],))
 
 
-def begin_reading(db: apsw.Connection) -> None:
-    """Begin a transaction that sees the file as of one moment, with an index of all its batches."""
+def begin_reading(db: apsw.Connection, trees: Collection[str] | None = None) -> None:
+    """Begin a transaction that sees the file as of one moment, with an index of all its batches, or of what they have
+    of these trees."""
     db.execute("BEGIN")
     tail = list_tail(db)
     if tail:
-        index = _fold_tail(db, tail)
+        index = _fold_tail(db, tail, trees)
         db.execute("PRAGMA query_only = OFF")
         db.execute(_JOIN_TAIL)
         _insert_changes(db, index, "tail_")
@@ -312,15 +313,17 @@ def list_tail(db: apsw.Connection) -> list[int]:
     return [row for (row,) in db.execute("SELECT id FROM batches WHERE id > (SELECT indexed FROM writer) ORDER BY id")]
 
 
-def _fold_tail(db: apsw.Connection, tail: Iterable[int]) -> TreeIndex:
-    """Return the changes that batches make to the index. Those that cannot be read make none."""
+def _fold_tail(db: apsw.Connection, tail: Iterable[int], trees: Collection[str] | None = None) -> TreeIndex:
+    """Return the changes that batches make to the index, or to what it has of these trees. Those that cannot be read
+    make none."""
     index = TreeIndex(partial(load_tree, db), partial(load_run, db))
+    names = None if trees is None else frozenset(tree.encode() for tree in trees)
     for row in tail:
         try:
             lines = load_batch(db, row)
         except LogDamaged:
             continue
-        index.apply(decode_lines(lines), row)
+        index.apply(decode_lines(lines, names), row)
     return index
 
 
@@ -329,9 +332,12 @@ def _insert_changes(db: apsw.Connection, index: TreeIndex, prefix: str = "") -> 
     index.settle()
 
 
-def decode_lines(lines: bytes) -> list[Event]:
-    """Return the events of a batch."""
-    return [decode_event(make_line(line)) for line in lines.split(b"\n")]
+def decode_lines(lines: bytes, trees: Collection[bytes] | None = None) -> list[Event]:
+    """Return the events of a batch, or those of these trees."""
+    found = lines.split(b"\n")
+    if trees is not None:
+        found = [line for line in found if (place := _PLACE.match(line)) is not None and place[2] in trees]
+    return [decode_event(make_line(line)) for line in found]
 
 
 @lru_cache(4)

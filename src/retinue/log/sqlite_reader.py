@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from itertools import islice
@@ -102,7 +102,7 @@ class SqliteReader:
         if tree not in self._files and is_text(tree):
             for file in self.list_files():
                 with suppress(LogError):  # a damaged file hides no other
-                    if query_file(file, lambda db: schema.load_tree(db, tree)) is not None:
+                    if query_file(file, lambda db: schema.load_tree(db, tree), trees=[tree]) is not None:
                         self._files[tree] = file
                         break
         return self._files.get(tree)
@@ -153,7 +153,7 @@ class SqliteReader:
         found: list[StoredRun] = []
         for file, names in by_file.items():
             try:
-                found += query_file(file, partial(_list_runs, trees=names), on_problem)
+                found += query_file(file, partial(_list_runs, trees=names), on_problem, trees=names)
             except LogError as error:
                 on_problem(error)
         places = {tree: place for place, tree in enumerate(trees)}
@@ -270,7 +270,7 @@ def read_events(file: Path, tree: str, *, after: int = 0, limit: int | None = No
 
 
 def _read_tree(file: Path, tree: str, *, after: int, limit: int | None) -> list[tuple[int, bytes]]:
-    return query_file(file, lambda db: list(islice(schema.read_tree(db, tree, after=after), limit)))
+    return query_file(file, lambda db: list(islice(schema.read_tree(db, tree, after=after), limit)), trees=[tree])
 
 
 @contextmanager
@@ -289,12 +289,18 @@ def open_file(file: Path) -> Iterator[apsw.Connection]:
         db.close()
 
 
-def query_file(file: Path, query: Callable[[apsw.Connection], T], on_problem: OnProblem = ignore_problem) -> T:
-    """Return what a query finds in a log file. If its index is damaged, `on_problem` is told and the query is made
-    again to an index of the events that can be read."""
+def query_file(
+    file: Path,
+    query: Callable[[apsw.Connection], T],
+    on_problem: OnProblem = ignore_problem,
+    *,
+    trees: Collection[str] | None = None,
+) -> T:
+    """Return what a query finds in a log file, of these trees only if some are given. If its index is damaged,
+    `on_problem` is told and the query is made again to an index of the events that can be read."""
     try:
         with open_file(file) as db:
-            schema.begin_reading(db)
+            schema.begin_reading(db, trees)
             return query(db)
     except LogDamaged as error:
         on_problem(error)
@@ -338,7 +344,7 @@ def _list_trees_of(
 def _load_status(file: Path, tree: str) -> StoredTree | None:
     """Return how a tree of the file stands; None if there is none."""
     holder = locks.read_holder(file)
-    row = query_file(file, lambda db: schema.load_tree(db, tree))
+    row = query_file(file, lambda db: schema.load_tree(db, tree), trees=[tree])
     if row is None:
         return None
     return row.describe(holder.pid if holder is not None and row.last_batch >= holder.first_batch else None)
