@@ -34,9 +34,10 @@ from tests.log.kit import make_spawned
 from tests.models import wire
 from tests.models.kit import CLAUDE
 from tests.models.server import Answer, Server, refusal
+from tests.sandbox.places import needs_bubblewrap
 from tests.supervisor.tree.kit import call, main
 from tests.surfaces.cli.shell import PROVIDER, environment, find_quick_command
-from tests.workspaces.kit import repository
+from tests.workspaces.kit import repository, seen, shell
 
 KEY = "sk-planted-0123456789abcdefghij"
 TOKEN = "ghp_planted0123456789"
@@ -141,9 +142,9 @@ async def test_what_a_program_says_is_clean_in_results_questions_and_pieces(monk
         items = [item async for item in r.control.watch(run.tree, deltas=True)]
         result = await run.result()
     pieces = "".join(item.text for item in items if isinstance(item, Delta))
-    for seen in (repr(items), repr(result), json.dumps(result.to_json()), repr(asked), pieces):
-        assert secrets.HIDDEN in seen
-        assert KEY not in seen, [item for item in items if KEY in repr(item)]
+    for text in (repr(items), repr(result), json.dumps(result.to_json()), repr(asked), pieces):
+        assert secrets.HIDDEN in text
+        assert KEY not in text, [item for item in items if KEY in repr(item)]
 
 
 def test_pieces_are_held_back_only_while_they_may_be_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +156,21 @@ def test_pieces_are_held_back_only_while_they_may_be_a_secret(monkeypatch: pytes
         assert "".join(said) == f"a {secrets.HIDDEN}" and said[0].startswith("a ")
     stream = secrets.SecretStream()
     assert [stream.feed("task sk-"), stream.feed("ip"), stream.rest()] == ["task ", "sk-ip", ""]
+
+
+@needs_bubblewrap
+async def test_the_whole_output_of_a_sandboxed_command_has_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANTED_API_KEY", KEY)
+    project = repository(tmp_path / "p", keys=f"{KEY}\n" * 9)
+    tmp_path.chmod(0o755)
+    said = "seq 20000; cat keys; seq 20000"
+    agents = {"main": [shell(said), call("shell", command=f"{said}; sleep 60", timeout=0.7), "done"]}
+    _, events = await seen(project, agents, kind="copy", runtime="isolated")
+    outputs = project / ".retinue" / "runs" / events[0].tree / "0" / "outputs"
+    texts = [file.read_text() for file in sorted(outputs.iterdir())]
+    assert len(texts) == 2 and all(text.count(f"{secrets.HIDDEN}\n") == 9 and KEY not in text for text in texts)
 
 
 def test_each_item_of_a_growing_list_is_cleaned_once(monkeypatch: pytest.MonkeyPatch) -> None:

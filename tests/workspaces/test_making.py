@@ -107,6 +107,7 @@ async def test_a_pattern_that_git_cannot_answer_shows_no_ignored_file(
 PRIVATE = "the user's private source"
 LOOK = (
     "git log --all --format=%s; git cat-file --batch-all-objects --batch; cat {project}/.env {project}/.git/config; "
+    "grep -rsh token {project} .; "
     "cat .env .git/config; git -C {project} config -l; ls -a {project}; env; git log -1 --format=%s; git status -s; "
     "echo new > new; git add new; git -c user.name=x -c user.email=x@x commit -qm next && git diff HEAD~1 --stat"
 )
@@ -127,6 +128,11 @@ async def test_a_sandboxed_run_sees_no_token_of_git_and_a_worktree_no_ignored_fi
     project = repository(tmp_path / "p", **{".gitignore": ".env\n"})
     (project / ".env").write_text("KEY=hunter2-env\n")
     git(project, "remote", "add", "origin", "https://user:hunter2-token@example.com/x.git")
+    settings = (project / ".git/config").read_text()
+    places = [".git/modules/sub/config", ".git/modules/a/b/modules/c/config", ".git/worktrees/w/config.worktree"]
+    for place in (*places, "vendor/one/.git/config"):
+        (project / place).parent.mkdir(parents=True)
+        (project / place).write_text(settings)
     result, text = await look_around(project, kind=kind)
     assert result.status == "done" and "hunter2-token" not in text
     if kind == "worktree":

@@ -16,9 +16,10 @@ from retinue.core.limits import INLINE_BYTES, TERM_SECONDS
 from retinue.core.messages import Call
 from retinue.core.network import PROXY_VARIABLE
 from retinue.core.ports import Execution, Folders, Outcome
+from retinue.core.unseen import reveal_text
 from retinue.files.content import read_available
 from retinue.processes.group import Guard, ProcessGroup, exit_code, start_group
-from retinue.tools.arguments import read_argument, reveal_text
+from retinue.tools.arguments import read_argument
 from retinue.tools.truncate import Ends
 
 DRAIN_SECONDS = 0.5

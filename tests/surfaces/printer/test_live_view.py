@@ -133,6 +133,8 @@ def test_markdown_is_rendered_without_links_images_or_markup_of_ours() -> None:
     ]  # fmt: skip
     assert render_markdown("plain words", width=60, color=True) == "plain words"
     assert "\x1b" not in render_markdown(text, width=60, color=False)
+    many = "*é*\n" * 40_000  # its time would grow with the square of its lines
+    assert render_markdown(many, width=60, color=True) == many.rstrip()
 
 
 def read_work(bottom: list[str]) -> list[str]:

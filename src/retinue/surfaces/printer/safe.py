@@ -4,32 +4,23 @@ the cursor, hide or reorder letters."""
 from __future__ import annotations
 
 import os
-import re
 import unicodedata
 from collections.abc import Iterator
 from typing import TextIO
 
-# Every control, format and surrogate character, line and paragraph separators, tags, variation selectors beyond
-# those of emoji, and the letters that are blank: none of them is seen, so none of them is trusted.
-_UNSEEN = (
-    "\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f"
-    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff0-\ufffb"
-    "\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
-)
-_IN_LINES = re.compile(f"[\x00-\x1f{_UNSEEN}]")
-_IN_TEXTS = re.compile(f"[\x00-\x08\x0b-\x1f{_UNSEEN}]")
+from retinue.core.unseen import reveal_line, reveal_text
 
 
 def escape_line(text: str) -> str:
     """Return text for headers, labels and names: one line, whatever was in it."""
     if text.isascii() and text.isprintable():  # nearly all cells of a long table: bench row `ps --all`
         return text
-    return _IN_LINES.sub(_spell_out, text)
+    return reveal_line(text)
 
 
 def escape_text(text: str) -> str:
     """Return text for bodies: newlines and tabs stay, every other invisible character is spelled out."""
-    return _IN_TEXTS.sub(_spell_out, text)
+    return reveal_text(text)
 
 
 def measure_width(text: str) -> int:
@@ -67,7 +58,3 @@ def fold_line(line: str, stream: TextIO, *, indent: str = "") -> str:
         return line
     first, *more = wrap_line(line, columns - len(indent), at_words=True)
     return f"\n{indent}".join([first, *more])
-
-
-def _spell_out(found: re.Match[str]) -> str:
-    return ascii(found[0])[1:-1]
