@@ -12,43 +12,23 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 
 from bench.table import Row
-from retinue.core.events import Body, Event, RunSpawned, RunStarted, ToolCall, ToolResult, TurnStarted
+from retinue.core.events import Event
 from retinue.surfaces.cli.live_screen import LiveScreen
 from retinue.surfaces.printer.screen import Screen
 from retinue.surfaces.printer.terminal import Terminal
+from tests.surfaces.printer.facts import make_call_events
 
 AGENTS, CALLS = 100, 100
 PROMISED = 5000  # events a second
 
 
 def rows() -> Iterator[Row]:
-    events = make_events()
+    events = make_call_events(agents=AGENTS, calls=CALLS)
     seconds, gap = asyncio.run(_show_events(events))
     second = seconds / len(events) * PROMISED
     rate = f"{len(events) / seconds:,.0f} /s"
     yield Row(f"events of {AGENTS} subagents to the live view; {PROMISED} take", rate, second, 1, "s")
     yield Row("the longest that keys and frames wait meanwhile", f"{gap * 1e3:.0f} ms", gap, 0.3, "s")
-
-
-def make_events() -> list[Event]:
-    """Return the events of subagents that all make calls at once."""
-    events: list[Event] = []
-
-    def add(run: int, body: Body) -> None:
-        path, agent = ("/main", "main") if run == 0 else (f"/main/a-{run}", "a")
-        events.append(Event(len(events) + 1, "t1", run, path, agent, time.time(), body))  # type: ignore[arg-type]
-
-    add(0, RunSpawned(None, "main", 0, "x", "id", "/w", model="m"))
-    add(0, RunStarted())
-    for run in range(1, AGENTS + 1):
-        add(run, RunSpawned(0, f"agent {run}", 1, "x", f"id{run}", "/w", model="m"))
-        add(run, RunStarted())
-        add(run, TurnStarted(1))
-    for call in range(CALLS):
-        for run in range(1, AGENTS + 1):
-            add(run, ToolCall(f"c{call}", "glob", {"pattern": f"{call}.txt"}))
-            add(run, ToolResult(f"c{call}", "glob", "", True))
-    return events
 
 
 async def _show_events(events: list[Event]) -> tuple[float, float]:

@@ -6,6 +6,7 @@ Five model calls in all, two of the parent's. The model answers at once, or afte
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,16 @@ def guards() -> dict[str, Any]:
 
 
 async def ours(
-    state: Path | None, *, count: int, delay: float, at_once: bool, guarded: bool = False
+    state: Path | None,
+    *,
+    count: int,
+    delay: float,
+    at_once: bool,
+    guarded: bool = False,
+    when_answered: Callable[[], None] = lambda: None,
 ) -> retinue.Retinue:
-    """`count` parents with a subagent each, the full path with every event; guarded, with rules and budget too."""
+    """`count` parents with a subagent each, the full path with every event; guarded, with rules and budget too.
+    `when_answered` is called when all results are there, before the supervisor is closed."""
     profile = parent(script(delay))
     async with retinue.open(state, **(guards() if guarded else {"mode": "yes"})) as r:
         if at_once:
@@ -82,6 +90,7 @@ async def ours(
             results = [await run.result() for run in runs]
         else:
             results = [await r.run(profile, "go") for _ in range(count)]
+        when_answered()
     assert all(result.final_response == "all done" and len(result.children) == 1 for result in results)
     return r
 

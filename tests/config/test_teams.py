@@ -193,6 +193,19 @@ def test_all_that_rounds_lack_is_said_at_once(write: Write) -> None:
     assert "enable_subagents" not in message  # true unless set
 
 
+@pytest.mark.finding("U9")
+def test_what_needs_trust_is_named_once(write: Write) -> None:
+    path = write("retinue.yaml", team('agents: [{model: "a:x"}, {model: "b:y"}, {model: "a:x"}]'))
+    key = "orchestrator.coordination.subagent_orchestrator"
+    assert [str(each) for each in restrict(load_settings(path))[1]] == [
+        f"{key}.enabled: true",
+        f"{key}.agents: a:x (2 members)",
+        f"{key}.agents: b:y",
+    ]
+    path = write("retinue.yaml", "approvals: {allow: [shell(make), shell(make)]}")
+    assert [str(each) for each in restrict(load_settings(path))[1]] == ["approvals.allow: shell(make)"]
+
+
 @pytest.mark.requirement("MASS-40")
 def test_there_is_exactly_one_parent_agent(write: Write) -> None:
     message = refuse(write, "model: m\nagents: [{id: a}, {id: b}]\n")

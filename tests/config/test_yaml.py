@@ -207,3 +207,9 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         parse_yaml(text, "f.yaml")
     except ConfigError as error:
         assert "\n" not in str(error)
+
+
+@pytest.mark.finding("X8")
+def test_a_file_of_very_many_values_is_not_read_to_its_end() -> None:
+    with pytest.raises(ConfigError, match=r"f:24999: has more than 50,000 keys and values"):
+        parse_yaml("a: 1\n" + "".join(f"k{n}: 1\n" for n in range(200_000)), "f")

@@ -155,3 +155,10 @@ def test_an_improvement_has_a_description_and_an_impact() -> None:
         "improvements[1]: 'criterion' must be one of E1",
         "improvements[2]: 'description' is missing",
     ]
+
+
+@pytest.mark.finding("X8")
+def test_a_packet_is_read_in_one_pass() -> None:
+    lines = ["## " + "# " * 60_000 + "x", "##" + " \t" * 60_000 + "preserve ##", "## a" + " #" * 5000]
+    found = parse_packet("\n".join(lines).encode())
+    assert found is not None and found.missing == tuple(name for name in SECTIONS if name != "preserve")

@@ -138,6 +138,13 @@ def test_private_folders_and_files_are_ours_alone_whatever_the_umask(tmp_path: P
         open_private_file(made / "file", exclusive=True)
 
 
+@pytest.mark.finding("R6")
+def test_a_folder_that_no_file_system_can_hold_is_an_error(tmp_path: Path) -> None:
+    """/proc says that what is to be made there is missing."""
+    with pytest.raises(RetinueError, match="cannot make /proc/retinue/a: No such file or directory"):
+        make_private_folder("/proc/retinue/a")
+
+
 def test_a_private_file_is_not_written_through_a_link_and_a_folder_not_made_over_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     (tmp_path / "link").symlink_to("file")

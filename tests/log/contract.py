@@ -236,7 +236,9 @@ class LogContract:
             found = await backend.reader().read_runs(["t2", "t1", "nosuch"])
             assert [(run.first.tree, run.first.run) for run in found] == [("t2", 0), ("t1", 0), ("t1", 1)]
             assert found[1:] == summarize_runs(events)
-            views = Runs.restore("t1", found[1:])
+            views = Runs("t1")
+            for run in found[1:]:
+                views.restore(run)
             assert [view.state for view in views.runs.values()] == ["waiting_children", "waiting_approval"]
             primary = views.runs[0]
             assert (primary.turns, primary.tool_count, primary.usage, primary.cost) == (
@@ -268,6 +270,8 @@ class LogContract:
                 "%": [],
             }.items():
                 assert [run.ref.name for run in await backend.reader().find_runs(name)] == wanted, name
+            half = "\udcff"  # of a command line that is no UTF-8
+            assert await backend.reader().find_runs(half) == await backend.reader().read(half) == []
 
     async def test_the_status_of_a_tree_is_that_of_its_newest_event(self, backend: Backend) -> None:
         async with opened(backend) as log:

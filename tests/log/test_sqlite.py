@@ -15,12 +15,11 @@ import apsw
 import pytest
 
 from retinue.core.errors import LogDamaged, LogError
-from retinue.core.events import Message, encode_event, encode_stored_events
+from retinue.core.events import Event, Message, encode_event, encode_stored_events
 from retinue.core.ports import Log, LogReader
 from retinue.log import locks, schema, sqlite, sqlite_reader
 from retinue.log.sqlite import SqliteLog
 from retinue.log.sqlite_reader import SqliteReader
-from retinue.log.tree_index import IndexChanges
 from tests.log.contract import DurableLogContract, LogContract
 from tests.log.kit import fill, make_ended, make_event, make_spawned, write, write_files
 
@@ -91,6 +90,16 @@ class Files:
 class TestSqliteLog(LogContract, DurableLogContract):
     @pytest.fixture
     def backend(self, tmp_path: Path) -> Files:
+        return Files(tmp_path / "logs")
+
+
+class TestSqliteLogWithoutIndex(LogContract, DurableLogContract):
+    """The same while no index is written: readers make their own of the batches it lacks."""
+
+    @pytest.fixture
+    def backend(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+        monkeypatch.setattr(sqlite, "INDEX_LINGER", 1000)
+        monkeypatch.setattr(sqlite, "INDEX_SECONDS", 1000)
         return Files(tmp_path / "logs")
 
 
@@ -192,6 +201,145 @@ async def test_events_appended_without_a_pause_are_in_the_same_batch(tmp_path: P
     assert [event.seq for event in await SqliteReader(tmp_path).read("t1")] == [1, 2, 3, 4]
 
 
+async def test_a_tree_s_events_stay_together_where_many_come_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "PIECE", 10)
+    log = SqliteLog(tmp_path)
+    pause = threading.Event()
+    for tree in ("t1", "t2", "t3"):
+        for seq in range(1, 31):
+            log.append(make_event(seq, tree=tree))
+            while tree == "t2" and log.commits < 1:  # written while this thread appends
+                pause.wait(0.001)
+    await log.close()
+    with sqlite_reader.open_file(log.path) as db:
+        places = db.execute("SELECT tree, seq FROM places ORDER BY tree, seq").fetchall()
+    assert places == [("t1", 1), ("t2", 1), ("t3", 1)]
+
+
+async def leave_tail(folder: Path, *batches: list[Event]) -> Path:
+    """Write two trees, and batches after them whose writer is killed before it has indexed them; return the file."""
+    log = SqliteLog(folder)
+    await fill(log, 3, end=False)
+    await fill(log, 3, tree="t2")
+    await log.close()
+    db = schema.open_writer(log.path)
+    epoch = schema.begin_epoch(db)
+    for batch in batches:
+        schema.append_batch(db, epoch=epoch, batch=schema.next_batch(db), lines=encode_stored_events(batch))
+    db.close()
+    return log.path
+
+
+def read_index(file: Path) -> tuple[list[tuple[object, ...]], ...]:
+    """Return what an index tells, in the file itself."""
+    with sqlite_reader.open_file(file) as db:
+        queries = (
+            "SELECT indexed FROM writer",
+            "SELECT tree, seq, batch FROM places ORDER BY 1, 2",
+            "SELECT id, tree, last_seq, ended, last_batch FROM trees ORDER BY 1",
+            "SELECT tree, run, tally FROM tallies ORDER BY 1, 2",
+            "SELECT name, tree, run FROM names ORDER BY 1, 2, 3",
+        )
+        return tuple(db.execute(query).fetchall() for query in queries)
+
+
+TAIL = (
+    [make_event(4), make_spawned(5, run=1, label="looker"), make_spawned(tree="t3", label="third", at=101.0)],
+    [make_event(6, run=1), make_ended(7, run=1), make_ended(8), make_event(2, tree="t3", at=102.0)],
+)
+
+
+@pytest.mark.finding("R1")
+async def test_what_a_killed_writer_has_not_indexed_is_read_all_the_same(tmp_path: Path) -> None:
+    file = await leave_tail(tmp_path, *TAIL)
+    assert read_index(file)[0] == [(2,)]
+    reader = SqliteReader(tmp_path)
+
+    async def look() -> list[object]:
+        trees = await reader.list_trees()
+        return [
+            [(stored.tree, stored.last_seq, stored.last_at, stored.ended, stored.writer) for stored in trees],
+            [(run.first.tree, run.first.run, run.tally) for run in await reader.read_runs(["t1", "t2", "t3"])],
+            [[run.ref.tree for run in await reader.find_runs(name)] for name in ("looker", "third", "main", "t")],
+            [[event.seq for event in await reader.read(tree, after=3)] for tree in ("t1", "t2", "t3")],
+            await reader.count_trees(),
+            await reader.check_health(),
+        ]
+
+    seen = await look()
+    assert seen[0] == [
+        ("t3", 2, 102.0, False, None), ("t2", 3, 100.0, True, None), ("t1", 8, 100.0, True, None)
+    ]  # fmt: skip
+    assert seen[2:5] == [[["t1"], ["t3"], ["t2", "t1"], ["t3", "t2", "t1"]], [[4, 5, 6, 7, 8], [], []], 3]
+    assert seen[5] == "3 trees in 1 file, all of them whole, version 5"
+    await SqliteLog(tmp_path).close()  # the next writer completes the index
+    assert read_index(file)[0] == [(4,)]
+    assert await look() == seen
+
+
+async def test_the_index_is_the_same_however_late_it_is_written(tmp_path: Path) -> None:
+    late = await leave_tail(tmp_path / "late", *TAIL)
+    await SqliteLog(late.parent).close()
+    log = SqliteLog(tmp_path / "early")
+    for tree, end in (("t1", False), ("t2", True)):
+        await fill(log, 3, tree=tree, end=end)
+    await log.close()
+    for batch in TAIL:
+        log = SqliteLog(tmp_path / "early")
+        await log.claim("t1")
+        await write(log, *batch)
+        await log.close()
+    assert read_index(log.path) == read_index(late)
+
+
+async def test_a_damaged_batch_that_is_not_indexed_costs_only_itself(tmp_path: Path) -> None:
+    file = await leave_tail(tmp_path, *TAIL)
+    db = apsw.Connection(str(file))
+    db.execute("UPDATE batches SET lines = x'00' WHERE id = 3")
+    db.close()
+    for _ in range(2):
+        events = await SqliteReader(tmp_path).read("t1")
+        assert [(event.seq, event.kind) for event in events] == [
+            (1, "run.spawned"), (2, "turn.started"), (3, "turn.started"), (5, "gap"), (6, "turn.started"),
+            (7, "run.ended"), (8, "run.ended"),
+        ]  # fmt: skip
+        await SqliteLog(tmp_path).close()
+
+
+async def test_an_index_is_not_counted_twice(tmp_path: Path) -> None:
+    """As after damage to the number of the newest batch that it has."""
+    file = await leave_tail(tmp_path, *TAIL)
+    await SqliteLog(tmp_path).close()
+    before = read_index(file)
+    db = apsw.Connection(str(file))
+    db.execute("UPDATE writer SET indexed = 1")
+    db.close()
+    runs = await SqliteReader(tmp_path).read_runs(["t1", "t2", "t3"])
+    assert [run.tally.last_seq for run in runs] == [8, 7, 3, 2]
+    await SqliteLog(tmp_path).close()
+    assert read_index(file) == before
+
+
+async def test_an_index_that_cannot_be_written_costs_no_event(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = SqliteLog(tmp_path)
+    await fill(log, 3)
+    blocker = apsw.Connection(str(log.path))
+    log._own._db.set_busy_timeout(1)
+    log._own._write_index()
+    await write(log, make_spawned(tree="t2"))
+    blocker.execute("BEGIN IMMEDIATE")
+    while not caplog.messages:
+        await asyncio.sleep(0.001)
+    assert "cannot write the index of the log" in caplog.messages[0]
+    assert [stored.tree for stored in await SqliteReader(tmp_path).list_trees()] == ["t2", "t1"]
+    blocker.execute("ROLLBACK")
+    blocker.close()
+    await log.close()
+    assert [tree for _, tree, *_ in read_index(log.path)[2]] == ["t1", "t2"]
+
+
 async def test_events_of_a_late_loop_go_with_the_next_one_that_somebody_waits_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +359,7 @@ async def test_the_journal_is_moved_into_the_file_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "JOURNAL_PAGES", 10)
+    monkeypatch.setattr(sqlite, "INDEX_BYTES", 10_000)
     log = SqliteLog(tmp_path)
     await write(log, make_spawned())
     for seq in range(2, 12):
@@ -251,7 +400,7 @@ async def test_unknown_fields_come_out_untouched(tmp_path: Path) -> None:
     await write_files(tmp_path, make_spawned(), make_ended(2))
     newer = encode_stored_events([make_event(3, Message("hi"))])[:-2] + b',"mood":"new"}}'
     db = schema.open_writer(tmp_path / "logs/0001.db")
-    schema.append_batch(db, epoch=schema.begin_epoch(db), places={"t1": 3}, lines=newer, changes=IndexChanges())
+    schema.append_batch(db, epoch=schema.begin_epoch(db), batch=schema.next_batch(db), lines=newer)
     db.close()
     [stored] = await SqliteReader(tmp_path / "logs").read_lines("t1", after=2)
     assert stored.line == encode_event(make_event(3, Message("hi")))[:-1] + b',"mood":"new"}'

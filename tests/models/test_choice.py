@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from retinue.build.models import import_provider
 from retinue.concurrency import SystemClock
 from retinue.config.models import PROVIDERS, find_default_model, find_install_command
 from retinue.models.providers import ProviderModel
@@ -141,6 +142,16 @@ def test_starting_the_command_loads_no_provider() -> None:
     code = "import sys, retinue.surfaces.cli.main; print([m for m in ('pydantic_ai', 'openai') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.finding("U9")
+def test_the_library_of_a_provider_is_imported_ahead_and_errors_are_left_to_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    for model in ("nobody:x", "nothing", "scripted:missing.yaml", "groq:x", "anthropic:claude-x"):
+        import_provider(model)
+    assert "pydantic_ai.models.anthropic" in sys.modules
 
 
 @pytest.mark.finding("U7")

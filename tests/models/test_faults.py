@@ -172,6 +172,7 @@ async def test_an_html_error_page(name: str) -> None:
     assert len(str(error)) < 600
 
 
+@pytest.mark.finding("U7")
 @pytest.mark.parametrize("name", ALL)
 async def test_nobody_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Server() as gone:
@@ -181,6 +182,9 @@ async def test_nobody_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match=f"^cannot reach 127.0.0.1:{port}: .*(refused|failed)") as raised:
         await ask(name)
     assert raised.value.transient
+    provider = name.partition(":")[0]
+    variable = f"{provider.partition('-')[0].upper()}_BASE_URL"
+    assert str(raised.value).endswith(f"; check {variable} and that {provider}'s server runs there")
 
 
 async def test_a_name_that_is_no_host(monkeypatch: pytest.MonkeyPatch) -> None:

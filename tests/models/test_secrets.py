@@ -15,17 +15,29 @@ import retinue
 from retinue import Approval, Context, Deny, Profile
 from retinue.core import secrets
 from retinue.core.events import KINDS, Delta, encode_event
+from retinue.core.messages import (
+    AssistantTurn,
+    Call,
+    OnDelta,
+    Reply,
+    Request,
+    ToolTurn,
+    Turn,
+    UserTurn,
+)
 from retinue.core.results import ChangedFile
 from retinue.log.runs import Runs
+from retinue.models.wrappers import RedactingModel
 from retinue.supervisor.tree import _TEXT_FIELDS, redact
 from retinue.testing import scripted
 from tests.log.kit import make_spawned
 from tests.models import wire
 from tests.models.kit import CLAUDE
 from tests.models.server import Answer, Server, refusal
+from tests.sandbox.places import needs_bubblewrap
 from tests.supervisor.tree.kit import call, main
 from tests.surfaces.cli.shell import PROVIDER, environment, find_quick_command
-from tests.workspaces.kit import repository
+from tests.workspaces.kit import repository, seen, shell
 
 KEY = "sk-planted-0123456789abcdefghij"
 TOKEN = "ghp_planted0123456789"
@@ -130,9 +142,9 @@ async def test_what_a_program_says_is_clean_in_results_questions_and_pieces(monk
         items = [item async for item in r.control.watch(run.tree, deltas=True)]
         result = await run.result()
     pieces = "".join(item.text for item in items if isinstance(item, Delta))
-    for seen in (repr(items), repr(result), json.dumps(result.to_json()), repr(asked), pieces):
-        assert secrets.HIDDEN in seen
-        assert KEY not in seen, [item for item in items if KEY in repr(item)]
+    for text in (repr(items), repr(result), json.dumps(result.to_json()), repr(asked), pieces):
+        assert secrets.HIDDEN in text
+        assert KEY not in text, [item for item in items if KEY in repr(item)]
 
 
 def test_pieces_are_held_back_only_while_they_may_be_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +156,58 @@ def test_pieces_are_held_back_only_while_they_may_be_a_secret(monkeypatch: pytes
         assert "".join(said) == f"a {secrets.HIDDEN}" and said[0].startswith("a ")
     stream = secrets.SecretStream()
     assert [stream.feed("task sk-"), stream.feed("ip"), stream.rest()] == ["task ", "sk-ip", ""]
+
+
+@needs_bubblewrap
+async def test_the_whole_output_of_a_sandboxed_command_has_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANTED_API_KEY", KEY)
+    project = repository(tmp_path / "p", keys=f"{KEY}\n" * 9)
+    tmp_path.chmod(0o755)
+    said = "seq 20000; cat keys; seq 20000"
+    agents = {"main": [shell(said), call("shell", command=f"{said}; sleep 60", timeout=0.7), "done"]}
+    _, events = await seen(project, agents, kind="copy", runtime="isolated")
+    outputs = project / ".retinue" / "runs" / events[0].tree / "0" / "outputs"
+    texts = [file.read_text() for file in sorted(outputs.iterdir())]
+    assert len(texts) == 2 and all(text.count(f"{secrets.HIDDEN}\n") == 9 and KEY not in text for text in texts)
+
+
+def test_each_item_of_a_growing_list_is_cleaned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless another secret is known by then; and who changes an item later changes nothing that was cleaned."""
+    monkeypatch.setattr(secrets, "_known", ())
+    sent, args = secrets.GrowingList(), {"path": "a"}
+    thread: list[Turn] = [UserTurn(f"use {KEY} or {TOKEN}"), AssistantTurn("", (Call("c1", "read", args),))]
+    assert sent.clean(thread) is thread
+    secrets.hide_secret(KEY)
+    first = sent.clean(thread)
+    assert first == [UserTurn(f"use [secret] or {TOKEN}"), thread[1]]
+    args["path"] = KEY
+    thread.append(ToolTurn("c1", "read", f"it has {KEY}"))
+    second = sent.clean(thread)
+    assert [old is new for old, new in zip(first, second, strict=False)] == [True, True]
+    assert second[1:] == [
+        AssistantTurn("", (Call("c1", "read", {"path": "a"}),)),
+        ToolTurn("c1", "read", "it has [secret]"),
+    ]
+    secrets.hide_secret(TOKEN)
+    third = sent.clean(thread)
+    assert third[0] == UserTurn("use [secret] or [secret]") and KEY not in repr(third)
+    thread[:] = [UserTurn("another thread")]
+    assert sent.clean(thread) == thread
+
+
+def test_a_child_of_a_model_with_secrets_can_search_the_web() -> None:
+    class Searching:
+        async def complete(self, request: Request, on_delta: OnDelta) -> Reply:
+            return Reply("ok")
+
+        def can_search_web(self, *, domains: bool) -> bool:
+            return not domains
+
+    model = RedactingModel(Searching())
+    assert model.can_search_web(domains=False) and not model.can_search_web(domains=True)
+    assert not RedactingModel(scripted({"main": ["ok"]})).can_search_web(domains=False)
 
 
 def test_plain_words_and_paths_are_no_secrets() -> None:

@@ -201,3 +201,9 @@ def test_words_of_programs_that_have_no_network() -> None:
     for said in ("curl: (6) Could not resolve host: x", "getaddrinfo EAI_AGAIN x", "dial tcp: lookup x on 1.1.1.1:53"):
         assert find_offline_hint(f"before\n{said}\nafter")
     assert find_offline_hint("all is well") == ""
+
+
+@pytest.mark.finding("X8")
+def test_the_environment_of_a_project_is_read_in_one_pass(tmp_path: Path) -> None:
+    program(tmp_path / ".venv/pyvenv.cfg", "home = /\0\nhome = /" + " " * 65_000 + "x")
+    assert find_needed_paths([], tmp_path, {"HOME": str(tmp_path)}) == []

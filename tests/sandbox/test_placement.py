@@ -134,6 +134,21 @@ def test_run_says_what_to_install_and_calls_no_model(tmp_path: Path) -> None:
     assert not list((tmp_path / ".retinue" / "logs").glob("*.db"))
 
 
+@without_bubblewrap
+@pytest.mark.finding("U7")
+def test_doctor_fails_if_the_sandbox_that_runs_ask_for_cannot_be_built(tmp_path: Path) -> None:
+    argv = [*WITHOUT, sys.executable, "-m", "retinue", "doctor", "--json"]
+    (tmp_path / "s.yaml").write_text(SCRIPT)
+    for settings, state in (("", "fail"), ("orchestrator: {coordination: {subagent_runtime_mode: inherited}}", "warn")):
+        (tmp_path / "retinue.yaml").write_text(f"model: scripted:s.yaml\n{settings}\n")
+        subprocess.run(
+            [sys.executable, "-m", "retinue", "trust", "--yes"], cwd=tmp_path, capture_output=True, check=True
+        )
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+        first = next(check for check in json.loads(done.stdout) if check["name"] == "sandbox")
+        assert (first["state"], done.returncode) == (state, int(state == "fail")), done.stdout
+
+
 @needs_bubblewrap
 async def test_the_mode_is_a_setting_and_the_result_says_which_sandbox_stood(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)

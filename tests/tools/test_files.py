@@ -11,7 +11,8 @@ import pytest
 
 from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES
-from retinue.tools.files import Edit, Read, Write
+from retinue.tools.files import Edit, FileTool, Read, Write
+from retinue.tools.search import Glob, Grep
 from retinue.tools.truncate import Ends, truncate_text
 from tests.tools.folders import RealFolders, make_folders, preview, use
 
@@ -241,3 +242,37 @@ def test_a_spill_that_is_full_or_cannot_be_made_is_said(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert f"only the first 700 bytes in {tmp_path / 'full'}: File too large" in full.close()[0]
+
+
+@pytest.mark.finding("X4")
+@pytest.mark.parametrize("tool", [Read(), Write(), Edit()], ids=lambda tool: tool.spec.name)
+async def test_a_call_with_two_paths_is_refused_since_a_question_would_show_one(
+    folders: RealFolders, tool: FileTool
+) -> None:
+    args = {"path": "evil.txt", "file_path": "a.txt", "content": "x", "old_string": "a", "new_string": "b"}
+    with pytest.raises(ToolError, match="'path' and 'file_path' are the same: give only one"):
+        preview(tool, folders, **args)
+    with pytest.raises(ToolError, match="'path' and 'file_path' are the same: give only one"):
+        await use(tool, folders, **args)
+
+
+@pytest.mark.finding("X4")
+def test_a_question_about_a_search_shows_where_it_looks(folders: RealFolders) -> None:
+    shown = preview(Grep(), folders, pattern="KEY", path="/etc", glob="*.conf", ignore_case=True)
+    assert shown == 'KEY\npath: "/etc"\nglob: "*.conf"\nignore_case: true'
+    assert preview(Glob(), folders, pattern="*", path="sub\u202e") == '*\npath: "sub\\u202e"'
+    assert preview(Read(), folders, path="a.txt", offset=5) == "a.txt\noffset: 5"
+
+
+@pytest.mark.finding("X4")
+def test_a_preview_spells_out_letters_that_are_blank(folders: RealFolders) -> None:
+    shown = preview(Write(), folders, path="new.txt", content="a\u3164\U000e0041\u00adb\n")
+    assert shown == "@@ -0,0 +1 @@\n+a\\u3164\\U000e0041\\xadb"
+
+
+@pytest.mark.finding("X8")
+def test_an_edit_that_would_fill_the_memory_is_refused(folders: RealFolders) -> None:
+    (folders.workspace / "a.txt").write_text("a" * 100_000)
+    args = {"path": "a.txt", "old_string": "a", "new_string": "b" * 1_000_000, "replace_all": True}
+    with pytest.raises(ToolError, match="would be over 16777216 bytes"):
+        preview(Edit(), folders, **args)

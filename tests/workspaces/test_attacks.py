@@ -420,3 +420,14 @@ async def test_ignore_files_that_have_no_end_are_not_read(tmp_path: Path, kind: 
         file.symlink_to(what)
     result = await asyncio.wait_for(work(project, "cat sub/b.txt", kind=kind), 100)
     assert result.status == "done", result.error_details
+
+
+@pytest.mark.finding("X8")
+@pytest.mark.parametrize("name", ["HEAD", "config", "index", "packed-refs"])
+async def test_a_fifo_in_the_folder_of_git_holds_nobody_up(tmp_path: Path, name: str) -> None:
+    project = repository(tmp_path / "p")
+    (project / ".git" / name).unlink(missing_ok=True)
+    os.mkfifo(project / ".git" / name)
+    result = await work(project, "cat a", kind="worktree")
+    assert result.status == "failed" and "git cannot use that of" in str(result.error_details)
+    assert (await work(project, "cat a", kind="copy")).status == "done"

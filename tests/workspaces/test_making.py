@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -106,6 +107,7 @@ async def test_a_pattern_that_git_cannot_answer_shows_no_ignored_file(
 PRIVATE = "the user's private source"
 LOOK = (
     "git log --all --format=%s; git cat-file --batch-all-objects --batch; cat {project}/.env {project}/.git/config; "
+    "grep -rsh token {project} .; "
     "cat .env .git/config; git -C {project} config -l; ls -a {project}; env; git log -1 --format=%s; git status -s; "
     "echo new > new; git add new; git -c user.name=x -c user.email=x@x commit -qm next && git diff HEAD~1 --stat"
 )
@@ -126,6 +128,11 @@ async def test_a_sandboxed_run_sees_no_token_of_git_and_a_worktree_no_ignored_fi
     project = repository(tmp_path / "p", **{".gitignore": ".env\n"})
     (project / ".env").write_text("KEY=hunter2-env\n")
     git(project, "remote", "add", "origin", "https://user:hunter2-token@example.com/x.git")
+    settings = (project / ".git/config").read_text()
+    places = [".git/modules/sub/config", ".git/modules/a/b/modules/c/config", ".git/worktrees/w/config.worktree"]
+    for place in (*places, "vendor/one/.git/config"):
+        (project / place).parent.mkdir(parents=True)
+        (project / place).write_text(settings)
     result, text = await look_around(project, kind=kind)
     assert result.status == "done" and "hunter2-token" not in text
     if kind == "worktree":
@@ -529,6 +536,37 @@ def test_what_a_killed_process_left_is_removed_and_what_is_used_is_not(tmp_path:
             process.communicate()
     sweep_scratch_folders(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+KILLED_WHILE_REMOVING = """
+import os, signal, sys
+from retinue.files.scratch import make_scratch_folder
+
+with make_scratch_folder() as made:
+    (made / "folder").mkdir()
+    (made / "folder/file").touch()
+    left = [int(sys.argv[1])]
+
+    def kill(event, args):
+        if event in ("os.remove", "os.rmdir"):
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(kill)
+"""
+
+
+@pytest.mark.finding("R5")
+def test_what_a_process_left_that_was_killed_while_it_removed_it_is_removed(tmp_path: Path) -> None:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    for nth in range(1, 6):  # the file, its folder, the folder of files, the lock, the whole
+        done = subprocess.run([sys.executable, "-c", KILLED_WHILE_REMOVING, str(nth)], env=env, check=False)
+        assert done.returncode == -signal.SIGKILL
+        [folder] = tmp_path.iterdir()
+        os.utime(folder, (0, 0))
+        sweep_scratch_folders(tmp_path)
+        assert list(tmp_path.iterdir()) == [], nth
 
 
 @needs_bubblewrap

@@ -58,13 +58,8 @@ class LoopState:
         self.outcomes: dict[str, Outcome] = {}
 
 
-def run_loop(job: Job, link: Link) -> Awaitable[Ending]:
-    """Run the loop from the first turn, or from the turn in which an earlier process stopped, to the ending."""
-    return run_turns(LoopState(job), job, link)
-
-
 async def run_turns(state: LoopState, job: Job, link: Link) -> Ending:
-    """Run turn after turn until the model has an answer, and return it as an ending.
+    """Run turn after turn, from that of the state on, until the model has an answer; return it as an ending.
 
     A half-finished turn is a turn whose reply and some of whose outcomes are known already."""
     thread = state.thread

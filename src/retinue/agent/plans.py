@@ -333,15 +333,16 @@ class ProfilePlanner:
 
     def _apply_members(self, profile: Profile, task: Task, parent: Plan | None, *, restored: bool) -> Profile:
         """Return the team that a child is, by the settings; or the profile on the model, and with the profile, of the
-        one member that it resolves to. A run that is `restored` was no team, and its model is known."""
+        one member that it resolves to. A team answers in text, so a child with an output type is its first member
+        alone. A run that is `restored` was no team, and its model is known."""
         if parent is None or not profile.has_model or not self._teams.enabled:
             return profile
         resolution = self.resolve_members(profile, parent)
         if task.model and not restored:
             check_task_model(self._teams, profile.name, resolution)
-        if len(resolution.members) > 1:
-            if restored:
-                return profile
+        if len(resolution.members) > 1 and restored:
+            return profile
+        if len(resolution.members) > 1 and profile.output is None:
             evaluates_rounds = profile.name.casefold() == ROUND_EVALUATOR
             wanted = self._teams.final_answer_strategy
             return make_team(
@@ -355,7 +356,8 @@ class ProfilePlanner:
             return profile
         member = resolution.members[0]
         base = profile if member.profile is None else self._find_profile(member.profile, parent)
-        return replace(base, name=profile.name, model=member.model or base.model)
+        output = base.output if profile.output is None else profile.output
+        return replace(base, name=profile.name, model=member.model or base.model, output=output)
 
     def resolve_members(self, profile: Profile, parent: Plan) -> Resolution:
         """Return the members of a child with this profile."""

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from retinue.agent.loop import LoopState, run_turns
-from retinue.agent.team import check_content, cut_content, format_answers
+from retinue.agent.team import check_content, cut_content, escape_marks, format_answers
 from retinue.core.errors import SpawnRefused, ToolError
 from retinue.core.events import (
     ChecklistAccepted,
@@ -304,8 +304,7 @@ class RoundConductor:
             case "checklist":
                 parts += [UNJUDGED.format(why=why), f"The criteria:\n{self._rounds.format_criteria()}"]
         if evaluated.packet:
-            packet = evaluated.packet.replace("</critique_packet", "<\\/critique_packet")
-            parts.append(PACKET.format(packet=packet))
+            parts.append(PACKET.format(packet=escape_marks(evaluated.packet, "critique_packet")))
         return "\n\n".join(parts)
 
     # Plan, checklist and improvements

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from retinue.agent.local_tools import SandboxedTool
-from retinue.agent.loop import LoopState, run_loop, run_turns
+from retinue.agent.loop import LoopState, run_turns
 from retinue.agent.rounds import run_rounds
 from retinue.agent.team import run_member, run_team
 from retinue.agent.tool_calls import run_tool_call
@@ -105,7 +105,7 @@ def run_agent(job: Job, link: Link) -> Awaitable[Ending]:
         return run_member(job, link)
     if job.plan.rounds is not None:
         return run_rounds(job, link)
-    return run_conversation(job, link) if job.task.conversation else run_loop(job, link)
+    return run_conversation(job, link) if job.task.conversation else run_turns(LoopState(job), job, link)
 
 
 async def _run_callable(job: Job) -> Ending:

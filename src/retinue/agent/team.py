@@ -8,6 +8,7 @@ in that thread (`core.teams.TeamState`), so a team that is resumed goes on where
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -347,5 +348,10 @@ def format_answers(answers: Sequence[AnswerGiven | RoundAnswered]) -> str:
 def _format_answer(answer: AnswerGiven | RoundAnswered) -> str:
     mark = f"answer {answer.label}"
     files = f"\n{READ_FILES.format(snapshot=answer.snapshot)}" if answer.snapshot else ""
-    text = answer.text.replace("</answer", "<\\/answer")
+    text = escape_marks(answer.text, "answer")
     return f"<{mark}>\n{text}\n</{mark}>{files}"
+
+
+def escape_marks(text: str, name: str) -> str:
+    """Return text to stand between marks of this name: it neither ends there nor begins another one."""
+    return re.sub(rf"<(?=/?{name})", r"<\\", text, flags=re.IGNORECASE)

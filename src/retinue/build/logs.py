@@ -9,9 +9,13 @@ from retinue.build.parts import Parts
 from retinue.core.errors import ConfigError
 from retinue.core.ports import Log
 from retinue.core.traces import FindOrigin, Telemetry, TraceOrigin
-from retinue.files.private import write_private_file
+from retinue.files.atomic import replace_file
+from retinue.files.content import read_small_file
+from retinue.files.opening import RefusedFile
 from retinue.files.state_owner import claim_state_folder
 from retinue.protocol.inherited_limits import from_environment
+
+IGNORE_ALL = b"*\n"
 
 
 def open_log(state: Path | None) -> Log:
@@ -24,15 +28,21 @@ def open_log(state: Path | None) -> Log:
     from retinue.log.sqlite import SqliteLog
 
     claim_state_folder(state)
-    ignore = state / ".gitignore"
+    _ignore_state(state / ".gitignore")
+    return SqliteLog(state / LOGS)
+
+
+def _ignore_state(ignore: Path) -> None:
+    """Keep the state out of git. A clone may have brought a file here that says the opposite, or a link."""
     try:
-        if not os.path.lexists(ignore):
-            write_private_file(ignore, b"*\n", exclusive=True)
-    except FileExistsError:
-        pass  # another process made it this moment
+        try:
+            if read_small_file(ignore, len(IGNORE_ALL)) == IGNORE_ALL:
+                return
+        except (FileNotFoundError, RefusedFile):
+            pass
+        replace_file(ignore, IGNORE_ALL)
     except OSError as error:
         raise ConfigError(f"cannot write {ignore}: {error.strerror or error}") from None
-    return SqliteLog(state / LOGS)
 
 
 def open_observed_log(parts: Parts) -> tuple[Log, FindOrigin | None]:

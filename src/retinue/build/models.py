@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from retinue.config.models import PROVIDERS
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.messages import Model, RunRef
 from retinue.core.ports import Clock
@@ -27,6 +28,15 @@ def list_known_models() -> list[str]:
     except ImportError:
         return []
     return list(KNOWN_MODELS)
+
+
+def suggest_model(name: str) -> str:
+    """Return how to write a model that was named without its provider."""
+    if name and ":" not in name:
+        for known in (*(provider.default for provider in PROVIDERS), *list_known_models()):
+            if known.partition(":")[2] == name:
+                return f"did you mean '{known}'?"
+    return "write anthropic:NAME, openai:NAME, another PROVIDER:NAME, or scripted:FILE"
 
 
 class ModelSource:
@@ -54,6 +64,15 @@ class ModelSource:
         for model in made.values():
             if hasattr(model, "aclose"):
                 await model.aclose()
+
+
+def import_provider(model: str) -> None:
+    """Import the library that a model of this name needs, which takes a second or two. Errors are left to the run."""
+    if model.partition(":")[0] != "scripted":
+        with suppress(ImportError):
+            from retinue.models.providers import import_adapter
+
+            import_adapter(model)
 
 
 class LibraryPrices:
@@ -119,9 +138,7 @@ def _make_provider_model(name: str, clock: Clock) -> Model:
     """Load the provider's library, which takes a second or two, and return its model with retries."""
     provider, _, rest = name.partition(":")
     if not provider or not rest:
-        raise NotFound(
-            f"unknown model {name!r}: write anthropic:NAME, openai:NAME, another PROVIDER:NAME, or scripted:FILE"
-        )
+        raise NotFound(f"unknown model {name!r}: {suggest_model(name)}")
     from retinue.config.models import find_install_command
 
     command = find_install_command(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,8 @@ def load_project_parts(
     settings = project.settings
     given = {name: value for name, value in changes.items() if value is not None}
     limits: Limits = given.pop("limits", Limits())
+    setup = settings.workspace_setup
+    context_paths = (str(project.folder / path) for path in settings.context_paths)
     outbox = _resolve_outbox(given.pop("outbox", None), settings, project.folder, os.environ)
     values: dict[str, Any] = {
         "state": project.folder / ".retinue",
@@ -53,7 +55,7 @@ def load_project_parts(
         "keeps_trust": config is None,
         "approval_timeout": settings.approval_timeout,
         "notify_command": settings.notify_command,
-        "setup": _make_setup(settings),
+        "setup": None if setup is None else Setup(setup, settings.workspace_setup_timeout),
         "workspace_max_mib": settings.workspace_max_mib,
         "caps": settings.caps.to_caps(),
         "timeouts": Timeouts(
@@ -65,7 +67,7 @@ def load_project_parts(
         "outbox": outbox,
         "best_effort": settings.coordination.subagent_reports == "best_effort",
         "fallback": settings.coordination.subagent_runtime_fallback_mode,
-        "context_paths": _resolve_context_paths(given.pop("context_paths", ()), settings, project.folder),
+        "context_paths": (*context_paths, *given.pop("context_paths", ())),
         "expose": settings.expose_paths,
         "launch_prefix": settings.coordination.subagent_host_launch_prefix,
         "image": settings.container_image,
@@ -131,17 +133,6 @@ def _merge_rules(option: Rules | None, settings: Settings) -> Rules:
     if option is None:
         return base
     return Rules(option.mode or base.mode, base.allow + option.allow, base.ask + option.ask, base.deny + option.deny)
-
-
-def _make_setup(settings: Settings) -> Setup | None:
-    """Return the command that prepares each copied workspace."""
-    command = settings.workspace_setup
-    return None if command is None else Setup(command, settings.workspace_setup_timeout)
-
-
-def _resolve_context_paths(options: Sequence[str], settings: Settings, project: Path) -> tuple[str, ...]:
-    """Return the paths of retinue.yaml, which are relative to the project, and those of the options."""
-    return (*(str(project / path) for path in settings.context_paths), *options)
 
 
 def _resolve_outbox(option: Path | None, settings: Settings, project: Path, environ: Mapping[str, str]) -> Path | None:

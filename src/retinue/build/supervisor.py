@@ -27,6 +27,7 @@ from retinue.core.network import Hosts, parse_hosts
 from retinue.core.ports import Log, Policy, RuleBook, ToolServers
 from retinue.core.profiles import RUNTIMES, Profile
 from retinue.core.rules import MODES, parse_rule
+from retinue.files.reserved import find_git_programs
 from retinue.protocol.inherited_limits import read_process_limits
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.sandbox.placement import Placement
@@ -195,7 +196,10 @@ def _make_policy(parts: Parts) -> tuple[Policy, RuleBook | None]:
     if mode not in MODES:
         raise ConfigError(f"unknown approval mode {mode!r}; available: {', '.join(MODES)}")
     file = parts.rules_file
-    policy = RulePolicy(parts.rules, mode=mode, project=str(parts.project), config=str(file or ""))
+    project = str(parts.project)
+    policy = RulePolicy(
+        parts.rules, mode=mode, project=project, config=str(file or ""), git_programs=find_git_programs(project)
+    )
     book = None if file is None else _SettingsRuleBook(file, policy, keeps_trust=parts.keeps_trust)
     return parts.policy or policy, book
 

@@ -11,6 +11,7 @@ Checks what belongs together: a key that could have no effect is an error that s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -155,8 +156,9 @@ MEMBERS = Kind(
 def _drop_members(
     members: tuple[MemberSettings, ...], _: Setting
 ) -> tuple[tuple[MemberSettings, ...], list[Loosening]]:
-    """Drop all members: a project multiplies no work by itself."""
-    return (), [Loosening("", str(member.model)) for member in to_members(members)]
+    """Drop all members: a project multiplies no work by itself. Members with the same model are named once."""
+    counts = Counter(str(member.model) for member in to_members(members))
+    return (), [Loosening("", model if count == 1 else f"{model} ({count} members)") for model, count in counts.items()]
 
 
 NEW_MEMBERS = TrustRule("any member", _drop_members)

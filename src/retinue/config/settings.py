@@ -458,7 +458,7 @@ def restrict(settings: Settings) -> tuple[Settings, list[Loosening]]:
     """Return the settings that hold without the user's trust, and what they leave out."""
     narrow: Settings
     narrow, loosened = restrict_section(settings)
-    return narrow, loosened
+    return narrow, list(dict.fromkeys(loosened))
 
 
 def find_unsandboxed(settings: Settings) -> list[Loosening]:

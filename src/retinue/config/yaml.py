@@ -21,6 +21,7 @@ from retinue.config.location import Place
 from retinue.core.errors import ConfigError
 
 FENCE = "---"
+MAX_EVENTS = 50_000  # of the parser, about one for each key and each value
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULL = frozenset(("", "~", "null", "Null", "NULL"))
 _FLAGS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -42,7 +43,7 @@ def parse_yaml(text: str, file: str) -> Node:
         line = text.count("\n", 0, bad.start()) + 1
         raise Place(file, line).error(f"has a character that YAML does not allow (U+{ord(bad[0]):04X})")
     try:
-        return _read_document(yaml.parse(text, Loader=_LOADER), file)
+        return _read_document(_limit_events(yaml.parse(text, Loader=_LOADER), file), file)
     except yaml.MarkedYAMLError as error:
         raise _make_syntax_error(error, file) from None
     except yaml.YAMLError:
@@ -60,6 +61,14 @@ def parse_frontmatter(text: str, file: str) -> tuple[Section, str]:
     node = parse_yaml("\n".join(["", *lines[1:end]]), file)  # the empty line keeps the numbers of the others
     entries = {} if node.value is None else node.section(what="'key: value' lines").entries
     return Section(Place(file, 1), entries), "\n".join(lines[end + 1 :]).strip()
+
+
+def _limit_events(events: Iterator[Any], file: str) -> Iterator[Any]:
+    """Yield the events; raise for a document that would take too long to read. Its size in bytes says little."""
+    for number, event in enumerate(events):
+        if number >= MAX_EVENTS:
+            raise Place(file, _line_of(event)).error(f"has more than {MAX_EVENTS:,} keys and values")
+        yield event
 
 
 def _read_document(events: Iterator[Any], file: str) -> Node:

@@ -41,6 +41,7 @@ WRAPPERS = frozenset((
 SHELLS = frozenset(("ash", "bash", "csh", "dash", "elvish", "fish", "ksh", "mksh", "nu", "rbash", "sh", "tcsh", "zsh"))
 EVALUATING = frozenset((".", "alias", "eval", "source"))
 MAX_WORDS = 256  # a longer command is not searched for others in it
+MAX_INNER = 3  # command lines inside of others, each in an argument of the one around it
 _GIT_VALUES = frozenset((
     "-C", "-c", "--attr-source", "--config-env", "--exec-path", "--git-dir", "--list-cmds", "--namespace",
     "--super-prefix", "--work-tree",
@@ -56,7 +57,30 @@ _HARMLESS_GIT = frozenset((
     "add", "blame", "branch", "checkout", "cherry-pick", "commit", "diff", "init", "log", "ls-files", "merge", "mv",
     "notes", "push", "reset", "restore", "rev-parse", "revert", "rm", "show", "stash", "status", "switch", "tag",
 ))  # fmt: skip
+# No alias can take the name of one of these. Any other subcommand may be an alias, for whatever its owner wrote.
+_OWN_GIT = _HARMLESS_GIT | frozenset((
+    "am", "annotate", "apply", "archive", "bisect", "bugreport", "bundle", "cat-file", "check-attr", "check-ignore",
+    "check-mailmap", "check-ref-format", "checkout-index", "cherry", "clean", "clone", "commit-graph", "commit-tree",
+    "config", "count-objects", "credential", "describe", "diff-files", "diff-index", "diff-tree", "difftool",
+    "fast-export", "fast-import", "fetch", "filter-branch", "for-each-ref", "format-patch", "fsck", "gc", "grep", "gui",
+    "hash-object", "help", "index-pack", "init-db", "interpret-trailers", "lfs", "ls-remote", "ls-tree", "maintenance",
+    "merge-base", "merge-file", "merge-tree", "mergetool", "mktag", "mktree", "name-rev", "pack-objects", "pack-refs",
+    "patch-id", "prune", "pull", "range-diff", "read-tree", "rebase", "reflog", "remote", "repack", "replace",
+    "request-pull", "rerere", "rev-list", "send-email", "send-pack", "shortlog", "show-branch", "show-index",
+    "show-ref", "sparse-checkout", "stripspace", "submodule", "symbolic-ref", "unpack-objects", "update-index",
+    "update-ref", "update-server-info", "var", "verify-commit", "verify-pack", "verify-tag", "version", "whatchanged",
+    "worktree", "write-tree",
+))  # fmt: skip
+_GIT_RUNS = ("--rec", "--e")  # `push --receive-pack=COMMAND` and `--exec=COMMAND`, which can be shortened
+_SETS_VARIABLE = frozenset(("[", "printf", "test"))  # with -v, whose value is evaluated
 _TAKES_INPUT = frozenset(("parallel", "xargs"))
+# These run what they read from their input or a file.
+_RUNS_INPUT = frozenset(("at", "batch", "crontab", "dc", "ed", "ex", "expect", "gdb", "lldb", "m4", "parallel"))
+_CHANGES_FOLDER = frozenset(("cd", "pushd"))
+_PATH_ENDS = re.compile(r"[\s=:@<>,;|&$`(){}\"']+")
+PATH_CHARACTERS = 4096
+MAX_STEPS = 8
+_LINE_CHARACTERS = frozenset(" \t;|&$`(){}<>\"'")
 _CHANGES_NAMES = frozenset(("bind", "complete", "enable", "hash"))
 _GIT_SETS = ("-c", "--config-env", "--exec-path=")
 _INTERPRETER = re.compile(
@@ -105,6 +129,8 @@ def list_readings(words: tuple[str, ...]) -> Iterator[str]:
         yield join_words(rest)
         named = (read_program_name(rest[0]), *rest[1:])
         yield join_words(named)
+        if named[0].startswith("git-"):
+            named = ("git", named[0].removeprefix("git-"), *named[1:])
         if named[0] == "git":
             yield join_words(drop_git_options(named))
 
@@ -120,6 +146,19 @@ def drop_git_options(words: tuple[str, ...]) -> tuple[str, ...]:
     while at < len(words) and words[at].startswith("-"):
         at += 2 if words[at] in _GIT_VALUES else 1
     return (words[0], *words[at:])
+
+
+def list_named_paths(text: str) -> set[str]:
+    """Return what may be a path in a command line: its words and their pieces, as in `if=.env`, `HEAD:.env`, `-f.env`,
+    `sh -c 'cat .env'`. Where the line changes the folder or has variables, the ends of paths count too."""
+    parts = read_command(text).parts
+    words = {word for part in parts for word in part[:MAX_WORDS]}
+    pieces = words | {piece for word in words for piece in _PATH_ENDS.split(word[:PATH_CHARACTERS])}
+    pieces |= {piece[2:] for piece in pieces if piece.startswith("-") and not piece.startswith("--")}
+    if "$" in text or ".." in text or any(part[0] in _CHANGES_FOLDER for part in parts):
+        steps = [piece.split("/") for piece in pieces if "/" in piece]
+        pieces |= {"/".join(each[at:]) for each in steps for at in range(max(1, len(each) - MAX_STEPS), len(each))}
+    return pieces - {""}
 
 
 def read_program_name(word: str) -> str:
@@ -217,6 +256,28 @@ def conceals_command(words: tuple[str, ...]) -> bool:
     return _evaluates(words, builtins=True) or any(_evaluates(words[at:], builtins=calls_builtins) for at in ends)
 
 
+def evaluates_text(words: tuple[str, ...]) -> bool:
+    """Tell whether the program itself runs text or input that is not read here, wherever the command stands."""
+    return len(words) > MAX_WORDS or _evaluates(words, builtins=True)
+
+
+def list_inner_commands(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield the commands in those arguments of a command that a program could take for command lines: `su -c`, `awk`,
+    `tar --checkpoint-action=exec=...`. None if its program runs none of its arguments."""
+    waiting, depth = [words], 0
+    while waiting and depth < MAX_INNER:
+        inner = [
+            tuple(filter(None, map(str.strip, part)))
+            for command in waiting
+            if not _is_harmless(command)
+            for word in command[1:MAX_WORDS]
+            if not _LINE_CHARACTERS.isdisjoint(word)
+            for part in read_command(word.replace("=", " ")).parts
+        ]
+        waiting, depth = [part for part in inner if part], depth + 1
+        yield from waiting
+
+
 def list_possible_readings(words: tuple[str, ...]) -> Iterator[str]:
     """Yield all that the command might run besides itself: each of its ends, if its program could run its arguments,
     and each without the options that stand before a subcommand."""
@@ -245,10 +306,14 @@ def may_hold(words: tuple[str, ...], start: str) -> bool:
 def _is_harmless(words: tuple[str, ...]) -> bool:
     """Tell whether the program runs none of its arguments."""
     name = read_program_name(words[0])
+    if name in _SETS_VARIABLE and any(word.startswith("-v") for word in words[1:]):
+        return False
     if name != "git":
         return name in _HARMLESS_PROGRAMS
     plain = drop_git_options(words)
-    return not _sets_git(words) and len(plain) > 1 and plain[1] in _HARMLESS_GIT
+    if _sets_git(words) or len(plain) < 2 or plain[1] not in _HARMLESS_GIT:
+        return False
+    return plain[1] != "push" or not any(word.startswith(_GIT_RUNS) for word in plain[2:])
 
 
 def _sets_git(words: tuple[str, ...]) -> bool:
@@ -259,10 +324,11 @@ def _sets_git(words: tuple[str, ...]) -> bool:
 
 def _evaluates(words: tuple[str, ...], *, builtins: bool) -> bool:
     name = read_program_name(words[0])
-    if name in SHELLS or (builtins and (name in EVALUATING or name in _CHANGES_NAMES)):
+    if name in SHELLS or name in _RUNS_INPUT or (builtins and (name in EVALUATING or name in _CHANGES_NAMES)):
         return True
     if name == "git":
-        return _sets_git(words)
+        plain = drop_git_options(words)
+        return _sets_git(words) or (builtins and len(plain) > 1 and plain[1] not in _OWN_GIT)
     if _INTERPRETER.fullmatch(name) is None:
         return False
     options = list(takewhile(lambda word: word.startswith("-") and word != "-", words[1:]))

@@ -16,7 +16,9 @@ import msgspec
 
 from retinue.core.commands import (
     conceals_command,
+    evaluates_text,
     join_exact_words,
+    list_inner_commands,
     list_possible_readings,
     list_readings,
     may_hold,
@@ -177,8 +179,11 @@ def is_unclear(rules: tuple[Rule, ...], tool: str, subjects: Sequence[str]) -> b
     if not all(line.plain for line in lines):
         return True
     commands = [words for line in lines for words in line.parts]
-    return any(map(conceals_command, commands)) or any(
-        _may_be_meant(pattern, words) for pattern in patterns for words in commands
+    if any(map(conceals_command, commands)):
+        return True
+    inner = [words for command in commands for words in list_inner_commands(command)]
+    return any(map(evaluates_text, inner)) or any(
+        _may_be_meant(pattern, words) for pattern in patterns for words in (*commands, *inner)
     )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from copy import deepcopy
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import msgspec
@@ -133,6 +135,34 @@ class SecretStream:
         """Return what was held back, when there is no more to come."""
         held, self._held = self._held, ""
         return held
+
+
+class GrowingList:
+    """A list that is cleaned again and again while items are added to it. Items that were there before are not looked
+    at again, unless other values are known by now. Cleaned items are copies: whoever changes an item later does not
+    change those."""
+
+    __slots__ = ("_cleaned", "_items", "_known_then")
+
+    def __init__(self) -> None:
+        self._items: list[Any] = []
+        self._cleaned: list[Any] = []
+        self._known_then: tuple[str, ...] = ()
+
+    def clean(self, items: list[T]) -> list[T]:
+        """Return the items without the values that are known; the same object where nothing is known."""
+        if not _known:
+            return items
+        pairs = zip(self._items, items, strict=False)
+        same = sum(1 for _ in takewhile(_is_same, pairs)) if self._known_then == _known else 0
+        new = [deepcopy(clean_value(item)) for item in items[same:]]
+        self._items, self._cleaned = list(items), [*self._cleaned[:same], *new]
+        self._known_then = _known
+        return list(self._cleaned)
+
+
+def _is_same(pair: tuple[object, object]) -> bool:
+    return pair[0] is pair[1]
 
 
 def _list_last_lines() -> list[str]:

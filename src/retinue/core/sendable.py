@@ -35,6 +35,11 @@ def repair_text(text: str) -> str:
     return text
 
 
+def is_text(text: str) -> bool:
+    """Return whether a text has no half of a surrogate pair, as bytes of a command line become that are no UTF-8."""
+    return repair_text(text) is text
+
+
 def find_problem(value: Any, levels: int = DEEPEST) -> str:
     """Return why a JSON value cannot be stored or sent; empty if it can be. It may be nested so many levels deep."""
     if isinstance(value, dict):
@@ -55,9 +60,7 @@ def find_problem(value: Any, levels: int = DEEPEST) -> str:
 
 def _find_scalar_problem(value: Any) -> str:
     if isinstance(value, str):
-        return (
-            "" if repair_text(value) is value else "a text in them has half of a surrogate pair, which is no character"
-        )
+        return "" if is_text(value) else "a text in them has half of a surrogate pair, which is no character"
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN and Infinity are not JSON"
     if isinstance(value, int) and value not in _INTEGERS:

@@ -1,8 +1,9 @@
-"""Reading and writing whole contents: small files up to a limit, open files in chunks."""
+"""Reading and writing contents: small files up to a limit, open files and pipes in chunks."""
 
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Collection, Iterator
 
 from retinue.files.opening import AnyPath, RefusedFile, open_regular_file
@@ -45,8 +46,24 @@ def read_chunks(fd: int) -> Iterator[bytes]:
         yield chunk
 
 
+def read_available(fd: int, limit: int) -> bytes | None:
+    """Return what a pipe, socket or terminal holds now, up to `limit` bytes: None if it holds nothing yet, and nothing
+    at its end or where it is gone."""
+    try:
+        return os.read(fd, limit)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
 def write_all(fd: int, data: bytes) -> None:
     """Write all of the data, however many calls that takes."""
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:  # a program that shares the terminal or pipe made it non-blocking
+            waiting = select.poll()
+            waiting.register(fd, select.POLLOUT)
+            waiting.poll()

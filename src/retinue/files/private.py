@@ -31,15 +31,15 @@ def ensure_private_folder(path: AnyPath) -> None:
         raise RetinueError(f"cannot make {path}: {error.strerror or error}") from None
 
 
-def _make_folders(folder: str) -> None:
+def _make_folders(folder: str, *, is_again: bool = False) -> None:
     try:
         os.mkdir(folder, FOLDER_MODE)  # noqa: PTH102
     except FileNotFoundError:
         above = os.path.dirname(folder)  # noqa: PTH120
-        if above in ("", folder):
+        if is_again or above in ("", folder):  # a file system may have no such folders at all, as /proc
             raise
         _make_folders(above)
-        _make_folders(folder)
+        _make_folders(folder, is_again=True)
     except FileExistsError:
         if not Path(folder).is_dir():
             raise

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+
+from retinue.files.content import read_small_file
 
 GIT_FOLDER = ".git"
 STATE_FOLDER = ".retinue"
+MAX_CONFIG_BYTES = 1024 * 1024
 _IGNORABLE = frozenset(
     "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
 )
@@ -65,3 +68,39 @@ def find_git_folder(root: str | Path, path: str, planned: Collection[str] = ()) 
         ):
             return above.rstrip("/") or "."
     return None
+
+
+def find_git_programs(project: str | Path) -> list[str]:
+    """Return the paths outside of `.git` in which git looks for hooks and settings, by the settings of the project and
+    of the user: what is written there runs at the user's next git command."""
+    above = (Path(project), *Path(project).parents)
+    top = next((folder for folder in above if os.path.lexists(folder / GIT_FOLDER)), Path(project))
+    own = top / GIT_FOLDER
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - no error without a home
+    base = os.environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
+    found = []
+    for config in (own / "config", own / "config.worktree", home / ".gitconfig", Path(base, "git", "config")):
+        for section, key, value in _list_settings(config):
+            path = os.path.expanduser(value)  # noqa: PTH111
+            if section == "core" and key == "hookspath":
+                found.append(os.path.join(top, path))  # noqa: PTH118
+            elif section.startswith("include") and key == "path":
+                found.append(os.path.join(config.parent, path))  # noqa: PTH118
+    return [os.path.realpath(path) for path in found]
+
+
+def _list_settings(config: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield section, key and value of each setting in a file of git's."""
+    try:
+        lines = read_small_file(config, MAX_CONFIG_BYTES, follow=True).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return
+    section = ""
+    for line in lines:
+        rest = line.strip()
+        if rest.startswith("["):
+            head, _, rest = rest[1:].partition("]")
+            section = head.split()[0].casefold() if head.split() else ""
+        key, is_set, value = rest.partition("=")
+        if is_set and "\0" not in value:
+            yield section, key.strip().casefold(), value.strip().strip('"')

@@ -18,9 +18,10 @@ from pathlib import Path
 
 from retinue.files.atomic import TEMPORARY_PREFIX, is_temporary_name
 from retinue.files.locks import open_own_file, take_file_lock
+from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
 
-LOCK = "lock"
+LOCK, FILES = "lock", "files"
 NEW_SECONDS = 60.0
 
 
@@ -29,17 +30,20 @@ def make_scratch_folder() -> Iterator[Path]:
     """Make a private folder below TMPDIR; it is gone after the block."""
     parent = Path(tempfile.gettempdir())
     _sweep_once(str(parent))
-    folder = parent / make_scratch_name()
-    folder.mkdir(mode=0o700)
+    folder = make_private_folder(parent / make_scratch_name())
     lock = open_own_file(folder / LOCK)
     try:
         take_file_lock(lock)
-        inner = folder / "files"
-        inner.mkdir(mode=0o700)
-        yield inner
+        yield make_private_folder(folder / FILES)
     finally:
-        remove_tree(folder)
+        _remove_folder(folder)
         os.close(lock)
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove a scratch folder, its lock last: a folder without one is never swept, if this process is killed here."""
+    remove_tree(folder / FILES)
+    remove_tree(folder)
 
 
 def make_scratch_name() -> str:
@@ -63,11 +67,15 @@ def sweep_scratch_folders(parent: Path) -> None:
 def _sweep_folder(folder: Path) -> None:
     status = folder.lstat()
     is_new = time.time() - status.st_mtime < NEW_SECONDS
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or not (folder / LOCK).is_file():
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        return
+    if not (folder / LOCK).is_file():
+        if not is_new:
+            folder.rmdir()  # if it is empty: its process was killed after it had removed the lock
         return
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not is_new and take_file_lock(lock):
-            remove_tree(folder)
+            _remove_folder(folder)
     finally:
         os.close(lock)

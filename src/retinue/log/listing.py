@@ -4,13 +4,12 @@ so that nothing seems to run for ever."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from retinue.core.events import RunEnded
-from retinue.core.ports import LogReader, OnProblem, StoredRun, StoredTree, ignore_problem
+from retinue.core.ports import LogReader, OnProblem, StoredTree, ignore_problem
 from retinue.log.reading import iterate_events
 from retinue.log.runs import Runs, RunView
 from retinue.protocol.subagent_tools import INTERRUPTED
@@ -18,8 +17,7 @@ from retinue.protocol.subagent_tools import INTERRUPTED
 LATEST = 10
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One tree as its events tell it, the process `pid` that still writes it, and its newest event."""
 
     runs: Runs
@@ -108,7 +106,7 @@ async def load_listing(log: LogReader, tree: str) -> Listing:
         runs.apply(event)
         last_at, last_seq = event.at, event.seq
     for stored in await log.read_runs([tree]):
-        runs.restore_missing(stored)  # if the events that tell of it are damaged
+        runs.restore(stored)  # if the events that tell of it are damaged
     return Listing(runs, last_at=last_at, last_seq=last_seq, pid=writer)
 
 
@@ -137,16 +135,10 @@ async def summarize_trees(
     log: LogReader, trees: Sequence[StoredTree], on_problem: OnProblem = ignore_problem
 ) -> list[Listing]:
     """List these trees from what the log keeps of their runs; without those that were removed meanwhile."""
-    runs: dict[str, list[StoredRun]] = {stored.tree: [] for stored in trees}
-    for each in await log.read_runs(list(runs), on_problem):
-        runs[each.first.tree].append(each)
-    return [
-        Listing(
-            Runs.restore(stored.tree, runs[stored.tree]),
-            last_at=stored.last_at,
-            last_seq=stored.last_seq,
-            pid=stored.writer,
-        )
+    listings = {
+        stored.tree: Listing(Runs(stored.tree), last_at=stored.last_at, last_seq=stored.last_seq, pid=stored.writer)
         for stored in trees
-        if runs[stored.tree]
-    ]
+    }
+    for each in await log.read_runs(list(listings), on_problem):
+        listings[each.first.tree].runs.restore(each)
+    return [listing for listing in listings.values() if listing.runs.runs]

@@ -578,16 +578,8 @@ class Runs(Struct, eq=False, gc=False):
             runs.apply(event)
         return runs
 
-    @classmethod
-    def restore(cls, tree: str, stored: Iterable[StoredRun]) -> Runs:
-        """Make the runs of a list, without their texts. Parents come before their children."""
-        runs = cls(tree)
-        for each in stored:
-            runs._add(make_view(each))
-        return runs
-
-    def restore_missing(self, stored: StoredRun) -> None:
-        """Add a run of a list that no event has told of."""
+    def restore(self, stored: StoredRun) -> None:
+        """Add a run of a list, without its texts, unless events have told of it. Parents come before their children."""
         if stored.first.run not in self.runs:
             self._add(make_view(stored))
 

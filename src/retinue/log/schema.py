@@ -1,18 +1,23 @@
 """The format of a log file, and all the SQL that reads and writes one.
 
-A row of `batches` is one commit: the lines of a whole batch, of one tree or of many. `places` is the index of the
-trees: for each tree in a batch, the number of its first event there. Readers of a tree so touch the batches of that
-tree and no others. Lines are stored as `encode_stored_events` makes them; readers get those of `encode_event`.
+A row of `batches` is one commit: the lines of a whole batch, of one tree or of many. Lines are stored as
+`encode_stored_events` makes them; readers get those of `encode_event`.
 
-`trees`, `runs`, `tallies` and `names` are the index of `tree_index`, written with each batch: lists and look-ups read
-nothing else. A run's first event, which may be long, is apart from its tally, which changes with every batch.
+The other tables are the index of `tree_index`: lists and look-ups read nothing else. `places` has for each tree in a
+batch the number of its first event there, so that readers of a tree touch the batches of that tree and no others. A
+run's first event, which may be long, is apart from its tally, which changes often.
+
+The index follows the batches, so that nobody who waits for a commit waits for it: once for many batches, when there is
+time. `writer.indexed` is the newest batch it has. The batches after that are its tail; a reader folds them for itself
+(`begin_reading`), the next writer of the file adds them (`index_tail`).
 
 `seal` is a checksum of the lines under the user's key: a file or journal that came with a clone or a pull has none, and
 damage is noticed. Nothing of a batch without its seal is read; a tree has a `gap` in its place. A file with a damaged
 index is read through `recover_file`.
 
-A batch is written by one statement, through the view `appended`: each statement releases the interpreter lock, and
-under load is slow to get it back. Its trigger refuses a writer whose epoch is not the newest.
+Batches and index are written by one statement each, through the views `appended` and `indexed`: each statement
+releases the interpreter lock, and under load is slow to get it back. Their triggers refuse a writer whose epoch is not
+the newest.
 """
 
 from __future__ import annotations
@@ -20,9 +25,9 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from hmac import compare_digest
 from pathlib import Path
@@ -41,67 +46,95 @@ from retinue.files.user_key import load_user_key
 from retinue.log.tree_index import IndexChanges, TreeIndex, TreeRow, list_names
 
 SEAL_BYTES = 16
+READER_CACHE_KIB = 16_384  # the index of some 20,000 trees, whose pages a list needs in no order
 _KEY_VARIABLES = ("XDG_STATE_HOME", "HOME")  # by which the key is found
 _TALLY = msgspec.json.Decoder(RunTally)
 APPLICATION_ID = 0x7265746E  # "retn"
-VERSION = 4
+VERSION = 5
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PLACE = re.compile(rb'\{"seq":(\d+),"tree":"([^"]*)"')
 _INDEX = ("places", "trees", "runs", "tallies", "names")
 _LOST = "the writer's epoch is over"
-_CREATE = f"""
+_MAKE_LINES = f"""
 CREATE TABLE batches (id INTEGER PRIMARY KEY, lines BLOB NOT NULL, seal BLOB NOT NULL) STRICT;
-CREATE TABLE places (
-  tree TEXT NOT NULL, seq INTEGER NOT NULL, batch INTEGER NOT NULL, PRIMARY KEY (tree, seq)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE trees (
-  id INTEGER PRIMARY KEY, tree TEXT NOT NULL UNIQUE, spawned_at REAL NOT NULL, origin TEXT NOT NULL,
-  reported TEXT NOT NULL, last_seq INTEGER NOT NULL, last_at REAL NOT NULL, gone_at REAL NOT NULL,
-  root INTEGER NOT NULL, ended INTEGER NOT NULL, seal TEXT NOT NULL, last_batch INTEGER NOT NULL
-) STRICT;
-CREATE INDEX newest ON trees (spawned_at, id);
-CREATE INDEX unfinished ON trees (spawned_at, id, last_batch) WHERE NOT ended;
-CREATE TABLE runs (
-  id INTEGER PRIMARY KEY, tree TEXT NOT NULL, run INTEGER NOT NULL, first TEXT NOT NULL, seal TEXT NOT NULL,
-  UNIQUE (tree, run)
-) STRICT;
-CREATE TABLE tallies (
-  tree TEXT NOT NULL, run INTEGER NOT NULL, tally TEXT NOT NULL, seal TEXT NOT NULL, PRIMARY KEY (tree, run)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE names (
-  name TEXT NOT NULL, tree TEXT NOT NULL, run INTEGER NOT NULL, PRIMARY KEY (name, tree, run)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE writer (epoch INTEGER NOT NULL) STRICT;
-INSERT INTO writer VALUES (0);
-CREATE VIEW indexed AS
-  SELECT NULL AS batch, NULL AS places, NULL AS trees, NULL AS runs, NULL AS tallies, NULL AS names;
-CREATE TRIGGER index_batch INSTEAD OF INSERT ON indexed BEGIN
-  INSERT INTO places SELECT key, value, NEW.batch FROM json_each(NEW.places);
-  INSERT INTO trees (tree, spawned_at, origin, reported, last_seq, last_at, gone_at, root, ended, seal, last_batch)
-    SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7,
-      value ->> 8, value ->> 9, NEW.batch FROM json_each(NEW.trees) WHERE true
-    ON CONFLICT (tree) DO UPDATE SET last_seq = excluded.last_seq, last_at = excluded.last_at,
-      gone_at = excluded.gone_at, root = excluded.root, ended = excluded.ended, seal = excluded.seal,
-      last_batch = excluded.last_batch;
-  INSERT INTO runs (tree, run, first, seal)
-    SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3 FROM json_each(NEW.runs) WHERE true
-    ON CONFLICT DO NOTHING;
-  INSERT INTO tallies SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3 FROM json_each(NEW.tallies) WHERE true
-    ON CONFLICT (tree, run) DO UPDATE SET tally = excluded.tally, seal = excluded.seal;
-  INSERT INTO names SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(NEW.names) WHERE true
-    ON CONFLICT DO NOTHING;
-END;
-CREATE VIEW appended AS
-  SELECT NULL AS epoch, NULL AS lines, NULL AS seal, NULL AS places, NULL AS trees, NULL AS runs, NULL AS tallies,
-    NULL AS names;
+CREATE TABLE writer (epoch INTEGER NOT NULL, indexed INTEGER NOT NULL) STRICT;
+INSERT INTO writer VALUES (0, 0);
+CREATE VIEW appended AS SELECT NULL AS epoch, NULL AS batch, NULL AS lines, NULL AS seal;
 CREATE TRIGGER append_batch INSTEAD OF INSERT ON appended BEGIN
   SELECT RAISE(ABORT, '{_LOST.replace("'", "''")}') WHERE NEW.epoch <> (SELECT epoch FROM writer);
-  INSERT INTO batches (lines, seal) VALUES (NEW.lines, NEW.seal);
-  INSERT INTO indexed VALUES (last_insert_rowid(), NEW.places, NEW.trees, NEW.runs, NEW.tallies, NEW.names);
+  INSERT INTO batches VALUES (NEW.batch, NEW.lines, NEW.seal);
+END;
+CREATE VIEW indexed AS
+  SELECT NULL AS epoch, NULL AS batch, NULL AS places, NULL AS trees, NULL AS runs, NULL AS tallies, NULL AS names;
+CREATE TRIGGER index_batches INSTEAD OF INSERT ON indexed BEGIN
+  SELECT RAISE(ABORT, '{_LOST.replace("'", "''")}') WHERE NEW.epoch <> (SELECT epoch FROM writer);
+  INSERT INTO changes VALUES (NEW.places, NEW.trees, NEW.runs, NEW.tallies, NEW.names);
+  UPDATE writer SET indexed = NEW.batch;
 END;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
 """
+# The index of a file, or with the prefix `tail_` that of the batches which it does not have yet, in a reader's memory.
+_MAKE_INDEX = """
+CREATE {temp} TABLE {tail}places (
+  tree TEXT NOT NULL, seq INTEGER NOT NULL, batch INTEGER NOT NULL, PRIMARY KEY (tree, seq)
+) STRICT, WITHOUT ROWID;
+CREATE {temp} TABLE {tail}trees (
+  id INTEGER PRIMARY KEY, tree TEXT NOT NULL UNIQUE, spawned_at REAL NOT NULL, origin TEXT NOT NULL,
+  reported TEXT NOT NULL, last_seq INTEGER NOT NULL, last_at REAL NOT NULL, gone_at REAL NOT NULL,
+  root INTEGER NOT NULL, ended INTEGER NOT NULL, seal TEXT NOT NULL, last_batch INTEGER NOT NULL
+) STRICT;
+CREATE INDEX {tail}newest ON {tail}trees (spawned_at, id);
+CREATE INDEX {tail}unfinished ON {tail}trees (spawned_at, id, last_batch) WHERE NOT ended;
+CREATE {temp} TABLE {tail}runs (
+  id INTEGER PRIMARY KEY, tree TEXT NOT NULL, run INTEGER NOT NULL, first TEXT NOT NULL, seal TEXT NOT NULL,
+  UNIQUE (tree, run)
+) STRICT;
+CREATE {temp} TABLE {tail}tallies (
+  tree TEXT NOT NULL, run INTEGER NOT NULL, tally TEXT NOT NULL, seal TEXT NOT NULL, PRIMARY KEY (tree, run)
+) STRICT, WITHOUT ROWID;
+CREATE {temp} TABLE {tail}names (
+  name TEXT NOT NULL, tree TEXT NOT NULL, run INTEGER NOT NULL, PRIMARY KEY (name, tree, run)
+) STRICT, WITHOUT ROWID;
+CREATE {temp} VIEW {tail}changes AS
+  SELECT NULL AS places, NULL AS trees, NULL AS runs, NULL AS tallies, NULL AS names;
+CREATE {temp} TRIGGER {tail}take_changes INSTEAD OF INSERT ON {tail}changes BEGIN
+  INSERT INTO {tail}places SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(NEW.places);
+  INSERT INTO {tail}trees
+    (tree, spawned_at, origin, reported, last_seq, last_at, gone_at, root, ended, last_batch, seal)
+    SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7,
+      value ->> 8, value ->> 9, value ->> 10 FROM json_each(NEW.trees) WHERE true
+    ON CONFLICT (tree) DO UPDATE SET last_seq = excluded.last_seq, last_at = excluded.last_at,
+      gone_at = excluded.gone_at, root = excluded.root, ended = excluded.ended, seal = excluded.seal,
+      last_batch = excluded.last_batch;
+  INSERT INTO {tail}runs (tree, run, first, seal)
+    SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3 FROM json_each(NEW.runs) WHERE true
+    ON CONFLICT DO NOTHING;
+  INSERT INTO {tail}tallies
+    SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3 FROM json_each(NEW.tallies) WHERE true
+    ON CONFLICT (tree, run) DO UPDATE SET tally = excluded.tally, seal = excluded.seal;
+  INSERT INTO {tail}names SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(NEW.names) WHERE true
+    ON CONFLICT DO NOTHING;
+END;
+"""
+_CREATE = _MAKE_INDEX.format(temp="", tail="") + _MAKE_LINES
+# Views of the index with its tail: SQLite looks for a name in the temporary schema first.
+_JOIN_TAIL = (
+    _MAKE_INDEX.format(temp="TEMP", tail="tail_")
+    + """
+CREATE TEMP VIEW places AS SELECT * FROM main.places UNION ALL SELECT * FROM tail_places;
+CREATE TEMP VIEW trees AS
+  SELECT * FROM main.trees WHERE tree NOT IN (SELECT tree FROM tail_trees)
+  UNION ALL SELECT coalesce((SELECT id FROM main.trees AS old WHERE old.tree = new.tree),
+      (SELECT max(id) FROM main.trees) + id, id), tree, spawned_at, origin, reported, last_seq, last_at, gone_at,
+    root, ended, seal, last_batch FROM tail_trees AS new;
+CREATE TEMP VIEW runs AS SELECT * FROM main.runs UNION ALL SELECT * FROM tail_runs;
+CREATE TEMP VIEW tallies AS
+  SELECT * FROM main.tallies WHERE (tree, run) NOT IN (SELECT tree, run FROM tail_tallies)
+  UNION ALL SELECT * FROM tail_tallies;
+CREATE TEMP VIEW names AS SELECT * FROM main.names UNION ALL SELECT * FROM tail_names;
+"""
+)
 
 
 def one_line(error: BaseException) -> str:
@@ -123,7 +156,8 @@ def describe_error(what: str, error: BaseException, db: apsw.Connection | None =
 
 
 def open_writer(path: Path) -> apsw.Connection:
-    """Open a log file for its one writing process, and create it if it is new. Commits are on disk when they return."""
+    """Open a log file for its one writing process, create it if it is new, and complete the index that a killed one has
+    left. Commits are on disk when they return."""
     with ExitStack() as undo:
         try:
             os.close(open_own_file(path))
@@ -135,6 +169,7 @@ def open_writer(path: Path) -> apsw.Connection:
             if not db.execute("SELECT count(*) FROM sqlite_schema").get:
                 db.execute("BEGIN IMMEDIATE;" + _CREATE + "COMMIT;")
             check_version(db, path)
+            index_tail(db)
         except OSError as error:
             raise LogError(f"cannot write the log {path}: {error.strerror or error}") from None
         except apsw.Error as error:
@@ -174,6 +209,7 @@ def open_reader(path: Path, *, immutable: bool = False) -> apsw.Connection:
             undo.callback(close_quietly, db)
             db.set_busy_timeout(5000)
             db.execute("PRAGMA query_only = ON")
+            db.pragma("cache_size", -READER_CACHE_KIB)
             check_version(db, path)
         except apsw.Error as error:
             raise LogError(describe_error(f"cannot read the log {path}", error)) from None
@@ -197,8 +233,8 @@ def check_version(db: apsw.Connection, path: Path) -> None:
 
 
 class Sealer:
-    """Makes checksums under the user's key. One serves all rows of a batch: to find the key anew for each costs more
-    than the checksum."""
+    """Makes checksums under the user's key. One serves all rows of a batch or a list: to find the key anew for each
+    costs more than the checksum."""
 
     def __init__(self) -> None:
         self._begun = _begin_seal(*map(os.environ.get, _KEY_VARIABLES))
@@ -217,7 +253,7 @@ class Sealer:
         return self.seal_text(b"%b/%d %b" % (tree.encode(), run, tally))
 
     def seal_tree(self, values: Sequence[Any]) -> str:
-        tree, spawned_at, origin, reported, last_seq, last_at, gone_at, root, ended = values
+        tree, spawned_at, origin, reported, last_seq, last_at, gone_at, root, ended, _ = values
         times = float(spawned_at), float(last_at), float(gone_at)
         return self.seal_text(msgspec.json.encode((tree, origin, reported, last_seq, root, bool(ended), *times)))
 
@@ -244,17 +280,64 @@ def reseal_batches(db: apsw.Connection) -> None:
         for row in rows:
             lines = db.execute("SELECT lines FROM batches WHERE id = ?", (row,)).get
             db.execute("UPDATE batches SET seal = ? WHERE id = ?", (seal_lines(lines), row))
-            index_batch(db, index, row, lines)
+            index.apply(decode_lines(lines), row)
+            _insert_changes(db, index)
+        db.execute("UPDATE writer SET indexed = ?", (next_batch(db) - 1,))
 
 
-def index_batch(db: apsw.Connection, index: TreeIndex, row: int, lines: bytes) -> None:
-    """Make the rows of the index of one batch again, from its lines."""
-    events = [decode_event(make_line(line)) for line in lines.split(b"\n")]
-    index.apply(events)
-    places = {event.tree: event.seq for event in reversed(events)}
-    changes = index.list_changes()
+def index_tail(db: apsw.Connection) -> None:
+    """Add the batches to the index that it lacks because their writer was killed. One that is damaged stays as it is:
+    its readers make another."""
+    tail = list_tail(db)
+    if tail:
+        with suppress(LogDamaged), db:
+            _insert_changes(db, _fold_tail(db, tail))
+            db.execute("UPDATE writer SET indexed = ?", (tail[-1],))
+
+
+def begin_reading(db: apsw.Connection, trees: Collection[str] | None = None) -> None:
+    """Begin a transaction that sees the file as of one moment, with an index of all its batches, or of what they have
+    of these trees."""
+    db.execute("BEGIN")
+    tail = list_tail(db)
+    if tail:
+        index = _fold_tail(db, tail, trees)
+        db.execute("PRAGMA query_only = OFF")
+        db.execute(_JOIN_TAIL)
+        _insert_changes(db, index, "tail_")
+        db.execute("PRAGMA query_only = ON")
+
+
+def list_tail(db: apsw.Connection) -> list[int]:
+    """Return the ids of the batches that the index does not have yet."""
+    return [row for (row,) in db.execute("SELECT id FROM batches WHERE id > (SELECT indexed FROM writer) ORDER BY id")]
+
+
+def _fold_tail(db: apsw.Connection, tail: Iterable[int], trees: Collection[str] | None = None) -> TreeIndex:
+    """Return the changes that batches make to the index, or to what it has of these trees. Those that cannot be read
+    make none."""
+    index = TreeIndex(partial(load_tree, db), partial(load_run, db))
+    names = None if trees is None else frozenset(tree.encode() for tree in trees)
+    for row in tail:
+        try:
+            lines = load_batch(db, row)
+        except LogDamaged:
+            continue
+        index.apply(decode_lines(lines, names), row)
+    return index
+
+
+def _insert_changes(db: apsw.Connection, index: TreeIndex, prefix: str = "") -> None:
+    db.execute(f"INSERT INTO {prefix}changes VALUES (?, ?, ?, ?, ?)", _encode_changes(index.list_changes()))
     index.settle()
-    db.execute("INSERT INTO indexed VALUES (?, ?, ?, ?, ?, ?)", (row, *_encode_changes(places, changes)))
+
+
+def decode_lines(lines: bytes, trees: Collection[bytes] | None = None) -> list[Event]:
+    """Return the events of a batch, or those of these trees."""
+    found = lines.split(b"\n")
+    if trees is not None:
+        found = [line for line in found if (place := _PLACE.match(line)) is not None and place[2] in trees]
+    return [decode_event(make_line(line)) for line in found]
 
 
 @lru_cache(4)
@@ -277,25 +360,29 @@ def begin_epoch(db: apsw.Connection) -> int:
     return found
 
 
-def append_batch(
-    db: apsw.Connection, *, epoch: int, places: Mapping[str, int], lines: bytes, changes: IndexChanges
-) -> None:
-    """Commit one batch with the rows of the index that it changes. `places` has the first event number in it of each
-    tree."""
-    db.execute(
-        "INSERT INTO appended (epoch, lines, seal, places, trees, runs, tallies, names)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (epoch, lines, seal_lines(lines), *_encode_changes(places, changes)),
-    )
+def append_batch(db: apsw.Connection, *, epoch: int, batch: int, lines: bytes) -> None:
+    """Commit one batch."""
+    db.execute("INSERT INTO appended VALUES (?, ?, ?, ?)", (epoch, batch, lines, seal_lines(lines)))
 
 
-def _encode_changes(places: Mapping[str, int], changes: IndexChanges) -> list[str]:
-    """Return the rows of the index that a batch changes, each table's as one JSON text."""
+def index_batches(db: apsw.Connection, *, epoch: int, batch: int, changes: IndexChanges) -> None:
+    """Write the changes that the batches up to this one make to the index. They are not synced: a crash of the machine
+    may lose them, and then the next writer makes them again."""
+    db.pragma("synchronous", "normal")
+    try:
+        rows = _encode_changes(changes)
+        db.execute("INSERT INTO indexed VALUES (?, ?, ?, ?, ?, ?, ?)", (epoch, batch, *rows))
+    finally:
+        db.pragma("synchronous", "full")
+
+
+def _encode_changes(changes: IndexChanges) -> list[str]:
+    """Return the rows of the index that change, each table's as one JSON text."""
     sealer = Sealer()
     firsts = [(run.first.tree, run.first.run, encode_event(run.first)) for run in changes.spawned]
     tallies = [(run.first.tree, run.first.run, msgspec.json.encode(run.tally)) for run in changes.tallied]
     tables = (
-        places,
+        changes.places,
         [(*(values := structs.astuple(row)), sealer.seal_tree(values)) for row in changes.trees],
         [(tree, run, first.decode(), sealer.seal_text(first)) for tree, run, first in firsts],
         [(tree, run, tally.decode(), sealer.seal_tally(tree, run, tally)) for tree, run, tally in tallies],
@@ -310,9 +397,10 @@ def is_lost_epoch(error: BaseException) -> bool:
 
 
 def next_batch(db: apsw.Connection) -> int:
-    """Return the id of the batch that comes next."""
-    found: int | None = db.execute("SELECT max(id) FROM batches").get
-    return 1 + (found or 0)
+    """Return the id of the batch that comes next: one that the index cannot seem to have, also where the newest batches
+    were deleted."""
+    found: int = db.execute("SELECT 1 + max(indexed, coalesce((SELECT max(id) FROM batches), 0)) FROM writer").get
+    return found
 
 
 def delete_trees(db: apsw.Connection, trees: Iterable[str]) -> None:
@@ -340,27 +428,27 @@ def delete_trees(db: apsw.Connection, trees: Iterable[str]) -> None:
 # Reading
 
 
-_ROW = "tree, spawned_at, origin, reported, last_seq, last_at, gone_at, root, ended, seal, last_batch"
+_ROW = "tree, spawned_at, origin, reported, last_seq, last_at, gone_at, root, ended, last_batch, seal"
 _RUN = "runs.tree, runs.run, first, runs.seal, tally, tallies.seal"
 
 
-def load_tree(db: apsw.Connection, tree: str) -> tuple[TreeRow, int] | None:
-    """Return the row of a tree and the batch of its newest event."""
+def load_tree(db: apsw.Connection, tree: str) -> TreeRow | None:
     found = db.execute(f"SELECT {_ROW} FROM trees WHERE tree = ?", (tree,)).get
-    return None if found is None else _make_tree(db, found)
+    return None if found is None else _make_tree(db, Sealer(), found)
 
 
 def list_trees(
     db: apsw.Connection, *, latest: int | None, reported: bool, first_batch: int, only: Unfinished | None
-) -> list[tuple[TreeRow, int]]:
-    """Return rows of trees, the newest first, each with the batch of its newest event; see `LogReader.list_trees`. A
-    tree is live if that batch is the `first_batch` of a living writer or a later one."""
+) -> list[TreeRow]:
+    """Return rows of trees, the newest first; see `LogReader.list_trees`. A tree is live if its newest batch is the
+    `first_batch` of a living writer or a later one."""
     conditions = [] if reported else ["reported = ''"]
     if only is not None:
         conditions += ["NOT ended", f"last_batch {'>=' if only == 'live' else '<'} {first_batch}"]
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     query = f"SELECT {_ROW} FROM trees {where} ORDER BY spawned_at DESC, id DESC LIMIT ?"
-    return [_make_tree(db, row) for row in db.execute(query, (-1 if latest is None else latest,))]
+    sealer = Sealer()
+    return [_make_tree(db, sealer, row) for row in db.execute(query, (-1 if latest is None else latest,))]
 
 
 def count_trees(db: apsw.Connection, *, reported: bool) -> int:
@@ -371,18 +459,18 @@ def count_trees(db: apsw.Connection, *, reported: bool) -> int:
 def load_run(db: apsw.Connection, tree: str, run: int) -> StoredRun | None:
     query = f"SELECT {_RUN}, 0 FROM runs JOIN tallies USING (tree, run) WHERE tree = ? AND run = ?"
     found = db.execute(query, (tree, run)).get
-    return None if found is None else _make_run(db, found)
+    return None if found is None else _make_run(db, Sealer(), found)
 
 
 def read_runs(db: apsw.Connection, trees: Iterable[str]) -> Iterator[StoredRun]:
-    """Yield the runs of these trees, in the order of the trees."""
+    """Yield the runs of these trees, in any order: SQLite sorts long rows in a file."""
     query = f"""
         SELECT {_RUN}, trees.reported <> '' FROM json_each(?)
         JOIN trees ON trees.tree = value JOIN runs ON runs.tree = value JOIN tallies USING (tree, run)
-        ORDER BY json_each.key, runs.run
     """
+    sealer = Sealer()
     for row in db.execute(query, (msgspec.json.encode(list(trees)).decode(),)):
-        yield _make_run(db, row)
+        yield _make_run(db, sealer, row)
 
 
 def find_runs(db: apsw.Connection, name: str) -> Iterator[StoredRun]:
@@ -393,21 +481,22 @@ def find_runs(db: apsw.Connection, name: str) -> Iterator[StoredRun]:
         JOIN trees USING (tree) JOIN runs USING (tree, run) JOIN tallies USING (tree, run)
         ORDER BY spawned_at DESC, trees.id DESC, runs.run
     """
+    sealer = Sealer()
     for row in db.execute(query, (name, name + "\U0010ffff")):
-        yield _make_run(db, row)
+        yield _make_run(db, sealer, row)
 
 
-def _make_tree(db: apsw.Connection, row: tuple[Any, ...]) -> tuple[TreeRow, int]:
-    *values, seal, batch = row
-    if not compare_digest(Sealer().seal_tree(values), seal):
+def _make_tree(db: apsw.Connection, sealer: Sealer, row: tuple[Any, ...]) -> TreeRow:
+    *values, seal = row
+    if not compare_digest(sealer.seal_tree(values), seal):
         raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
-    return TreeRow(*values[:-1], *(bool(ended) for ended in values[-1:])), batch  # SQLite has no booleans
+    values[-2] = bool(values[-2])  # SQLite has no booleans
+    return TreeRow(*values)
 
 
-def _make_run(db: apsw.Connection, row: tuple[Any, ...]) -> StoredRun:
+def _make_run(db: apsw.Connection, sealer: Sealer, row: tuple[Any, ...]) -> StoredRun:
     tree, run, first, first_seal, tally, tally_seal, reported = row
     first, tally = first.encode(), tally.encode()
-    sealer = Sealer()
     is_first_whole = compare_digest(sealer.seal_text(first), first_seal)
     if not (is_first_whole and compare_digest(sealer.seal_tally(tree, run, tally), tally_seal)):
         raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
@@ -436,15 +525,15 @@ def read_tree(db: apsw.Connection, tree: str, *, after: int) -> Iterator[tuple[i
                 newest = seq
                 yield seq, line
     found = load_tree(db, tree)
-    if found is not None and newest < found[0].last_seq:
-        last = found[0].last_seq
+    if found is not None and newest < found.last_seq:
+        last = found.last_seq
         yield last, _make_gap(db, tree, last, count=last - newest)
 
 
 def _make_gap(db: apsw.Connection, tree: str, seq: int, *, count: int) -> bytes:
     """Return the line that stands for the damaged events of a tree up to that number."""
     found = load_tree(db, tree)
-    at = 0.0 if found is None else found[0].spawned_at
+    at = 0.0 if found is None else found.spawned_at
     gap = Gap(count, "the log is damaged here", code="damaged")
     return encode_event(Event(seq=seq, tree=tree, run=0, path="/", agent="", at=at, body=gap))
 
@@ -496,7 +585,8 @@ def recover_file(db: apsw.Connection) -> apsw.Connection:
             except LogDamaged:
                 continue
             recovered.execute("INSERT INTO batches VALUES (?, ?, ?)", (row, lines, seal_lines(lines)))
-            index_batch(recovered, index, row, lines)
+            index.apply(decode_lines(lines), row)
+            _insert_changes(recovered, index)
     return recovered
 
 
@@ -516,14 +606,15 @@ def check_batch(db: apsw.Connection, row: int) -> None:
 def check_index(db: apsw.Connection) -> None:
     """Raise LogDamaged if a row of a tree or of a run is not as it was written."""
     query = f"SELECT {_RUN}, 0 FROM runs LEFT JOIN tallies USING (tree, run)"
+    sealer = Sealer()
     for row in db.execute(query):
-        run = None if row[4] is None else _make_run(db, row)
+        run = None if row[4] is None else _make_run(db, sealer, row)
         names = () if run is None else list_names(run)
         known = "SELECT 1 FROM names WHERE name = ? AND tree = ? AND run = ?"
         if run is None or not all(db.execute(known, (name, *row[:2])).get for name in names):
             raise LogDamaged(f"the index of {db.filename} is damaged: it lacks a run of {row[0]}")
     for row in db.execute(f"SELECT {_ROW} FROM trees"):
-        _make_tree(db, row)
+        _make_tree(db, sealer, row)
 
 
 def check_pages(db: apsw.Connection) -> None:

@@ -3,28 +3,33 @@
 New trees go to the first file that no other process writes; a stored tree is claimed with the file it is in. Written
 means committed. An event that nobody waits for is written with the next one that somebody does, or after LINGER
 seconds, whichever is first; watchers see events only when they are written. While a batch is being written, and while
-the event loop is late, such an event has more time, up to LONGEST_LINGER: the rows of the index are written once for
-each batch, so fewer and longer batches cost less. Events that are appended without a pause in between are in the same
-batch, so that a crash keeps all of them or none. What cannot be written stays in order in memory and is tried again
-with the next batch; those who wait are told at once. A writer that another process has replaced is lost for good, and
-tries nothing again.
+the event loop is late, such an event has more time, up to LONGEST_LINGER: fewer and longer batches cost less. Where
+many events come at once, the first PIECE of them are written while the event loop makes the others. Events of a tree
+that are appended without a pause in between are in the same batch, so that a crash keeps all of them or none. What
+cannot be written stays in order in memory and is tried again with the next batch; those who wait are told at once. A
+writer that another process has replaced is lost for good, and tries nothing again.
+
+The index of what is written follows when nothing was to be written for INDEX_LINGER seconds, and no later than after
+INDEX_SECONDS or INDEX_BYTES: readers fold what it lacks (see `schema`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import ExitStack, aclosing, suppress
+from functools import partial
 from pathlib import Path
 
 import apsw
 
 from retinue.core.errors import LogError, LogLost, NotFound
 from retinue.core.events import Delta, Event, encode_stored_events
-from retinue.core.ports import StoredRun
 from retinue.log import locks, schema
 from retinue.log.feed import Feed
 from retinue.log.sqlite_reader import SqliteReader, read_events
@@ -32,10 +37,15 @@ from retinue.log.tree_index import TreeIndex, TreeRow
 
 LINGER = 0.004
 LONGEST_LINGER = 0.25
-JOURNAL_PAGES = 1000  # from so many on, SQLite's journal is moved into the file
+PIECE = 1000
+INDEX_LINGER = 0.1
+INDEX_SECONDS = 1.0
+INDEX_BYTES = 16 * 2**20
+JOURNAL_PAGES = 1000  # from so many on, SQLite's journal is moved into the file after the index is written
 RETRY_SECONDS = 1.0
 VANISHED = "the log {path} was deleted or replaced while this process was writing it: what it held of this run is lost"
 READ_CHUNK = 1000
+_LOG = logging.getLogger(__name__)
 
 
 def lock_free_file(folder: Path) -> tuple[Path, int]:
@@ -120,7 +130,7 @@ class FileWriter:
             undo.callback(schema.close_quietly, self._db)  # before the lock goes: closing may still write
             try:
                 self._epoch = schema.begin_epoch(self._db)
-                self._first_batch = schema.next_batch(self._db)
+                self._first_batch = self._next_batch = schema.next_batch(self._db)
                 self._files = schema.identify_files(path)
                 self._reader = schema.open_reader(path)
                 self._journal_pages = 0
@@ -135,8 +145,10 @@ class FileWriter:
         self._feeds: dict[str, Feed] = {}
         self._pending: list[Event] = []
         self._appended = self._kicked_for = self._written = 0  # so many events, since this writer was made
-        self._index = TreeIndex(self._load_tree, self._load_run)
-        self._indexed = 0  # so many of the pending events are in the index, from a write that failed
+        self._index = TreeIndex(partial(schema.load_tree, self._db), partial(schema.load_run, self._db))
+        self._unindexed: list[tuple[int, list[Event]]] = []  # batches that the index lacks
+        self._unindexed_bytes = self._folded = 0  # their length; so many of them are in an index that is not written
+        self._index_due = 0.0
         self._waiters: list[asyncio.Future[None]] = []
         self._linger: asyncio.TimerHandle | None = None
         self._hurries = False
@@ -153,6 +165,9 @@ class FileWriter:
         """Take an event; see `Log.append`."""
         if self._closing:
             raise LogError("the log is closed")
+        is_free = self._written == self._kicked_for
+        if is_free and self._appended - self._written >= PIECE and self._pending[-1].tree != event.tree:
+            self._kick()
         self._pending.append(event)
         self._appended += 1
         if not wait:
@@ -216,24 +231,27 @@ class FileWriter:
         """Make the feed of a tree that nobody watches yet: all of it is read from the file. A tree that a process now
         gone left without an ending gets none any more, unless this process goes on with it.
 
-        Blocks for two look-ups: an event that is committed between reading and watching must not be missed."""
+        Blocks for a look-up: an event that is committed between reading and watching must not be missed."""
         if self._closing:
             raise LogError("the log is closed")
-        found = schema.load_tree(self._reader, tree)
-        if found is None:
-            return Feed()
-        row, batch = found
-        feed = Feed(first=row.last_seq + 1)
-        feed.root, feed.ended = row.root, row.ended
-        if batch >= self._first_batch and not feed.ended:
-            return feed
+        # In the order in which events move on, so that none is missed.
         pending = [coming for coming in list(self._pending) if coming.tree == tree]
+        unindexed = [event for _, batch in list(self._unindexed) for event in batch if event.tree == tree]
+        row = schema.load_tree(self._reader, tree) or (TreeRow.begin(unindexed[0]) if unindexed else None)
+        if row is None:
+            return Feed()
+        newer = [event for event in unindexed if event.seq > row.last_seq]
+        feed = Feed(first=1 + (newer[-1].seq if newer else row.last_seq))
+        feed.root, feed.ended = row.root, row.ended
+        for event in newer:
+            feed.follow_root(event)
+        if (unindexed or row.last_batch >= self._first_batch) and not feed.ended:
+            return feed
         if feed.ended:
             for coming in pending:  # a run that continues a finished tree, and is not yet on disk
                 feed.follow_root(coming)
         elif not pending:
-            found = schema.load_tree(self._reader, tree)  # again: what no longer waits is in the file now
-            feed.ended = found is None or found[1] < self._first_batch
+            feed.ended = True
         return feed
 
     def _kick_later(self) -> None:
@@ -267,7 +285,9 @@ class FileWriter:
 
     def _write_batches(self) -> None:
         while True:
-            self._kicked.wait()
+            if not self._kicked.wait(self._seconds_to_index()):
+                self._write_index()
+                continue
             self._kicked.clear()
             closing = self._closing
             appended, waiters = self._take_kicks()
@@ -278,14 +298,13 @@ class FileWriter:
             if error is None:
                 del self._pending[: len(batch)]
                 self._written += len(batch)
-                self._indexed = 0
             with suppress(RuntimeError):  # the loop is gone; what is written is written
                 self._loop.call_soon_threadsafe(self._settle, batch if error is None else [], waiters, error)
             if closing or self._loop.is_closed():
                 break
-            if batch and error is None and self._journal_pages >= JOURNAL_PAGES:
-                with suppress(apsw.Error):  # tried again after the next batch
-                    self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            if self._unindexed_bytes >= INDEX_BYTES or (self._unindexed and time.monotonic() >= self._index_due):
+                self._write_index()
+        self._write_index()
         if self.commits and self._error is None:
             try:
                 self._check_files()
@@ -305,27 +324,55 @@ class FileWriter:
         return appended, waiters
 
     def _write(self, batch: list[Event]) -> LogError | None:
-        places = {event.tree: event.seq for event in reversed(batch)}
+        lines = encode_stored_events(batch)
         try:
-            self._index.apply(batch[self._indexed :])
-            self._indexed = len(batch)
-            schema.append_batch(
-                self._db,
-                epoch=self._epoch,
-                places=places,
-                lines=encode_stored_events(batch),
-                changes=self._index.list_changes(),
-            )
-            self._index.settle()
+            schema.append_batch(self._db, epoch=self._epoch, batch=self._next_batch, lines=lines)
             self._check_files()
         except LogLost as error:
             return error
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the writer thread
-            if schema.is_lost_epoch(error):
-                return LogLost(f"this process may no longer write the log {self.path}: another one has taken it")
-            return LogError(schema.describe_error(f"cannot write the log {self.path}", error, self._db))
+            return self._describe_failure("cannot write the log", error)
         self.commits += 1
+        if not self._unindexed:
+            self._index_due = time.monotonic() + INDEX_SECONDS
+        self._unindexed.append((self._next_batch, batch))
+        self._unindexed_bytes += len(lines)
+        self._next_batch += 1
         return None
+
+    def _seconds_to_index(self) -> float | None:
+        if not self._unindexed:
+            return None
+        return RETRY_SECONDS if self._folded else INDEX_LINGER
+
+    def _write_index(self) -> None:
+        """Write the index of what is written, and tidy up. What fails is tried again: no event is lost by it."""
+        if not self._unindexed or isinstance(self._error, LogLost):
+            return
+        try:
+            for batch, events in self._unindexed[self._folded :]:
+                self._index.apply(events, batch)
+                self._folded += 1
+            changes = self._index.list_changes()
+            schema.index_batches(self._db, epoch=self._epoch, batch=self._next_batch - 1, changes=changes)
+        except Exception as error:  # noqa: BLE001 - as above
+            failure = self._describe_failure("cannot write the index of the log", error)
+            if isinstance(failure, LogLost):
+                self._error = failure
+            self._index_due = time.monotonic() + RETRY_SECONDS
+            _LOG.warning("%s", failure)
+            return
+        self._index.settle()
+        self._unindexed = []
+        self._unindexed_bytes = self._folded = 0
+        if self._journal_pages >= JOURNAL_PAGES:
+            with suppress(apsw.Error):  # tried again with the next index
+                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def _describe_failure(self, what: str, error: Exception) -> LogError:
+        if schema.is_lost_epoch(error):
+            return LogLost(f"this process may no longer write the log {self.path}: another one has taken it")
+        return LogError(schema.describe_error(f"{what} {self.path}", error, self._db))
 
     def _note_journal(self, db: apsw.Connection, name: str, pages: int) -> int:
         self._journal_pages = pages
@@ -335,13 +382,6 @@ class FileWriter:
         """Raise LogLost if the log was deleted or replaced: SQLite would go on writing to files without a name."""
         if schema.identify_files(self.path) != self._files:
             raise LogLost(VANISHED.format(path=self.path))
-
-    def _load_tree(self, tree: str) -> TreeRow | None:
-        found = schema.load_tree(self._db, tree)
-        return None if found is None else found[0]
-
-    def _load_run(self, tree: str, run: int) -> StoredRun | None:
-        return schema.load_run(self._db, tree, run)
 
     def _settle(self, batch: list[Event], waiters: list[asyncio.Future[None]], error: LogError | None) -> None:
         """In the event loop: show what is written and wake those who wait for it."""

@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from itertools import islice
@@ -30,6 +30,7 @@ from retinue.core.ports import (
     Unfinished,
     ignore_problem,
 )
+from retinue.core.sendable import is_text
 from retinue.log import locks, schema
 from retinue.log.reading import decode_line
 from retinue.log.schema import one_line
@@ -98,10 +99,10 @@ class SqliteReader:
 
     def find_file(self, tree: str) -> Path | None:
         """Return the file a tree is in."""
-        if tree not in self._files:
+        if tree not in self._files and is_text(tree):
             for file in self.list_files():
                 with suppress(LogError):  # a damaged file hides no other
-                    if query_file(file, lambda db: schema.load_tree(db, tree)) is not None:
+                    if query_file(file, lambda db: schema.load_tree(db, tree), trees=[tree]) is not None:
                         self._files[tree] = file
                         break
         return self._files.get(tree)
@@ -149,19 +150,19 @@ class SqliteReader:
             file = self.find_file(tree)
             if file is not None:
                 by_file.setdefault(file, []).append(tree)
-        found: dict[str, list[StoredRun]] = {}
+        found: list[StoredRun] = []
         for file, names in by_file.items():
             try:
-                for run in query_file(file, partial(_list_runs, trees=names), on_problem):
-                    found.setdefault(run.first.tree, []).append(run)
+                found += query_file(file, partial(_list_runs, trees=names), on_problem, trees=names)
             except LogError as error:
                 on_problem(error)
-        return [run for tree in trees for run in found.get(tree, [])]
+        places = {tree: place for place, tree in enumerate(trees)}
+        return sorted(found, key=lambda run: (places[run.first.tree], run.first.run))
 
     @make_awaitable
     def find_runs(self, name: str, on_problem: OnProblem = ignore_problem) -> list[StoredRun]:
         found: list[list[StoredRun]] = []
-        for file in self.list_files():
+        for file in self.list_files() if is_text(name) else ():
             try:
                 found.append(query_file(file, lambda db: list(schema.find_runs(db, name)), on_problem))
             except LogError as error:
@@ -218,6 +219,7 @@ class SqliteReader:
         for file in files:
             try:
                 with open_file(file) as db:
+                    schema.begin_reading(db)
                     trees += schema.count_trees(db, reported=True)
                     left += _check_file(db, ends)
             except LogError as error:
@@ -268,7 +270,7 @@ def read_events(file: Path, tree: str, *, after: int = 0, limit: int | None = No
 
 
 def _read_tree(file: Path, tree: str, *, after: int, limit: int | None) -> list[tuple[int, bytes]]:
-    return query_file(file, lambda db: list(islice(schema.read_tree(db, tree, after=after), limit)))
+    return query_file(file, lambda db: list(islice(schema.read_tree(db, tree, after=after), limit)), trees=[tree])
 
 
 @contextmanager
@@ -287,11 +289,18 @@ def open_file(file: Path) -> Iterator[apsw.Connection]:
         db.close()
 
 
-def query_file(file: Path, query: Callable[[apsw.Connection], T], on_problem: OnProblem = ignore_problem) -> T:
-    """Return what a query finds in a log file. If its index is damaged, `on_problem` is told and the query is made
-    again to an index of the events that can be read."""
+def query_file(
+    file: Path,
+    query: Callable[[apsw.Connection], T],
+    on_problem: OnProblem = ignore_problem,
+    *,
+    trees: Collection[str] | None = None,
+) -> T:
+    """Return what a query finds in a log file, of these trees only if some are given. If its index is damaged,
+    `on_problem` is told and the query is made again to an index of the events that can be read."""
     try:
-        with open_file(file) as db, db:  # one transaction: index and events as of one moment
+        with open_file(file) as db:
+            schema.begin_reading(db, trees)
             return query(db)
     except LogDamaged as error:
         on_problem(error)
@@ -325,21 +334,20 @@ def _list_trees_of(
     holder = locks.read_holder(file)
     first_batch = _NEVER if holder is None else holder.first_batch
 
-    def list_rows(db: apsw.Connection) -> list[tuple[TreeRow, int]]:
+    def list_rows(db: apsw.Connection) -> list[TreeRow]:
         return schema.list_trees(db, latest=latest, only=only, reported=reported, first_batch=first_batch)
 
     rows = query_file(file, list_rows, on_problem)
-    return [row.describe(holder.pid if holder is not None and batch >= first_batch else None) for row, batch in rows]
+    return [row.describe(holder.pid if holder is not None and row.last_batch >= first_batch else None) for row in rows]
 
 
 def _load_status(file: Path, tree: str) -> StoredTree | None:
     """Return how a tree of the file stands; None if there is none."""
     holder = locks.read_holder(file)
-    found = query_file(file, lambda db: schema.load_tree(db, tree))
-    if found is None:
+    row = query_file(file, lambda db: schema.load_tree(db, tree), trees=[tree])
+    if row is None:
         return None
-    row, batch = found
-    return row.describe(holder.pid if holder is not None and batch >= holder.first_batch else None)
+    return row.describe(holder.pid if holder is not None and row.last_batch >= holder.first_batch else None)
 
 
 def _list_batches(file: Path, since: float) -> Sequence[int]:
@@ -348,6 +356,7 @@ def _list_batches(file: Path, since: float) -> Sequence[int]:
         last = schema.find_last_batch(db)
         if since:
             with suppress(apsw.CorruptError):
+                schema.begin_reading(db)
                 return schema.list_batches(db, since)
     return range(1, last + 1)
 

@@ -1,7 +1,7 @@
 """The index of a log: one row for each tree and each run, with all that lists and look-ups need.
 
-Folds events into rows as they are written, so that reading a list never reads events. Knows no file: `schema` stores
-the rows in the same commit as their events, and the same fold makes them again from events alone.
+Folds events that are written into rows, so that reading a list seldom reads events. Knows no file: `schema` stores the
+rows, and the same fold makes them again from events alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from retinue.log.runs import Runs, RunView, make_view, strip_spawned
 
 class TreeRow(Struct, eq=False, gc=False):
     """The standing of a tree. `root` is the run with whose ending it ends: the primary, or one that continues it after
-    that. `gone_at` is the time of its newest event that is no `run.resumed`."""
+    that. `gone_at` is the time of its newest event that is no `run.resumed`, `last_batch` the batch of its newest
+    event."""
 
     tree: str
     spawned_at: float
@@ -28,6 +29,7 @@ class TreeRow(Struct, eq=False, gc=False):
     gone_at: float = 0.0
     root: int = 0
     ended: bool = False
+    last_batch: int = 0
 
     @classmethod
     def begin(cls, first: Event) -> TreeRow:
@@ -62,8 +64,10 @@ class TreeRow(Struct, eq=False, gc=False):
 
 
 class IndexChanges(Struct):
-    """The rows that a batch changes: trees, new runs, and the tallies of runs, new ones among them."""
+    """The rows that batches change: the places of trees in batches (tree, first number there, batch), trees, new runs,
+    and the tallies of runs, new ones among them."""
 
+    places: list[tuple[str, int, int]] = []
     trees: list[TreeRow] = []
     spawned: list[StoredRun] = []
     tallied: list[StoredRun] = []
@@ -90,15 +94,20 @@ class TreeIndex:
         self._load_tree, self._load_run, self._keep = load_tree, load_run, keep
         self._trees: dict[str, _Tree] = {}
         self._changed: dict[str, None] = {}
+        self._places: list[tuple[str, int, int]] = []
 
-    def apply(self, events: Iterable[Event]) -> None:
-        """Fold events, each of which is given once."""
+    def apply(self, events: Iterable[Event], batch: int) -> None:
+        """Fold the events of a batch. Those that the index has are passed over."""
         for event in events:
             tree = self._trees.get(event.tree)
             if tree is None:
-                row = self._load_tree(event.tree) if event.seq > 1 else None
-                tree = self._trees[event.tree] = _Tree(row or TreeRow.begin(event))
-            self._changed[event.tree] = None
+                tree = self._trees[event.tree] = _Tree(self._load_tree(event.tree) or TreeRow.begin(event))
+            if event.seq <= tree.row.last_seq:
+                continue
+            if tree.row.last_batch != batch:
+                tree.row.last_batch = batch
+                self._places.append((event.tree, event.seq, batch))
+                self._changed[event.tree] = None
             known = tree.runs.get(event.run) or self._find_run(tree, event)
             if known is not None:
                 view = known[1]
@@ -110,7 +119,7 @@ class TreeIndex:
 
     def list_changes(self) -> IndexChanges:
         """Return the rows that have changed since the last `settle`."""
-        changes = IndexChanges()
+        changes = IndexChanges(places=self._places)
         for name in self._changed:
             tree = self._trees[name]
             changes.trees.append(tree.row)
@@ -134,6 +143,7 @@ class TreeIndex:
             if tree.row.ended and not self._keep:
                 del self._trees[name]
         self._changed.clear()
+        self._places = []
 
     def _find_run(self, tree: _Tree, event: Event) -> tuple[Event, RunView] | None:
         """Return the run of an event that is not held: a new one, or one that is stored. Events of others change

@@ -14,6 +14,7 @@ import os
 import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -238,7 +239,8 @@ class ProviderModel:
         if isinstance(error, ModelConnectionError | OSError):
             untrusted = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _iter_causes(error))
             known["transient"] = not untrusted
-            return ModelError(to_one_line(f"cannot reach {host}: {_find_root_text(error)}"), **known)
+            text = f"cannot reach {host}: {_find_root_text(error)}{_suggest_address(self.name)}"
+            return ModelError(to_one_line(text), **known)
         known["transient"] = isinstance(error, _TRANSIENT) or not isinstance(error, ModelAPIError)
         return ModelError(to_one_line(f"{host}: {_find_root_text(error)}"), **known)
 
@@ -255,6 +257,12 @@ def _infer_model(name: str) -> Any:
     except ImportError:
         command = make_install_command(find_adapter_package(name.partition(":")[0]))
         raise ConfigError(f"model {name!r} needs a package that is not installed: {command}") from None
+
+
+def import_adapter(name: str) -> None:
+    """Import the adapter and the SDK of a model's provider. Does nothing where they are missing or not known."""
+    with suppress(UserError, ImportError, ValueError):
+        infer_model(name)
 
 
 def _suggest_provider(name: str) -> str:
@@ -276,10 +284,23 @@ def _explain_status(name: str, status: int, text: str) -> str:
     if status in (401, 403):
         return f"{provider} does not accept the key: {text}; check {_name_key(provider)}"
     if status == 404:
-        address = f"{provider.partition('-')[0].upper()}_BASE_URL"
-        more = f" and {address}" if os.environ.get(address) else ""
+        address = _find_address_variable(provider)
+        more = f" and {address}" if address else ""
         return f"{provider} does not know the model {name!r} or its address: {text}; check its name{more}"
     return text
+
+
+def _suggest_address(name: str) -> str:
+    """Return what to check if a provider's server does not answer: the variable with its address, if that is set."""
+    provider = name.partition(":")[0]
+    address = _find_address_variable(provider)
+    return f"; check {address} and that {provider}'s server runs there" if address else ""
+
+
+def _find_address_variable(provider: str) -> str:
+    """Return the variable with the address of a provider; empty if it is not set."""
+    variable = f"{provider.partition('-')[0].upper()}_BASE_URL"
+    return variable if os.environ.get(variable) else ""
 
 
 def _name_key(provider: str) -> str:

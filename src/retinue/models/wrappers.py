@@ -1,4 +1,4 @@
-"""Models around other models: one that repeats failed calls, and one that keeps secrets out of requests and replies.
+"""Models around other models: one that repeats failed calls, and one that keeps secrets out of replies.
 
 `RetryingModel` is the only place that retries. All runs on one model share one back-off: while it lasts no run calls
 the model, so that twenty children do not ask an overloaded provider in turn. Waits on the Clock, so that a test owns
@@ -79,8 +79,7 @@ class RetryingModel:
         raise AssertionError("unreachable")
 
     def can_search_web(self, *, domains: bool) -> bool:
-        can_search_web = getattr(self._model, "can_search_web", None)
-        return can_search_web is not None and bool(can_search_web(domains=domains))
+        return _can_search_web(self._model, domains=domains)
 
     async def aclose(self) -> None:
         close = getattr(self._model, "aclose", None)
@@ -112,7 +111,8 @@ def _explain_long_wait(error: ModelError) -> None:
 
 
 class RedactingModel:
-    """A model whose requests, deltas and replies are free of known secrets. Used only if there is a secret to hide."""
+    """A model whose deltas and replies are free of known secrets, as the requests of runs are. Used only if there is a
+    secret to hide."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -136,9 +136,7 @@ class RedactingModel:
             if shown:
                 on_delta(kind, shown)
 
-        system, thread = secrets.clean_text(request.system), secrets.clean_value(request.thread)
-        redacted = msgspec.structs.replace(request, system=system, thread=thread)
-        reply = repair_reply(await self._model.complete(redacted, show))  # before its values are walked
+        reply = repair_reply(await self._model.complete(request, show))  # before its values are walked
         flush()
         return msgspec.structs.replace(
             reply,
@@ -146,3 +144,11 @@ class RedactingModel:
             calls=secrets.clean_value(reply.calls),
             thoughts=secrets.clean_value(reply.thoughts),
         )
+
+    def can_search_web(self, *, domains: bool) -> bool:
+        return _can_search_web(self._model, domains=domains)
+
+
+def _can_search_web(model: Model, *, domains: bool) -> bool:
+    can_search_web = getattr(model, "can_search_web", None)
+    return can_search_web is not None and bool(can_search_web(domains=domains))

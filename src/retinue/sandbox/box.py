@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 from retinue.core.limits import Caps
 from retinue.core.plans import Job
+from retinue.core.secrets import SecretStream, has_secrets
+from retinue.files.atomic import open_replacement
+from retinue.files.content import read_chunks, write_all
 from retinue.files.opening import open_folder, open_regular_file
 from retinue.files.private import make_private_folder, open_private_file
 from retinue.workspaces.run_folders import RunFolders
 from retinue.workspaces.workspace import WORKSPACE_FILE, WorkspaceRecord, read_record
 
 HOST_OUTPUTS = "host_outputs"
+MAX_OUTPUTS = 1000
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,66 @@ def find_output(folder: str, name: str) -> str:
     except OSError:
         return ""
     return f"{folder}/{name}"
+
+
+def list_outputs(folder: str) -> list[str]:
+    """Return the names of files in the outputs folder, not all of a hostile number of them."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in islice(entries, MAX_OUTPUTS)]
+    except OSError:
+        return []
+
+
+def mask_outputs(folder: str, names: Sequence[str]) -> None:
+    """Replace known secrets in files of the outputs folder. A sandbox knows none, so it writes what commands say as it
+    is. What is no plain file is left alone, and so is what cannot be written."""
+    if not has_secrets():
+        return
+    with suppress(OSError):
+        at = open_folder(folder)
+        try:
+            for name in names:
+                with suppress(OSError):
+                    _mask_file(name, at)
+        finally:
+            os.close(at)
+
+
+def _mask_file(name: str, folder: int) -> None:
+    fd = open_regular_file(name, dir_fd=folder)
+    try:
+        if not _holds_secret(fd):
+            return
+        os.lseek(fd, 0, os.SEEK_SET)
+        with open_replacement(name, dir_fd=folder, mode=None) as new:
+            for _, masked in _read_masked(fd):
+                write_all(new, masked.encode("utf-8", "replace"))
+            if os.geteuid() == 0:  # the user of the sandbox reads it
+                status = os.fstat(fd)
+                os.fchown(new, status.st_uid, status.st_gid)
+    finally:
+        os.close(fd)
+
+
+def _holds_secret(fd: int) -> bool:
+    waiting = ""
+    for text, masked in _read_masked(fd):
+        waiting += text
+        if not waiting.startswith(masked):
+            return True
+        waiting = waiting[len(masked) :]
+    return False
+
+
+def _read_masked(fd: int) -> Iterator[tuple[str, str]]:
+    """Yield the rest of a file in pieces, each as it is and with secrets replaced. The second may lag behind."""
+    decoder, secrets = codecs.getincrementaldecoder("utf-8")("replace"), SecretStream()
+    for chunk in read_chunks(fd):
+        text = decoder.decode(chunk)
+        yield text, secrets.feed(text)
+    text = decoder.decode(b"", True)
+    yield text, secrets.feed(text) + secrets.rest()
 
 
 def is_below(path: str, folders: Sequence[str]) -> bool:

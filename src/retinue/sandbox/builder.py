@@ -12,6 +12,7 @@ import stat
 import sys
 import zlib
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -42,6 +43,10 @@ TEMPORARY_BYTES = 512 * 1024**2
 SHARED_BYTES = 64 * 1024**2
 FREE_UIDS = (1_879_048_192, 2**28)  # a range that no distribution and no container tool gives away
 COVER = "/dev/null"
+MAX_LOOKED_AT = 1000
+DEEPEST = 3
+_GIT_SECRETS = ("config", "config.worktree", "credentials", "FETCH_HEAD")
+_NO_REPOSITORIES = frozenset({"objects", "refs", "hooks", "logs", "info", "node_modules", "__pycache__", ".venv"})
 _UNIX_SOCKETS = Path("/proc/net/unix")
 
 
@@ -242,12 +247,36 @@ def find_system_program(name: str) -> str | None:
 
 
 def find_git_secrets(folders: Sequence[str], hidden: str) -> list[str]:
-    """Return the files of git in these folders that can hold a token: a remote's address may have one in it. The
-    folders of runs, which are in `hidden`, have settings of their own without any."""
-    names = ("config", "config.worktree", "credentials", "FETCH_HEAD")
+    """Return the files of git in these folders that can hold a token: a remote's address may have one in it. Looks in
+    the repositories themselves, their submodules and worktrees, and repositories a few folders below. The folders of
+    runs, which are in `hidden`, have settings of their own without any."""
     users = [folder for folder in folders if not folder.startswith(f"{hidden}/")]
-    places = [Path(folder, GIT_FOLDER, name) for folder in users for name in names]
+    places = [Path(git, name) for folder in users for git in _find_git_folders(folder, hidden) for name in _GIT_SECRETS]
     return [str(path) for path in places if path.is_file() and not path.parent.is_symlink()]
+
+
+def _find_git_folders(folder: str, hidden: str) -> Iterator[str]:
+    """Yield the git folders at and below a folder, whatever their names are. Looks at so many folders and no more."""
+    waiting, seen = deque([(folder, 0)]), 0
+    while waiting and seen < MAX_LOOKED_AT:
+        path, depth = waiting.popleft()
+        seen += 1
+        try:
+            with os.scandir(path) as entries:
+                inner = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+        except OSError:
+            continue
+        in_git = f"/{GIT_FOLDER}/" in f"{path}/"
+        if in_git or ("HEAD" in inner and inner.get("objects") and inner.get("refs")):
+            yield path
+        for name in (name for name, is_folder in inner.items() if is_folder):
+            below = f"{path}/{name}"
+            if below == hidden or name in _NO_REPOSITORIES:
+                continue
+            if in_git or name == GIT_FOLDER:  # the repositories of submodules and worktrees are below it
+                waiting.appendleft((below, depth + 1))
+            elif depth < DEEPEST:
+                waiting.append((below, depth + 1))
 
 
 def find_bound_sockets(folders: Sequence[str], hidden: str) -> list[str]:

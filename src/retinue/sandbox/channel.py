@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
 
+from retinue.files.content import read_available
 from retinue.protocol.tool_server import Frame, FrameReader, ProtocolError, encode_frame
 
 CHUNK = 256 * 1024
@@ -79,12 +80,9 @@ class FrameChannel:
             self._on_end(error)
 
     def _read(self) -> None:
-        try:
-            data = os.read(self._reading, CHUNK)
-        except BlockingIOError:
+        data = read_available(self._reading, CHUNK)
+        if data is None:
             return
-        except OSError:
-            data = b""
         if not data:
             self.is_read_out = True
             self._end(None)

@@ -21,7 +21,7 @@ from retinue.sandbox.builder import list_interpreter_folders
 SEEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 LARGEST = 64 * 1024
 _DEFAULT = re.compile(r'^default_toolchain\s*=\s*"([^"/]+)"', re.MULTILINE)
-_BASE = re.compile(r"^home\s*=\s*(/.+?)\s*$", re.MULTILINE)
+_BASE = re.compile(r"^home[ \t]*=[ \t]*(/[^\n\0]*)$", re.MULTILINE)
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*[a-z]?")
 
 
@@ -53,7 +53,7 @@ def _find_environment(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
     for place in (env.get("VIRTUAL_ENV", ""), folder / ".venv", folder / "venv"):
         base = _BASE.search(_read_text(Path(place, "pyvenv.cfg")))
         # A file of the project names the folder, so it counts only where a Python is.
-        pythons = [f"{base[1]}/{name}" for name in ("python3", "python")] if base else []
+        pythons = [f"{base[1].rstrip()}/{name}" for name in ("python3", "python")] if base else []
         python = next(filter(_is_python, pythons), None)
         root = os.path.realpath(place)
         if place and python is not None and not _is_ours(Path(root), Path(os.path.realpath(folder))):
@@ -70,7 +70,8 @@ def _is_ours(root: Path, folder: Path) -> bool:
 def _is_python(path: str) -> bool:
     """Tell whether a Python is there. The path may be a link of the project, so its target counts."""
     real = Path(os.path.realpath(path))
-    return _PYTHON.fullmatch(real.name) is not None and real.is_file() and os.access(real, os.X_OK)
+    # `isfile`, since a path of a project may be too long for one.
+    return _PYTHON.fullmatch(real.name) is not None and os.path.isfile(real) and os.access(real, os.X_OK)  # noqa: PTH113
 
 
 def _resolve_rustup(name: str, home: Path, env: Mapping[str, str]) -> Path | None:

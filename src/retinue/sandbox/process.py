@@ -20,6 +20,7 @@ import msgspec
 from retinue.concurrency import TaskOwner, finish_despite_cancel
 from retinue.core.errors import RetinueError
 from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS
+from retinue.files.content import read_available
 from retinue.files.private import make_private_folder, write_private_file
 from retinue.processes.group import start_group, wait_until
 from retinue.sandbox.cgroups import Group
@@ -176,9 +177,8 @@ class Process:
             self._info = None
 
     def _read_stderr(self) -> None:
-        try:
-            data = os.read(self._stderr, CHUNK)
-        except BlockingIOError:
+        data = read_available(self._stderr, CHUNK)
+        if data is None:
             return
         if not data:
             self._loop.remove_reader(self._stderr)

@@ -40,7 +40,9 @@ from retinue.sandbox.box import (
     has_own_workspace,
     is_below,
     is_open,
+    list_outputs,
     make_box,
+    mask_outputs,
 )
 from retinue.sandbox.builder import FULL_NETWORK, PROXY, SandboxBuilder
 from retinue.sandbox.channel import FrameChannel
@@ -383,6 +385,8 @@ class ToolServerSession:
                 self._lost = lost
                 attempts -= not isinstance(lost, CallNotRun)
             else:
+                if result.file:
+                    await asyncio.to_thread(mask_outputs, started.box.outputs, (result.file,))
                 return self._make_outcome(tool, result, started)
         return Outcome(UNKNOWN_AFTER_CRASH_TEXT, success=False, code=UNKNOWN_AFTER_CRASH)
 
@@ -392,6 +396,7 @@ class ToolServerSession:
         if started is not None:
             error = started.connection.error
             await started.stop()
+            await asyncio.to_thread(mask_outputs, started.box.outputs, list_outputs(started.box.outputs))
             if self._fatal is None and isinstance(error, Stop):
                 raise error
 

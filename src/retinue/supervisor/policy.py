@@ -7,10 +7,11 @@ Judged once per call, so what no rule concerns is looked up, not worked out.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from retinue.core.commands import MAX_WORDS, read_command
+from retinue.core.commands import PATH_CHARACTERS, list_named_paths
 from retinue.core.messages import ToolSpec
 from retinue.core.ports import Policy
 from retinue.core.rules import (
@@ -42,6 +43,7 @@ NAMED = "it names a path that {rule} is about"
 UNCLEAR = "it is not clear whether a rule for {tool} is meant"
 _SEARCHES = frozenset({"glob", "grep"})
 SANDBOXED_TOOLS = frozenset({"edit", "write", "shell", CODE_MODE})
+MAX_PATHS = 2000
 GIT_RULE = "that protects .git"
 _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
@@ -52,30 +54,43 @@ class RulePolicy:
     is judged call by call. `strict`: every tool of the primary asks too. `sandboxed`: as `ask`, and `inside` is the
     policy for what a run does in a sandboxed workspace of its own: there edit, write, shell and programs do not ask.
     `yes`: nothing asks but by a rule. `config` is the file of the rules themselves: it is never edited without a
-    question, or an agent could give itself rules."""
+    question, or an agent could give itself rules. Neither is what git runs (`git_programs`), in any mode."""
 
     def __init__(
-        self, rules: Rules, *, mode: Mode, project: str = "", config: str = "", unasked: frozenset[str] = frozenset()
+        self,
+        rules: Rules,
+        *,
+        mode: Mode,
+        project: str = "",
+        config: str = "",
+        git_programs: Sequence[str] = (),
+        unasked: frozenset[str] = frozenset(),
     ) -> None:
         self.mode = mode
         self._unasked = unasked
         self.inside = self
         if mode == "sandboxed" and not unasked:
-            self.inside = RulePolicy(rules, mode=mode, project=project, config=config, unasked=SANDBOXED_TOOLS)
+            self.inside = RulePolicy(
+                rules, mode=mode, project=project, config=config, git_programs=git_programs, unasked=SANDBOXED_TOOLS
+            )
         self._project = os.path.realpath(project) if project else ""
-        own = escape_pattern(os.path.realpath(config)) if config and mode != "yes" else ""
+        own = [escape_pattern(os.path.realpath(config))] if config and mode != "yes" else []
+        programs = [f"{escape_pattern(path)}{rest}" for path in git_programs for rest in ("", "/**")]
         changers = ("edit", "write", "*_edit_file", "*_write_file")
-        self._protected = tuple(Rule(tool, own) for tool in changers) if own else ()
+        self._protected = tuple(Rule(tool, path) for path in (*own, *programs) for tool in changers)
         self._rules = rules
         self._known: dict[tuple[str, str, bool, bool], Verdict] = {}
         self._concerned: dict[str, tuple[tuple[Rule, ...], ...]] = {}
 
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
-        if spec.server and is_a(spec.name, WRITERS) and _is_in_git_folder(spec.name, args, workspace, self._project):
+        if spec.server and _writes_git_folder(spec.name, args, workspace, self._project):
             return Verdict("deny", GIT_RULE)
         key = (spec.name, spec.seal if spec.server else spec.tier, spec.spawns, primary)
         known = self._known.get(key)
-        return known if known is not None else self._judge(key, spec, args, workspace)
+        verdict = known if known is not None else self._judge(key, spec, args, workspace)
+        if spec.server and verdict.what != "deny" and _may_write_git_folder(spec.name, args):
+            return Verdict("ask", GIT_RULE, firm=True)
+        return verdict
 
     def learn(self, rule: Rule) -> None:
         """Add a rule that allows."""
@@ -135,8 +150,9 @@ class RulePolicy:
         """Return the rule about a path that a command names in one of its words; empty if there is none."""
         if not self._path_rules or not is_a(tool, SHELLS):
             return ""
-        words = {word for subject in subjects for part in read_command(subject).parts for word in part[:MAX_WORDS]}
-        pieces = {piece for word in words for piece in (word, word.rpartition("=")[2], word.lstrip("@<>"))}
+        pieces = {piece for subject in subjects for piece in list_named_paths(subject)}
+        if len(pieces) > MAX_PATHS:  # each is looked up on disk
+            return str(self._path_rules[0])
         paths = [
             path
             for piece in pieces
@@ -172,7 +188,7 @@ class RulePolicy:
             return Verdict("ask", UNCLEAR.format(tool=tool))
         if rule := self._find_named_path(tool, subjects, workspace):
             return Verdict("ask", NAMED.format(rule=rule))
-        if default.what == "ask":
+        if default.what == "ask" and len(_list_paths(tool, args)) < 2:
             subject = subjects[0] if subjects else None
             if rule := find_allowing_rule(
                 tuple(rule for rule in allow if rule.seal in ("", spec.seal)), tool, args, subject
@@ -241,22 +257,47 @@ def subjects_of(tool: str, args: dict[str, Any], *, workspace: str, project: str
         return (command,) if isinstance(command, str) else ()
     if not is_a(tool, FILES):
         return ()
-    raw = args.get("path") or args.get("file_path") or ("." if tool in _SEARCHES else None)
-    if not isinstance(raw, str) or "\0" in raw:
-        return ()
     home = os.path.realpath(workspace)
+    return tuple(
+        name for raw in _list_paths(tool, args) for name in _list_names(raw, home=home, project=project) if name
+    )
+
+
+def _list_paths(tool: str, args: dict[str, Any]) -> list[str]:
+    """Return the paths that a file tool is given. A tool of an MCP server may take it under either name."""
+    if not is_a(tool, FILES):
+        return []
+    given = list(filter(None, (args.get("path"), args.get("file_path")))) or ["."] * (tool in _SEARCHES)
+    return [raw for raw in given if isinstance(raw, str) and "\0" not in raw]
+
+
+def _list_names(raw: str, *, home: str, project: str) -> list[str]:
     path = os.path.realpath(os.path.join(home, raw))  # noqa: PTH118 - as text: no Path is worth its time here
     names = [_below(path, home) or path, path, _below(path, project)]
     if project and project != home:  # what is not in a workspace is looked for in the folders above it
         names.append(_below(os.path.realpath(os.path.join(project, raw)), project))  # noqa: PTH118
-    return tuple(name for name in names if name)
+    return names
 
 
-def _is_in_git_folder(tool: str, args: dict[str, Any], workspace: str, project: str) -> bool:
+def _writes_git_folder(tool: str, args: dict[str, Any], workspace: str, project: str) -> bool:
     """Tell whether a file tool of an MCP server would write into a `.git`, in any spelling. Tools of our own check that
     themselves, where they write."""
-    subjects = subjects_of(tool, args, workspace=workspace, project=project)
-    return any(is_git_name(part) for subject in subjects for part in subject.split("/"))
+    if not is_a(tool, WRITERS):
+        return False
+    return any(map(_names_git_folder, subjects_of(tool, args, workspace=workspace, project=project)))
+
+
+def _may_write_git_folder(tool: str, args: dict[str, Any]) -> bool:
+    """Tell whether another tool of a server, such as one that moves files, is given a path inside a `.git`. A pattern
+    such as `**/.git/**` and an address are no paths."""
+    if is_a(tool, READERS):
+        return False
+    texts = [text for text in args.values() if isinstance(text, str) and len(text) <= PATH_CHARACTERS]
+    return any(_names_git_folder(text) for text in texts if "*" not in text and "://" not in text)
+
+
+def _names_git_folder(path: str) -> bool:
+    return any(map(is_git_name, path.split("/")))
 
 
 def _below(path: str, folder: str) -> str:

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import UNSET
 
 from retinue.concurrency import TaskOwner
+from retinue.core import secrets
 from retinue.core.approvals import Allow, Decision, Deny, describe_denial
 from retinue.core.control import Control, ResumeOverrides
 from retinue.core.errors import (
@@ -108,6 +109,7 @@ class RunServices(msgspec.Struct, eq=False):
     written_calls: dict[str, Awaitable[None] | None] | None = None  # calls of the reply that have not begun yet
     spoken: Sequence[str] = ()  # the pieces of text of the model call in flight
     progress: ProgressReported | None = None  # the part of it that all calls have in common
+    sent_thread: secrets.GrowingList = msgspec.field(default_factory=secrets.GrowingList)  # without secrets
 
     @property
     def ref(self) -> RunRef:
@@ -302,6 +304,7 @@ class RunServices(msgspec.Struct, eq=False):
             raise ModelError(f"{run.name} has no model")
         account, reservation, usage, estimated = run.account, None, NO_USAGE, False
         again = None if account is None else self._reserve_again
+        system, thread = secrets.clean_text(system), self.sent_thread.clean(thread)
         request = Request(run.ref, turn, plan.model_name, system, thread, tools, OUTPUT_TOKENS, 0, again)
         if account is not None:
             prices = self.shared.prices if account.counts_cost else None

@@ -41,6 +41,8 @@ from retinue.workspaces.run_folders import StateFolder
 
 WAIT_SECONDS = 5.0
 LINGER_SECONDS = 0.05  # in which a run that is quick has all its files written once
+LATE_SECONDS = 0.01  # by which an event loop that has much to do is late
+LONGEST_LINGER_SECONDS = 1.0
 RETRY_SECONDS = 1.0
 TREES_AT_ONCE = 64
 THREADS = 2  # making a file is mostly waiting for the disk
@@ -177,9 +179,7 @@ class RunFiles:
         """Write what is pending, until nothing is."""
         try:
             while self._changed:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LINGER_SECONDS):
-                        await self._is_wanted.wait()
+                await self._linger()
                 trees = list(islice(self._changed, TREES_AT_ONCE))
                 batches = [tree.take_pending() for tree in trees]
                 for tree in trees:
@@ -202,6 +202,18 @@ class RunFiles:
             self._wake_waiters()
         finally:
             self._is_writing = False
+
+    async def _linger(self) -> None:
+        """Give runs a moment, and more of them while the event loop has much to do, unless somebody waits for files."""
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + LONGEST_LINGER_SECONDS
+        while not self._is_wanted.is_set():
+            due = loop.time() + LINGER_SECONDS
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await self._is_wanted.wait()
+            if not due + LATE_SECONDS < loop.time() < latest:
+                return
 
     def _wake_waiters(self) -> None:
         self._settled.set()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import Final, TypeVar, cast
+import json
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar, cast
 
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
+from retinue.core.unseen import reveal_text
 from retinue.protocol.subagent_tools import ID_FIELDS, TOOLS, check_arguments
 
 T = TypeVar("T")
@@ -17,14 +19,16 @@ PROFILE_PREFIX = "subagent_"
 OTHER_SPELLINGS = dict.fromkeys(("read", "write", "edit"), ("file_path",))
 _REQUIRED: Final = object()
 _KINDS = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
-_HIDING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
 
 def read_argument(call: Call, name: str, kind: type[T], default: T | object = _REQUIRED, *, alias: str = "") -> T:
-    """Return one argument of a call; ToolError if it is missing or of another type. Null counts as missing."""
+    """Return one argument of a call; ToolError if it is missing, of another type, or given under both its names: a
+    question would show one and the call use the other. Null counts as missing."""
     value = call.args.get(name)
-    if value is None and alias:
-        value = call.args.get(alias)
+    if alias and (other := call.args.get(alias)) is not None:
+        if value is not None:
+            raise ToolError(f"{call.name}: '{name}' and '{alias}' are the same: give only one")
+        value = other
     if value is None:
         if default is _REQUIRED:
             raise ToolError(f"{call.name}: missing '{name}'")
@@ -63,6 +67,16 @@ def quote_text(raw: object) -> str:
     return repr(text if len(text) <= SHOWN_CHARACTERS else f"{text[:150]}...{text[-40:]}")
 
 
-def reveal_text(text: str) -> str:
-    """Return text for a person who has to judge it: characters that move a cursor or hide are spelled out."""
-    return _HIDING.sub(lambda found: ascii(found[0])[1:-1], text)
+def show_arguments(args: Mapping[str, Any], *names: str) -> str:
+    """Return arguments for a person who has to judge the call: those of these `names` as they are, then the others,
+    each with its name. Nothing that a call does is left out."""
+    main = [str(args[name]) for name in names if args.get(name)]
+    others = [f"{name}: {_encode(value)}" for name, value in args.items() if name not in names and value is not None]
+    return reveal_text("\n\n".join(main) + "\n" * bool(main and others) + "\n".join(others))
+
+
+def _encode(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (RecursionError, ValueError):
+        return "(nested too deeply to show)"

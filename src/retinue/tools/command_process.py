@@ -16,8 +16,10 @@ from retinue.core.limits import INLINE_BYTES, TERM_SECONDS
 from retinue.core.messages import Call
 from retinue.core.network import PROXY_VARIABLE
 from retinue.core.ports import Execution, Folders, Outcome
+from retinue.core.unseen import reveal_text
+from retinue.files.content import read_available
 from retinue.processes.group import Guard, ProcessGroup, exit_code, start_group
-from retinue.tools.arguments import read_argument, reveal_text
+from retinue.tools.arguments import read_argument
 from retinue.tools.truncate import Ends
 
 DRAIN_SECONDS = 0.5
@@ -75,9 +77,8 @@ class OutputPipe:
 
     def _read(self) -> bool:
         """Take a chunk; return False if there is none at the moment."""
-        try:
-            chunk = os.read(self._fd, CHUNK)
-        except BlockingIOError:
+        chunk = read_available(self._fd, CHUNK)
+        if chunk is None:
             return False
         if chunk:
             self._ends.feed(chunk)

@@ -13,7 +13,7 @@ from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome
 from retinue.core.rounds import GET_TASK_PLAN, IMPACTS, PROPOSE_IMPROVEMENTS, SCORE_MAX, SUBMIT_CHECKLIST
 from retinue.core.teams import NEW_ANSWER, VOTE
-from retinue.tools.arguments import read_argument
+from retinue.tools.arguments import read_argument, show_arguments
 
 Work = Callable[[Call, Link], Awaitable[Outcome]]
 
@@ -44,7 +44,7 @@ class NewAnswer:
     )
 
     async def preview(self, call: Call, folders: Folders) -> str:
-        return str(call.args.get("content") or "")
+        return show_arguments(call.args, "content")
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         content = read_argument(call, "content", str)
@@ -66,7 +66,7 @@ class Vote:
     )
 
     async def preview(self, call: Call, folders: Folders) -> str:
-        return f"{call.args.get('agent_id') or ''}: {call.args.get('reason') or ''}"
+        return show_arguments(call.args, "agent_id", "reason")
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         choice, reason = read_argument(call, "agent_id", str), read_argument(call, "reason", str, "")
@@ -147,7 +147,7 @@ class RoundTool:
         self.spec, self._work = spec, work
 
     async def preview(self, call: Call, folders: Folders) -> str:
-        return str(call.args.get("content") or call.args.get("reason") or "")
+        return show_arguments(call.args, "content", "agent_id", "reason")
 
     def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]:
         return self._work(call, link)

@@ -18,7 +18,8 @@ from retinue.concurrency import run_in_thread
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Execution, Folders, Outcome
-from retinue.tools.arguments import quote_text, read_argument, reveal_text
+from retinue.core.unseen import reveal_text
+from retinue.tools.arguments import quote_text, read_argument, show_arguments
 from retinue.tools.paths import make_file_error, open_file, replace_file, resolve_readable, resolve_writable
 from retinue.tools.truncate import Ends
 
@@ -37,13 +38,13 @@ class FileTool(ABC):
     """Base of the tools that only read or write files: they work in a thread, and without a time limit of their
     own."""
 
-    shown_argument = "path"
+    shown_arguments: tuple[str, ...] = ("path", "file_path")
 
     def time_limit(self, call: Call) -> float | None:
         return None
 
     def preview(self, call: Call, folders: Folders) -> str:
-        return reveal_text(str(call.args.get(self.shown_argument) or ""))
+        return show_arguments(call.args, *self.shown_arguments)
 
     async def __call__(self, call: Call, execution: Execution) -> Outcome:
         return await run_in_thread(lambda stop: self.handle_call(call, execution.folders, stop))
@@ -85,7 +86,8 @@ class Read(FileTool):
             raise make_file_error(call.name, raw, error) from error
 
     def preview(self, call: Call, folders: Folders) -> str:
-        return reveal_text(str(call.args.get("path") or call.args.get("file_path") or ""))
+        _read_path(call)
+        return super().preview(call, folders)
 
 
 class Write(FileTool):
@@ -194,6 +196,8 @@ def _plan_edit(call: Call, folders: Folders) -> tuple[Path, bytes, bytes]:
         times = max(2, data.count(old))
         advice = "give more of what is around it, or set replace_all"
         raise ToolError(f"{call.name}: 'old_string' occurs {times} times in {quote_text(raw)}; {advice}")
+    if len(data) + data.count(old) * (len(new) - len(old)) > EDIT_BYTES:
+        raise ToolError(f"{call.name}: {quote_text(raw)} would be over {EDIT_BYTES} bytes")
     return path, data, data.replace(old, new)
 
 

@@ -52,7 +52,7 @@ class Glob(FileTool):
         repeatable=True,
     )
 
-    shown_argument = "pattern"
+    shown_arguments = ("pattern",)
 
     def handle_call(self, call: Call, folders: Folders, stop: threading.Event) -> Outcome:
         pattern = _compile_pattern(read_argument(call, "pattern", str), tool=call.name)
@@ -92,7 +92,7 @@ class Grep(FileTool):
         repeatable=True,
     )
 
-    shown_argument = "pattern"
+    shown_arguments = ("pattern",)
 
     def handle_call(self, call: Call, folders: Folders, stop: threading.Event) -> Outcome:
         regex = _compile_regex(call)

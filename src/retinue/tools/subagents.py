@@ -20,6 +20,7 @@ from retinue.core.ports import Folders, Link, Order, Outcome, Receipt, Row, Tick
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.core.team_members import UNTYPED
+from retinue.core.unseen import reveal_text
 from retinue.protocol import subagents as words
 from retinue.protocol.subagent_tools import (
     CONTINUE,
@@ -33,7 +34,7 @@ from retinue.protocol.subagent_tools import (
     find_known,
     take_page,
 )
-from retinue.tools.arguments import read_argument, reveal_text
+from retinue.tools.arguments import read_argument, show_arguments
 from retinue.tools.paths import resolve_readable
 from retinue.tools.truncate import truncate_text
 
@@ -79,7 +80,7 @@ class SubagentTool:
         )
 
     async def preview(self, call: Call, folders: Folders) -> str:
-        return "\n\n".join(str(call.args[name]) for name in ("task", "task_context") if call.args.get(name))
+        return show_arguments(call.args, "task", "task_context")
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         task = call.args.get("task")
@@ -136,7 +137,12 @@ class SpawnSubagents:
             tasks = words.read_tasks(call.args)
         except ToolError as error:
             raise ToolError(encode_reply(words.make_error_reply(str(error))).text) from None
-        return "\n".join(f"{kind or 'subagent'}: {task.text}" for kind, task in tasks)
+        shown = [
+            f"{kind or 'subagent'}: {show_arguments({**raw, 'subagent_type': None}, 'task')}"
+            for (kind, _), raw in zip(tasks, call.args["tasks"], strict=True)
+        ]
+        rest = show_arguments({**call.args, "tasks": None})
+        return "\n".join([*shown, *([rest] if rest else [])])
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         background = bool(call.args.get("background", False))
@@ -328,7 +334,7 @@ class SubagentControlTool:
         )
 
     async def preview(self, call: Call, folders: Folders) -> str:
-        return str(call.args.get("message") or "")
+        return show_arguments(call.args, "message")
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         operation, scope = self.spec.name.removeprefix(PREFIX), LinkScope(folders, link)

@@ -7,6 +7,7 @@ where a run could have put something: not with a workspace's `.git`, and not wit
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from retinue.files.content import read_small_file
 from retinue.processes.group import run_program
 
 SECONDS = 120.0
+PROJECT_SECONDS = 20.0  # for what only looks something up
 LINE_BYTES = 8 * 1024
 UNKNOWN_OPTION = 129  # the exit code of a git that is asked for something it does not know
 TOO_OLD = "; this git may be too old: `retinue doctor` checks its version"
@@ -26,6 +28,10 @@ _QUIET = (
     "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "protocol.allow=never",
     "-c", "submodule.recurse=false", "-c", "gc.auto=0", "-c", "maintenance.auto=false", "-c", "core.quotePath=false",
     "-c", "core.commitGraph=false", "-c", "fastimport.unpackLimit=0", "-c", "pack.compression=0",
+)  # fmt: skip
+_READ_FILES = (
+    "HEAD", "config", "config.worktree", "commondir", "index", "packed-refs", "shallow", "info/grafts",
+    "objects/info/alternates",
 )  # fmt: skip
 _OURS = {
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -73,14 +79,16 @@ def run_in_store(*words: str, git_dir: str, cwd: str | None = None, good: Sequen
 def run_in_project(*words: str, project: str, good: Sequence[int] = (0,)) -> bytes:
     """Run a git command that only reads in the user's repository, under the user's settings; return its output."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return _run_git([find_git(), *_QUIET, *words], {**env, **_ALWAYS}, project, good)
+    return _run_git([find_git(), *_QUIET, *words], {**env, **_ALWAYS}, project, good, seconds=PROJECT_SECONDS)
 
 
-def _run_git(line: list[str], env: dict[str, str], cwd: str, good: Sequence[int] = (0,)) -> bytes:
+def _run_git(
+    line: list[str], env: dict[str, str], cwd: str, good: Sequence[int] = (0,), *, seconds: float = SECONDS
+) -> bytes:
     try:
-        done = run_program(line, env=env, cwd=cwd, seconds=SECONDS)
+        done = run_program(line, env=env, cwd=cwd, seconds=seconds)
     except subprocess.TimeoutExpired:
-        raise RetinueError(f"git {_name_command(line)} did not end within {SECONDS:g} s") from None
+        raise RetinueError(f"git {_name_command(line)} did not end within {seconds:g} s") from None
     except OSError as error:
         raise RetinueError(f"git {_name_command(line)} cannot run in {cwd}: {error.strerror or error}") from None
     if done.returncode not in good:
@@ -137,7 +145,9 @@ def _read_line(path: str) -> str:
 
 
 def find_repository(project: str) -> Repository | None:
-    """Describe the repository the project is in; None if git would use none."""
+    """Describe the repository the project is in; None if git would use none, or would wait for a FIFO in it."""
+    if _has_special_file(project):
+        return None
     shown = ("--show-prefix", "--show-object-format", "--show-toplevel", "--absolute-git-dir")
     words = ("rev-parse", "--is-inside-work-tree", *shown)
     try:
@@ -160,6 +170,23 @@ def find_repository(project: str) -> Repository | None:
         top,
         folder,
     )
+
+
+def _has_special_file(project: str) -> bool:
+    """Tell whether a file that git reads is something else, such as a FIFO: git opens it and waits."""
+    for folder in (Path(project), *Path(project).parents):
+        own = folder / ".git"
+        if os.path.lexists(own):
+            return any(_is_special(own / name) for name in _READ_FILES)
+    return False
+
+
+def _is_special(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 def _list_gitignores_above(project: str, prefix: str) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import retinue
-from retinue import Approval, ConfigError, Profile, tool
+from retinue import Approval, ConfigError, Deny, Profile, tool
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolResult, Warned
 from retinue.core.messages import ToolSpec
 from retinue.core.ports import Policy
@@ -17,6 +17,7 @@ from retinue.supervisor.policy import RulePolicy, inside, narrowed
 from retinue.testing import allow_all, scripted
 from retinue.tools.subagents import SpawnSubagents, SubagentTool
 from tests.supervisor.tree.kit import bodies, call, main, spawn
+from tests.workspaces.kit import repository
 
 OBSERVE, CONFIRM = ToolSpec("look", "", {}, tier="observe"), ToolSpec("page", "", {}, tier="confirm")
 
@@ -343,3 +344,49 @@ def test_file_tools_of_servers_do_not_write_inside_git_in_any_mode(mode: Mode, p
     for _ in range(2):  # the second time from what is remembered
         assert what(rules, write, workspace=str(tmp_path), path="a.txt") == "allow"
         assert what(rules, write, workspace=str(tmp_path), path=path) == "deny"
+
+
+@pytest.mark.finding("X3")
+@pytest.mark.parametrize("mode", ["ask", "yes"])
+def test_other_tools_of_servers_ask_before_they_get_a_path_inside_git(mode: Mode, tmp_path: Path) -> None:
+    move = ToolSpec("mcp__fs__move_file", "", {}, server="fs", seal="s")
+    allowing, denying = policy(mode, allow=["mcp__fs"]), policy(mode, deny=["mcp__fs"])
+    for target in (".git/config", "sub/.Git", "x/.git./hooks/pre-commit"):
+        assert what(allowing, move, workspace=str(tmp_path), source="a", destination=target) == "ask"
+        assert what(denying, move, workspace=str(tmp_path), source="a", destination=target) == "deny"
+    for other in ("a.git/b", "**/.git/**", "https://example.com/.git/config"):
+        assert what(allowing, move, workspace=str(tmp_path), source="a", destination=other) == "allow"
+    read = ToolSpec("mcp__fs__read_file", "", {}, server="fs", seal="s")
+    assert what(allowing, read, workspace=str(tmp_path), path=".git/HEAD") == "allow"
+
+
+@pytest.mark.finding("X3", "X5")
+def test_a_path_under_a_second_name_is_a_path_too(tmp_path: Path) -> None:
+    write = ToolSpec("mcp__fs__write_file", "", {}, server="fs", seal="s")
+    both = {"path": "a.txt", "file_path": ".git/config"}
+    assert what(policy("yes"), write, workspace=str(tmp_path), **both) == "deny"
+    both = {"path": "a.txt", "file_path": ".env"}
+    assert what(policy("yes", deny=["edit(.env)"]), write, workspace=str(tmp_path), **both) == "deny"
+    assert what(policy("ask", allow=["mcp__fs__write_file(a.txt)"]), write, workspace=str(tmp_path), **both) == "ask"
+
+
+@pytest.mark.finding("X3")
+@pytest.mark.parametrize("mode", ["ask", "sandboxed", "yes"])
+async def test_hooks_and_settings_of_git_outside_its_folder_are_not_written_unasked(mode: Mode, tmp_path: Path) -> None:
+    project = repository(tmp_path / "p", **{"hooks/pre-commit": "true\n", "sub/a.txt": "a\n"})
+    settings = project / ".git/config"
+    settings.write_text(f'{settings.read_text()}[core] hooksPath = "hooks"\n[Include]\n\tpath = ../shared.conf\n')
+    asked: list[str] = []
+
+    async def refuse(question: Approval) -> Deny:
+        asked.append(question.args["path"])
+        return Deny("no")
+
+    paths = ["hooks/pre-commit", "./sub/../shared.conf", "hooks/new", "sub/b.txt"]
+    calls = [call("write", path=path, content="x") for path in paths]
+    writer = Profile("main", model=scripted({"main": [*calls, "done"]}), workspace="shared")
+    options: Any = {"approver": refuse, "runtime": "inherited", "project": project, "allow": ["write(**)"]}
+    async with retinue.open(project / ".retinue", mode=mode, **options) as r:
+        await (await r.spawn(writer, "go")).result()
+    assert sorted(asked) == sorted(paths[:3]) and (project / "sub/b.txt").exists()
+    assert not (project / "shared.conf").exists()

@@ -177,6 +177,12 @@ def test_a_denied_command_is_seen_behind_options_and_wrappers(command: str, mode
         "sed '1e git push' x", "make CMD='git push'", "export GIT_EDITOR='git push'", "hash -p /usr/bin/git ls",
         "trap 'git push' EXIT", "timeout 5 sh", "nice bash x", "vim -c '!git push'", "git \\\npush", "gi{t,} push",
         "tmux new-session -d 'git push'", "at now -f x git push", "watch -n1 x sh",
+        "watch 'git  push'", "su -c 'git -C . push'", "env -S 'git  push'", "flock x -c 'git -C . push'",
+        "git submodule foreach 'git  push'", "git rebase -x 'git  push' main", "script -qc 'git -C . push' x",
+        "awk 'BEGIN{system(\"git\" \" push\")}'", "sed '1e git  push' x", "make 'X=$(shell git  push)'",
+        "tar cf x --checkpoint-action=exec='git  push' y", "printf -v 'a[$(git push)]' x", "test -v 'a[$(git push)]'",
+        "unset 'a[$(git  push)]'", "su -c \"sh -c 'git  push'\"", "echo git push | at now", "echo git push | parallel",
+        "git p", "git -C . p", "git-push", "/usr/lib/git-core/git-push origin",
     ],
 )  # fmt: skip
 def test_a_command_that_could_be_the_denied_one_asks_in_every_mode(command: str) -> None:
@@ -195,10 +201,21 @@ def test_a_command_that_could_be_the_denied_one_asks_in_every_mode(command: str)
         "make test", "npm run build", "python -m pytest -p no:x -r a", "python manage.py -c x", "python --version",
         "node build.js -e x", "cargo build", "find . -name x", "find . | xargs grep foo", "cat a | sort | head -3",
         "env A=1 make test", "timeout 60 make test", "./build.sh", "sed s/a/b/ x", "docker ps", "ssh host ls",
+        "pytest -k 'a and b'", "awk '{print $1}' x", "awk -F'|' '{print $2}' x", "sed -n '1,5p' x", "git fetch origin",
+        "git worktree list", "printf '%s' x", "gh pr create --title 'push the limits of git'", "jq '.a | .b' x",
     ],
 )  # fmt: skip
 def test_other_commands_do_not_ask_because_something_is_denied(command: str) -> None:
     assert judged(command, "yes", deny=["shell(git push*)"]) == "allow"
+
+
+@pytest.mark.finding("X9")
+@pytest.mark.parametrize(
+    "option", ["--receive-pack='curl x'", "--receive-pack 'curl x'", "--exec='curl x'", "--ex='curl x'"]
+)
+def test_a_git_that_runs_a_command_of_its_own_is_read(option: str) -> None:
+    assert judged(f"git push {option} ./copy", "yes", deny=["shell(curl*)"]) == "ask"
+    assert judged("git push --force origin main", "yes", deny=["shell(curl*)"]) == "allow"
 
 
 @pytest.mark.finding("X9")

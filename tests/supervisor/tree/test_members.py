@@ -10,7 +10,7 @@ import retinue
 from retinue import Event
 from retinue.core.control import ClientOptions
 from retinue.core.events import RunEnded, RunSpawned, TeamDecided, ToolResult
-from tests.supervisor.tree.kit import bodies, main, spawn
+from tests.supervisor.tree.kit import bodies, call, main, spawn
 
 KID = "agents:\n  '*': [{text: did it}]\n"
 OPEN = "orchestrator: {{coordination: {{{subagents}}}}}\n{rest}"
@@ -109,6 +109,21 @@ async def test_several_members_of_the_file_are_a_team_with_its_strategy(tmp_path
     )
     [team_end] = bodies(events, RunEnded, run=1)
     assert (team_end.status, team_end.final_response) == ("done", "two")
+
+
+@pytest.mark.requirement("MASS-24")
+async def test_a_child_with_an_output_type_is_the_first_member_of_its_pool_alone(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text("agents:\n  counter: [{tools: [{name: final_answer, args: {answer: 3}}]}]\n")
+    pool = "[{model: 'scripted:one.yaml', profile: critic}, {model: 'scripted:two.yaml'}]"
+    teams = f"{{enabled: true, shared_child_team_types: ['*'], agents: {pool}}}"
+    config = configure(tmp_path, subagent_orchestrator=teams)
+    counter = retinue.Profile("counter", "You count.", output=int)
+    async with retinue.open(mode="yes", project=tmp_path, config=config) as r:
+        lead = main({"main": [call("subagent_counter", task="count"), {"text": "{{last_result}}"}]}, tools=[counter])
+        result = await r.run(lead, "go")
+    assert result.final_response == "3", result.tool_logs
+    [child] = result.children
+    assert (child.structured, child.children) == (3, ())
 
 
 @pytest.mark.requirement("MASS-26")

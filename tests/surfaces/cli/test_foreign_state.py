@@ -246,6 +246,19 @@ def test_git_ignores_state_and_a_link_in_its_place_is_not_written_through(projec
     git(repository(project.folder), "status")
     assert project.run("--yes", agents={"main": ["end"]}).returncode == 0
     assert not (tmp_path / "made").exists()
+    assert (
+        git(project.folder, "status", "--porcelain", "--untracked-files=all", ".retinue") == " T .retinue/.gitignore\n"
+    )
+
+
+@pytest.mark.finding("X1")
+def test_a_clone_cannot_have_its_users_state_published(project: Project) -> None:
+    """A folder that has nothing but a `.gitignore` is taken for empty."""
+    repository(project.folder, **{".retinue/.gitignore": "!*\n"})
+    (project.folder / ".retinue").chmod(0o700)
+    assert project.run("--yes", agents={"main": ["end"]}).returncode == 0
+    status = git(project.folder, "status", "--porcelain", "--untracked-files=all", ".retinue")
+    assert status.strip() == "M .retinue/.gitignore"
 
 
 @pytest.mark.finding("X1")

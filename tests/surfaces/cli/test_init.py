@@ -180,6 +180,7 @@ def test_who_ends_the_input_or_interrupts_has_written_nothing(empty: Project) ->
         stop(terminal)
         screen = terminal.read_until(None)
         assert terminal.end() == code, screen
+        assert screen.endswith("\n")  # where the shell's prompt comes next
         assert files(empty.folder) == set()
 
 

@@ -1,5 +1,6 @@
 """Questions on the live view and on other surfaces at once, each answered once: of our runs, over A2A, through MCP."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
@@ -65,6 +66,28 @@ async def test_one_answer_for_all_that_an_agent_asks_is_confirmed(key: str, told
     decided = [event.body.allowed for event in events if isinstance(event.body, ApprovalDecided)]
     assert decided == [key == "p"] * 3
     assert len(list(tmp_path.glob("*.txt"))) == (3 if key == "p" else 0)
+
+
+@pytest.mark.finding("U9")
+async def test_the_first_message_is_taken_at_once_while_its_model_is_loaded(tmp_path: Path) -> None:
+    loaded = asyncio.Event()
+
+    async def begin(control: Control, text: str) -> RunHandle:
+        await loaded.wait()
+        return await control.spawn(Profile("main", model=scripted({"main": ["Hello."]})), Task(text, conversation=True))
+
+    async with house(tmp_path) as h, open_live_terminal(talks=True) as terminal, TaskOwner() as tasks:
+        terminal.live.view.starting = ""
+        talk = Conversation(terminal.live, h.supervisor, Signals(), begin=begin)
+        terminal.on_line = talk.submit
+        holding = tasks.start(talk.hold())
+        terminal.type("go\rand then")
+        await terminal.sees("starting 0s")
+        await terminal.sees("> and then")
+        loaded.set()
+        await terminal.keeps("Hello.")
+        terminal.type("\x15/exit\r")
+        await holding
 
 
 async def test_the_inbox_of_a_conversation_lists_shows_and_answers(tmp_path: Path) -> None:

@@ -1,16 +1,20 @@
 """The demo as a stranger meets it: in a process of its own, with and without a terminal."""
 
 import codecs
+import html
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from retinue.log.sqlite import SqliteLog
+from scripts.picture import flatten_screen
 from tests.surfaces.tmux import Tmux
 
 REPO = Path(__file__).resolve().parents[3]
@@ -155,6 +159,7 @@ def test_a_person_says_no(tmp_path: Path) -> None:
     assert (project / "till/pricing.py").read_bytes() == (SAMPLE / "till/pricing.py").read_bytes()
 
 
+@pytest.mark.finding("U9")
 def test_the_default_view_is_short_and_asks_one_real_question(tmp_path: Path) -> None:
     env = {**environment(tmp_path), "NO_COLOR": "1", "PYTHONUTF8": "1"}
     terminal = Tmux(tmp_path, command(), env=env, columns=100, rows=50)
@@ -175,6 +180,26 @@ def test_the_default_view_is_short_and_asks_one_real_question(tmp_path: Path) ->
     assert "\n".join(answer) in shown
     assert "✓ [fix the case of exactly 100.00] edit(till/pricing.py) → edited" in shown
     assert checks_pass(project_in(shown))
+    recorded = read_recorded_lines(REPO / "docs/demo.cast")
+    seen = normalise_lines(lasting)
+    assert (recorded - seen - normalise_lines(screen.split("\n")), seen - recorded) == (set(), set()), "make picture"
+    picture = html.unescape(re.sub(r"<[^>]*>", "", (REPO / "docs/demo.svg").read_text())).replace("\xa0", " ")
+    assert all(line in picture for line in answer)
+
+
+def read_recorded_lines(cast: Path) -> set[str]:
+    """Return the lines that a recording leaves on the screen, the question among them."""
+    _, *written = map(json.loads, cast.read_text().splitlines())
+    screen = flatten_screen("".join(text for _, _, text in written))
+    return normalise_lines(re.sub(r"\x1b\[[0-9;]*m", "", screen).split("\n"))
+
+
+def normalise_lines(lines: Iterable[str]) -> set[str]:
+    """Return the lines without ids, times and the demo's own folder."""
+    text = "\n".join(line.strip() for line in lines)
+    for pattern, put in ((r"\b[0-9a-hjkmnp-tv-z]{12}\b", "TREE"), (r"\b[\d.]+s\b", "TIME"), (r"\S*/till\b", "FOLDER")):
+        text = re.sub(pattern, put, text)
+    return set(text.split("\n"))
 
 
 def test_a_team_fixes_it_three_times_votes_and_is_asked_about_once(tmp_path: Path) -> None:

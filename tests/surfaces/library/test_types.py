@@ -17,15 +17,8 @@ from retinue.core.profiles import ProfileFields
 
 ROOT = Path(__file__).parents[3]
 TYPES = Path(__file__).with_name("types")
-NAMES = ("library", "own-models", "events", "hooks", "mcp-servers", "profiles", "resume")
-PAGES = (
-    "README.md",
-    "docs/library.md",
-    "docs/own-models.md",
-    "docs/events.md",
-    "docs/mcp-servers.md",
-    "docs/resume.md",
-)
+UNTYPED = ("code-mode", "testing")  # what a model writes, and a test with a fixture
+PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in ROOT.glob("docs/*.md") if page.stem not in UNTYPED))
 PYRIGHT = Path(sys.prefix) / "peers" / "node_modules" / ".bin" / "pyright"
 MARK = "# wrong"
 STRICT = {"typeCheckingMode": "strict", "reportUnusedExpression": False, "reportUnusedVariable": False}
@@ -35,11 +28,13 @@ def write_examples(folder: Path) -> set[tuple[str, int]]:
     """Write every example to the folder as a file; return the file and line of each wrong use."""
     for page in PAGES:
         found = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
-        assert found, page
         for number, code in enumerate(found):
             (folder / f"{Path(page).stem.replace('-', '_')}_{number}.py").write_text(code)
     for source in (ROOT / "docs/examples/audit.py", *TYPES.glob("*.py")):
         (folder / source.name).write_text(source.read_text())
+    assert {"README_0.py", "library_3.py", "teams_0.py", "rounds_0.py", "hooks_1.py"} <= {
+        path.name for path in folder.iterdir()
+    }
     lines = (folder / "wrong.py").read_text().splitlines()
     return {("wrong.py", number) for number, line in enumerate(lines, 1) if line.endswith(MARK)}
 

@@ -217,9 +217,41 @@ def test_comments_of_a_toml_file_stay(project: Project) -> None:
     assert (home / "config.toml.retinue-backup").read_text() == before
 
 
+@pytest.mark.finding("M1")
+@pytest.mark.parametrize("client", ["codex", "gemini"])
+def test_installing_again_adds_a_variable_and_keeps_what_the_user_changed(project: Project, client: str) -> None:
+    file = (
+        project.folder / ".gemini/settings.json" if client == "gemini" else project.folder.parent / ".codex/config.toml"
+    )
+    assert install(project, client, "--write").returncode == 0
+    if client == "gemini":
+        values = json.loads(file.read_text())
+        values["mcpServers"]["retinue"] |= {"trust": True}
+        values["mcpServers"]["retinue"]["env"]["MINE"] = "1"
+        file.write_text(json.dumps(values, indent=2))
+    else:
+        text = file.read_text().replace(
+            "[mcp_servers.retinue]\n", "[mcp_servers.retinue] # subagents\nrequired = true\n"
+        )
+        file.write_text(text.replace('["RETINUE_MODEL"', '["MINE", "RETINUE_MODEL"') + "\n[tui] # mine\n")
+    before = file.read_text()
+    assert "nothing was changed" in install(project, client, "--write").stdout and file.read_text() == before
+    done = install(project, client, "--write", GROQ_API_KEY=KEY)
+    assert done.returncode == 0, done.stderr
+    after = file.read_text()
+    assert KEY not in after
+    if client == "gemini":
+        entry = json.loads(after)["mcpServers"]["retinue"]
+        assert entry["trust"] is True and {"MINE": "1", "GROQ_API_KEY": "$GROQ_API_KEY"}.items() <= entry["env"].items()
+    else:
+        assert "[mcp_servers.retinue] # subagents\nrequired = true\n" in after and after.endswith("\n[tui] # mine\n")
+        assert {"MINE", "GROQ_API_KEY"} <= set(tomllib.loads(after)["mcp_servers"]["retinue"]["env_vars"])
+
+
 @pytest.mark.parametrize(
     ("client", "text", "said"),
     [
+        ("claude", '{"mcpServers": {"retinue": {"command": []}}}', "--name"),
         ("vscode", '{\n  // mine\n  "servers": {}\n}', "is not plain JSON"),
         ("claude", "{", "is not plain JSON"),
         ("claude", "[]", "is not a JSON object"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from retinue.surfaces.mcp.messages import RpcError, parse_message
 from tests.surfaces.cli.shell import SOURCE, Project, environment
 from tests.surfaces.mcp.kit import piped, serve
 
@@ -140,6 +141,17 @@ async def test_bad_input_is_answered_and_the_server_lives(project: Project) -> N
         answer = await client.read()
         assert answer["id"] is None and "larger than" in answer["error"]["message"]
         assert (await client.ask("ping"))["result"] == {}
+
+
+@pytest.mark.finding("R2")
+@pytest.mark.parametrize("value", ['"\\ud83d"', "NaN", "9" * 5000, "1e999"])
+def test_a_call_that_is_almost_json_is_answered_by_its_id(value: str) -> None:
+    """Else the client waits for its answer."""
+    params = f'{{"name":"spawn_subagents","arguments":{{"tasks":[{{"task":{value},"id":4}}]}}}}'
+    line = f'{{"method":"tools/call","params":{params},"jsonrpc":"2.0","id":7}}'
+    with pytest.raises(RpcError, match="Parse error") as caught:
+        parse_message(line.encode())
+    assert caught.value.id == 7
 
 
 async def test_arguments_of_every_wrong_type_are_an_error_of_the_tool(project: Project) -> None:

@@ -1,8 +1,19 @@
 """Events to fold and streams to look into, for the tests of this folder."""
 
 import itertools
+import time
 
-from retinue.core.events import Body, Event, RunEnded, RunSpawned, Unknown
+from retinue.core.events import (
+    Body,
+    Event,
+    RunEnded,
+    RunSpawned,
+    RunStarted,
+    ToolCall,
+    ToolResult,
+    TurnStarted,
+    Unknown,
+)
 
 MAIN, ANNA, ANNA_TOO, BERT = (
     (0, "/main", "main"),
@@ -30,6 +41,27 @@ class Facts:
 
     def end(self, who: tuple[int, str, str], status: str = "done", error: str | None = None) -> Event:
         return self(who, RunEnded(status, "the last words", 400, error))
+
+
+def make_call_events(*, agents: int, calls: int) -> list[Event]:
+    """Return the events of subagents that all make calls at once; each call is an event, and its result another."""
+    events: list[Event] = []
+
+    def add(run: int, body: Body) -> None:
+        path, agent = ("/main", "main") if run == 0 else (f"/main/a-{run}", "a")
+        events.append(Event(len(events) + 1, "t1", run, path, agent, time.time(), body))  # type: ignore[arg-type]
+
+    add(0, RunSpawned(None, "main", 0, "x", "id", "/w", model="m"))
+    add(0, RunStarted())
+    for run in range(1, agents + 1):
+        add(run, RunSpawned(0, f"agent {run}", 1, "x", f"id{run}", "/w", model="m"))
+        add(run, RunStarted())
+        add(run, TurnStarted(1))
+    for call in range(calls):
+        for run in range(1, agents + 1):
+            add(run, ToolCall(f"c{call}", "glob", {"pattern": f"{call}.txt"}))
+            add(run, ToolResult(f"c{call}", "glob", "", True))
+    return events
 
 
 class Recorder:

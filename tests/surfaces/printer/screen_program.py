@@ -2,6 +2,7 @@
 
 import asyncio
 
+from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.input_line import InputLine
 from retinue.surfaces.printer.keys import Key, Paste
 from retinue.surfaces.printer.screen import Bottom, Screen
@@ -36,7 +37,7 @@ async def show_screen() -> None:
             if text == "fail":
                 raise RuntimeError("as asked")
             for number in range(int(text) if text.isdigit() else 1):
-                screen.print_line((("plain", f"lasting {number} {text!r} " + "y" * (number % 120)),))
+                screen.print_text(safe.escape_text(f"lasting {number} {text!r} " + "y" * (number % 120)))
     finally:
         await screen.close()
 

@@ -20,7 +20,6 @@ from retinue.core.events import (
     RunStarted,
     Thinking,
     ToolCall,
-    ToolResult,
     TurnStarted,
 )
 from retinue.surfaces.printer.header import Header
@@ -28,35 +27,14 @@ from retinue.surfaces.printer.keys import Key
 from retinue.surfaces.printer.markdown import render_markdown
 from retinue.surfaces.printer.screen import FRAME_SECONDS
 from tests.surfaces.live_terminal import COLUMNS, open_live_terminal
-from tests.surfaces.printer.facts import ANNA, MAIN, Facts
+from tests.surfaces.printer.facts import ANNA, MAIN, Facts, make_call_events
 
 AGENTS, CALLS = 100, 50
 
 
-def make_events() -> list[Event]:
-    """100 subagents that make 50 calls each: 10,000 events and more."""
-    events: list[Event] = []
-
-    def add(run: int, body: object) -> None:
-        path, agent = ("/main", "main") if run == 0 else (f"/main/a-{run}", "a")
-        events.append(Event(len(events) + 1, "t1", run, path, agent, time.time(), body))  # type: ignore[arg-type]
-
-    add(0, RunSpawned(None, "main", 0, "x", "id", "/w", model="m"))
-    add(0, RunStarted())
-    for run in range(1, AGENTS + 1):
-        add(run, RunSpawned(0, f"agent {run}", 1, "x", f"id{run}", "/w", model="m"))
-        add(run, RunStarted())
-        add(run, TurnStarted(1))
-    for call in range(CALLS):
-        for run in range(1, AGENTS + 1):
-            add(run, ToolCall(f"c{call}", "glob", {"pattern": f"{call}.txt"}))
-            add(run, ToolResult(f"c{call}", "glob", "", True))
-    return events
-
-
 @pytest.mark.requirement("P10")
 async def test_a_hundred_agents_freeze_nothing_and_lose_no_block() -> None:
-    events = make_events()
+    events = make_call_events(agents=AGENTS, calls=CALLS)  # 10,000 and more
 
     async def give_events() -> AsyncIterator[Event]:
         for event in events:
@@ -155,6 +133,8 @@ def test_markdown_is_rendered_without_links_images_or_markup_of_ours() -> None:
     ]  # fmt: skip
     assert render_markdown("plain words", width=60, color=True) == "plain words"
     assert "\x1b" not in render_markdown(text, width=60, color=False)
+    many = "*é*\n" * 40_000  # its time would grow with the square of its lines
+    assert render_markdown(many, width=60, color=True) == many.rstrip()
 
 
 def read_work(bottom: list[str]) -> list[str]:

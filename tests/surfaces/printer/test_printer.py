@@ -4,6 +4,10 @@ import asyncio
 import io
 import os
 import re
+import struct
+import termios
+from fcntl import ioctl
+from pathlib import Path
 
 import pytest
 
@@ -20,8 +24,9 @@ from retinue.core.events import (
     TurnStarted,
     Warned,
 )
+from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.colors import wants_color
-from retinue.surfaces.printer.printer import Level, Printer, truncate_text, wrap_line
+from retinue.surfaces.printer.printer import Level, Printer, truncate_text
 from retinue.testing import allow_all, scripted
 from tests.surfaces.printer.facts import ANNA, MAIN, Facts, Recorder
 
@@ -255,12 +260,24 @@ async def test_a_final_answer_appears_once_as_the_parent_s_tool_result(level: Le
 
 def test_a_line_of_prose_is_broken_between_words() -> None:
     def wrap(line: str, width: int) -> list[str]:
-        return list(wrap_line(line, width, at_words=True))
+        return list(safe.wrap_line(line, width, at_words=True))
 
     assert wrap("aaaa bbbb cccc", 9) == ["aaaa bbbb", "cccc"]
     assert wrap("aaaa bbbb", 4) == ["aaaa", "bbbb"]
     assert wrap("a verylongword and 日本語", 8) == ["a", "verylong", "word and", "日本語"]
     assert wrap("", 8) == [""]
+
+
+@pytest.mark.finding("U9")
+def test_a_line_of_ours_is_broken_between_words_on_a_terminal_only(tmp_path: Path) -> None:
+    master, slave = os.openpty()
+    ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
+    with os.fdopen(slave, "w") as terminal, (tmp_path / "file").open("w") as file:
+        line = "retinue: no model: give --model"
+        assert safe.fold_line(line, terminal, indent="  ") == "retinue: no model:\n  give --model"
+        assert safe.fold_line("short enough", terminal, indent="  ") == "short enough"
+        assert safe.fold_line(line, file) == line
+    os.close(master)
 
 
 def test_words_that_come_before_the_event_of_their_turn_stay_on_the_last_line() -> None:

@@ -29,7 +29,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from retinue.core.approvals import Approval
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Delta, Event, Inbox, RunEnded, RunSpawned
 from retinue.core.messages import USER_WORDS
+from retinue.core.unseen import reveal_line, reveal_text
 from retinue.log.activity import restore_approval
+from retinue.log.blocks import format_question_body, make_call_spans
 from retinue.log.notices import NoticeFold, Words
 from retinue.log.runs import Runs
 from retinue.protocol.a2a import EXTENSION, make_event_metadata, make_question
@@ -165,10 +167,16 @@ def make_input_required(ids: TaskIds, questions: Sequence[Approval]) -> TaskStat
     """Return the update that asks a client: in words, and as data that the answer is bound to."""
     parts = []
     for asked in questions:
-        parts.append(Part(text=f"{asked.agent} asks: may it call {asked.tool}?\n{asked.preview}".rstrip()))
+        parts.append(Part(text=_format_question(asked)))
         parts.append(Part(data=ParseDict(make_question(asked), Value())))
     names = "-".join(asked.id for asked in questions)
     return ids.make_status(TaskState.TASK_STATE_INPUT_REQUIRED, ids.make_message(parts, f"asks-{names}"))
+
+
+def _format_question(asked: Approval) -> str:
+    """Return a question in words: the whole call, for a person of the client's."""
+    about = "".join(text for _, text in make_call_spans(asked.tool, asked.args))
+    return f"{asked.agent} asks: may it call {reveal_line(about)}?\n{reveal_text(format_question_body(asked))}".rstrip()
 
 
 def make_typed_update(ids: TaskIds, item: Event | Delta) -> TaskStatusUpdateEvent | None:

@@ -182,11 +182,14 @@ class Conversation:
 
     async def _start_run(self, text: str) -> None:
         assert self._begin is not None
+        self._view.starting = "starting"
         try:
             self._attach(await self._begin(self.control, text))
         except RetinueError:
             self._view.input.replace_text(text)  # to be sent once more
             raise
+        finally:
+            self._view.starting = ""
 
     async def _send(self, run: RunHandle, text: str) -> None:
         try:

@@ -73,6 +73,8 @@ FULL_AUTHORITY = (
 RESTRICT = "take that out of {file}, or read what you allow: --yes and mode `yes` allow everything"
 NEEDED = frozenset({"pid", "mount", "net", "proxy", "caps", "no_new_privs"})
 USER_SECONDS = 300.0
+INDENT = " " * 16
+WITHOUT_SANDBOX = "runs ask for it; one without a sandbox has your own authority: retinue run --runtime inherited"
 HELD, ESCAPED, UNKNOWN = "held", "ESCAPED", "no answer"
 WIDE = 11
 _TRIES = '"$1" -m retinue doctor --build-image >/dev/null 2>&1; exec "$1" -m retinue doctor --escape --json'
@@ -143,15 +145,19 @@ def execute_doctor(args: argparse.Namespace) -> int:
         screen.print_json([{"section": section, **_to_json(check)} for section, check in checks])
     else:
         for _, check in checks:
-            print(f"{check.state:<5} {check.name:<9} {safe.escape_line(check.text)}")
+            _print_line(f"{check.state:<5} {check.name:<9} {safe.escape_line(check.text)}")
             if check.do:
-                print(f"{'':<15} -> {safe.escape_line(check.do)}")
+                _print_line(f"{INDENT}-> {safe.escape_line(check.do)}")
     return int(any(check.state == "fail" for _, check in checks))
+
+
+def _print_line(line: str) -> None:
+    print(safe.fold_line(line, sys.stdout, indent=INDENT))
 
 
 def _load_look(folder: Path) -> Look:
     try:
-        return Look(folder, *load_project_parts(folder))
+        return Look(folder, *load_project_parts(folder, default_runtime="isolated"))
     except RetinueError as error:
         return Look(folder, Parts(folder), None, str(error))
 
@@ -179,7 +185,9 @@ def check_sandboxes(look: Look) -> Iterator[Check]:
         try:
             started = runtimes.runtime(name).started
         except RetinueError as error:
-            yield Check("sandbox", "warn", f"runtime `{name}` is not possible here: {error}")
+            needed = name == look.parts.runtime and look.parts.fallback is None
+            text = f"runtime `{name}` is not possible here: {error}"
+            yield Check("sandbox", "fail" if needed else "warn", text, WITHOUT_SANDBOX if needed else "")
         else:
             yield Check("sandbox", "ok", f"runtime `{name}` works: {', '.join(started.sandbox if started else ())}")
     yield _check_network(look.parts.network or ())

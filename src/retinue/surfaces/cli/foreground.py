@@ -22,7 +22,7 @@ from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.live import Begin, Shown, drive
 from retinue.surfaces.cli.startup import StartUp, make_header, make_printer, wants_live_view
-from retinue.surfaces.printer import colors
+from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.markdown import render_markdown
 from retinue.surfaces.printer.printer import Printer
 from retinue.surfaces.printer.summary import format_summary
@@ -114,7 +114,7 @@ def _print_live_end(shown: Shown, printer: Printer, state: Path | None) -> None:
         files = f"{format_count(count, 'file')} changed"
         printer.show_text(f"Review: retinue diff{name}\nApply:  retinue apply{name}  ({files})")
     _print_failure(shown)
-    printer.show_note(format_totals(shown.runs, time.time()))
+    printer.show_note(safe.fold_line(format_totals(shown.runs, time.time()), sys.stderr))
 
 
 def _print_failure(shown: Shown) -> None:

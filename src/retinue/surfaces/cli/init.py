@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
 
+from retinue.build.models import suggest_model
 from retinue.build.sandboxes import find_exposed_paths
 from retinue.config import trust
 from retinue.config.files import exists, read_text
@@ -28,6 +29,7 @@ from retinue.surfaces.cli import prompts
 from retinue.surfaces.printer import safe
 
 REVIEWER = "reviewer"
+NOTE_INDENT = " " * 9
 NO_GIT = "not in a git repository: runs work in a copy of the folder"
 _NO_TEST = "no test specified"  # what `npm init` writes
 _LOCKS = {"pnpm-lock.yaml": "pnpm", "yarn.lock": "yarn", "bun.lock": "bun", "bun.lockb": "bun"}
@@ -42,6 +44,10 @@ _MODE_NOTES: dict[Mode, str] = {
     "sandboxed": "no question for edits and commands in a run's own sandbox; `retinue apply` asks",
     "ask": "a question before each edit and command; `sandboxed`: not in a run's own sandbox",
 }
+SANDBOXED = (
+    "A sandboxed run changes only its own copy of the project. `retinue diff` shows the changes, and nothing reaches "
+    "your files before `retinue apply` has asked you."
+)
 SUBAGENT = """\
 ---
 name: {name}
@@ -123,7 +129,7 @@ def execute_init(args: argparse.Namespace) -> int:
     )
     _write_files({agent: render_subagent(name, plan.tests), settings: text})
     for note in plan.notes:
-        print(safe.escape_line(note))
+        print(safe.fold_line(safe.escape_line(note), sys.stdout, indent=NOTE_INDENT))
     print(f"wrote    {safe.escape_line(str(settings))}\nwrote    {safe.escape_line(str(agent))}")
     try:
         trust.keep_answer(settings, text)
@@ -156,7 +162,7 @@ def _make_plan(folder: Path, profile: str, model: str | None, *, asks: bool, yes
     notes = [f"folder   {folder} ({git})"]
     model, why = _choose_model(asks=asks) if model is None else (model, "as you said")
     if model is not None and not all(model.partition(":")):
-        raise ConfigError(f"'{model}' is no model: write PROVIDER:NAME or scripted:FILE")
+        raise ConfigError(f"'{model}' is no model: {suggest_model(model)}")
     notes.append(f"model    {model or 'none'} ({why})")
     command = find_install_command(model) if model and not model.startswith("scripted:") else ""
     if command:
@@ -211,11 +217,7 @@ def _explain_provider(provider: Provider, with_key: list[Provider]) -> str:
 
 
 def _ask_sandboxed() -> bool:
-    print(
-        "A sandboxed run changes only its own copy of the project. `retinue diff` shows the changes, and nothing "
-        "reaches your files before `retinue apply` has asked you.",
-        file=sys.stderr,
-    )
+    print(safe.fold_line(SANDBOXED, sys.stderr), file=sys.stderr)
     return prompts.ask_yes_no(
         "May agents edit files and run commands in their sandbox without asking you?", default=True
     )

@@ -157,8 +157,24 @@ class Parser(argparse.ArgumentParser):
         options.setdefault("formatter_class", Help)
         super().__init__(allow_abbrev=False, **options)
         self._positionals.title = "arguments"
+        self.set_defaults(chosen_parser=self)  # in the end that of the command, or of its action
+
+    def parse_all(self, words: list[str]) -> argparse.Namespace:
+        """Return the arguments in the words. Unlike `parse_args`, an error about an unknown one names the command."""
+        found, unknown = self.parse_known_args(words)
+        chosen: Parser = found.chosen_parser
+        if unknown:
+            import difflib
+
+            near = difflib.get_close_matches(unknown[0], chosen._option_string_actions, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            chosen.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found
 
     def error(self, message: str) -> NoReturn:
+        names = [action.metavar for action in self._get_positional_actions()]
+        if message.endswith("required: TEXT") and names == ["RUN", "TEXT"]:
+            message += "; RUN comes before it: `last` is the newest tree"
         complain(f"{message} (see `{self.prog} --help`)")
         self.exit(USAGE)
 
@@ -230,6 +246,7 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has seen enough
         return BROKEN_PIPE
     except KeyboardInterrupt:
+        clear_start_line()
         return INTERRUPTED
     except Exception as error:  # the surface's edge: a person reads one line
         if os.environ.get("RETINUE_TRACEBACK"):
@@ -249,7 +266,7 @@ def _run_command(argv: list[str]) -> int:
     show_start_line(chosen, argv)
     try:
         top, _ = make_parser(*([chosen] if chosen else []))
-        args = top.parse_args(argv)
+        args = top.parse_all(argv)
     except SystemExit as done:  # argparse's way to say that all is said
         sys.stdout.flush()
         return int(done.code or 0)
@@ -279,7 +296,7 @@ def _hold_conversation(argv: list[str]) -> int:
     parser.add_argument("-C", dest="folders", metavar="DIR", action="append", default=[])
     load_function("talk", "configure")(parser)
     try:
-        args = parser.parse_args(argv)
+        args = parser.parse_all(argv)
     except SystemExit as done:
         return int(done.code or 0)
     _change_folder(args.folders)
@@ -331,7 +348,8 @@ def complain(text: str, *more: str) -> None:
     """Print one line on stderr, whatever the text holds, and more lines below it."""
     from retinue.surfaces.printer import safe
 
-    print("\n  ".join([f"retinue: {safe.escape_line(text)}", *map(safe.escape_line, more)]), file=sys.stderr)
+    first = safe.fold_line(f"retinue: {safe.escape_line(text)}", sys.stderr, indent="  ")
+    print("\n  ".join([first, *map(safe.escape_line, more)]), file=sys.stderr)
 
 
 def _report_error(error: Exception) -> int:

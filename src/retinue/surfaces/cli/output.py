@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -76,8 +78,21 @@ def find_command() -> str:
     return shlex.quote(str(called.absolute()))
 
 
+@contextmanager
+def pause_collector() -> Iterator[None]:
+    """Stop the search for unreachable cycles: a long list is made of many small values, which have none (bench row
+    `ps --all`)."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def print_error(text: str) -> None:
-    print(f"retinue: {safe.escape_line(text)}", file=sys.stderr)
+    print(safe.fold_line(f"retinue: {safe.escape_line(text)}", sys.stderr, indent="  "), file=sys.stderr)
 
 
 def print_warning(text: object) -> None:
@@ -119,45 +134,67 @@ def format_table(
     *,
     right: frozenset[str] = frozenset(),
     flexible: Mapping[str, int] = NO_WIDTHS,
+    indent: int = 0,
+) -> list[str]:
+    """Format rows as lines with aligned columns; see `format_columns`."""
+    return format_columns(make_columns(heads, rows), right=right, flexible=flexible, indent=indent)
+
+
+def make_columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, list[str]]:
+    """Return the columns of rows, by their heads."""
+    return {head: [row[at] for row in rows] for at, head in enumerate(heads)}
+
+
+def format_columns(
+    columns: Mapping[str, Sequence[str]],
+    *,
+    right: frozenset[str] = frozenset(),
+    flexible: Mapping[str, int] = NO_WIDTHS,
     paint: PaintCell | None = None,
     indent: int = 0,
 ) -> list[str]:
-    """Format rows as lines with aligned columns, on a terminal no wider than it is behind an `indent`.
+    """Format the columns of a table, by their heads, as aligned lines, on a terminal no wider than it is behind an
+    `indent`.
 
     On a narrow terminal the `flexible` columns are shortened first, in this order, each down to its least width; then
     the others from the last on. `paint` colours a cell that has its width already."""
-    widths = _measure_columns(heads, rows)
+    with_heads = {head: (head, *cells) for head, cells in columns.items()}
+    widths = {head: _measure_column(column) for head, column in with_heads.items()}
     screen = measure_screen()
     if screen is not None:
-        _shrink_columns(widths, screen - indent, [(heads.index(head), least) for head, least in flexible.items()])
-    lines = []
-    for row in (heads, *rows):
-        cells = []
-        for head, cell, width in zip(heads, row, widths, strict=True):
-            text = shorten_to_width(cell, width)
-            space = " " * (width - measure_width(text))
-            text = text if paint is None or not text else paint(head, cell, text)
-            cells.append(space + text if head in right else text + space)
-        lines.append(GAP.join(cells).rstrip())
-    return lines
+        _shrink_columns(widths, screen - indent, flexible)
+    template, aligned = [], []
+    for head, column in with_heads.items():
+        width, is_right = widths[head], head in right
+        if paint is None and _is_ascii(column) and len(max(column, key=len)) <= width:
+            template.append(f"%{width}s" if is_right else f"%-{width}s")  # all columns of a long table: `ps --all`
+            aligned.append(column)
+        else:
+            template.append("%s")
+            aligned.append(_align_cells(column, width, is_right=is_right, paint=paint))
+    line = GAP.join(template)
+    return [(line % cells).rstrip() for cells in zip(*aligned, strict=True)]
 
 
 def drop_columns(
-    heads: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    columns: Mapping[str, Sequence[str]],
     *,
     flexible: Mapping[str, int],
     expendable: Sequence[str],
-) -> tuple[str, ...]:
-    """Return the heads of the columns that fit on the terminal. The `expendable` ones are dropped in this order, until
-    the others fit with the `flexible` ones at their least width."""
-    screen, left = measure_screen(), dict(zip(heads, _measure_columns(heads, rows), strict=True))
-    left = {head: min(width, flexible.get(head, width)) for head, width in left.items()}
+) -> dict[str, Sequence[str]]:
+    """Return the columns that fit on the terminal. The `expendable` ones are dropped in this order, until the others
+    fit with the `flexible` ones at their least width."""
+    left, screen = dict(columns), measure_screen()
+    if screen is None:
+        return left
+    widths = {head: _measure_column((head, *cells)) for head, cells in columns.items()}
+    widths = {head: min(width, flexible.get(head, width)) for head, width in widths.items()}
     for head in expendable:
-        if screen is None or sum(left.values()) + len(GAP) * (len(left) - 1) <= screen:
+        if sum(widths.values()) + len(GAP) * (len(widths) - 1) <= screen:
             break
-        left.pop(head, None)
-    return tuple(left)
+        if head in left:
+            del left[head], widths[head]
+    return left
 
 
 def measure_screen() -> int | None:
@@ -165,16 +202,32 @@ def measure_screen() -> int | None:
     return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else None
 
 
-def _measure_columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    return [max(measure_width(row[n]) for row in (heads, *rows)) for n in range(len(heads))]
+def _measure_column(column: Sequence[str]) -> int:
+    """Return the width of the widest cell."""
+    return max(map(len if _is_ascii(column) else measure_width, column))
 
 
-def _shrink_columns(widths: list[int], screen: int, flexible: Sequence[tuple[int, int]]) -> None:
-    others = [(at, 1) for at in reversed(range(len(widths)))]
-    for at, least in (*flexible, *others):
-        over = sum(widths) + len(GAP) * (len(widths) - 1) - screen
+def _is_ascii(column: Sequence[str]) -> bool:
+    return "".join(column).isascii()  # one look at all cells: bench row `ps --all`
+
+
+def _align_cells(column: Sequence[str], width: int, *, is_right: bool, paint: PaintCell | None) -> tuple[str, ...]:
+    """Return the cells of a column, its head first, each as wide as the column."""
+    aligned = []
+    for cell in column:
+        text = shorten_to_width(cell, width)
+        space = " " * (width - measure_width(text))
+        text = text if paint is None or not text else paint(column[0], cell, text)
+        aligned.append(space + text if is_right else text + space)
+    return tuple(aligned)
+
+
+def _shrink_columns(widths: dict[str, int], screen: int, flexible: Mapping[str, int]) -> None:
+    others = [(head, 1) for head in reversed(widths)]
+    for head, least in (*flexible.items(), *others):
+        over = sum(widths.values()) + len(GAP) * (len(widths) - 1) - screen
         if over > 0:
-            widths[at] = max(widths[at] - over, min(least, widths[at]))
+            widths[head] = max(widths[head] - over, min(least, widths[head]))
 
 
 def shorten_to_width(text: str, width: int) -> str:

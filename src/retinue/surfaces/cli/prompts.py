@@ -22,8 +22,12 @@ def ask(question: str) -> str | None:
     sys.stdout.flush()
     with suppress(termios.error, OSError, ValueError):
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
-    print(question, end=" ", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
+    try:
+        print(question, end=" ", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+    except KeyboardInterrupt:
+        print(file=sys.stderr)  # the shell's prompt begins a line
+        raise
     if not line:
         print(file=sys.stderr)
         return None

@@ -65,6 +65,11 @@ def execute_ps(args: argparse.Namespace) -> int:
       retinue ps --all --since 1d
       retinue ps --all --json | jq '.[] | select(.status == "failed") | .path'
     """
+    with screen.pause_collector():
+        return _list_runs(args)
+
+
+def _list_runs(args: argparse.Namespace) -> int:
     project = screen.open_project_log()
     now = time.time()
     since = None if args.since is None else now - args.since
@@ -80,10 +85,16 @@ def execute_ps(args: argparse.Namespace) -> int:
         friendly = UNREAD if problems else friendly
         print(friendly if since is None or not left_out else "No runs in that time.")
         return 0
-    rows = [row for each in found for row in _make_rows(each, now)]
-    has_costs = any(view.cost for each in found for view in each.list_runs())  # nothing but "unknown" says nothing
-    print("\n".join(_format_rows([head for head in HEADS if has_costs or head != "COST"], rows)))
-    asking = sum(each.state_of(view) == ASKING for each in found for view in each.list_runs())
+    rows, has_costs = [], False
+    for each in found:
+        for view in each.list_runs():
+            rows.append(_make_cells(each, view, now))
+            has_costs = has_costs or view.cost > 0
+    columns = screen.make_columns(HEADS, rows)
+    if not has_costs:
+        del columns["COST"]  # nothing but "unknown" says nothing
+    print("\n".join(_format_columns(columns)))
+    asking = columns["STATE"].count(ASKING)
     if asking:
         print(
             f"\n{format_count(asking, 'run')} {'waits' if asking == 1 else 'wait'} for your answer: retinue approvals"
@@ -99,18 +110,14 @@ def execute_ps(args: argparse.Namespace) -> int:
     return 0
 
 
-def _format_rows(heads: list[str], rows: list[dict[str, str]]) -> list[str]:
+def _format_columns(columns: dict[str, list[str]]) -> list[str]:
     """Return the lines of the table. Without room for labels, they stand where a subagent has no task."""
-    heads = [*screen.drop_columns(heads, _select_cells(heads, rows), flexible=FLEXIBLE, expendable=EXPENDABLE)]
-    flexible = {head: least for head, least in {**FLEXIBLE, **LEAST_STATE}.items() if head in heads}
-    if "LABEL" not in heads:
-        rows = [{**row, "TASK": row["TASK"] or row["LABEL"]} for row in rows]
+    fitting = screen.drop_columns(columns, flexible=FLEXIBLE, expendable=EXPENDABLE)
+    flexible = {head: least for head, least in {**FLEXIBLE, **LEAST_STATE}.items() if head in fitting}
+    if "LABEL" not in fitting:
+        fitting["TASK"] = [task or label for task, label in zip(columns["TASK"], columns["LABEL"], strict=True)]
     paint = _paint_cell if colors.wants_color(sys.stdout) else None
-    return screen.format_table(heads, _select_cells(heads, rows), right=NUMBERS, flexible=flexible, paint=paint)
-
-
-def _select_cells(heads: list[str], rows: list[dict[str, str]]) -> list[tuple[str, ...]]:
-    return [tuple(row[head] for head in heads) for row in rows]
+    return screen.format_columns(fitting, right=NUMBERS, flexible=flexible, paint=paint)
 
 
 def _paint_cell(head: str, cell: str, text: str) -> str:
@@ -135,23 +142,21 @@ def _describe_process(state: Path, listing: Listing) -> str:
     return f"{listing.tree} runs in process {listing.pid}; {how}"
 
 
-def _make_rows(listing: Listing, now: float) -> list[dict[str, str]]:
-    return [
-        {
-            "RUN": f"{listing.tree}/{view.number}",
-            "LABEL": "  " * view.level + screen.shorten_to_width(safe.escape_line(view.label), LABEL_WIDTH),
-            "AGENT": safe.escape_line(view.agent),
-            "STATE": listing.state_of(view),
-            "TURNS": str(view.turns),
-            "TOOLS": str(view.tool_count),
-            "TOKENS": f"{view.usage.total_tokens:,}",
-            "COST": format_cost(view.cost, view.unpriced),
-            "TIME": screen.format_duration(listing.seconds_of(view, now)),
-            "STARTED": screen.format_age(now - view.spawned_at) if view.number == 0 else "",
-            "TASK": _describe_task(view),
-        }
-        for view in listing.list_runs()
-    ]
+def _make_cells(listing: Listing, view: RunView, now: float) -> tuple[str, ...]:
+    """Return the cells of a run, in the order of HEADS."""
+    return (
+        f"{listing.tree}/{view.number}",
+        "  " * view.level + screen.shorten_to_width(safe.escape_line(view.label), LABEL_WIDTH),
+        safe.escape_line(view.agent),
+        listing.state_of(view),
+        str(view.turns),
+        str(view.tool_count),
+        f"{view.usage.total_tokens:,}",
+        format_cost(view.cost, view.unpriced),
+        screen.format_duration(listing.seconds_of(view, now)),
+        screen.format_age(now - view.spawned_at) if view.number == 0 else "",
+        _describe_task(view),
+    )
 
 
 def _describe_task(view: RunView) -> str:

@@ -19,6 +19,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from retinue.build.models import import_provider
 from retinue.control.client import ControlClient
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import ConfigError, RetinueError
@@ -40,6 +41,7 @@ from retinue.surfaces.cli.options import (
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.cli.start_line import clear_start_line
 from retinue.surfaces.cli.startup import StartUp, check_sandbox, choose_profile, make_header, prepare, require_model
+from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.header import Header
 from retinue.surfaces.printer.printer import Level
 from retinue.surfaces.printer.terminal import can_draw
@@ -78,10 +80,13 @@ def execute_talk(args: argparse.Namespace) -> int:
     require_model(start, [profile])
     start = check_sandbox(start, profile)
 
-    def begin(control: Control, text: str) -> Awaitable[RunHandle]:
-        return control.spawn(profile, Task(text, model=start.model, conversation=True), limits=start.limits)
+    header = make_header(start, profile)
 
-    opening = Opening(begin=begin, profile=profile, header=make_header(start, profile))
+    async def begin(control: Control, text: str) -> RunHandle:
+        await asyncio.to_thread(import_provider, header.model)  # keys are taken meanwhile
+        return await control.spawn(profile, Task(text, model=start.model, conversation=True), limits=start.limits)
+
+    opening = Opening(begin=begin, profile=profile, header=header)
     return host_conversation(args, start, opening)
 
 
@@ -222,7 +227,8 @@ def print_parting(conversation: Conversation, parting: Parting) -> int:
             print(f"Review: retinue diff {run.tree}\nApply:  retinue apply {run.tree}", file=sys.stderr)
         if result.status != "done":
             output.print_error(f"{result.status}: {result.error_details or result.final_response}")
-        print(f"{format_totals(conversation.runs, time.time())}\nCome back: {back}", file=sys.stderr)
+        totals = safe.fold_line(format_totals(conversation.runs, time.time()), sys.stderr)
+        print(f"{totals}\nCome back: {back}", file=sys.stderr)
         return EXIT_CODES.get(result.status, FAILED)
     if conversation.parting == "left":
         count = len(conversation.list_children())

@@ -333,7 +333,8 @@ def make_form(asked: Approval, *, modern: bool, run_ids: Sequence[str] = ()) -> 
     that has the run in its own tree which one asks."""
     who = f"Subagent '{safe.escape_line(asked.label or asked.agent)}' ({asked.tree}/{asked.run}) wants to run:"
     body = safe.escape_text(format_question_body(asked))
-    if len(body) > SHOWN_CHARACTERS:
+    is_cut = len(body) > SHOWN_CHARACTERS
+    if is_cut:
         more = len(body) - SHOWN_CHARACTERS
         body = f"{body[:SHOWN_CHARACTERS]}\n[... {more} more characters: retinue approvals --watch shows all ...]"
     titles = [title for title, _ in CHOICES.values()]
@@ -342,8 +343,9 @@ def make_form(asked: Approval, *, modern: bool, run_ids: Sequence[str] = ()) -> 
         choices = {"oneOf": [{"const": name, "title": title} for name, title in zip(CHOICES, titles, strict=True)]}
     # One field only, with the usual answer chosen: a person answers with one key, or with two in Claude Code 2.1, which
     # starts on the first field whether it is required or not. An optional text beside it cannot be left empty in every
-    # client.
-    fields = {"answer": {"type": "string", "title": "Allow it?", **choices, "default": "yes"}}
+    # client. What is not all shown here is not said yes to by a single key.
+    default = "no" if is_cut else "yes"
+    fields = {"answer": {"type": "string", "title": "Allow it?", **choices, "default": default}}
     return {
         "mode": "form",
         "message": f"{who} {question_line(asked)}\n\n{body}".rstrip(),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -206,38 +207,82 @@ def _add_to_json(target: Installation, before: str) -> str:
     servers = found.setdefault(target.kind.under, {})
     if not isinstance(servers, dict):
         raise ConfigError(f"{target.file}: '{target.kind.under}' is not an object, so it was left alone")
-    if servers.get(target.name) == target.entry:
+    entry = _merge_entry(target, servers)
+    if servers.get(target.name) == entry:
         return before
-    _check_name_is_free(target, servers)
-    servers[target.name] = target.entry
+    servers[target.name] = entry
     return json.dumps(found, indent=_find_indent(before), ensure_ascii=False) + "\n"
 
 
 def _add_to_toml(target: Installation, before: str) -> str:
-    """Return the TOML file with the entry at its end. Comments stay."""
+    """Return the TOML file with the entry at its end, or in its old place. Comments stay."""
     try:
-        servers = tomllib.loads(before).get(target.kind.under, {})
+        found = tomllib.loads(before)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{target.file} is not TOML ({error}), so it was left alone") from None
-    if isinstance(servers, dict) and servers.get(target.name) == target.entry:
-        return before
+    servers = found.setdefault(target.kind.under, {})
+    old: Entry | None = None
     if isinstance(servers, dict):
-        _check_name_is_free(target, servers)
-    after = before + ("" if before.endswith("\n") or not before else "\n") + ("\n" if before else "") + target.text
+        old, entry = servers.get(target.name), _merge_entry(target, servers)
+        servers[target.name] = entry
+    if old is None:
+        after = before + ("" if before.endswith("\n") or not before else "\n") + ("\n" if before else "") + target.text
+    else:
+        after = _change_toml_keys(before, target, {key: entry[key] for key in entry if entry[key] != old.get(key)})
     try:
-        tomllib.loads(after)
+        written = tomllib.loads(after)
     except tomllib.TOMLDecodeError:
+        written = {}
+    if written != found:
         raise ConfigError(
             f"{target.file} keeps '{target.kind.under}' where nothing can be added; {_explain_manual_way(target)}"
-        ) from None
+        )
     return after
 
 
-def _check_name_is_free(target: Installation, servers: dict[str, Any]) -> None:
-    if target.name in servers:
+def _change_toml_keys(before: str, target: Installation, changed: Entry) -> str:
+    """Return the TOML file with other values of these keys in the entry. The caller checks the result: a value of
+    several lines is not replaced right."""
+    head = re.compile(rf"^\[{re.escape(target.kind.under)}\.\"?{re.escape(target.name)}\"?\][^\n]*\n", re.MULTILINE)
+    start = head.search(before)
+    if start is None:
+        return before
+    end = re.compile(r"^\s*\[", re.MULTILINE).search(before, start.end())
+    section = before[start.end() : len(before) if end is None else end.start()]
+    for key, value in changed.items():
+        line = f"{key} = {json.dumps(value)}"
+        pattern = re.compile(rf"^{re.escape(key)}\s*=[^\n]*", re.MULTILINE)
+        section, count = pattern.subn(line.replace("\\", "\\\\"), section)
+        section = section if count else f"{line}\n{section}"
+    return before[: start.end()] + section + ("" if end is None else before[end.start() :])
+
+
+def _merge_entry(target: Installation, servers: dict[str, Any]) -> Entry:
+    """Return the entry to write. One of ours that is there already gets what is new; what a person added to it stays.
+    Raises ConfigError if the name is another server's."""
+    entry = target.entry
+    if target.name not in servers:
+        return entry
+    old = servers[target.name]
+    if not isinstance(old, dict) or _read_words(old) != _read_words(entry):
         raise ConfigError(
             f"{target.file} has another server called '{target.name}': remove it there, or give --name for another name"
         )
+    merged = {**old, **entry}
+    if isinstance(old.get("env"), dict) and "env" in entry:
+        merged["env"] = {**old["env"], **entry["env"]}
+    if isinstance(old.get("env_vars"), list) and "env_vars" in entry:
+        merged["env_vars"] = [*old["env_vars"], *(name for name in entry["env_vars"] if name not in old["env_vars"])]
+    if "enabled" in old:
+        merged["enabled"] = old["enabled"]
+    return merged
+
+
+def _read_words(entry: Entry) -> list[object]:
+    """Return the command of an entry as words, with the program's name instead of its path."""
+    command, words = entry.get("command"), entry.get("args", [])
+    every = [*(command if isinstance(command, list) else [command]), *(words if isinstance(words, list) else [words])]
+    return [Path(str(word)).name if at == 0 else word for at, word in enumerate(every)]
 
 
 def _explain_manual_way(target: Installation) -> str:

@@ -63,7 +63,7 @@ def parse_message(data: bytes) -> Message:
     try:
         found = msgspec.json.decode(data.removeprefix(BOM))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise RpcError(PARSE_ERROR, f"Parse error: {_describe_error(error)}") from None
+        raise RpcError(PARSE_ERROR, f"Parse error: {_describe_error(error)}", id=_recover_id(data)) from None
     if not isinstance(found, dict):
         raise RpcError(INVALID_REQUEST, f"a message is one JSON object, not {_describe_type(found)}")
     if found.get("jsonrpc") != "2.0":
@@ -79,6 +79,22 @@ def parse_message(data: bytes) -> Message:
     if params is not None and not isinstance(params, dict):
         raise RpcError(INVALID_PARAMS, f"'params' must be an object, not {_describe_type(params)}", id=name)
     return Request(name, method, params or {})
+
+
+def _recover_id(data: bytes) -> Id | None:
+    """Return the id of a request that is almost JSON: a model may write half of a surrogate pair, NaN or a long number.
+    Without an answer its client would wait as long as it waits for anything."""
+    import json  # noqa: PLC0415 - the first answer to a client does not wait for it
+
+    try:
+        found = json.loads(data.removeprefix(BOM), parse_int=_parse_short)
+        return _parse_id(found["id"]) if isinstance(found.get("method"), str) else None
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, RpcError):
+        return None
+
+
+def _parse_short(digits: str) -> int | None:
+    return int(digits) if len(digits) <= _MAX_ID else None
 
 
 def _parse_response(found: dict[str, Any]) -> Response:

@@ -102,13 +102,16 @@ class TreeProgress:
     def describe_question(self, asked: Approval) -> dict[str, str]:
         """Describe an open question, with the command that answers it."""
         number = self._question_numbers.get(asked.id, asked.id)
-        return {"question": question_line(asked), "answer": self._backend.make_command(f"approve {number}")}
+        return {
+            "question": question_line(asked)[:LINE_CHARACTERS],
+            "answer": self._backend.make_command(f"approve {number}"),
+        }
 
     async def close(self) -> None:
         await self._tasks.close(None)
 
 
 def question_line(asked: Approval) -> str:
-    """Put a question on one line: `[label] edit(src/lib.rs)`."""
+    """Put a question on one line, however long: `[label] edit(src/lib.rs)`."""
     spans = make_question_spans(asked.label, asked.tool, asked.args)[1:]
-    return safe.escape_line("".join(text for _, text in spans))[:LINE_CHARACTERS]
+    return safe.escape_line("".join(text for _, text in spans))

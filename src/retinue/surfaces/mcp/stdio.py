@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import OutputFailed
+from retinue.files.content import write_all
 from retinue.surfaces.mcp import messages, revisions
 from retinue.surfaces.mcp.messages import INVALID_REQUEST, MAX_MESSAGE_BYTES, Request, RpcError
 from retinue.surfaces.mcp.server import Server, Session
@@ -154,9 +155,7 @@ class _Writer:
     def _write(self) -> None:
         try:
             while (message := self._waiting.get()) is not None:
-                view = memoryview(message + b"\n")
-                while view:
-                    view = view[os.write(self._fd, view) :]
+                write_all(self._fd, message + b"\n")
         except OSError as error:
             if not isinstance(error, BrokenPipeError):  # else nobody reads us any more
                 self.failure = error.strerror or str(error)

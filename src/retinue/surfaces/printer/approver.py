@@ -18,6 +18,7 @@ import msgspec
 from retinue.core.approvals import INPUT_REQUIRED, Allow, Approval, Deny
 from retinue.core.errors import ApproverLeft
 from retinue.core.rules import explain_missing_rule
+from retinue.files.content import read_available
 from retinue.log.blocks import make_question_spans
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.edit_call import UNCHANGED, edit_in_editor, find_editor, parse_args
@@ -120,15 +121,10 @@ class LineReader:
                 await ready.wait()
             finally:
                 loop.remove_reader(self.fd)
-            try:
-                chunk = os.read(self.fd, 4096)
-            except BlockingIOError:
-                continue
-            except OSError:  # the terminal is gone
+            chunk = read_available(self.fd, 4096)
+            if chunk == b"":
                 return None
-            if not chunk:
-                return None
-            self._typed += chunk
+            self._typed += chunk or b""
         line, _, self._typed = self._typed.partition(b"\n")
         return line.decode("utf-8", "replace")
 

@@ -17,6 +17,12 @@ from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.totals import format_count_of_tokens, format_elapsed
 
 NO_TREE = "\0" * 12  # as wide as an id, so that nothing moves when there is one
+WORKSPACES = {
+    "shared": "works in the project itself",
+    "copy": "works in its own copy",
+    "worktree": "works in its own copy",
+    "scratch": "works in an empty folder",
+}
 Line = tuple[Span, ...]
 
 
@@ -54,9 +60,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         return [first, *((("faint", line),) for line in lines[1:])]
 
     def _name_workspace(self) -> str:
-        if self.workspace is None:
-            return "works in the project itself" if self.runtime == "inherited" else "works in its own copy"
-        return f"workspace {self.workspace}"
+        default = "shared" if self.runtime == "inherited" else "copy"
+        return WORKSPACES.get(self.workspace or default, f"workspace {self.workspace}")
 
     def _format_budget(self) -> str:
         parts = [

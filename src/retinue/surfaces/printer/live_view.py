@@ -24,7 +24,7 @@ from retinue.surfaces.printer.header import Header, read_header
 from retinue.surfaces.printer.input_line import InputLine, Position
 from retinue.surfaces.printer.keys import ENTER, Key, Paste
 from retinue.surfaces.printer.markdown import render_markdown
-from retinue.surfaces.printer.printer import Level, truncate_text, wrap_line
+from retinue.surfaces.printer.printer import Level, truncate_text
 from retinue.surfaces.printer.question_panel import QuestionPanel
 from retinue.surfaces.printer.screen import Bottom, Line, Screen, cut_line, wrap_spans
 from retinue.surfaces.printer.totals import format_elapsed, format_status
@@ -118,8 +118,14 @@ class LiveView:
         self._screen.request_redraw()
 
     def show_note(self, text: str) -> None:
-        """Print a note of the surface itself."""
-        self._print(colors.paint_faint(safe.escape_text(text), color=self._screen.color), spaced=False)
+        """Print a note of the surface itself, broken between words."""
+        columns, _ = self._screen.terminal.size
+        lines = [
+            piece
+            for line in safe.escape_text(text).split("\n")
+            for piece in safe.wrap_line(line, columns, at_words=True)
+        ]
+        self._print(colors.paint_faint("\n".join(lines), color=self._screen.color), spaced=False)
 
     def show_text(self, text: str) -> None:
         """Print text that the surface has made safe and laid out, with space around it."""
@@ -407,7 +413,7 @@ class LiveView:
 
     def _layout_status(self, columns: int, now: float) -> list[Line]:
         lines: list[Line] = (
-            [(("faint", piece),) for piece in wrap_line(self.hint, columns, at_words=True)] if self.hint else []
+            [(("faint", piece),) for piece in safe.wrap_line(self.hint, columns, at_words=True)] if self.hint else []
         )
         status = format_status(self.activity.measure_totals(now), width=columns)
         return [*lines, (("faint", status),)] if self.activity.runs.runs else lines
@@ -441,7 +447,7 @@ def _layout_text(work: Work, columns: int, lines: int) -> list[Line]:
     text = safe.escape_text(work.text).replace("\r", "\n")
     pieces: list[str] = []
     for line in reversed(text.rstrip().split("\n")[-lines:]):
-        pieces = [*wrap_line(line, columns - len(INDENT) - 2, at_words=work.call is None), *pieces]
+        pieces = [*safe.wrap_line(line, columns - len(INDENT) - 2, at_words=work.call is None), *pieces]
         if len(pieces) >= lines:
             break
     return [(("faint", f"{INDENT}│ {piece}"),) for piece in pieces[-lines:]]

@@ -14,6 +14,7 @@ from typing import Any
 from retinue.surfaces.printer import safe
 
 MAX_CHARACTERS = 200_000  # a longer text is shown as it is
+MAX_LINES = 5_000  # and so is one of more lines: the time for a paragraph grows with their square
 _MARKUP = re.compile(r"[*_`#|~\[]|^ *(?:[-+>]|\d+[.)]) |^ *(?:---|===)|\n[ \t]*\n|^ {4}", re.MULTILINE)
 _PADDING = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$", re.MULTILINE)
 
@@ -21,7 +22,7 @@ _PADDING = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$", re.MULTILINE)
 def render_markdown(text: str, *, width: int, color: bool) -> str:
     """Return the text as lines of at most that width, without escape codes of its own."""
     shown = safe.escape_text(text).rstrip()
-    if len(shown) > MAX_CHARACTERS:
+    if len(shown) > MAX_CHARACTERS or shown.count("\n") >= MAX_LINES:
         return shown
     if not _MARKUP.search(shown) and all(len(line) <= width for line in shown.split("\n")) and shown.isascii():
         return shown

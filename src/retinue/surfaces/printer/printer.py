@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import msgspec
 from retinue.core.approvals import Approval
 from retinue.core.errors import OutputFailed
 from retinue.core.events import Delta, Event, Inbox, TurnStarted
+from retinue.files.content import write_all
 from retinue.log.blocks import Block, Blocks, format_question_body, make_question_spans
 from retinue.surfaces.printer import colors, safe
 
@@ -193,7 +193,7 @@ class Printer:
         if self.level != "verbose" and not whole:
             shown = truncate_text(shown, lines=ASKED_LINES, size=ASKED_CHARACTERS, how=WHOLE_QUESTION)
         width = self._output.columns - len(QUOTED) if self._wraps else 0
-        pieces = [piece for line in safe.escape_text(shown).split("\n") for piece in wrap_line(line, width)]
+        pieces = [piece for line in safe.escape_text(shown).split("\n") for piece in safe.wrap_line(line, width)]
         return "\n".join(f"{QUOTED}{colors.paint_diff(piece, color=self.color)}" for piece in pieces)
 
 
@@ -245,23 +245,6 @@ def truncate_text(text: str, *, lines: int, size: int, how: str = "--verbose sho
     return f"{kept}\n[... {missing}{len(rest.encode('utf-8', 'surrogatepass'))} bytes; {how}]"
 
 
-def wrap_line(line: str, width: int, *, at_words: bool = False) -> Iterator[str]:
-    """Yield a line in pieces that fit the width, so that the terminal does not break it where no mark of ours would be;
-    0 is no limit. `at_words` breaks it between words where it can, and drops the space there."""
-    start = used = 0
-    line = line.expandtabs()
-    for at, char in enumerate(line):
-        columns = safe.measure_width(char)
-        if width > 0 and used + columns > max(width, 2):
-            space = line.rfind(" ", start, at + 1) if at_words else -1
-            end = space if space > start else at
-            yield line[start:end]
-            start = end + (space > start)
-            used = safe.measure_width(line[start:at]) - (columns if start > at else 0)
-        used += columns
-    yield line[start:]
-
-
 def _join_block(header: str, body: str) -> str:
     return f"{header}\n{body}" if body else header
 
@@ -306,23 +289,12 @@ class _Output:
                 self._stream.write(text)
                 self._stream.flush()
             else:
-                self._write_all(text.encode(self._encoding, "backslashreplace"))
+                write_all(self._fd, text.encode(self._encoding, "backslashreplace"))
         except (BrokenPipeError, ValueError):  # the reader is gone, or the stream was closed
             self.is_closed = True
         except OSError as error:
             self.is_closed = True
             self.failure = error.strerror or str(error)
-
-    def _write_all(self, data: bytes) -> None:
-        assert self._fd is not None
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[os.write(self._fd, view) :]
-            except BlockingIOError:  # a program that shares the terminal made it non-blocking
-                waiting = select.poll()
-                waiting.register(self._fd, select.POLLOUT)
-                waiting.poll()
 
 
 def _find_descriptor(stream: colors.Stream) -> int | None:

@@ -19,7 +19,7 @@ from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.edit_call import UNCHANGED, parse_args
 from retinue.surfaces.printer.input_line import InputLine, Position
 from retinue.surfaces.printer.keys import ESCAPE, TAB, Key, Paste
-from retinue.surfaces.printer.printer import QUOTED, wrap_line
+from retinue.surfaces.printer.printer import QUOTED
 
 KEYS = "[y]es [n]o [a]lways in this project this r[u]n this [t]ool [e]dit [?]"
 SHORT_KEYS = "[y]es [n]o [a]lways r[u]n [t]ool [e]dit [?]"
@@ -154,7 +154,7 @@ class QuestionPanel:
         about: list[Line] = [
             (("faint", piece),)
             for text in self._about
-            for piece in wrap_line(safe.escape_line(text), columns, at_words=True)
+            for piece in safe.wrap_line(safe.escape_line(text), columns, at_words=True)
         ]
         keys, cursor = self._layout_keys(columns)
         body = self._layout_body(shown, columns)
@@ -177,7 +177,7 @@ class QuestionPanel:
             return [spans, side]
         front: list[Line] = [spans[:-2]] if question.label is not None else []
         call = safe.escape_line("".join(text for _, text in (spans[-2:] if front else spans)))
-        return [*front, *((("tool", piece),) for piece in wrap_line(call, columns)), side]
+        return [*front, *((("tool", piece),) for piece in safe.wrap_line(call, columns)), side]
 
     def _layout_body(self, question: Approval, columns: int) -> list[Line]:
         """Return the lines of the action, which may be long: they are made once for a width."""
@@ -330,5 +330,5 @@ def layout_action(question: Approval, columns: int) -> list[Line]:
     text = format_question_body(question).rstrip("\n")
     for line in safe.escape_text(text).split("\n") if text else ():
         role: Role = _DIFF.get(line[:1], "plain")
-        lines.extend((("faint", QUOTED), (role, piece)) for piece in wrap_line(line, columns - len(QUOTED)))
+        lines.extend((("faint", QUOTED), (role, piece)) for piece in safe.wrap_line(line, columns - len(QUOTED)))
     return lines

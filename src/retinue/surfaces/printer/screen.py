@@ -88,10 +88,6 @@ class Screen:
         self._lasting.append(text)
         self.request_redraw()
 
-    def print_line(self, spans: Line) -> None:
-        """Print a lasting line of unescaped pieces with their roles."""
-        self.print_text(colors.paint_header(spans, color=self.color, bold=False))
-
     def request_redraw(self, *, at_once: bool = False) -> None:
         """Draw soon: something has changed. `at_once` does not collect other changes first."""
         if self._writing is not None:

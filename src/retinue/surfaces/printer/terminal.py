@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from fcntl import ioctl
 from typing import Any
 
+from retinue.files.content import read_available, write_all
 from retinue.surfaces.printer.keys import Key, KeyParser, Paste
 
 ESCAPE_SECONDS = 0.05  # a terminal sends the rest of a sequence sooner than a person presses the next key
@@ -131,15 +132,8 @@ class Terminal:
 
     def write(self, text: str) -> None:
         """Write to the terminal at once. A terminal that is gone takes nothing."""
-        view = memoryview(text.encode("utf-8", "backslashreplace"))
-        try:
-            while view:
-                try:
-                    view = view[os.write(self.output_fd, view) :]
-                except BlockingIOError:  # a program that shares the terminal made it non-blocking
-                    select.select([], [self.output_fd], [])
-        except OSError:
-            return
+        with suppress(OSError):
+            write_all(self.output_fd, text.encode("utf-8", "backslashreplace"))
 
     def _enter(self) -> None:
         if self._modes is None or not _is_foreground(self._input_fd):
@@ -194,12 +188,9 @@ class Terminal:
         os.kill(os.getpid(), signal.SIGQUIT)
 
     def _read(self) -> None:
-        try:
-            data = os.read(self._input_fd, _READ_BYTES)
-        except BlockingIOError:
+        data = read_available(self._input_fd, _READ_BYTES)
+        if data is None:
             return
-        except OSError:
-            data = b""
         if not data:
             asyncio.get_running_loop().remove_reader(self._input_fd)
             self.on_closed()
