@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -28,7 +29,7 @@ from retinue.core import events
 from retinue.core.approvals import check_approver
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
 from retinue.core.control import ClientHandle, ClientOptions, RunHandle, SpawnBelow
-from retinue.core.errors import NoSlot, RetinueError, SpawnRefused, ToolError
+from retinue.core.errors import ConfigError, NoSlot, RetinueError, SpawnRefused, ToolError
 from retinue.core.events import Event, ToolCall
 from retinue.core.limits import Limits
 from retinue.core.messages import Model, Turn
@@ -277,6 +278,16 @@ class AgentHooks:
 Hooks = Callable[[SubagentProgress], Any] | AgentHooks
 
 
+def _check_hooks(hooks: Hooks | None) -> None:
+    """Raise ConfigError for hooks that would never be called: other objects than AgentHooks and functions, and a
+    function for the progress that is async."""
+    told = hooks.on_progress if isinstance(hooks, AgentHooks) else hooks
+    if told is not None and not callable(told):
+        raise ConfigError(f"the hooks {type(hooks).__name__} are neither a function nor AgentHooks: derive from that")
+    if inspect.iscoroutinefunction(told):
+        raise ConfigError("the function that gets the progress is async, so it would never run: write `def`")
+
+
 class SubagentTool:
     """One subagent as a tool. In a profile's tools put `tool.profile`; anywhere else call `execute`.
 
@@ -305,6 +316,7 @@ class SubagentTool:
             check_approver(approver)
         self.config: SubagentConfig = config
         self.profile: Profile[str] = config.profile(model=model, tools=tools)
+        _check_hooks(hooks)
         if isinstance(hooks, AgentHooks):
             self.profile = replace(self.profile, hooks=hooks)
         spec = subagents.SubagentTool(self.profile).spec
@@ -324,6 +336,7 @@ class SubagentTool:
 
     def with_hooks(self, hooks: Hooks) -> SubagentTool:
         """Return the same tool with these hooks instead."""
+        _check_hooks(hooks)
         changed = copy.copy(self)
         changed._hooks = hooks
         around = hooks if isinstance(hooks, AgentHooks) else None

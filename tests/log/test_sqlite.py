@@ -299,6 +299,9 @@ async def test_a_damaged_batch_that_is_not_indexed_costs_only_itself(tmp_path: P
     db = apsw.Connection(str(file))
     db.execute("UPDATE batches SET lines = x'00' WHERE id = 3")
     db.close()
+    problems: list[LogError] = []
+    assert [stored.tree for stored in await SqliteReader(tmp_path).list_trees(problems.append)] == ["t3", "t2", "t1"]
+    assert ["events that you did not write" in str(problem) for problem in problems] == [True]
     for _ in range(2):
         events = await SqliteReader(tmp_path).read("t1")
         assert [(event.seq, event.kind) for event in events] == [

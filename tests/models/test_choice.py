@@ -12,7 +12,7 @@ import pytest
 
 from retinue.build.models import import_provider
 from retinue.concurrency import SystemClock
-from retinue.config.models import PROVIDERS, find_default_model, find_install_command
+from retinue.config.models import PROVIDERS, explain_missing_key, find_default_model, find_install_command
 from retinue.models.providers import ProviderModel
 from tests.models import wire
 from tests.models.server import KEY, Answer, Server, environ, refusal
@@ -142,6 +142,19 @@ def test_starting_the_command_loads_no_provider() -> None:
     code = "import sys, retinue.surfaces.cli.main; print([m for m in ('pydantic_ai', 'openai') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.finding("U7")
+def test_a_missing_key_is_known_without_the_library() -> None:
+    said = "model 'openai-chat:x': Set the `OPENAI_API_KEY` environment variable"
+    assert explain_missing_key("openai-chat:x", {}) == said
+    for model, environment in (
+        ("openai-chat:x", {"OPENAI_API_KEY": KEY}),
+        ("openai:x", {"OPENAI_BASE_URL": "http://127.0.0.1:1/v1"}),
+        ("groq:x", {}),
+        ("scripted:x.yaml", {}),
+    ):
+        assert explain_missing_key(model, environment) == ""
 
 
 @pytest.mark.finding("U9")

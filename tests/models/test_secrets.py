@@ -28,6 +28,7 @@ from retinue.core.messages import (
 from retinue.core.results import ChangedFile
 from retinue.log.runs import Runs
 from retinue.models.wrappers import RedactingModel
+from retinue.sandbox.box import list_outputs, mask_outputs
 from retinue.supervisor.tree import _TEXT_FIELDS, redact
 from retinue.testing import scripted
 from tests.log.kit import make_spawned
@@ -171,6 +172,20 @@ async def test_the_whole_output_of_a_sandboxed_command_has_no_secret(
     outputs = project / ".retinue" / "runs" / events[0].tree / "0" / "outputs"
     texts = [file.read_text() for file in sorted(outputs.iterdir())]
     assert len(texts) == 2 and all(text.count(f"{secrets.HIDDEN}\n") == 9 and KEY not in text for text in texts)
+
+
+def test_outputs_of_a_hostile_sandbox_are_masked_in_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secrets, "_known", (KEY,))
+    with (tmp_path / "hole").open("wb") as hole:
+        hole.truncate(2**40)
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to(tmp_path.parent / "precious")
+    (tmp_path.parent / "precious").write_text(KEY)
+    (tmp_path / "text").write_text(f"a {KEY} b")
+    mask_outputs(str(tmp_path), list_outputs(str(tmp_path)))
+    assert (tmp_path / "text").read_text() == "a [secret] b" and (tmp_path.parent / "precious").read_text() == KEY
 
 
 def test_each_item_of_a_growing_list_is_cleaned_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -276,3 +276,13 @@ def test_an_edit_that_would_fill_the_memory_is_refused(folders: RealFolders) -> 
     args = {"path": "a.txt", "old_string": "a", "new_string": "b" * 1_000_000, "replace_all": True}
     with pytest.raises(ToolError, match="would be over 16777216 bytes"):
         preview(Edit(), folders, **args)
+
+
+@pytest.mark.finding("X4")
+def test_a_question_about_a_link_names_the_file_that_is_written(folders: RealFolders) -> None:
+    (folders.workspace / "ci.yml").write_text("a\n")
+    (folders.workspace / "README").symlink_to("ci.yml")
+    note = f"over a link, to {folders.workspace}/ci.yml:\n"
+    assert preview(Write(), folders, path="README", content="b\n") == f"{note}@@ -1 +1 @@\n-a\n+b"
+    assert preview(Edit(), folders, path="./README", old_string="a", new_string="b") == f"{note}@@ -1 +1 @@\n-a\n+b"
+    assert preview(Write(), folders, path="x/../ci.yml", content="b\n") == "@@ -1 +1 @@\n-a\n+b"

@@ -17,6 +17,7 @@ from retinue.sandbox import tool_server_session
 from retinue.workspaces import atomic_apply as swapping
 from retinue.workspaces import copies, ignores, recording, walk
 from retinue.workspaces import merge as merging
+from retinue.workspaces.git import run_in_project
 from retinue.workspaces.store import Import, Store, hash_content
 from retinue.workspaces.walk import FolderEntry, Walker, is_reserved_name, open_entry
 from tests.sandbox.places import needs_bubblewrap
@@ -431,3 +432,12 @@ async def test_a_fifo_in_the_folder_of_git_holds_nobody_up(tmp_path: Path, name:
     result = await work(project, "cat a", kind="worktree")
     assert result.status == "failed" and "git cannot use that of" in str(result.error_details)
     assert (await work(project, "cat a", kind="copy")).status == "done"
+
+
+@pytest.mark.finding("X7")
+def test_git_in_the_project_gets_no_key_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANTED_API_KEY", "sk-planted")
+    shown = run_in_project(
+        "-c", "alias.our-environment=!env", "our-environment", project=str(repository(tmp_path / "p"))
+    )
+    assert b"PATH=" in shown and b"planted" not in shown

@@ -70,6 +70,16 @@ def find_default_model(environ: Mapping[str, str]) -> str | None:
     return with_key[0].default if len(with_key) == 1 else None
 
 
+def explain_missing_key(model: str, environ: Mapping[str, str]) -> str:
+    """Return the error for a model of ours whose key is not set, without loading its library; '' if nothing is missing.
+    A server of one's own, named by its base URL, may need none."""
+    vendor = model.partition(":")[0].partition("-")[0]
+    for provider in PROVIDERS:
+        if vendor == provider.name and not provider.has_key(environ) and not environ.get(f"{vendor.upper()}_BASE_URL"):
+            return f"model {model!r}: Set the `{provider.key}` environment variable"
+    return ""
+
+
 def find_install_command(name: str) -> str:
     """Return the command that installs what this model needs; '' when it is installed or unknown."""
     prefix = name.partition(":")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -63,6 +64,9 @@ def check_name(name: object, *, what: str = "profile name") -> str:
             f"{what} {name!r} must be 1 to 64 letters, digits, '-' or '_', and start with a letter or digit"
         )
     return name
+
+
+HOOKS = ("before_tool", "after_tool")
 
 
 class ToolHooks(Protocol):
@@ -192,6 +196,10 @@ class Profile(Generic[OutputT_co]):
             raise ConfigError(
                 f"profile {self.name!r}: unknown workspace {self.workspace!r}; available: {', '.join(WORKSPACES)}"
             )
+        for method in HOOKS if self.hooks is not None else ():
+            if not inspect.iscoroutinefunction(getattr(self.hooks, method, None)):
+                kind = type(self.hooks).__name__
+                raise ConfigError(f"profile {self.name!r}: the hooks {kind} have no `async def {method}`")
 
 
 @dataclass(frozen=True, eq=False)

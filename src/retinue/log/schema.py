@@ -40,7 +40,7 @@ from msgspec import structs
 
 from retinue.core.errors import LogDamaged, LogError, LogVersionError
 from retinue.core.events import Event, Gap, decode_event, encode_event, make_line
-from retinue.core.ports import RunTally, StoredRun, Unfinished
+from retinue.core.ports import OnProblem, RunTally, StoredRun, Unfinished, ignore_problem
 from retinue.files.locks import open_own_file
 from retinue.files.user_key import load_user_key
 from retinue.log.tree_index import IndexChanges, TreeIndex, TreeRow, list_names
@@ -295,17 +295,18 @@ def index_tail(db: apsw.Connection) -> None:
             db.execute("UPDATE writer SET indexed = ?", (tail[-1],))
 
 
-def begin_reading(db: apsw.Connection, trees: Collection[str] | None = None) -> None:
+def begin_reading(db: apsw.Connection, trees: Collection[str] | None = None) -> list[LogError]:
     """Begin a transaction that sees the file as of one moment, with an index of all its batches, or of what they have
-    of these trees."""
+    of these trees. Return the damage in batches that only the tail tells of."""
     db.execute("BEGIN")
-    tail = list_tail(db)
+    tail, damaged = list_tail(db), list[LogError]()
     if tail:
-        index = _fold_tail(db, tail, trees)
+        index = _fold_tail(db, tail, trees, damaged.append)
         db.execute("PRAGMA query_only = OFF")
         db.execute(_JOIN_TAIL)
         _insert_changes(db, index, "tail_")
         db.execute("PRAGMA query_only = ON")
+    return damaged
 
 
 def list_tail(db: apsw.Connection) -> list[int]:
@@ -313,7 +314,12 @@ def list_tail(db: apsw.Connection) -> list[int]:
     return [row for (row,) in db.execute("SELECT id FROM batches WHERE id > (SELECT indexed FROM writer) ORDER BY id")]
 
 
-def _fold_tail(db: apsw.Connection, tail: Iterable[int], trees: Collection[str] | None = None) -> TreeIndex:
+def _fold_tail(
+    db: apsw.Connection,
+    tail: Iterable[int],
+    trees: Collection[str] | None = None,
+    on_problem: OnProblem = ignore_problem,
+) -> TreeIndex:
     """Return the changes that batches make to the index, or to what it has of these trees. Those that cannot be read
     make none."""
     index = TreeIndex(partial(load_tree, db), partial(load_run, db))
@@ -321,7 +327,8 @@ def _fold_tail(db: apsw.Connection, tail: Iterable[int], trees: Collection[str] 
     for row in tail:
         try:
             lines = load_batch(db, row)
-        except LogDamaged:
+        except LogDamaged as error:
+            on_problem(error)
             continue
         index.apply(decode_lines(lines, names), row)
     return index
@@ -429,7 +436,7 @@ def delete_trees(db: apsw.Connection, trees: Iterable[str]) -> None:
 
 
 _ROW = "tree, spawned_at, origin, reported, last_seq, last_at, gone_at, root, ended, last_batch, seal"
-_RUN = "runs.tree, runs.run, first, runs.seal, tally, tallies.seal"
+_RUN = "runs.tree, runs.run, CAST(first AS BLOB), runs.seal, CAST(tally AS BLOB), tallies.seal"
 
 
 def load_tree(db: apsw.Connection, tree: str) -> TreeRow | None:
@@ -496,7 +503,6 @@ def _make_tree(db: apsw.Connection, sealer: Sealer, row: tuple[Any, ...]) -> Tre
 
 def _make_run(db: apsw.Connection, sealer: Sealer, row: tuple[Any, ...]) -> StoredRun:
     tree, run, first, first_seal, tally, tally_seal, reported = row
-    first, tally = first.encode(), tally.encode()
     is_first_whole = compare_digest(sealer.seal_text(first), first_seal)
     if not (is_first_whole and compare_digest(sealer.seal_tally(tree, run, tally), tally_seal)):
         raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")

@@ -149,6 +149,7 @@ class FileWriter:
         self._unindexed: list[tuple[int, list[Event]]] = []  # batches that the index lacks
         self._unindexed_bytes = self._folded = 0  # their length; so many of them are in an index that is not written
         self._index_due = 0.0
+        self._index_failed = False
         self._waiters: list[asyncio.Future[None]] = []
         self._linger: asyncio.TimerHandle | None = None
         self._hurries = False
@@ -302,7 +303,8 @@ class FileWriter:
                 self._loop.call_soon_threadsafe(self._settle, batch if error is None else [], waiters, error)
             if closing or self._loop.is_closed():
                 break
-            if self._unindexed_bytes >= INDEX_BYTES or (self._unindexed and time.monotonic() >= self._index_due):
+            is_much = self._unindexed_bytes >= INDEX_BYTES and not self._index_failed
+            if is_much or (self._unindexed and time.monotonic() >= self._index_due):
                 self._write_index()
         self._write_index()
         if self.commits and self._error is None:
@@ -341,13 +343,14 @@ class FileWriter:
         return None
 
     def _seconds_to_index(self) -> float | None:
-        if not self._unindexed:
+        """Return how long nothing may happen before the index is written; None if there is nothing to write."""
+        if not self._unindexed or isinstance(self._error, LogLost):
             return None
-        return RETRY_SECONDS if self._folded else INDEX_LINGER
+        return RETRY_SECONDS if self._index_failed else INDEX_LINGER
 
     def _write_index(self) -> None:
         """Write the index of what is written, and tidy up. What fails is tried again: no event is lost by it."""
-        if not self._unindexed or isinstance(self._error, LogLost):
+        if self._seconds_to_index() is None:
             return
         try:
             for batch, events in self._unindexed[self._folded :]:
@@ -360,11 +363,14 @@ class FileWriter:
             if isinstance(failure, LogLost):
                 self._error = failure
             self._index_due = time.monotonic() + RETRY_SECONDS
-            _LOG.warning("%s", failure)
+            if not self._index_failed:  # once, however often it is tried
+                self._index_failed = True
+                _LOG.warning("%s", failure)
             return
         self._index.settle()
         self._unindexed = []
         self._unindexed_bytes = self._folded = 0
+        self._index_failed = False
         if self._journal_pages >= JOURNAL_PAGES:
             with suppress(apsw.Error):  # tried again with the next index
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)

@@ -297,13 +297,18 @@ def query_file(
     trees: Collection[str] | None = None,
 ) -> T:
     """Return what a query finds in a log file, of these trees only if some are given. If its index is damaged,
-    `on_problem` is told and the query is made again to an index of the events that can be read."""
+    `on_problem` is told and the query is made again to an index of the events that can be read. It is told too of
+    damaged batches that the index lacks."""
     try:
         with open_file(file) as db:
-            schema.begin_reading(db, trees)
-            return query(db)
+            damaged = schema.begin_reading(db, trees)
+            found = query(db)
     except LogDamaged as error:
         on_problem(error)
+    else:
+        for problem in damaged[:1]:  # one stands for all
+            on_problem(problem)
+        return found
     db = _connect(file)
     recovered = schema.recover_file(db)
     try:

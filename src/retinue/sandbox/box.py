@@ -19,11 +19,13 @@ from retinue.files.atomic import open_replacement
 from retinue.files.content import read_chunks, write_all
 from retinue.files.opening import open_folder, open_regular_file
 from retinue.files.private import make_private_folder, open_private_file
+from retinue.tools.truncate import SPILL_BYTES
 from retinue.workspaces.run_folders import RunFolders
 from retinue.workspaces.workspace import WORKSPACE_FILE, WorkspaceRecord, read_record
 
 HOST_OUTPUTS = "host_outputs"
 MAX_OUTPUTS = 1000
+MAX_MASKED_BYTES = 2 * SPILL_BYTES
 
 
 @dataclass(frozen=True)
@@ -168,24 +170,29 @@ def list_outputs(folder: str) -> list[str]:
 
 def mask_outputs(folder: str, names: Sequence[str]) -> None:
     """Replace known secrets in files of the outputs folder. A sandbox knows none, so it writes what commands say as it
-    is. What is no plain file is left alone, and so is what cannot be written."""
+    is. What is no plain file is left alone, and so is more than our own tools write: a hole can have any size."""
     if not has_secrets():
         return
+    left = MAX_MASKED_BYTES
     with suppress(OSError):
         at = open_folder(folder)
         try:
             for name in names:
                 with suppress(OSError):
-                    _mask_file(name, at)
+                    left -= _mask_file(name, at, left)
         finally:
             os.close(at)
 
 
-def _mask_file(name: str, folder: int) -> None:
+def _mask_file(name: str, folder: int, limit: int) -> int:
+    """Replace secrets in a file of at most that size; return its size."""
     fd = open_regular_file(name, dir_fd=folder)
     try:
+        size = os.fstat(fd).st_size
+        if size > limit:
+            return 0
         if not _holds_secret(fd):
-            return
+            return size
         os.lseek(fd, 0, os.SEEK_SET)
         with open_replacement(name, dir_fd=folder, mode=None) as new:
             for _, masked in _read_masked(fd):
@@ -193,6 +200,7 @@ def _mask_file(name: str, folder: int) -> None:
             if os.geteuid() == 0:  # the user of the sandbox reads it
                 status = os.fstat(fd)
                 os.fchown(new, status.st_uid, status.st_gid)
+        return size
     finally:
         os.close(fd)
 

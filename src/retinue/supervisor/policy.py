@@ -7,7 +7,7 @@ Judged once per call, so what no rule concerns is looked up, not worked out.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -88,9 +88,15 @@ class RulePolicy:
         key = (spec.name, spec.seal if spec.server else spec.tier, spec.spawns, primary)
         known = self._known.get(key)
         verdict = known if known is not None else self._judge(key, spec, args, workspace)
-        if spec.server and verdict.what != "deny" and _may_write_git_folder(spec.name, args):
+        if not spec.server or verdict.what == "deny" or is_a(spec.name, FILES):
+            return verdict
+        if any(map(_names_git_folder, _list_path_arguments(args.values()))):
             return Verdict("ask", GIT_RULE, firm=True)
-        return verdict
+        if verdict.what == "ask" or not self._path_rules:
+            return verdict
+        listed = [text for value in args.values() if isinstance(value, list) for text in value[:MAX_PATHS]]
+        rule = self._find_path_rule(_list_path_arguments((*args.values(), *listed)), workspace)
+        return Verdict("ask", NAMED.format(rule=rule)) if rule else verdict
 
     def learn(self, rule: Rule) -> None:
         """Add a rule that allows."""
@@ -153,10 +159,14 @@ class RulePolicy:
         pieces = {piece for subject in subjects for piece in list_named_paths(subject)}
         if len(pieces) > MAX_PATHS:  # each is looked up on disk
             return str(self._path_rules[0])
+        return self._find_path_rule(pieces, workspace)
+
+    def _find_path_rule(self, given: Iterable[str], workspace: str) -> str:
+        """Return the rule that is about one of these paths; empty if there is none."""
         paths = [
             path
-            for piece in pieces
-            for path in subjects_of(READERS[0], {"path": piece}, workspace=workspace, project=self._project)
+            for each in given
+            for path in subjects_of(READERS[0], {"path": each}, workspace=workspace, project=self._project)
         ]
         for rule in self._path_rules:
             if any(matches_path(rule.pattern or "", path) for path in paths):
@@ -287,13 +297,14 @@ def _writes_git_folder(tool: str, args: dict[str, Any], workspace: str, project:
     return any(map(_names_git_folder, subjects_of(tool, args, workspace=workspace, project=project)))
 
 
-def _may_write_git_folder(tool: str, args: dict[str, Any]) -> bool:
-    """Tell whether another tool of a server, such as one that moves files, is given a path inside a `.git`. A pattern
-    such as `**/.git/**` and an address are no paths."""
-    if is_a(tool, READERS):
-        return False
-    texts = [text for text in args.values() if isinstance(text, str) and len(text) <= PATH_CHARACTERS]
-    return any(_names_git_folder(text) for text in texts if "*" not in text and "://" not in text)
+def _list_path_arguments(values: Iterable[Any]) -> Iterator[str]:
+    """Yield what may be a path in the arguments of another tool of a server, such as one that moves files. A sentence,
+    a pattern such as `**/.git/**` and an address are no paths."""
+    for text in values:
+        if not isinstance(text, str) or len(text) > PATH_CHARACTERS or "*" in text or "://" in text:
+            continue
+        if "/" in text or not any(map(str.isspace, text)):
+            yield text
 
 
 def _names_git_folder(path: str) -> bool:

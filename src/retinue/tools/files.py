@@ -18,7 +18,7 @@ from retinue.concurrency import run_in_thread
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Execution, Folders, Outcome
-from retinue.core.unseen import reveal_text
+from retinue.core.unseen import reveal_line, reveal_text
 from retinue.tools.arguments import quote_text, read_argument, show_arguments
 from retinue.tools.paths import make_file_error, open_file, replace_file, resolve_readable, resolve_writable
 from retinue.tools.truncate import Ends
@@ -27,6 +27,7 @@ CHUNK = 64 * 1024
 SNIFF_BYTES = 8 * 1024
 EDIT_BYTES = 16 * 1024 * 1024
 PREVIEW_CHARACTERS = 512 * 1024
+LINKED = "over a link, to {path}:"
 CUT_PREVIEW = "[... {more} characters more; the arguments of the call have all of it]"
 COMPARE_LINES = 4000
 COMPARE_BYTES = 1024 * 1024
@@ -117,9 +118,10 @@ class Write(FileTool):
         old = _read_whole(path, folders, call.name) if os.path.lexists(path) else b""
         if old == data:
             return "(no change)"
+        note = _describe_link(folders, raw, path)
         if _is_comparable(old, data):
-            return _format_diff(old, data)
-        return f"replaces {_describe_size(old)} by {_describe_size(data)}:\n{_prefix_lines('+', data)}"
+            return note + _format_diff(old, data)
+        return f"{note}replaces {_describe_size(old)} by {_describe_size(data)}:\n{_prefix_lines('+', data)}"
 
 
 class Edit(FileTool):
@@ -149,14 +151,22 @@ class Edit(FileTool):
         return Outcome(f"edited {_read_path(call)}")
 
     def preview(self, call: Call, folders: Folders) -> str:
-        _, old, new = _plan_edit(call, folders)
+        path, old, new = _plan_edit(call, folders)
+        note = _describe_link(folders, _read_path(call), path)
         if _is_comparable(old, new):
-            return _format_diff(old, new)
+            return note + _format_diff(old, new)
         return (
-            _prefix_lines("-", _read_bytes(call, "old_string"))
+            note
+            + _prefix_lines("-", _read_bytes(call, "old_string"))
             + "\n"
             + _prefix_lines("+", _read_bytes(call, "new_string"))
         )
+
+
+def _describe_link(folders: Folders, raw: str, path: Path) -> str:
+    """Return a line that says which file is written, if the path that a question names leads there over a link."""
+    named = os.path.normpath(os.path.join(os.path.realpath(folders.workspace), raw))  # noqa: PTH118
+    return "" if named == str(path) else f"{reveal_line(LINKED.format(path=path))}\n"
 
 
 def _read_path(call: Call) -> str:

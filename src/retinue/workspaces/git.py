@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from retinue.core.errors import ConfigError, RetinueError
+from retinue.core.secrets import is_named
 from retinue.files.content import read_small_file
 from retinue.processes.group import run_program
 
@@ -77,8 +78,9 @@ def run_in_store(*words: str, git_dir: str, cwd: str | None = None, good: Sequen
 
 
 def run_in_project(*words: str, project: str, good: Sequence[int] = (0,)) -> bytes:
-    """Run a git command that only reads in the user's repository, under the user's settings; return its output."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    """Run a git command that only reads in the user's repository, under the user's settings; return its output. Other
+    programs of the user can read its environment, so that has no key."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") and not is_named(name)}
     return _run_git([find_git(), *_QUIET, *words], {**env, **_ALWAYS}, project, good, seconds=PROJECT_SECONDS)
 
 

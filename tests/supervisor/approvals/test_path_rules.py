@@ -81,6 +81,19 @@ def test_a_command_that_names_such_a_path_asks_in_every_mode(tmp_path: Path, com
         assert judged("shell", tmp_path, {"command": other}, deny=["read(.env*)"]) == "allow"
 
 
+def test_another_tool_of_a_server_that_is_given_such_a_path_asks(tmp_path: Path) -> None:
+    rules = Rules(None, deny=(parse_rule("read(.env*)"),))
+    policy = RulePolicy(rules, mode="yes", project=str(tmp_path))
+    spec = ToolSpec("mcp__fs__read_text_file", "", {}, server="fs", seal="s")
+
+    def find_verdict(**args: Any) -> str:
+        return policy.judge(spec, args, primary=True, workspace=str(tmp_path)).what
+
+    for args in ({"path": ".env"}, {"name": f"{tmp_path}/x/../.env"}, {"paths": ["a", ".env.local"]}):
+        assert find_verdict(**args) == "ask"
+    assert find_verdict(path="a.txt") == find_verdict(text="say .env aloud") == find_verdict(n=1) == "allow"
+
+
 def test_a_program_can_read_everything_so_it_asks(tmp_path: Path) -> None:
     assert judged(CODE_MODE, tmp_path, {"code": "1"}, deny=["read(.env*)"]) == "ask"
     assert judged(CODE_MODE, tmp_path, {"code": "1"}) == "allow"

@@ -4,6 +4,8 @@ import os
 import signal
 from typing import Any
 
+import pytest
+
 from retinue.core.messages import INTERRUPTED_TURN
 from tests.gates import Gate
 from tests.surfaces.cli.shell import COMMAND, Project, one_line_error, until
@@ -322,3 +324,10 @@ def test_a_closed_terminal_cancels_subagents_and_leaves_it_open(project: Project
     back.read_until("I see.")  # it was told that its subagent was cancelled
     say(back, "go on")
     back.read_until("Fine.")
+
+
+@pytest.mark.finding("U7")
+def test_without_the_key_of_its_model_it_does_not_open(project: Project, open_tmux: Open) -> None:  # noqa: F811
+    terminal = open_tmux("--model", "anthropic:claude-x", "--runtime", "inherited")
+    assert terminal.wait_for_end() == 2
+    assert "model 'anthropic:claude-x': Set the `ANTHROPIC_API_KEY` environment" in terminal.history

@@ -26,6 +26,7 @@ demo.configure_demo(parser)
 sys.exit(demo.execute_demo(parser.parse_args()))
 """
 SAMPLE = REPO / "src/retinue/surfaces/cli/sample"
+WIDE = 220  # the folder of a test fits on one line
 CHECKS = ["-m", "unittest", "checks.check_till"]
 
 
@@ -44,7 +45,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def project_in(text: str) -> Path:
-    found = re.search(r"copy in (\S+)\. ", text)
+    found = re.search(r"copy in\s(\S+)\.\s", text)
     assert found is not None
     return Path(found[1])
 
@@ -162,7 +163,7 @@ def test_a_person_says_no(tmp_path: Path) -> None:
 @pytest.mark.finding("U9")
 def test_the_default_view_is_short_and_asks_one_real_question(tmp_path: Path) -> None:
     env = {**environment(tmp_path), "NO_COLOR": "1", "PYTHONUTF8": "1"}
-    terminal = Tmux(tmp_path, command(), env=env, columns=100, rows=50)
+    terminal = Tmux(tmp_path, command(), env=env, columns=WIDE, rows=50)
     try:
         screen = terminal.read_until("[y]es [n]o")
         assert "◐ [fix the case of exactly 100.00] edit(till/pricing.py)" in screen
@@ -204,7 +205,7 @@ def normalise_lines(lines: Iterable[str]) -> set[str]:
 
 def test_a_team_fixes_it_three_times_votes_and_is_asked_about_once(tmp_path: Path) -> None:
     env = {**environment(tmp_path), "NO_COLOR": "1", "PYTHONUTF8": "1"}
-    terminal = Tmux(tmp_path, command("--team"), env=env, columns=110, rows=50)
+    terminal = Tmux(tmp_path, command("--team"), env=env, columns=WIDE, rows=50)
     try:
         screen = terminal.read_until("[y]es [n]o")
         assert "◐ apply_subagent(fix the failing check)" in screen

@@ -273,8 +273,8 @@ def test_a_line_of_ours_is_broken_between_words_on_a_terminal_only(tmp_path: Pat
     master, slave = os.openpty()
     ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
     with os.fdopen(slave, "w") as terminal, (tmp_path / "file").open("w") as file:
-        line = "retinue: no model: give --model"
-        assert safe.fold_line(line, terminal, indent="  ") == "retinue: no model:\n  give --model"
+        line = "retinue: no model is set: give --model"
+        assert safe.fold_line(line, terminal, indent="  ") == "retinue: no model is\n  set: give --model"
         assert safe.fold_line("short enough", terminal, indent="  ") == "short enough"
         assert safe.fold_line(line, file) == line
     os.close(master)

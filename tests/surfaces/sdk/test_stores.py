@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import retinue
-from retinue import Profile
+from retinue import ConfigError, Profile
 from retinue.core.context import Context
 from retinue.core.events import Event, ProgressReported, RunEnded, RunSpawned, ToolCall
 from retinue.core.messages import AssistantTurn, ToolTurn, Turn, UserTurn
@@ -179,3 +179,29 @@ async def test_a_store_that_fails_does_not_hurt_the_run(caplog: pytest.LogCaptur
     async with SubagentFactory(model=scripted(ECHOES), tools=[echo], stores=stores) as factory:
         assert (await factory.create(WORKER).execute(None, {"task": "go"})).output == "said hi"
     assert "a store of the subagent failed: OSError: full" in caplog.text
+
+
+class SyncHooks:
+    """Hooks that forget to be async."""
+
+    def before_tool(self, name: str, args: Any) -> None: ...
+
+    def after_tool(self, name: str, args: Any, text: str, success: bool) -> None: ...
+
+
+class LateProgress(AgentHooks):
+    async def on_progress(self, progress: SubagentProgress) -> None: ...
+
+
+@pytest.mark.finding("S8")
+def test_hooks_that_would_never_run_raise_where_they_are_given() -> None:
+    """A guard of a program that is silently left out would let everything pass."""
+    sync: Any = SyncHooks()
+    with pytest.raises(ConfigError, match="profile 'x': the hooks SyncHooks have no `async def before_tool`"):
+        Profile("x", hooks=sync)
+    config = SubagentConfig("x")
+    with pytest.raises(ConfigError, match="the hooks SyncHooks are neither a function nor AgentHooks"):
+        SubagentTool(config, hooks=sync)
+    for late in (LateProgress(), LateProgress().on_progress):
+        with pytest.raises(ConfigError, match="the function that gets the progress is async"):
+            SubagentTool(config).with_hooks(late)

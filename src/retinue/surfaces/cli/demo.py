@@ -172,10 +172,9 @@ def _copy_of_the_sample() -> Path:
 
 def _describe_demo(play: Play, project: Path, terminal: bool) -> str:
     who = "You will be asked before it is edited." if terminal else "Its one edit is approved by the demo's own policy."
-    return (
-        f"retinue demo: {play.title}. The models are scripted, the tools are real.\n"
-        f"The project is a copy in {safe.escape_line(str(project))}. {who}"
-    )
+    about = f"retinue demo: {play.title}. The models are scripted, the tools are real."
+    lines = (about, f"The project is a copy in {safe.escape_line(str(project))}. {who}")
+    return "\n".join(safe.fold_line(line, sys.stderr) for line in lines)
 
 
 def _print_outcome(printer: Printer, shown: Shown) -> None:

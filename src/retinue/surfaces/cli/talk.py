@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from retinue.build.models import import_provider
+from retinue.config.models import explain_missing_key
 from retinue.control.client import ControlClient
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import ConfigError, RetinueError
@@ -81,6 +82,9 @@ def execute_talk(args: argparse.Namespace) -> int:
     start = check_sandbox(start, profile)
 
     header = make_header(start, profile)
+    missing = explain_missing_key(header.model, os.environ)
+    if missing:
+        raise ConfigError(missing)
 
     async def begin(control: Control, text: str) -> RunHandle:
         await asyncio.to_thread(import_provider, header.model)  # keys are taken meanwhile

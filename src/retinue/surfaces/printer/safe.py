@@ -56,5 +56,6 @@ def fold_line(line: str, stream: TextIO, *, indent: str = "") -> str:
         columns = 0
     if measure_width(line) <= columns or columns <= 2 * len(indent):
         return line
-    first, *more = wrap_line(line, columns - len(indent), at_words=True)
-    return f"\n{indent}".join([first, *more])
+    first = next(wrap_line(line, columns, at_words=True))
+    rest = line[len(first) :].removeprefix(" ")
+    return f"\n{indent}".join([first, *wrap_line(rest, columns - len(indent), at_words=True)])
