@@ -9,7 +9,8 @@ is found out by whoever has the disk, and comes in as the call's `subject`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, Literal
 
 import msgspec
@@ -44,6 +45,8 @@ RULE_PATTERN = (
     rf"^\s*(?:[A-Za-z0-9_*?.-]+{_SEAL}|(?:{_WITH_SUBJECT}){_SEAL}\(\s*\S[\s\S]*\)"
     rf"|[A-Za-z0-9_*?.-]+{_SEAL}\([A-Za-z_][A-Za-z0-9_-]*=[\s\S]*\))\s*$"
 )
+MAX_COMMANDS = 256  # of a line, and of those in their arguments; a line with more asks
+MAX_READ_CHARACTERS = 200_000
 MAX_DERIVED = 8  # commands of one line that get a rule each
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.*)", re.DOTALL)
@@ -154,13 +157,16 @@ def find_allowing_rule(rules: tuple[Rule, ...], tool: str, args: dict[str, Any],
 
 def find_stopping_rule(rules: tuple[Rule, ...], tool: str, args: dict[str, Any], subjects: Sequence[str]) -> str:
     """Return the rule that forbids the call, or says to ask, by any of its subjects; empty when none does for sure."""
+    readings: list[str] | None = None
     for rule in rules:
         if rule.pattern is None:
             return str(rule)
         if is_a(tool, SHELLS):
-            words = [words for subject in subjects for words in read_command(subject).parts]
+            if readings is None:
+                commands = [words for subject in subjects for words in read_command(subject).parts][:MAX_COMMANDS]
+                readings, _ = _take_readings(reading for words in commands for reading in list_readings(words))
             pattern = compile_glob(rule.pattern, paths=False)
-            if any(pattern.matches(reading) for command in words for reading in list_readings(command)):
+            if any(map(pattern.matches, readings)):
                 return str(rule)
         elif any(_matches_call(rule, tool, args, subject) for subject in subjects or (None,)):
             return str(rule)
@@ -179,21 +185,36 @@ def is_unclear(rules: tuple[Rule, ...], tool: str, subjects: Sequence[str]) -> b
     if not all(line.plain for line in lines):
         return True
     commands = [words for line in lines for words in line.parts]
-    if any(map(conceals_command, commands)):
+    if len(commands) > MAX_COMMANDS or any(map(conceals_command, commands)):
         return True
-    inner = [words for command in commands for words in list_inner_commands(command)]
-    return any(map(evaluates_text, inner)) or any(
-        _may_be_meant(pattern, words) for pattern in patterns for words in (*commands, *inner)
-    )
+    inner = list(islice((words for each in commands for words in list_inner_commands(each)), MAX_COMMANDS + 1))
+    if len(inner) > MAX_COMMANDS or any(map(evaluates_text, inner)):
+        return True
+    commands += inner
+    readings, are_all = _take_readings(reading for words in commands for reading in list_possible_readings(words))
+    return not are_all or any(_may_be_meant(pattern, commands, readings) for pattern in patterns)
 
 
-def _may_be_meant(pattern: str, words: tuple[str, ...]) -> bool:
-    """Return whether a command that the pattern does not match might run one that it does."""
+def _take_readings(readings: Iterable[str]) -> tuple[list[str], bool]:
+    """Return the readings of a command as long as comparing them with patterns takes no time to speak of, and whether
+    these are all."""
+    taken: list[str] = []
+    size = 0
+    for reading in readings:
+        size += len(reading)
+        if size > MAX_READ_CHARACTERS:
+            return taken, False
+        taken.append(reading)
+    return taken, True
+
+
+def _may_be_meant(pattern: str, commands: Sequence[tuple[str, ...]], readings: Sequence[str]) -> bool:
+    """Return whether commands that the pattern does not match might run one that it does. The `readings` are all that
+    they might run."""
     start = pattern[: next((at for at, char in enumerate(pattern) if char in GLOB_CHARACTERS), len(pattern))]
-    if may_hold(words, start):
+    if any(may_hold(words, start) for words in commands):
         return True
-    compiled = compile_glob(pattern, paths=False)
-    return any(compiled.matches(reading) for reading in list_possible_readings(words))
+    return any(map(compile_glob(pattern, paths=False).matches, readings))
 
 
 def derive_rules(tool: str, subject: str | None, seal: str = "") -> tuple[Rule, ...]:

@@ -237,6 +237,21 @@ def test_a_very_long_command_asks_instead_of_being_searched_for_ever() -> None:
     assert judged(f"echo {words}", "yes", deny=["shell(git push*)"]) == "ask"
 
 
+@pytest.mark.finding("X8")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "x " + "-a " * 250,
+        "su -c '" + "a b;" * 20_000 + "'",
+        "; ".join(f"cmd{number} 'a b'" for number in range(5000)),
+        "env " + " ".join(f"{'x' * 1000}{number}" for number in range(250)),
+    ],
+    ids=["options", "text", "commands", "words"],
+)
+def test_a_command_that_takes_long_to_compare_asks_instead(command: str) -> None:
+    assert judged(command, "yes", deny=["shell(*git*push*)"]) == "ask"
+
+
 def test_the_order_is_deny_ask_allow_mode() -> None:
     assert judged("a x", "yes", deny=["shell(a*)"], ask=["shell(a*)"], allow=["shell(a*)"]) == "deny"
     assert judged("a x", "yes", ask=["shell(a*)"], allow=["shell(a*)"]) == "ask"
