@@ -48,6 +48,8 @@ class LoopState:
     `uncounted` turns do not count for the limit. `past` is what an earlier process, or the run that this one continues,
     left of the turn."""
 
+    __slots__ = ("outcomes", "past", "thread", "turn", "uncounted")
+
     def __init__(self, job: Job) -> None:
         self.thread: list[Turn] = list(job.thread)
         self.past = past = job.past
@@ -68,7 +70,9 @@ async def run_turns(state: LoopState, job: Job, link: Link) -> Ending:
         else:
             reply, state.outcomes, is_written = await _ask_model(state, job, link), {}, False
             if reply.calls:
-                reply = _refuse_excluded(_resolve_names(reply, job.plan.tools), job.plan.tools)
+                reply = _resolve_names(reply, job.plan.tools)
+                if len(reply.calls) > 1:
+                    reply = _refuse_excluded(reply, job.plan.tools)
         if reply.refused:
             return Ending("refused", reply.text)
         thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives))
@@ -116,8 +120,6 @@ def _resolve_name(call: Call, tools: Mapping[str, Tool]) -> Call:
 
 def _refuse_excluded(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
     """Return the reply with its calls of exclusive tools refused, if it makes several of them."""
-    if len(reply.calls) == 1:
-        return reply
     names = [call.name for call in reply.calls if call.name in tools and tools[call.name].spec.exclusive]
     if len(names) < 2:
         return reply

@@ -13,7 +13,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -56,7 +56,7 @@ def run_job(job: Job, link: Link) -> Awaitable[Ending]:
         return job.plan.run_job(job, link)
     if job.plan.team is not None:  # it works nowhere itself: its members have sandboxes, files and setup of their own
         return run_team(job, link)
-    sandbox = cast("Sandbox", job.plan.runtime)  # remote runs are driven through their adapters
+    sandbox: Sandbox = job.plan.runtime  # type: ignore[assignment] # remote runs are driven through their adapters
     session = sandbox.open(job, link)
     if session is None:
         return run_agent(job, link) if not job.task.files else _run_with_files(job, link)

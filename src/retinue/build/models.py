@@ -80,9 +80,9 @@ class LibraryPrices:
     loaded at the first question about a model it could know; without it no price is known."""
 
     def price(self, model: str, usage: Usage) -> Decimal | None:
-        provider, _, name = model.partition(":")
-        if not name or provider == "scripted":
+        if ":" not in model or model.startswith("scripted:"):
             return None
+        provider, _, name = model.partition(":")
         try:
             import genai_prices  # takes a while, and most runs need no price
         except ModuleNotFoundError:

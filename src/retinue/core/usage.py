@@ -41,9 +41,10 @@ def repair_usage(usage: object) -> Usage:
     if not isinstance(usage, Usage):
         return NO_USAGE
     counts = msgspec.structs.astuple(usage)
-    if all(type(count) is int and 0 <= count <= MOST_TOKENS for count in counts):
-        return usage
-    return Usage(*map(_repair_count, counts))
+    for count in counts:
+        if type(count) is not int or not 0 <= count <= MOST_TOKENS:
+            return Usage(*map(_repair_count, counts))
+    return usage
 
 
 def _repair_count(count: object) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from retinue.core.events import (
+    KINDS,
     AnswerGiven,
     AnswersShown,
     ApprovalAsked,
@@ -40,6 +41,7 @@ from retinue.core.events import (
     ToolResult,
     TurnEnded,
     TurnStarted,
+    Unknown,
     UsageReported,
     VoteCast,
     Warned,
@@ -146,7 +148,7 @@ class RunView(Struct, eq=False, gc=False):
         if self.stored_state:
             self.stored_state = ""
         body = event.body
-        apply_body = find_fold(type(body))
+        apply_body = FOLDS[type(body)]
         if apply_body is not None and self.ended is None:
             apply_body(self, body, event)
 
@@ -287,8 +289,11 @@ class RunView(Struct, eq=False, gc=False):
             self.warnings += (f"{gap.count} events of this tree are missing: {gap.reason}",)
 
     def _apply_ending(self, ended: RunEnded, event: Event) -> None:
-        self.ended, self.ended_at, self.waiting_since = ended, event.at, None
-        self.calls, self.approvals = (), ()
+        self.ended, self.ended_at = ended, event.at
+        if self.waiting_since is not None:
+            self.waiting_since = None
+        if self.calls or self.approvals:
+            self.calls, self.approvals = (), ()
 
     def begin_progress(self, tree: str, *, nickname: str | None, max_turns: int | None) -> ProgressReported:
         """Return what all progress of a subagent has in common."""
@@ -300,7 +305,7 @@ class RunView(Struct, eq=False, gc=False):
             child_thread_id=f"{tree}/{self.number}",
             child_root_task_id=f"{tree}/0",
             subagent_task_id=None,
-            max_turns=None if max_turns is None else _saturate(max_turns, U32_MAX),
+            max_turns=None if max_turns is None else min(max_turns, U32_MAX),
             current_turn=0,
             model=spawned.model or None,
             tool_name="",
@@ -316,15 +321,16 @@ class RunView(Struct, eq=False, gc=False):
     ) -> ProgressReported:
         """Return the state of a subagent at the start or the end of one of its tool calls. Counters stop at the largest
         number of their type."""
+        turns, calls, tokens = self.completed_turns, self.tool_count, self.usage.total_tokens
         return structs.replace(
             begun,
-            current_turn=_saturate(self.completed_turns, U32_MAX),
+            current_turn=turns if turns < U32_MAX else U32_MAX,
             tool_name=tool,
             tool_context=about,
             completed=completed,
             success=success,
-            tool_count=_saturate(self.tool_count, U32_MAX),
-            total_tokens=_saturate(self.usage.total_tokens, U64_MAX),
+            tool_count=calls if calls < U32_MAX else U32_MAX,
+            total_tokens=tokens if tokens < U64_MAX else U64_MAX,
         )
 
     def make_tally(self) -> RunTally:
@@ -423,11 +429,14 @@ class RunView(Struct, eq=False, gc=False):
             "inherited" if place is None else place.runtime,
             () if place is None else place.sandbox,
             ended.code,
-            tuple([child.result(tree) for child in self.children if child.ended is not None]),
+            self._list_results(tree) if self.children else (),
             self.replies,
             None if self.team is None else self.report_team(),
             () if self.rounds is None else self.report_rounds(),
         )
+
+    def _list_results(self, tree: str) -> tuple[Result[Any], ...]:
+        return tuple([child.result(tree) for child in self.children if child.ended is not None])
 
     def find_presented(self) -> RunView:
         """Return the run whose work is handed over: this one, or of a team its presenter."""
@@ -484,12 +493,9 @@ class RunView(Struct, eq=False, gc=False):
         )
 
 
-def _saturate(count: int, largest: int) -> int:
-    return count if count < largest else largest
-
-
-# Other events, and events after the ending, change nothing.
-_FOLDS: dict[type, Callable[[RunView, Any, Event], None]] = {
+# Kinds without a fold, and events after the ending, change nothing.
+FOLDS: dict[type, Callable[[RunView, Any, Event], None] | None] = {
+    **dict.fromkeys((*KINDS.values(), Unknown)),
     RunStarted: RunView._apply_start,
     RunRemote: RunView._apply_remote,
     RunResumed: RunView._apply_resume,
@@ -518,7 +524,6 @@ _FOLDS: dict[type, Callable[[RunView, Any, Event], None]] = {
     ImprovementsProposed: RunView._apply_rounds,
     RoundVoted: RunView._apply_rounds,
 }
-find_fold = _FOLDS.get
 
 
 def make_view(stored: StoredRun, *, keeps_texts: bool = True) -> RunView:
@@ -597,9 +602,7 @@ class Runs(Struct, eq=False, gc=False):
 
     def spawn(self, event: Event, body: RunSpawned) -> RunView:
         """Add a new run, with its first event."""
-        run = RunView(event.run, event.path, event.agent, event.at, body)
-        run.last_seq = event.seq
-        return self._add(run)
+        return self._add(RunView(event.run, event.path, event.agent, event.at, body, last_seq=event.seq))
 
     def _add(self, run: RunView) -> RunView:
         self.runs[run.number] = run

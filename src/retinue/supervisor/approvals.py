@@ -457,13 +457,15 @@ def judge_call(run: Run, spec: ToolSpec, call: Call) -> Verdict:
     if spec.name in SANDBOXED_TOOLS and not spec.host and spec.name not in run.plan.host and _is_sandboxed(run):
         policy = inside(policy)
     verdict = policy.judge(spec, call.args, primary=run.parent is None, workspace=run.folders.path)
-    return ALLOW if verdict == ASK and _writes_handed_file(run, spec, call) else verdict
+    if run.plan.handed_files and verdict == ASK and _writes_handed_file(run, spec, call):
+        return ALLOW
+    return verdict
 
 
 def _writes_handed_file(run: Run, spec: ToolSpec, call: Call) -> bool:
     """Tell whether a call writes, into the run's own workspace, a file that the run is there to hand over."""
     plan, folder = run.plan, run.folders.path
-    if not plan.handed_files or spec.name != WRITERS[0] or spec.host or spec.name in plan.host:
+    if spec.name != WRITERS[0] or spec.host or spec.name in plan.host:
         return False
     named = [call.args[key] for key in ("path", "file_path") if key in call.args]
     wanted = [each for name in plan.handed_files for each in (name, f"{folder}/{name}")]

@@ -267,9 +267,11 @@ def open_account(
     account = parent
     if tokens is not None or cost is not None:
         account = Account(f"'{name}'" if name else "the tree", tokens=tokens, cost=cost, parent=parent)
+    if account is None:
+        return None
     check_price(account, plan, prices)
     is_local = plan.run_job is None and plan.runtime.started is not None  # else its requests are not made here
-    if account is not None and plan.model is not None and is_local:
+    if plan.model is not None and is_local:
         try:
             account.check_room(_estimate_least(plan, words, prices if account.counts_cost else None), name)
         except ConfigError as error:

@@ -191,9 +191,10 @@ class Driver:
         run.slot.leave()
         if ending.status == "done" and not ending.text and ending.structured is None:
             tree.write(run, Warned("the run ended without any text", code="empty_result"))
-        own = run.own_account
-        if ending.status == "done" and own is not None and (excess := own.describe_excess()):
-            tree.write(run, Warned(excess, code="budget"))
+        if ending.status == "done" and run.account is not None:
+            own = run.own_account
+            if own is not None and (excess := own.describe_excess()):
+                tree.write(run, Warned(excess, code="budget"))
         duration = round(run.measure_duration(self._clock) * 1000)
         written = tree.write(run, make_ended_event(run, ending, duration_ms=duration), True)
         if written is not None:  # if the log does not take it, the result stands: whoever closes the log tells

@@ -177,8 +177,16 @@ class Run(msgspec.Struct, eq=False):
 
     def release(self) -> None:
         """Drop what only a live tree needs, so that its memory is free without a garbage collection."""
-        self.on_stop = self.context = self.deadline = self.stall_timer = self.team = None
-        self.children = ()
+        if self.children:
+            self.children = ()
+        if self.context is not None:
+            self.context = None
+        if self.deadline is not None:
+            self.deadline = None
+        if self.stall_timer is not None:
+            self.stall_timer = None
+        if self.team is not None:
+            self.team = None
 
     # Starting and ending
 
@@ -302,11 +310,12 @@ class Run(msgspec.Struct, eq=False):
     def finish(self) -> None:
         """Wake everybody who waits for the run, once its ending is written."""
         self.finished = True
-        for waiter in self.waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self.waiters = ()
         self.driver_task = None
+        if self.waiters:
+            waiters, self.waiters = self.waiters, ()
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
         if self.parent is not None:
             self.parent.wake()
 

@@ -26,6 +26,7 @@ from retinue.core.plans import Past, Plan
 from retinue.core.ports import Order, Ticket
 from retinue.core.profiles import Profile, Task, WorkspaceName
 from retinue.core.team_members import ROUND_EVALUATOR
+from retinue.core.traces import NO_ORIGIN
 from retinue.supervisor import caller_limits
 from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.budgets import Account, open_account, open_total
@@ -304,9 +305,7 @@ class Spawner:
         process of a caller says so, and screens here do not show it."""
         plan, ref, task, parent = run.plan, run.ref, run.task, run.parent
         order, continued, call = checked.order, checked.continued, caller_limits.CALL.get()
-        is_reported = self._ports.hook is not None and parent is None and call is not None
-        own = run.own_account
-        spawned = RunSpawned(
+        spawned = RunSpawned(  # with 15 names: Python passes more as a dict, which is slow
             parent=None if parent is None else parent.ref.run,
             label=ref.label,
             depth=run.depth,
@@ -315,35 +314,30 @@ class Spawner:
             workspace=run.folders.path,
             profile=plan.profile_json,
             tools=plan.tools_json,
-            task_context=task.context,
             model=plan.model_name,
             call_id=order.call_id,
-            background=order.background,
             queued=run.slot.is_queued,
-            trace_id=tree.trace_id,
-            span_id=random.getrandbits(64).to_bytes(8, "big").hex(),
-        )
-        return msgspec.structs.replace(  # in two steps: Python passes more than 15 names as a dict, which is slow
-            spawned,
             timeout_seconds=run.seconds,
             max_turns=run.max_turns,
-            max_tokens=None if own is None else own.tokens,
-            max_cost=None if own is None else own.cost,
-            stall_seconds=None if run.stall_timer is None else run.stall_timer.seconds,
-            limits=order.limits,
-            context_paths=tuple(task.context_paths),
-            include_parent_workspace=task.include_parent_workspace,
-            include_temp_workspace=task.include_temp_workspace,
-            continues=order.continues if continued is None else continued.run,
-            origin="" if continued is None else continued.tree,
-            traceparent="" if parent is not None else tree.trace_origin.traceparent,
-            baggage="" if parent is not None else tree.trace_origin.baggage,
-            reported=call.reported_as(tree.id) if is_reported and call is not None else "",
-            request=task.request,
-            files=tuple(task.files),
-            conversation=task.conversation,
-            rounds=task.rounds,
+            trace_id=tree.trace_id,
+            span_id=f"{random.getrandbits(64):016x}",
         )
+        if run.account is not None and (own := run.own_account) is not None:
+            spawned = msgspec.structs.replace(spawned, max_tokens=own.tokens, max_cost=own.cost)
+        if run.stall_timer is not None:
+            spawned = msgspec.structs.replace(spawned, stall_seconds=run.stall_timer.seconds)
+        if order.background or order.limits is not None or order.continues is not None:
+            spawned = msgspec.structs.replace(
+                spawned, background=order.background, limits=order.limits, continues=order.continues
+            )
+        if continued is not None:
+            spawned = msgspec.structs.replace(spawned, continues=continued.run, origin=continued.tree)
+        if parent is None and tree.trace_origin is not NO_ORIGIN:
+            origin = tree.trace_origin
+            spawned = msgspec.structs.replace(spawned, traceparent=origin.traceparent, baggage=origin.baggage)
+        if self._ports.hook is not None and parent is None and call is not None:
+            spawned = msgspec.structs.replace(spawned, reported=call.reported_as(tree.id))
+        return _add_task_fields(spawned, task)
 
     def make_services(self, tree: Tree, run: Run) -> RunServices:
         return RunServices(tree=tree, run=run, shared=self._services)
@@ -351,6 +345,8 @@ class Spawner:
     def _grant_paths(self, task: Task) -> Task:
         """Return a primary's task with the paths that the user grants to every primary. The log keeps them, so that a
         resumed run has them too."""
+        if not self._ports.context_paths:
+            return task
         granted = [path for path in self._ports.context_paths if path not in task.context_paths]
         if not granted:
             return task
@@ -370,6 +366,25 @@ class Spawner:
 
     def _resolve_paths(self, task: Task, *, base: str) -> list[str]:
         return resolve_context_paths(task.context_paths, base=base) if task.context_paths else []
+
+
+def _add_task_fields(spawned: RunSpawned, task: Task) -> RunSpawned:
+    """Return the first event with what its task says beside the text; most say nothing."""
+    shows_workspaces = task.include_parent_workspace and task.include_temp_workspace
+    is_read = task.context or task.context_paths or task.files or not shows_workspaces
+    if not is_read and task.request is None and task.rounds is None and not task.conversation:
+        return spawned
+    return msgspec.structs.replace(
+        spawned,
+        task_context=task.context,
+        context_paths=tuple(task.context_paths),
+        include_parent_workspace=task.include_parent_workspace,
+        include_temp_workspace=task.include_temp_workspace,
+        request=task.request,
+        files=tuple(task.files),
+        conversation=task.conversation,
+        rounds=task.rounds,
+    )
 
 
 def find_depth(parent: Run | None) -> int:

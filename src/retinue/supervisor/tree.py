@@ -22,7 +22,7 @@ from retinue.core.ports import Clock, Log, Receipt
 from retinue.core.sendable import repair_text
 from retinue.core.traces import NO_ORIGIN, FindOrigin, TraceOrigin
 from retinue.log.forwarding_log import ForwardingLog
-from retinue.log.runs import Runs, find_fold
+from retinue.log.runs import FOLDS, Runs
 from retinue.supervisor.run import Run
 from retinue.supervisor.slots import Slots
 
@@ -63,7 +63,7 @@ class Tree:
         """Make a new tree, or one that an earlier process has begun: the view `restored`, up to the event `seq`."""
         self.id = new_tree_id() if restored is None else restored.tree
         self.trace_origin = NO_ORIGIN if trace is None else trace()
-        self.trace_id = self.trace_origin.traceparent[3:35] or random.getrandbits(128).to_bytes(16, "big").hex()
+        self.trace_id = self.trace_origin.traceparent[3:35] or f"{random.getrandbits(128):032x}"
         self.runs: list[Run] = []
         self.view = Runs(self.id) if restored is None else restored
         self.slots = Slots(concurrent)
@@ -113,7 +113,7 @@ class Tree:
         ref, now = run.ref, self._now  # Python looks for a method first in `self._now()`
         event = Event(seq, self.id, ref.run, ref.path, ref.agent, now(), body)  # type: ignore[arg-type] # one of KINDS
         view.last_seq = seq  # from here on as `RunView.apply`: the call alone is 4 % of a run (`bench counts`)
-        apply_body = find_fold(type(body))
+        apply_body = FOLDS[type(body)]
         if apply_body is not None:
             apply_body(view, body, event)
         return self.log.append(event, wait)

@@ -32,7 +32,7 @@ def read_argument(call: Call, name: str, kind: type[T], default: T | object = _R
     if value is None:
         if default is _REQUIRED:
             raise ToolError(f"{call.name}: missing '{name}'")
-        return cast("T", default)
+        return default  # type: ignore[return-value] # not _REQUIRED, so a T
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return cast("T", value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

@@ -76,7 +76,7 @@ def execute_trust(args: argparse.Namespace) -> int:
     ):
         return 1
     trust.keep_answer(file, text)
-    print(f"{safe.escape_line(str(file))} is trusted until it changes: {safe.escape_line(', '.join(loose))}")
+    print(safe.fold_line(safe.escape_line(f"{file} is trusted until it changes: {', '.join(loose)}"), sys.stdout))
     return 0
 
 
