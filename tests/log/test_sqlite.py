@@ -343,21 +343,6 @@ async def test_an_index_that_cannot_be_written_costs_no_event(tmp_path: Path, ca
     assert [tree for _, tree, *_ in read_index(log.path)[2]] == ["t1", "t2"]
 
 
-async def test_events_of_a_late_loop_go_with_the_next_one_that_somebody_waits_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sqlite, "LONGEST_LINGER", 60)
-    log = SqliteLog(tmp_path)
-    log.append(make_spawned())
-    for seq in range(2, 6):
-        log.append(make_event(seq))
-        threading.Event().wait(sqlite.LINGER * 3)  # each turn of the loop takes longer than events have
-        await asyncio.sleep(0)
-    await write(log, make_event(6))
-    assert log.commits == 1
-    await log.close()
-
-
 async def test_the_journal_is_moved_into_the_file_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,12 +2,11 @@
 
 New trees go to the first file that no other process writes; a stored tree is claimed with the file it is in. Written
 means committed. An event that nobody waits for is written with the next one that somebody does, or after LINGER
-seconds, whichever is first; watchers see events only when they are written. While a batch is being written, and while
-the event loop is late, such an event has more time, up to LONGEST_LINGER: fewer and longer batches cost less. Where
-many events come at once, the first PIECE of them are written while the event loop makes the others. Events of a tree
-that are appended without a pause in between are in the same batch, so that a crash keeps all of them or none. What
-cannot be written stays in order in memory and is tried again with the next batch; those who wait are told at once. A
-writer that another process has replaced is lost for good, and tries nothing again.
+seconds, whichever is first; watchers see events only when they are written. Where many events come at once, the first
+PIECE of them are written while the event loop makes the others. Events of a tree that are appended without a pause in
+between are in the same batch, so that a crash keeps all of them or none. What cannot be written stays in order in
+memory and is tried again with the next batch; those who wait are told at once. A writer that another process has
+replaced is lost for good, and tries nothing again.
 
 The index of what is written follows when nothing was to be written for INDEX_LINGER seconds, and no later than after
 INDEX_SECONDS or INDEX_BYTES: readers fold what it lacks (see `schema`).
@@ -36,7 +35,6 @@ from retinue.log.sqlite_reader import SqliteReader, read_events
 from retinue.log.tree_index import TreeIndex, TreeRow
 
 LINGER = 0.004
-LONGEST_LINGER = 0.25
 PIECE = 1000
 INDEX_LINGER = 0.1
 INDEX_SECONDS = 1.0
@@ -256,20 +254,7 @@ class FileWriter:
         return feed
 
     def _kick_later(self) -> None:
-        now = self._loop.time()
-        self._set_linger(now + LINGER, now + LONGEST_LINGER)
-
-    def _set_linger(self, due: float, latest: float) -> None:
-        self._linger = self._loop.call_at(due, self._kick_in_time, due, latest)
-
-    def _kick_in_time(self, due: float, latest: float) -> None:
-        """Kick at the time that is due; later if the writer is busy or the event loop is late, but not after
-        `latest`."""
-        now = self._loop.time()
-        if now < latest and (self._written < self._kicked_for or now > due + LINGER):
-            self._set_linger(now + LINGER, latest)
-        else:
-            self._kick()
+        self._linger = self._loop.call_later(LINGER, self._kick)
 
     def _kick(self) -> None:
         """Have the writer thread write what was appended up to now, and tell those who wait for it."""
