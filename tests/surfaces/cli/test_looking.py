@@ -224,3 +224,11 @@ def test_a_screen_that_takes_no_text_holds_up_no_run(project: Project) -> None:
         out, err = process.communicate()
     assert (process.returncode, out) == (0, "end\n")
     assert err.count('#### Tool "read" result:') == 10
+
+
+@pytest.mark.finding("S12")
+@pytest.mark.parametrize("types", ["[]", "[nosuch]"])
+def test_profiles_says_what_left_none_active(project: Project, types: str) -> None:
+    (project.folder / "retinue.yaml").write_text(f"orchestrator: {{coordination: {{subagent_types: {types}}}}}\n")
+    said = project.retinue("profiles").stdout
+    assert said.startswith("No profile is active, because of `subagent_types` in retinue.yaml.")

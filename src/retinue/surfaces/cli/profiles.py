@@ -73,7 +73,7 @@ def execute_profiles(args: argparse.Namespace) -> int:
         screen.print_json([_to_json(profile, active=profile.name in active) for profile in chosen])
         return 0
     if not chosen:
-        print("No profile is active, because of `subagent_types: []`. `retinue profiles --all` lists all profiles.")
+        print("No profile is active, because of `subagent_types` in retinue.yaml. `retinue profiles --all` lists all.")
         return 0
     rows = [
         (
