@@ -109,7 +109,7 @@ class RunServices(msgspec.Struct, eq=False):
     written_calls: dict[str, Awaitable[None] | None] | None = None  # calls of the reply that have not begun yet
     spoken: Sequence[str] = ()  # the pieces of text of the model call in flight
     progress: ProgressReported | None = None  # the part of it that all calls have in common
-    sent_thread: secrets.GrowingList = msgspec.field(default_factory=secrets.GrowingList)  # without secrets
+    sent_thread: secrets.GrowingList | None = None  # without secrets, if there are any
 
     @property
     def ref(self) -> RunRef:
@@ -304,7 +304,8 @@ class RunServices(msgspec.Struct, eq=False):
             raise ModelError(f"{run.name} has no model")
         account, reservation, usage, estimated = run.account, None, NO_USAGE, False
         again = None if account is None else self._reserve_again
-        system, thread = secrets.clean_text(system), self.sent_thread.clean(thread)
+        if secrets.has_secrets():
+            system, thread = secrets.clean_text(system), self._clean_thread(thread)
         request = Request(run.ref, turn, plan.model_name, system, thread, tools, OUTPUT_TOKENS, 0, again)
         if account is not None:
             prices = self.shared.prices if account.counts_cost else None
@@ -346,6 +347,12 @@ class RunServices(msgspec.Struct, eq=False):
         if run.first_write is not None:
             await run.wait_for_first_write()
         return reply
+
+    def _clean_thread(self, thread: list[Turn]) -> list[Turn]:
+        """Return the thread without known secrets. Turns that were sent before are not looked at again."""
+        if self.sent_thread is None:
+            self.sent_thread = secrets.GrowingList()
+        return self.sent_thread.clean(thread)
 
     async def _reserve_again(self, spent: Usage, *, estimated: bool = False) -> None:
         """Settle a model call that is retried, and reserve for it like for another one."""
