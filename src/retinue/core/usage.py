@@ -41,10 +41,10 @@ def repair_usage(usage: object) -> Usage:
     if not isinstance(usage, Usage):
         return NO_USAGE
     counts = msgspec.structs.astuple(usage)
-    for count in counts:
-        if type(count) is not int or not 0 <= count <= MOST_TOKENS:
-            return Usage(*map(_repair_count, counts))
-    return usage
+    one, two, three, four = counts
+    if type(one) is type(two) is type(three) is type(four) is int and min(counts) >= 0 and max(counts) <= MOST_TOKENS:
+        return usage
+    return Usage(*map(_repair_count, counts))
 
 
 def _repair_count(count: object) -> int:

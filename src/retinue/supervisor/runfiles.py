@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -34,6 +34,7 @@ from retinue.core.ports import Log
 from retinue.files.atomic import replace_file
 from retinue.files.private import ensure_private_folder, write_private_file
 from retinue.log.accounts import Bill, sum_subtree_bill
+from retinue.log.forwarding_log import ForwardingLog
 from retinue.log.runs import Runs, RunView
 from retinue.log.transcripts import format_transcript
 from retinue.supervisor.tree import Tree
@@ -51,23 +52,37 @@ _STATUS_KINDS = (RunStarted, TurnEnded, ApprovalAsked, ApprovalDecided, RunEnded
 
 
 class _RunFile(msgspec.Struct, eq=False):
-    """The files of one run: the events that are in them, until it has ended."""
+    """The files of one run: the events that are in them, until it has ended. Before any are there are no files."""
 
-    events: list[Event] = []
+    events: list[Event] | None = None
     is_begun: bool = False
     is_ended: bool = False
 
 
-class _TreeFiles(msgspec.Struct, eq=False):
-    """The files of a tree: those of its runs, and the events that are not yet in them. A tree that is `over` gets no
-    more of them; one that `failed` could not be written."""
+class _TreeFiles(ForwardingLog):
+    """The files of a tree: those of its runs, and the events that are not yet in them, which it takes as the tree's
+    log. A tree that is `over` gets no more of them; one that `failed` could not be written."""
 
-    runs: Runs
-    kept: dict[int, _RunFile] = {}
-    pending: list[Event] = []
-    is_written: bool = False  # at this moment, in a thread
-    over: bool = False
-    failed: bool = False
+    def __init__(self, runs: Runs, on_change: Callable[[_TreeFiles], None], log: Log) -> None:
+        super().__init__(log)
+        self.runs = runs
+        self.kept: dict[int, _RunFile] = {}
+        self.pending: list[Event] = []
+        self.is_written = False  # at this moment, in a thread
+        self.over = False
+        self.failed = False
+        self._on_change = on_change
+
+    def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
+        written = self._log.append(event, wait)
+        self.take_event(event)
+        return written
+
+    def take_event(self, event: Event) -> None:
+        if (event.run in self.kept or type(event.body) is RunEnded) and not self.failed:
+            if not self.pending:
+                self._on_change(self)
+            self.pending.append(event)
 
     def take_pending(self) -> list[Event]:
         taken, self.pending = self.pending, []
@@ -93,8 +108,7 @@ class RunFiles:
         """Keep the files of a run from the tree's next event on."""
         files = self._trees.get(tree.id)
         if files is None:
-            files = self._trees[tree.id] = _TreeFiles(tree.view)
-            tree.observe_events(partial(self._take_event, files))
+            files = self._trees[tree.id] = tree.wrap_log(partial(_TreeFiles, tree.view, self._note_change))
         files.kept[run] = _RunFile()
 
     def restore(self, tree: str, events: Iterable[Event]) -> None:
@@ -102,7 +116,7 @@ class RunFiles:
         files = self._trees.get(tree)
         if files is not None:
             for event in events:
-                self._take_event(files, event)
+                files.take_event(event)
 
     def end_tree(self, tree: str) -> None:
         """Let go of a tree that has ended, once its files are written."""
@@ -160,14 +174,12 @@ class RunFiles:
         for tree in list(self._trees.values()):
             self._release(tree)
 
-    def _take_event(self, tree: _TreeFiles, event: Event) -> None:
-        if (event.run in tree.kept or type(event.body) is RunEnded) and not tree.failed:
-            if not tree.pending:
-                self._changed[tree] = None
-                if not self._is_writing:
-                    self._is_writing = True
-                    self._owner.start(self._write_changes())
-            tree.pending.append(event)
+    def _note_change(self, tree: _TreeFiles) -> None:
+        """Have a tree written that has pending events again."""
+        self._changed[tree] = None
+        if not self._is_writing:
+            self._is_writing = True
+            self._owner.start(self._write_changes())
 
     def _release(self, tree: _TreeFiles) -> None:
         for file in tree.kept.values():
@@ -254,16 +266,18 @@ class RunFiles:
         """Write the new events of a run beside those that are written."""
         own = self._state.run_folder(tree, run.number)
         live, full = f"{own}/live_logs", f"{own}/full_logs"
-        if not file.events:
+        is_new = file.events is None
+        if is_new:
             for folder in (self._state.tree_folder(tree), own, live, full):  # so that none is tried in vain
                 ensure_private_folder(folder)
         # A run that resumes after a crash starts its file anew.
-        write_private_file(f"{live}/events.ndjson", encode_events(new), append=bool(file.events))
-        is_new, is_over = not file.events, type(new[-1].body) is RunEnded
-        file.events += new
+        write_private_file(f"{live}/events.ndjson", encode_events(new), append=not is_new)
+        is_over = type(new[-1].body) is RunEnded
+        events = file.events = file.events or []
+        events += new
         if is_over:  # before the status, which tells a reader that they are there
             _copy_file(f"{live}/events.ndjson", f"{full}/events.ndjson")
-            write_private_file(f"{full}/transcript.md", format_transcript(file.events).encode())
+            write_private_file(f"{full}/transcript.md", format_transcript(events).encode())
         if is_new or any(isinstance(event.body, _STATUS_KINDS) for event in new):
             replace_file(f"{full}/status.json", msgspec.json.format(msgspec.json.encode(status_of(tree, run))))
         file.is_begun = True

@@ -21,7 +21,6 @@ from retinue.core.messages import NOTICE, UserTurn
 from retinue.core.ports import Clock, Log, Receipt
 from retinue.core.sendable import repair_text
 from retinue.core.traces import NO_ORIGIN, FindOrigin, TraceOrigin
-from retinue.log.forwarding_log import ForwardingLog
 from retinue.log.runs import FOLDS, Runs
 from retinue.supervisor.run import Run
 from retinue.supervisor.slots import Slots
@@ -30,6 +29,7 @@ _DIGITS = b"0123456789abcdefghjkmnpqrstvwxyz"  # without letters that look like 
 _DIGIT_OF_BYTE = _DIGITS * 8
 _random = random.Random()  # not the module's own, which a program may seed
 os.register_at_fork(after_in_child=_random.seed)
+W = TypeVar("W", bound=Log)
 B = TypeVar("B", bound=Body)
 USER = "user"
 MAX_MESSAGE = 256 * 1024
@@ -90,9 +90,10 @@ class Tree:
         """Let the tree end when this run ends."""
         self.root = root
 
-    def observe_events(self, observer: Callable[[Event], None]) -> None:
-        """Let a function see every event from now on; it may not be written yet."""
-        self.log = _ObservedLog(self.log, observer)
+    def wrap_log(self, wrap: Callable[[Log], W]) -> W:
+        """Put a log around the tree's own, which sees every event from now on, and return it."""
+        self.log = wrapped = wrap(self.log)
+        return wrapped
 
     def open(self, run: Run, body: RunSpawned) -> Awaitable[None] | None:
         """Write the first event of a run."""
@@ -183,19 +184,6 @@ class Tree:
         """Cut the reference cycles of an ended tree, so that its memory is free without a garbage collection."""
         for run in self.runs:
             run.release()
-
-
-class _ObservedLog(ForwardingLog):
-    """The log of a tree with somebody who sees its events."""
-
-    def __init__(self, log: Log, observer: Callable[[Event], None]) -> None:
-        super().__init__(log)
-        self._observer = observer
-
-    def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
-        written = self._log.append(event, wait)
-        self._observer(event)
-        return written
 
 
 # The fields of each kind of event that hold words of users, models, tools or peers; other kinds hold none. A profile
