@@ -311,6 +311,22 @@ async def test_a_damaged_batch_that_is_not_indexed_costs_only_itself(tmp_path: P
         await SqliteLog(tmp_path).close()
 
 
+@pytest.mark.finding("R8")
+async def test_an_event_that_cannot_be_decoded_hides_no_other(tmp_path: Path) -> None:
+    file = await leave_tail(tmp_path)
+    lines = encode_stored_events([make_event(4), make_spawned(tree="t3")]).replace(b'"turn":4', b'"turn":4.5')
+    db = schema.open_writer(file)
+    schema.append_batch(db, epoch=schema.begin_epoch(db), batch=schema.next_batch(db), lines=lines)
+    db.close()
+    for _ in range(2):
+        reader = SqliteReader(tmp_path)
+        assert {stored.tree for stored in await reader.list_trees()} == {"t1", "t2", "t3"}
+        assert [event.seq for event in await reader.read("t3")] == [1]
+        with pytest.raises(LogError, match="a line that is not an event"):
+            await reader.read("t1")
+        await SqliteLog(tmp_path).close()
+
+
 async def test_an_index_is_not_counted_twice(tmp_path: Path) -> None:
     """As after damage to the number of the newest batch that it has."""
     file = await leave_tail(tmp_path, *TAIL)
@@ -396,7 +412,7 @@ async def test_unknown_fields_come_out_untouched(tmp_path: Path) -> None:
 
 async def test_what_is_not_a_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / "0001.db").write_bytes(b"not a database, but long enough to be looked at" * 40)
-    with pytest.raises(LogError, match=r"0001\.db"):
+    with pytest.raises(LogError, match=r"0001\.db: .*; move it away, and a new one is begun"):
         SqliteLog(tmp_path)
     (tmp_path / "0001.db").unlink()
     other = apsw.Connection(str(tmp_path / "0001.db"))

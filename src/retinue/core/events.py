@@ -610,6 +610,16 @@ def decode_event(line: bytes) -> Event:
         raise msgspec.DecodeError(str(error)) from None
 
 
+def decode_event_or_gap(line: bytes) -> Event:
+    """Decode the event of one line, or return a gap in its place if only its body cannot be decoded."""
+    try:
+        return decode_event(line)
+    except msgspec.MsgspecError:
+        head = _ENVELOPE.decode(line)
+        gap = Gap(1, f"an event of kind {head.kind} cannot be read")
+        return Event(head.seq, head.tree, head.run, head.path, head.agent, head.at, gap)
+
+
 def _decode_line(line: bytes) -> Event:
     head = _ENVELOPE.decode(line)
     decoder = _BODIES.get(head.kind)

@@ -39,7 +39,7 @@ import msgspec
 from msgspec import structs
 
 from retinue.core.errors import LogDamaged, LogError, LogVersionError
-from retinue.core.events import Event, Gap, decode_event, encode_event, make_line
+from retinue.core.events import Event, Gap, decode_event, decode_event_or_gap, encode_event, make_line
 from retinue.core.ports import OnProblem, RunTally, StoredRun, Unfinished, ignore_problem
 from retinue.files.locks import open_own_file
 from retinue.files.user_key import load_user_key
@@ -172,6 +172,9 @@ def open_writer(path: Path) -> apsw.Connection:
             index_tail(db)
         except OSError as error:
             raise LogError(f"cannot write the log {path}: {error.strerror or error}") from None
+        except (apsw.CorruptError, apsw.NotADBError) as error:
+            why = describe_error(f"cannot open the log {path}", error)
+            raise LogError(f"{why}; move it away, and a new one is begun") from None
         except apsw.Error as error:
             raise LogError(describe_error(f"cannot open the log {path}", error)) from None
         undo.pop_all()
@@ -340,11 +343,12 @@ def _insert_changes(db: apsw.Connection, index: TreeIndex, prefix: str = "") -> 
 
 
 def decode_lines(lines: bytes, trees: Collection[bytes] | None = None) -> list[Event]:
-    """Return the events of a batch, or those of these trees."""
+    """Return the events of a batch, or those of these trees. One that cannot be read changes no list; whoever reads its
+    tree is told."""
     found = lines.split(b"\n")
     if trees is not None:
         found = [line for line in found if (place := _PLACE.match(line)) is not None and place[2] in trees]
-    return [decode_event(make_line(line)) for line in found]
+    return [decode_event_or_gap(make_line(line)) for line in found]
 
 
 @lru_cache(4)
