@@ -51,7 +51,7 @@ _LOG = logging.getLogger(__name__)
 _STATUS_KINDS = (RunStarted, TurnEnded, ApprovalAsked, ApprovalDecided, RunEnded)
 
 
-class _RunFile(msgspec.Struct, eq=False):
+class _RunFile(msgspec.Struct, eq=False, gc=False):
     """The files of one run: the events that are in them, until it has ended. Before any are there are no files."""
 
     events: list[Event] | None = None
