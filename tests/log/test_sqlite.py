@@ -327,6 +327,61 @@ async def test_an_event_that_cannot_be_decoded_hides_no_other(tmp_path: Path) ->
         await SqliteLog(tmp_path).close()
 
 
+@pytest.mark.finding("R8")
+async def test_a_damaged_row_of_the_index_hides_no_other_tree(tmp_path: Path) -> None:
+    file = await leave_tail(tmp_path, *TAIL)
+    db = apsw.Connection(str(file))
+    db.execute("UPDATE trees SET last_seq = 77 WHERE tree = 't1'")
+    db.close()
+    for expected in (["t3", "t2", "t1"], ["t4", "t3", "t2", "t1"], ["t4", "t3", "t2", "t1"]):
+        reader = SqliteReader(tmp_path)
+        assert [stored.tree for stored in await reader.list_trees()] == expected
+        assert [event.seq for event in await reader.read("t1")] == [1, 2, 3, 4, 5, 6, 7, 8]
+        assert [event.seq for event in await reader.read("t3")] == [1, 2]
+        assert [run.ref.tree for run in await reader.find_runs("third")] == ["t3"]
+        kinds = [event.tree async for event in reader.read_kind("run.spawned", since=1.0)]
+        assert sorted(set(kinds)) == sorted(expected)
+        log = SqliteLog(tmp_path)
+        watched = [item async for item in log.watch("t1")]
+        assert [item.seq for item in watched if isinstance(item, Event)] == [1, 2, 3, 4, 5, 6, 7, 8]
+        if "t4" not in expected:
+            await write(log, make_spawned(tree="t4", at=103.0))
+        await log.close()
+
+
+@pytest.mark.finding("R1")
+async def test_a_tail_costs_no_look_at_the_rest_of_the_log(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path)
+    for number in range(1000):
+        tree = f"tree{number:03d}"
+        log.append(make_spawned(tree=tree, label=f"label {number}", at=float(number)))
+        log.append(make_ended(2, tree=tree, at=float(number)))
+    await log.close()
+
+    def count_steps() -> list[int]:
+        counts = []
+        for query in (
+            lambda db: schema.list_trees(db, latest=20, reported=True, first_batch=1, only=None),
+            lambda db: list(schema.read_runs(db, ["tree007"])),
+            lambda db: list(schema.find_runs(db, "label 123")),
+        ):
+            with sqlite_reader.open_file(log.path) as db:
+                schema.begin_reading(db)
+                steps = [0]
+                db.set_progress_handler(lambda steps=steps: steps.append(0) or False, 10)
+                assert query(db)
+                counts.append(len(steps) * 10)
+        return counts
+
+    without = count_steps()
+    db = schema.open_writer(log.path)
+    lines = encode_stored_events([make_spawned(tree="new", at=1000.0)])
+    schema.append_batch(db, epoch=schema.begin_epoch(db), batch=schema.next_batch(db), lines=lines)
+    db.close()
+    for before, after in zip(without, count_steps(), strict=True):
+        assert after < before + 2000  # a look at each tree takes more than 10,000
+
+
 async def test_an_index_is_not_counted_twice(tmp_path: Path) -> None:
     """As after damage to the number of the newest batch that it has."""
     file = await leave_tail(tmp_path, *TAIL)

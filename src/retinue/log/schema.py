@@ -25,13 +25,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import lru_cache, partial
 from hashlib import blake2b
 from hmac import compare_digest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import apsw
@@ -46,6 +46,7 @@ from retinue.files.user_key import load_user_key
 from retinue.log.tree_index import IndexChanges, TreeIndex, TreeRow, list_names
 
 SEAL_BYTES = 16
+T = TypeVar("T")
 READER_CACHE_KIB = 16_384  # the index of some 20,000 trees, whose pages a list needs in no order
 _KEY_VARIABLES = ("XDG_STATE_HOME", "HOME")  # by which the key is found
 _TALLY = msgspec.json.Decoder(RunTally)
@@ -99,7 +100,8 @@ CREATE {temp} TABLE {tail}names (
 CREATE {temp} VIEW {tail}changes AS
   SELECT NULL AS places, NULL AS trees, NULL AS runs, NULL AS tallies, NULL AS names;
 CREATE {temp} TRIGGER {tail}take_changes INSTEAD OF INSERT ON {tail}changes BEGIN
-  INSERT INTO {tail}places SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(NEW.places);
+  INSERT INTO {tail}places SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(NEW.places) WHERE true
+    ON CONFLICT DO NOTHING;
   INSERT INTO {tail}trees
     (tree, spawned_at, origin, reported, last_seq, last_at, gone_at, root, ended, last_batch, seal)
     SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7,
@@ -118,16 +120,17 @@ CREATE {temp} TRIGGER {tail}take_changes INSTEAD OF INSERT ON {tail}changes BEGI
 END;
 """
 _CREATE = _MAKE_INDEX.format(temp="", tail="") + _MAKE_LINES
-# Views of the index with its tail: SQLite looks for a name in the temporary schema first.
+# Views of the index with its tail: SQLite looks for a name in the temporary schema first. It uses the indexes of both
+# parts only if columns have the same affinity (hence the CAST) and those that sort are selected.
 _JOIN_TAIL = (
     _MAKE_INDEX.format(temp="TEMP", tail="tail_")
     + """
 CREATE TEMP VIEW places AS SELECT * FROM main.places UNION ALL SELECT * FROM tail_places;
 CREATE TEMP VIEW trees AS
   SELECT * FROM main.trees WHERE tree NOT IN (SELECT tree FROM tail_trees)
-  UNION ALL SELECT coalesce((SELECT id FROM main.trees AS old WHERE old.tree = new.tree),
-      (SELECT max(id) FROM main.trees) + id, id), tree, spawned_at, origin, reported, last_seq, last_at, gone_at,
-    root, ended, seal, last_batch FROM tail_trees AS new;
+  UNION ALL SELECT CAST(coalesce((SELECT id FROM main.trees AS old WHERE old.tree = new.tree),
+      (SELECT max(id) FROM main.trees) + id, id) AS INTEGER), tree, spawned_at, origin, reported, last_seq, last_at,
+    gone_at, root, ended, seal, last_batch FROM tail_trees AS new;
 CREATE TEMP VIEW runs AS SELECT * FROM main.runs UNION ALL SELECT * FROM tail_runs;
 CREATE TEMP VIEW tallies AS
   SELECT * FROM main.tallies WHERE (tree, run) NOT IN (SELECT tree, run FROM tail_tallies)
@@ -172,6 +175,8 @@ def open_writer(path: Path) -> apsw.Connection:
             index_tail(db)
         except OSError as error:
             raise LogError(f"cannot write the log {path}: {error.strerror or error}") from None
+        except (AttributeError, TypeError, ValueError) as error:  # what SQLite found is not what was written
+            raise LogDamaged(f"cannot open the log {path}: the file is damaged ({one_line(error)})") from None
         except (apsw.CorruptError, apsw.NotADBError) as error:
             why = describe_error(f"cannot open the log {path}", error)
             raise LogError(f"{why}; move it away, and a new one is begun") from None
@@ -211,7 +216,7 @@ def open_reader(path: Path, *, immutable: bool = False) -> apsw.Connection:
                 db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
             undo.callback(close_quietly, db)
             db.set_busy_timeout(5000)
-            db.execute("PRAGMA query_only = ON")
+            db.execute("PRAGMA temp_store = MEMORY; PRAGMA query_only = ON")
             db.pragma("cache_size", -READER_CACHE_KIB)
             check_version(db, path)
         except apsw.Error as error:
@@ -289,13 +294,26 @@ def reseal_batches(db: apsw.Connection) -> None:
 
 
 def index_tail(db: apsw.Connection) -> None:
-    """Add the batches to the index that it lacks because their writer was killed. One that is damaged stays as it is:
-    its readers make another."""
+    """Add the batches to the index that it lacks because their writer was killed."""
     tail = list_tail(db)
     if tail:
-        with suppress(LogDamaged), db:
-            _insert_changes(db, _fold_tail(db, tail))
+        index = continue_index(db)
+        _fold_tail(db, index, tail)
+        with db:
+            _insert_changes(db, index)
             db.execute("UPDATE writer SET indexed = ?", (tail[-1],))
+
+
+def continue_index(db: apsw.Connection) -> TreeIndex:
+    """Return an index that goes on with what a file has. A damaged row counts as none, so that it hides no other tree:
+    readers who meet it make an index of their own."""
+
+    def load_whole(load: Callable[..., T], *place: str | int) -> T | None:
+        with suppress(LogDamaged, AttributeError, TypeError, ValueError):
+            return load(db, *place)
+        return None
+
+    return TreeIndex(partial(load_whole, load_tree), partial(load_whole, load_run))
 
 
 def begin_reading(db: apsw.Connection, trees: Collection[str] | None = None) -> list[LogError]:
@@ -304,7 +322,8 @@ def begin_reading(db: apsw.Connection, trees: Collection[str] | None = None) -> 
     db.execute("BEGIN")
     tail, damaged = list_tail(db), list[LogError]()
     if tail:
-        index = _fold_tail(db, tail, trees, damaged.append)
+        index = TreeIndex(partial(load_tree, db), partial(load_run, db))
+        _fold_tail(db, index, tail, trees, damaged.append)
         db.execute("PRAGMA query_only = OFF")
         db.execute(_JOIN_TAIL)
         _insert_changes(db, index, "tail_")
@@ -319,13 +338,12 @@ def list_tail(db: apsw.Connection) -> list[int]:
 
 def _fold_tail(
     db: apsw.Connection,
+    index: TreeIndex,
     tail: Iterable[int],
     trees: Collection[str] | None = None,
     on_problem: OnProblem = ignore_problem,
-) -> TreeIndex:
-    """Return the changes that batches make to the index, or to what it has of these trees. Those that cannot be read
-    make none."""
-    index = TreeIndex(partial(load_tree, db), partial(load_run, db))
+) -> None:
+    """Fold batches into an index, or what they have of these trees. Those that cannot be read change nothing."""
     names = None if trees is None else frozenset(tree.encode() for tree in trees)
     for row in tail:
         try:
@@ -334,7 +352,6 @@ def _fold_tail(
             on_problem(error)
             continue
         index.apply(decode_lines(lines, names), row)
-    return index
 
 
 def _insert_changes(db: apsw.Connection, index: TreeIndex, prefix: str = "") -> None:
@@ -457,9 +474,9 @@ def list_trees(
     if only is not None:
         conditions += ["NOT ended", f"last_batch {'>=' if only == 'live' else '<'} {first_batch}"]
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-    query = f"SELECT {_ROW} FROM trees {where} ORDER BY spawned_at DESC, id DESC LIMIT ?"
+    query = f"SELECT id, {_ROW} FROM trees {where} ORDER BY spawned_at DESC, id DESC LIMIT ?"
     sealer = Sealer()
-    return [_make_tree(db, sealer, row) for row in db.execute(query, (-1 if latest is None else latest,))]
+    return [_make_tree(db, sealer, row) for _, *row in db.execute(query, (-1 if latest is None else latest,))]
 
 
 def count_trees(db: apsw.Connection, *, reported: bool) -> int:
@@ -487,17 +504,17 @@ def read_runs(db: apsw.Connection, trees: Iterable[str]) -> Iterator[StoredRun]:
 def find_runs(db: apsw.Connection, name: str) -> Iterator[StoredRun]:
     """Yield the runs that have a name which begins with this one; those of newer trees first."""
     query = f"""
-        SELECT {_RUN}, trees.reported <> ''
+        SELECT spawned_at, trees.id, {_RUN}, trees.reported <> ''
         FROM (SELECT DISTINCT tree, run FROM names WHERE name >= ?1 AND name < ?2)
         JOIN trees USING (tree) JOIN runs USING (tree, run) JOIN tallies USING (tree, run)
         ORDER BY spawned_at DESC, trees.id DESC, runs.run
     """
     sealer = Sealer()
-    for row in db.execute(query, (name, name + "\U0010ffff")):
+    for _, _, *row in db.execute(query, (name, name + "\U0010ffff")):
         yield _make_run(db, sealer, row)
 
 
-def _make_tree(db: apsw.Connection, sealer: Sealer, row: tuple[Any, ...]) -> TreeRow:
+def _make_tree(db: apsw.Connection, sealer: Sealer, row: Sequence[Any]) -> TreeRow:
     *values, seal = row
     if not compare_digest(sealer.seal_tree(values), seal):
         raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
@@ -505,7 +522,7 @@ def _make_tree(db: apsw.Connection, sealer: Sealer, row: tuple[Any, ...]) -> Tre
     return TreeRow(*values)
 
 
-def _make_run(db: apsw.Connection, sealer: Sealer, row: tuple[Any, ...]) -> StoredRun:
+def _make_run(db: apsw.Connection, sealer: Sealer, row: Sequence[Any]) -> StoredRun:
     tree, run, first, first_seal, tally, tally_seal, reported = row
     is_first_whole = compare_digest(sealer.seal_text(first), first_seal)
     if not (is_first_whole and compare_digest(sealer.seal_tally(tree, run, tally), tally_seal)):

@@ -3,9 +3,9 @@
 New trees go to the first file that no other process writes; a stored tree is claimed with the file it is in. Written
 means committed. An event that nobody waits for is written with the next one that somebody does, or after LINGER
 seconds, whichever is first; watchers see events only when they are written. Where many events come at once, the first
-PIECE of them are written while the event loop makes the others. Events of a tree that are appended without a pause in
-between are in the same batch, so that a crash keeps all of them or none. What cannot be written stays in order in
-memory and is tried again with the next batch; those who wait are told at once. A writer that another process has
+PIECE of them are written while the event loop makes the others. Events of a tree that are appended one after the other
+without a pause are in the same batch, so that a crash keeps all of them or none. What cannot be written stays in order
+in memory and is tried again with the next batch; those who wait are told at once. A writer that another process has
 replaced is lost for good, and tries nothing again.
 
 The index of what is written follows when nothing was to be written for INDEX_LINGER seconds, and no later than after
@@ -22,7 +22,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import ExitStack, aclosing, suppress
-from functools import partial
 from pathlib import Path
 
 import apsw
@@ -32,7 +31,7 @@ from retinue.core.events import Delta, Event, encode_stored_events
 from retinue.log import locks, schema
 from retinue.log.feed import Feed
 from retinue.log.sqlite_reader import SqliteReader, read_events
-from retinue.log.tree_index import TreeIndex, TreeRow
+from retinue.log.tree_index import TreeRow
 
 LINGER = 0.004
 PIECE = 1000
@@ -128,6 +127,7 @@ class FileWriter:
             undo.callback(schema.close_quietly, self._db)  # before the lock goes: closing may still write
             try:
                 self._epoch = schema.begin_epoch(self._db)
+                schema.index_tail(self._db)  # again: a writer that lost the lock may have written until now
                 self._first_batch = self._next_batch = schema.next_batch(self._db)
                 self._files = schema.identify_files(path)
                 self._reader = schema.open_reader(path)
@@ -143,7 +143,7 @@ class FileWriter:
         self._feeds: dict[str, Feed] = {}
         self._pending: list[Event] = []
         self._appended = self._kicked_for = self._written = 0  # so many events, since this writer was made
-        self._index = TreeIndex(partial(schema.load_tree, self._db), partial(schema.load_run, self._db))
+        self._index = schema.continue_index(self._db)
         self._unindexed: list[tuple[int, list[Event]]] = []  # batches that the index lacks
         self._unindexed_bytes = self._folded = 0  # their length; so many of them are in an index that is not written
         self._index_due = 0.0
@@ -345,8 +345,9 @@ class FileWriter:
             schema.index_batches(self._db, epoch=self._epoch, batch=self._next_batch - 1, changes=changes)
         except Exception as error:  # noqa: BLE001 - as above
             failure = self._describe_failure("cannot write the index of the log", error)
-            if isinstance(failure, LogLost):
-                self._error = failure
+            if isinstance(failure, LogLost):  # the index is the other writer's now; this one's events are on disk
+                self._unindexed = []
+                return
             self._index_due = time.monotonic() + RETRY_SECONDS
             if not self._index_failed:  # once, however often it is tried
                 self._index_failed = True

@@ -360,7 +360,7 @@ def _list_batches(file: Path, since: float) -> Sequence[int]:
     with open_file(file) as db:
         last = schema.find_last_batch(db)
         if since:
-            with suppress(apsw.CorruptError):
+            with suppress(apsw.CorruptError, LogDamaged):
                 schema.begin_reading(db)
                 return schema.list_batches(db, since)
     return range(1, last + 1)

@@ -78,7 +78,7 @@ class _Tree(Struct, eq=False):
 
     row: TreeRow
     runs: dict[int, tuple[Event, RunView]] = field(default_factory=dict)
-    spawned: list[int] = field(default_factory=list)
+    spawned: dict[int, None] = field(default_factory=dict)
     changed: dict[int, None] = field(default_factory=dict)
 
 
@@ -152,7 +152,7 @@ class TreeIndex:
             first = strip_spawned(event)
             assert isinstance(first.body, RunSpawned)
             known = first, RunView(event.run, event.path, event.agent, event.at, first.body, keeps_texts=False)
-            tree.spawned.append(event.run)
+            tree.spawned[event.run] = None
         else:
             stored = self._load_run(event.tree, event.run)
             if stored is None:
