@@ -40,11 +40,11 @@ def repair_usage(usage: object) -> Usage:
     a log could not be read with it, and less than nothing would give a budget back."""
     if not isinstance(usage, Usage):
         return NO_USAGE
-    counts = msgspec.structs.astuple(usage)
-    one, two, three, four = counts
-    if type(one) is type(two) is type(three) is type(four) is int and min(counts) >= 0 and max(counts) <= MOST_TOKENS:
-        return usage
-    return Usage(*map(_repair_count, counts))
+    counts = usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens
+    for count in counts:
+        if type(count) is not int or not 0 <= count <= MOST_TOKENS:
+            return Usage(*map(_repair_count, counts))
+    return usage
 
 
 def _repair_count(count: object) -> int:
