@@ -16,8 +16,7 @@ import asyncio
 import heapq
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -160,15 +159,6 @@ async def finish_despite_cancel(
             task.exception()
         raise asyncio.CancelledError
     return task.result()
-
-
-async def wait_despite_cancel(awaited: Awaitable[T]) -> T:
-    """Wait to the end, also when the caller is cancelled meanwhile; the caller hears nothing of that."""
-    future: asyncio.Future[T] = asyncio.ensure_future(awaited)
-    while not future.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.shield(future)
-    return future.result()
 
 
 async def run_in_thread(work: Callable[[threading.Event], T]) -> T:

@@ -18,10 +18,10 @@ from pathlib import Path
 import msgspec
 
 from retinue.agent.runs import run_job
-from retinue.concurrency import TaskOwner, wait_despite_cancel
+from retinue.concurrency import TaskOwner
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
 from retinue.core.control import Control
-from retinue.core.errors import Disconnected, Failed, Limited, LogError, RetinueError, StreamCut, Unconfirmed
+from retinue.core.errors import Disconnected, Failed, Limited, RetinueError, StreamCut, Unconfirmed
 from retinue.core.events import Gap, RunEnded, RunRemote, TurnEnded, Warned
 from retinue.core.messages import UserTurn
 from retinue.core.plans import Job
@@ -183,7 +183,8 @@ class Driver:
         return remote
 
     async def _end(self, tree: Tree, run: Run, ending: Ending) -> None:
-        """End what is below, then the run. The ending is written before anybody is told."""
+        """End what is below, then the run. The ending is written before anybody is told. Nothing that cancels the
+        driver's task can come between the two."""
         run.begin_ending()
         if run.children:
             await _end_children(run)
@@ -197,9 +198,13 @@ class Driver:
                 tree.write(run, Warned(excess, code="budget"))
         duration = round(run.measure_duration(self._clock) * 1000)
         written = tree.write(run, make_ended_event(run, ending, duration_ms=duration), True)
-        if written is not None:  # if the log does not take it, the result stands: whoever closes the log tells
-            with suppress(LogError, asyncio.CancelledError):
-                await wait_despite_cancel(written)
+        if written is None:
+            self._finish(tree, run)
+        else:  # if the log does not take it, the result stands: whoever closes the log tells
+            asyncio.ensure_future(written).add_done_callback(partial(self._finish, tree, run))
+
+    def _finish(self, tree: Tree, run: Run, _: object = None) -> None:
+        """Tell everybody who waits for a run that it has ended: its ending is written."""
         if run is tree.root:
             self._forget_tree(tree)
         elif run.background and run.parent is not None and not run.parent.ending:

@@ -181,10 +181,6 @@ class Run(msgspec.Struct, eq=False):
             self.children = ()
         if self.context is not None:
             self.context = None
-        if self.deadline is not None:
-            self.deadline = None
-        if self.stall_timer is not None:
-            self.stall_timer = None
         if self.team is not None:
             self.team = None
 
@@ -420,6 +416,7 @@ class Run(msgspec.Struct, eq=False):
         for clock in (self.deadline, self.stall_timer):
             if clock is not None:
                 clock.stop()
+        self.deadline = self.stall_timer = None
         if self.grace_timer is not None:
             self.grace_timer.cancel()
 

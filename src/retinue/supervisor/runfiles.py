@@ -97,6 +97,7 @@ class RunFiles:
         self._log = log
         self._state = state
         self._trees: dict[str, _TreeFiles] = {}
+        self._on_change = self._note_change  # one object for all trees
         self._changed: dict[_TreeFiles, None] = {}  # with pending events, in the order they got them
         self._owner = TaskOwner()
         self._is_writing = False
@@ -108,7 +109,7 @@ class RunFiles:
         """Keep the files of a run from the tree's next event on."""
         files = self._trees.get(tree.id)
         if files is None:
-            files = self._trees[tree.id] = tree.wrap_log(partial(_TreeFiles, tree.view, self._note_change))
+            files = self._trees[tree.id] = tree.wrap_log(partial(_TreeFiles, tree.view, self._on_change))
         files.kept[run] = _RunFile()
 
     def restore(self, tree: str, events: Iterable[Event]) -> None:
