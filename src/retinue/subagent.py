@@ -240,24 +240,22 @@ class Progress:
             return None
         match body:
             case ToolCall(name=name, args=args):
-                about = describe_call(name, args)
-                return self._make_progress(run, name, about, completed=False, success=False)
+                return self._make_progress(run, name, describe_call(name, args), success=None)
             case events.ToolResult(name=name, success=success):
-                about = run.tool_logs[-1].context
-                return self._make_progress(run, name, about, completed=True, success=success)
+                return self._make_progress(run, name, run.tool_logs[-1].context, success=success)
         return None
 
-    def _make_progress(
-        self, run: RunView, tool: str, about: str, *, completed: bool, success: bool
-    ) -> SubagentProgress:
+    def _make_progress(self, run: RunView, tool: str, about: str, *, success: bool | None) -> SubagentProgress:
         profile = events.decode_raw(run.spawned.profile)
         nickname, turns = profile.get("nickname"), (profile.get("limits") or {}).get("turns")
-        begun = run.begin_progress(
+        told = run.describe_progress(
             self.runs.tree,
+            tool,
+            about,
             nickname=nickname if isinstance(nickname, str) else None,
             max_turns=turns if isinstance(turns, int) else None,
+            success=success,
         )
-        told = run.describe_progress(begun, tool, about, completed=completed, success=success)
         return SubagentProgress(**msgspec.structs.asdict(told))
 
 

@@ -284,8 +284,8 @@ def test_progress_in_the_parent_s_thread_names_no_secret_of_a_call(monkeypatch: 
     monkeypatch.setenv("PLANTED_API_KEY", KEY)
     secrets.learn_secrets(os.environ)
     run = Runs.of("t1", [make_spawned()]).runs[0]
-    begun = run.begin_progress("t1", nickname=f"nick {KEY}", max_turns=None)
-    told = redact(run.describe_progress(begun, "read", f"/{KEY}", completed=False, success=False))
+    about, nickname = f"/{KEY}", f"nick {KEY}"
+    told = redact(run.describe_progress("t1", "read", about, nickname=nickname, max_turns=None, success=None))
     assert (told.tool_context, told.nickname) == (f"/{secrets.HIDDEN}", f"nick {secrets.HIDDEN}")
 
 

@@ -295,42 +295,28 @@ class RunView(Struct, eq=False, gc=False):
         if self.calls or self.approvals:
             self.calls, self.approvals = (), ()
 
-    def begin_progress(self, tree: str, *, nickname: str | None, max_turns: int | None) -> ProgressReported:
-        """Return what all progress of a subagent has in common."""
-        spawned = self.spawned
-        return ProgressReported(
-            subagent_id=spawned.subagent_id,
-            subagent_name=self.agent,
-            nickname=nickname,
-            child_thread_id=f"{tree}/{self.number}",
-            child_root_task_id=f"{tree}/0",
-            subagent_task_id=None,
-            max_turns=None if max_turns is None else min(max_turns, U32_MAX),
-            current_turn=0,
-            model=spawned.model or None,
-            tool_name="",
-            tool_context="",
-            completed=False,
-            success=False,
-            tool_count=0,
-            total_tokens=0,
-        )
-
     def describe_progress(
-        self, begun: ProgressReported, tool: str, about: str, *, completed: bool, success: bool
+        self, tree: str, tool: str, about: str, *, nickname: str | None, max_turns: int | None, success: bool | None
     ) -> ProgressReported:
-        """Return the state of a subagent at the start or the end of one of its tool calls. Counters stop at the largest
-        number of their type."""
+        """Return the state of a subagent at the start or, with its `success`, at the end of one of its tool calls.
+        Counters stop at the largest number of their type."""
         turns, calls, tokens = self.completed_turns, self.tool_count, self.usage.total_tokens
-        return structs.replace(
-            begun,
-            current_turn=turns if turns < U32_MAX else U32_MAX,
-            tool_name=tool,
-            tool_context=about,
-            completed=completed,
-            success=success,
-            tool_count=calls if calls < U32_MAX else U32_MAX,
-            total_tokens=tokens if tokens < U64_MAX else U64_MAX,
+        return ProgressReported(  # by position: so many names would take twice as long
+            self.spawned.subagent_id,
+            self.agent,
+            nickname,
+            f"{tree}/{self.number}",
+            f"{tree}/0",
+            None,
+            max_turns if max_turns is None or max_turns < U32_MAX else U32_MAX,
+            turns if turns < U32_MAX else U32_MAX,
+            self.spawned.model or None,
+            tool,
+            about,
+            success is not None,
+            bool(success),
+            calls if calls < U32_MAX else U32_MAX,
+            tokens if tokens < U64_MAX else U64_MAX,
         )
 
     def make_tally(self) -> RunTally:

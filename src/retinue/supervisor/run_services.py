@@ -39,7 +39,6 @@ from retinue.core.events import (
     Body,
     Delta,
     Message,
-    ProgressReported,
     RunWaiting,
     Thinking,
     ToolCall,
@@ -98,7 +97,7 @@ class SharedServices(msgspec.Struct, frozen=True, eq=False):
     control: Control
 
 
-class RunServices(msgspec.Struct, eq=False):
+class RunServices(msgspec.Struct, eq=False, gc=False):
     """The services of one run."""
 
     tree: Tree
@@ -108,7 +107,6 @@ class RunServices(msgspec.Struct, eq=False):
     session_folders: Folders | None = None  # those of the run's sandbox, once it has one
     written_calls: dict[str, Awaitable[None] | None] | None = None  # calls of the reply that have not begun yet
     spoken: Sequence[str] = ()  # the pieces of text of the model call in flight
-    progress: ProgressReported | None = None  # the part of it that all calls have in common
     sent_thread: secrets.GrowingList | None = None  # without secrets, if there are any
 
     @property
@@ -216,14 +214,16 @@ class RunServices(msgspec.Struct, eq=False):
         run, parent = self.run, self.run.parent
         if parent is None or run.queues:
             return
-        tree, view, about = self.tree, run.view, describe_call(call.name, call.args)
-        if self.progress is None:
-            profile, turns = run.plan.profile, run.plan.profile.limits.turns
-            max_turns = None if turns is UNSET else turns
-            self.progress = view.begin_progress(tree.id, nickname=profile.nickname, max_turns=max_turns)
-        completed, success = outcome is not None, outcome is not None and outcome.success
-        told = view.describe_progress(self.progress, call.name, about, completed=completed, success=success)
-        tree.write(parent, told)
+        profile, turns = run.plan.profile, run.plan.profile.limits.turns
+        told = run.view.describe_progress(
+            self.tree.id,
+            call.name,
+            describe_call(call.name, call.args),
+            nickname=profile.nickname,
+            max_turns=None if turns is UNSET else turns,
+            success=None if outcome is None else outcome.success,
+        )
+        self.tree.write(parent, told)
 
     def lend(self, call: Call) -> Awaitable[Outcome]:
         self._check_wanted()
@@ -609,7 +609,7 @@ class RunServices(msgspec.Struct, eq=False):
             raise asyncio.CancelledError
 
 
-class ReplyDeltas(msgspec.Struct, eq=False):
+class ReplyDeltas(msgspec.Struct, eq=False, gc=False):
     """Shows the deltas of one model call, each with its place in the reply. `texts` are the pieces of its text."""
 
     services: RunServices
