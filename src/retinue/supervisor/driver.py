@@ -219,7 +219,7 @@ class Driver:
         run.finish()
 
     def _forget_tree(self, tree: Tree) -> None:
-        self._trees.remove(tree)
+        self._trees.pop(tree.id, None)
         self._approvals.forget_tree(tree.id)
         self._files.end_tree(tree.id)
         tree.release()

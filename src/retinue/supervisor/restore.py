@@ -204,8 +204,7 @@ class Restorer:
         checked = self.spawner.check_plan(parent, order, plan, base=self.ports.state.project, name=old.name)
         run = self.spawner.spawn_child(tree, parent, msgspec.structs.replace(checked, continued=continued))
         if not is_live:
-            tree.end_with(run)
-            self.trees.add(tree)
+            self.trees.add(tree, root=run)
         return run
 
 
@@ -233,7 +232,6 @@ class TreeRestorer:
         """Resume the tree, all or nothing: what cannot be made again raises before the first event is written."""
         tree = self.make_tree()
         runs = [tree.runs[view.number] for view in self.unfinished]
-        tree.end_with(runs[0])
         self._keep_files(tree)
         written = [tree.write(run, RunResumed(), True) for run in runs]  # first: time until here does not count
         for run in tree.runs:
@@ -245,7 +243,7 @@ class TreeRestorer:
         self._acquire_slots(runs)
         for run, own, done in zip(runs, services, written, strict=True):
             self._parts.driver.start(tree, run, own, done)
-        self._parts.trees.add(tree)
+        self._parts.trees.add(tree, root=runs[0])
         return runs[0]
 
     # Making the tree again

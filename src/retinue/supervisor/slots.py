@@ -68,7 +68,7 @@ class Slots:
             request.set_result(None)
 
 
-class SlotHolder(msgspec.Struct, eq=False):
+class SlotHolder(msgspec.Struct, eq=False, gc=False):
     """The slot of one run: held, waited for (`slot_request`), or neither. A primary run needs none (`slots` is None).
 
     Counts the tool calls the run has in flight and how many of them only wait for children: when all of them do, the

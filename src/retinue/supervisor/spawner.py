@@ -136,7 +136,7 @@ class Spawner:
             plan = self._ports.planner.plan(profile, task=task, parent=None, can_spawn=False)
         words = (task.context, task.text, () if continued is None else continued.thread)
         account = open_account("", (whole, plan.profile.limits), self.total, plan, self._ports.prices, words)
-        readable = self._resolve_paths(task, base=self._state.project)
+        readable = resolve_context_paths(task.context_paths, base=self._state.project)
         trace = (caller.trace or self._ports.trace) if caller is not NOBODY else self._ports.trace
         tree = choose_tree_class()(self._trees.log, self._clock, concurrent=_set(primary.concurrent), trace=trace)
         seconds = primary.seconds if task.timeout_seconds is None else task.timeout_seconds
@@ -150,8 +150,7 @@ class Spawner:
             seconds=caller.limit_seconds(seconds, self._clock.wall()),
             stall=primary.stall,
         )
-        tree.end_with(run)
-        self._trees.add(tree)
+        self._trees.add(tree, root=run)
         return run
 
     def _merge_limits(
@@ -211,7 +210,7 @@ class Spawner:
     def check_plan(self, parent: Run, order: Order, plan: Plan, *, base: str, name: str) -> CheckedOrder:
         """Return what a child of this plan is made of. Raises ConfigError for a wrong path, or without budget."""
         call = caller_limits.CALL.get()
-        readable = self._resolve_paths(order.task, base=base)
+        readable = resolve_context_paths(order.task.context_paths, base=base)
         above = parent.account if call is None else call.shared(parent.account)
         words = (order.task.context, order.task.text)
         account = open_account(name, (plan.profile.limits,), above, plan, self._ports.prices, words)
@@ -285,7 +284,8 @@ class Spawner:
         )
         tree.add_run(run)
         run.set_stall_timer(stall, self._clock, tree.write)
-        if order.files or self._keeps_files(parent):
+        is_delegated = parent is not None or self._ports.serves_requests
+        if order.files or (is_delegated and not self._state.temporary):  # in a project, delegated runs have files
             self._files.keep(tree, ref.run)
         written = tree.open(run, self._make_spawned_event(tree, run, checked))
         for note in plan.notes:
@@ -294,11 +294,6 @@ class Spawner:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
         self._driver.start(tree, run, self.make_services(tree, run), written)
         return run
-
-    def _keeps_files(self, parent: Run | None) -> bool:
-        """Tell whether a run's log and status are kept as files too: those of delegated runs are, in a project."""
-        is_delegated = parent is not None or self._ports.serves_requests
-        return is_delegated and not self._state.temporary
 
     def _make_spawned_event(self, tree: Tree, run: Run, checked: CheckedOrder) -> RunSpawned:
         """Return the first event of a run: all there is to know of it before it begins. A tree that is reported to the
@@ -363,9 +358,6 @@ class Spawner:
             return task, replace(plan, notes=(*plan.notes, NO_ROUNDS))
         task = msgspec.structs.replace(task, rounds=rounds)
         return task, self._ports.planner.plan(profile, task=task, parent=None)
-
-    def _resolve_paths(self, task: Task, *, base: str) -> list[str]:
-        return resolve_context_paths(task.context_paths, base=base) if task.context_paths else []
 
 
 def _add_task_fields(spawned: RunSpawned, task: Task) -> RunSpawned:

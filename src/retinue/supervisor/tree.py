@@ -86,10 +86,6 @@ class Tree:
     def find_run(self, number: int) -> Run | None:
         return self.runs[number] if 0 <= number < len(self.runs) else None
 
-    def end_with(self, root: Run) -> None:
-        """Let the tree end when this run ends."""
-        self.root = root
-
     def wrap_log(self, wrap: Callable[[Log], W]) -> W:
         """Put a log around the tree's own, which sees every event from now on, and return it."""
         self.log = wrapped = wrap(self.log)
@@ -263,11 +259,10 @@ class TreeRegistry(dict[str, Tree]):
         super().__init__()
         self.log = log
 
-    def add(self, tree: Tree) -> None:
+    def add(self, tree: Tree, root: Run) -> None:
+        """Add a tree that ends when its `root` ends."""
+        tree.root = root
         self[tree.id] = tree
-
-    def remove(self, tree: Tree) -> None:
-        self.pop(tree.id, None)
 
     def find_run(self, tree: str, number: int) -> Run | None:
         """Return a run of a live tree."""

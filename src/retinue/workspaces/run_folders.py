@@ -124,6 +124,8 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
 
 def resolve_context_paths(paths: Sequence[str], *, base: str) -> list[str]:
     """Return absolute, existing paths; the error names the index and the path."""
+    if not paths:
+        return []
     if isinstance(paths, str) or not isinstance(paths, Sequence):
         raise ConfigError(f"context_paths must be a list, got {type(paths).__name__}")
     found = []
