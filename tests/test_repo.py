@@ -66,7 +66,6 @@ MECHANISMS = {
     "concurrency.py": (
         r"\bcreate_task\(|ensure_future\(",
         {
-            "log/forwarding_log.py": 1,
             "supervisor/driver.py": 2,  # the task of a run
             "supervisor/run.py": 1,  # an awaitable of the log that is awaited twice
         },

@@ -16,7 +16,7 @@ import asyncio
 import heapq
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -159,6 +159,11 @@ async def finish_despite_cancel(
             task.exception()
         raise asyncio.CancelledError
     return task.result()
+
+
+def call_when_done(awaited: Awaitable[Any], callback: Callable[[asyncio.Future[Any]], object]) -> None:
+    """Call back when the awaited is done, however that went. Nothing that is cancelled meanwhile prevents it."""
+    asyncio.ensure_future(awaited).add_done_callback(callback)
 
 
 async def run_in_thread(work: Callable[[threading.Event], T]) -> T:

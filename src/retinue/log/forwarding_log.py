@@ -14,6 +14,7 @@ import signal
 from collections.abc import Awaitable
 from typing import Any, NoReturn
 
+from retinue.concurrency import call_when_done
 from retinue.core.errors import ConfigError
 from retinue.core.events import KINDS, Event
 from retinue.core.ports import Log
@@ -60,7 +61,7 @@ class FailingLog(ForwardingLog):
         written = self._log.append(event, True) if self._point == event.kind else None
         if written is None:
             _die()
-        asyncio.ensure_future(written).add_done_callback(lambda _: _die())
+        call_when_done(written, lambda _: _die())
         return asyncio.get_running_loop().create_future() if wait else None
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from retinue.agent.runs import run_job
-from retinue.concurrency import TaskOwner
+from retinue.concurrency import TaskOwner, call_when_done
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
 from retinue.core.control import Control
 from retinue.core.errors import Disconnected, Failed, Limited, RetinueError, StreamCut, Unconfirmed
@@ -201,7 +201,7 @@ class Driver:
         if written is None:
             self._finish(tree, run)
         else:  # if the log does not take it, the result stands: whoever closes the log tells
-            asyncio.ensure_future(written).add_done_callback(partial(self._finish, tree, run))
+            call_when_done(written, partial(self._finish, tree, run))
 
     def _finish(self, tree: Tree, run: Run, _: object = None) -> None:
         """Tell everybody who waits for a run that it has ended: its ending is written."""
