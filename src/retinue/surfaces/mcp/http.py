@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import secrets
 import shlex
 from collections.abc import Callable
@@ -84,9 +85,8 @@ class Endpoint(Listener):
     def __init__(self, server: Server, *, port: int, token: str, idle_seconds: float) -> None:
         super().__init__("this server", max_connections=MAX_CONNECTIONS)
         self._server, self._port, self._token, self._session_seconds = server, port, token, idle_seconds
-        self._sessions: dict[str, Session] = {}
-        self._shared = Session(server, about="HTTP", shared=True)
-        self._presence: dict[Session, Presence] = {}
+        self._sessions: dict[str, HttpSession] = {}
+        self._shared = HttpSession(server, shared=True)
         self._sweeper = TaskOwner()
 
     async def __aenter__(self) -> Endpoint:
@@ -111,7 +111,8 @@ class Endpoint(Listener):
         request_id = None
         try:
             if request.method == "DELETE":
-                await self._end_session(request)
+                self._find_session(request)
+                await self._sessions.pop(request.headers[SESSION]).close()
                 connection.send_response(200, b"{}")
             else:
                 message = messages.parse_message(await connection.read_json_body(request, MAX_MESSAGE_BYTES))
@@ -149,10 +150,10 @@ class Endpoint(Listener):
             connection.send_response(202)  # in this revision such messages mean nothing
         elif isinstance(message, RpcRequest) and message.method == "initialize":
             await self._make_room()
-            name, session = secrets.token_urlsafe(24), Session(self._server, about="HTTP")
+            name, session = secrets.token_urlsafe(24), HttpSession(self._server)
             answer = session.initialize(message)
             self._sessions[name] = session
-            self._record_presence(session)
+            session.record_presence()
             connection.send_response(200, answer, {"Mcp-Session-Id": name})
         else:
             session = self._find_session(request)
@@ -165,24 +166,17 @@ class Endpoint(Listener):
                 session.handle_message(message)
                 connection.send_response(202)
 
-    def _record_presence(self, session: Session, *, connections: int = 0) -> None:
-        """Record that the client of a session is here now, and how many connections more or less it has."""
-        found = self._presence.setdefault(session, Presence())
-        found.connections += connections
-        found.seen_at = asyncio.get_running_loop().time()
-
     async def _end_idle_sessions(self) -> None:
         clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(min(self._session_seconds / 4, SWEEP_SECONDS))
             since = clock() - self._session_seconds
-            idle = [session for session, found in self._presence.items() if found.is_idle(since)]
-            for session in idle:
-                del self._presence[session]
-                if session is self._shared:
-                    self._shared = Session(self._server, about="HTTP", shared=True)
-                self._sessions = {name: each for name, each in self._sessions.items() if each is not session}
-                await session.close()
+            for name, session in list(self._sessions.items()):
+                if session.is_idle(since) and self._sessions.pop(name, None) is not None:
+                    await session.close()
+            if self._shared.is_idle(since):
+                ended, self._shared = self._shared, HttpSession(self._server, shared=True)
+                await ended.close()
 
     async def _make_room(self) -> None:
         """End the oldest idle session if there are too many. Raises RpcError if none is idle."""
@@ -190,30 +184,21 @@ class Endpoint(Listener):
             idle = next((name for name, session in self._sessions.items() if not session.is_busy), None)
             if idle is None:
                 raise RpcError(INTERNAL_ERROR, f"{MAX_SESSIONS} sessions are at work already")
-            await self._close_session(idle)
+            await self._sessions.pop(idle).close()
 
-    async def _close_session(self, name: str) -> None:
-        session = self._sessions.pop(name)
-        self._presence.pop(session, None)
-        await session.close()
-
-    def _find_session(self, request: Request) -> Session:
+    def _find_session(self, request: Request) -> HttpSession:
         name = request.headers.get(SESSION)
         if name is None:
             raise HttpError(400, "Mcp-Session-Id is missing: the first request is 'initialize'")
         session = self._sessions.get(name)
         if session is None:
             raise HttpError(404, "there is no such session; begin another one with 'initialize'")
-        self._record_presence(session)
+        session.record_presence()
         return session
-
-    async def _end_session(self, request: Request) -> None:
-        self._find_session(request)
-        await self._close_session(request.headers[SESSION])
 
     async def _answer_request(
         self,
-        session: Session,
+        session: HttpSession,
         message: RpcRequest,
         client: revisions.ClientInfo,
         request: Request,
@@ -225,7 +210,7 @@ class Endpoint(Listener):
         owner = TaskOwner()
         answering = owner.start(session.answer(message, client, stream))
         gone = owner.start(connection.wait_for_peer())
-        self._record_presence(session, connections=1)
+        session.record_presence(connections=1)
         try:
             while not answering.done() and not gone.done():
                 await asyncio.wait({answering, gone}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -234,7 +219,7 @@ class Endpoint(Listener):
             answering.cancel()
             raise
         finally:
-            self._record_presence(session, connections=-1)
+            session.record_presence(connections=-1)
         try:
             if not answering.done():
                 stream.is_gone = True
@@ -256,14 +241,20 @@ class Endpoint(Listener):
             stream.end(202, b"")  # cancelled by its client, which expects nothing
 
 
-class Presence:
-    """When the client of a session was here last, and how many connections it has."""
+class HttpSession(Session):
+    """A session that knows when its client was here last, and how many connections it has."""
 
-    def __init__(self) -> None:
-        self.connections, self.seen_at = 0, 0.0
+    def __init__(self, server: Server, *, shared: bool = False) -> None:
+        super().__init__(server, about="HTTP", shared=shared)
+        self._connections, self._seen_at = 0, math.inf  # not idle before its client has come
+
+    def record_presence(self, *, connections: int = 0) -> None:
+        """Record that the client is here now, and how many connections more or less it has."""
+        self._connections += connections
+        self._seen_at = asyncio.get_running_loop().time()
 
     def is_idle(self, since: float) -> bool:
-        return self.connections <= 0 and self.seen_at < since
+        return self._connections <= 0 and self._seen_at < since
 
 
 class _ResponseStream:
