@@ -63,7 +63,8 @@ def parse_message(data: bytes) -> Message:
     try:
         found = msgspec.json.decode(data.removeprefix(BOM))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise RpcError(PARSE_ERROR, f"Parse error: {_describe_error(error)}", id=_recover_id(data)) from None
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+        raise RpcError(PARSE_ERROR, f"Parse error: {why}", id=_recover_id(data)) from None
     if not isinstance(found, dict):
         raise RpcError(INVALID_REQUEST, f"a message is one JSON object, not {_describe_type(found)}")
     if found.get("jsonrpc") != "2.0":
@@ -110,10 +111,6 @@ def _parse_id(value: Any) -> Id:
     return value
 
 
-def _describe_error(error: Exception) -> str:
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-
-
 def _describe_type(value: Any) -> str:
     names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null", dict: "an object"}
     return names.get(type(value), "a number")
@@ -122,30 +119,20 @@ def _describe_type(value: Any) -> str:
 # Messages as bytes, without an end of line
 
 
-def encode_result(id: Id, value: dict[str, Any]) -> bytes:
-    return _encode_message({"jsonrpc": "2.0", "id": id, "result": value})
+def encode_message(**fields: Any) -> bytes:
+    """Encode a message: `method` and `params`, with an `id` those of a request; or `id` and `result` of an answer."""
+    message = {"jsonrpc": "2.0", **fields}
+    try:
+        return msgspec.json.encode(message)
+    except UnicodeEncodeError:  # a model wrote half a character
+        return msgspec.json.encode(_replace_half_characters(message))
 
 
 def encode_error(id: Id | None, error: RpcError) -> bytes:
     about = {"code": error.code, "message": str(error)}
     if error.data is not None:
         about["data"] = error.data
-    return _encode_message({"jsonrpc": "2.0", "id": id, "error": about})
-
-
-def encode_request(id: Id, method: str, params: dict[str, Any]) -> bytes:
-    return _encode_message({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
-
-
-def encode_notification(method: str, params: dict[str, Any]) -> bytes:
-    return _encode_message({"jsonrpc": "2.0", "method": method, "params": params})
-
-
-def _encode_message(message: dict[str, Any]) -> bytes:
-    try:
-        return msgspec.json.encode(message)
-    except UnicodeEncodeError:  # a model wrote half a character
-        return msgspec.json.encode(_replace_half_characters(message))
+    return encode_message(id=id, error=about)
 
 
 def _replace_half_characters(value: Any) -> Any:

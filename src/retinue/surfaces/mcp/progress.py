@@ -55,7 +55,7 @@ class TreeProgress:
         self._backend, self._tree = backend, tree
         self._runs = Runs(tree)
         self._question_numbers: dict[str, int] = {}
-        self._last_lines: dict[int, str] = {}
+        self.last_lines: dict[int, str] = {}  # of each run
         self.latest_line = ""
         self._changes = changes
         self._tasks = TaskOwner(on_error=lambda _: None)  # a tree that cannot be followed any more has no progress
@@ -88,10 +88,7 @@ class TreeProgress:
                 text = f"ended: {body.status}"
             case _:
                 return
-        self.latest_line = self._last_lines[event.run] = safe.escape_line(f"{label}{text}")[:LINE_CHARACTERS]
-
-    def last_line_of(self, run: int) -> str:
-        return self._last_lines.get(run, "")
+        self.latest_line = self.last_lines[event.run] = safe.escape_line(f"{label}{text}")[:LINE_CHARACTERS]
 
     def count_runs(self) -> tuple[int, int]:
         """Count the subagents that run, and those that have ended. The client's own run is none."""

@@ -51,11 +51,7 @@ class ClientInfo(msgspec.Struct, frozen=True, gc=False):
 
 
 UNKNOWN_CLIENT = ClientInfo(False, HANDSHAKE[-1])
-
-
-def describe_server() -> dict[str, str]:
-    number: str = sys.modules["retinue"].__version__
-    return {"name": "retinue", "title": "Retinue subagents", "version": number}
+SERVER_INFO = {"name": "retinue", "title": "Retinue subagents", "version": sys.modules["retinue"].__version__}
 
 
 def answer_initialize(params: dict[str, Any], instructions: str) -> tuple[ClientInfo, dict[str, Any]]:
@@ -68,13 +64,9 @@ def answer_initialize(params: dict[str, Any], instructions: str) -> tuple[Client
     return client, {
         "protocolVersion": version,
         "capabilities": {"tools": {}},
-        "serverInfo": describe_server(),
+        "serverInfo": SERVER_INFO,
         "instructions": instructions,
     }
-
-
-def answer_discover(instructions: str) -> dict[str, Any]:
-    return {"supportedVersions": [ENVELOPE], "capabilities": {"tools": {}}, "instructions": instructions}
 
 
 def is_enveloped(request: Request) -> bool:
@@ -113,7 +105,7 @@ def finish_result(request: Request, client: ClientInfo, result: dict[str, Any]) 
     """Add what the client's revision wants in a result."""
     if not client.modern:
         return result
-    stamped = {"resultType": "complete", **result, "_meta": {SERVER_KEY: describe_server()}}
+    stamped = {"resultType": "complete", **result, "_meta": {SERVER_KEY: SERVER_INFO}}
     return stamped if request.method not in _CACHED else {"ttlMs": 0, "cacheScope": "private", **stamped}
 
 
