@@ -81,9 +81,6 @@ class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
     context: str = ""
     typed: bool = False
 
-    def encode(self) -> str:
-        return msgspec.json.encode(self).decode()
-
 
 def read_reference(text: str) -> Reference:
     try:
@@ -132,8 +129,7 @@ class A2aRun:
         self._known, self._cursor, self._is_new = reference, cursor, is_new
         self._is_asked = not is_new  # the message may have reached the agent
         self._can_answer = False
-        self._fold = UpdateFold(has_started=bool(reference.task))
-        self._fold.task_id, self._fold.context_id = reference.task, reference.context
+        self._fold = UpdateFold(reference.task)
         self._asked: dict[str, tuple[str, ApprovalAsked]] = {}  # open questions of the other retinue, with their runs
         self._inbox: asyncio.Queue[Report] = asyncio.Queue()
         self._input: asyncio.Future[str] | None = None
@@ -147,7 +143,7 @@ class A2aRun:
 
     @property
     def reference(self) -> str:
-        return self._known.encode()
+        return msgspec.json.encode(self._known).decode()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -245,7 +241,7 @@ class A2aRun:
         streaming = self._connection.card.capabilities.streaming
         client = await self._connection.get_client(streaming=streaming)
         if self._fold.needs_input:
-            request = self._make_message([Part(text=await self._wait_for_input())], task=True)
+            request = self._make_message([Part(text=await self._wait_for_input())])
             stream = client.send_message(request, context=await self._make_context())
         elif not self._known.task:
             if not self._is_new and not self._known.typed:
@@ -360,11 +356,9 @@ class A2aRun:
             message=message, configuration=SendMessageConfiguration(return_immediately=not streaming)
         )
 
-    def _make_message(self, parts: list[Part], *, task: bool) -> SendMessageRequest:
-        message = Message(message_id=str(uuid.uuid4()), role=Role.ROLE_USER, parts=parts)
-        if task:
-            message.task_id, message.context_id = self._known.task, self._known.context
-        return SendMessageRequest(message=message)
+    def _make_message(self, parts: list[Part]) -> SendMessageRequest:
+        ids = {"message_id": str(uuid.uuid4()), "task_id": self._known.task, "context_id": self._known.context}
+        return SendMessageRequest(message=Message(role=Role.ROLE_USER, parts=parts, **ids))
 
     async def _make_context(self, *, cursor: bool = False) -> Any:
         headers = {AFTER_HEADER: self._cursor or "0"} if cursor else {}
@@ -416,7 +410,7 @@ class A2aRun:
                 await self._confirmed.wait()
         except TimeoutError:
             raise Undelivered("the agent has not confirmed the task yet") from None
-        request = self._make_message(parts, task=True)
+        request = self._make_message(parts)
         request.configuration.return_immediately = True
         if run != STARTED:
             request.message.metadata.update({EXTENSION: make_command_metadata(run)})
