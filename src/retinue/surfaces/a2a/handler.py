@@ -266,8 +266,7 @@ class TaskHandler(RequestHandler):
 
     async def _stream_shown(self, task: ServedTask, after: int, *, pauses: bool) -> AsyncGenerator[Update]:
         """Yield what a client of the pattern sees."""
-        options = self._options
-        fold = StreamFold(task, options.pattern, asks_client=options.asks_client)
+        fold = StreamFold(task, self._options)
         async with aclosing(self._control.watch(task.tree, deltas=True)) as items:
             first = await anext(items, None)  # the log has the task now: its id can be told
             yield await self._make_first(task, first, after)
@@ -320,13 +319,12 @@ class TaskHandler(RequestHandler):
     async def _wait_for_pause(self, accepted: AcceptedMessage, context: ServerCallContext) -> None:
         """Wait until a task has ended or asks its client something new, or the client has gone away."""
         task, asks = accepted.task, self._options.asks_client
-        gone: asyncio.Event | None = context.state.get(GONE)
+        gone: asyncio.Event = context.state[GONE]
 
         def is_over(view: TaskView) -> bool:
             return view.ending is not None or (asks and any(each.id not in accepted.answers for each in view.questions))
 
-        leaving = (gone or asyncio.Event()).wait()
-        if await run_until_first([self._tasks.wait_until(task, is_over), leaving]) == 1:
+        if await run_until_first([self._tasks.wait_until(task, is_over), gone.wait()]) == 1:
             await self._note_disconnect(task)
 
     # Tasks
@@ -349,12 +347,10 @@ class TaskHandler(RequestHandler):
             found = [(key, task) for key, task in found if key < (cursor.timestamp_ns or 0, cursor.task_id)]
         page = found[:size]
         tasks = [apply_history_length(await self._make_task(task), params) for _, task in page]
-        for task in tasks:
-            if not params.include_artifacts:
+        if not params.include_artifacts:
+            for task in tasks:
                 task.ClearField("artifacts")
-        token = ""
-        if len(found) > size:
-            token = encode_list_tasks_cursor(ListTasksCursor(*page[-1][0]))
+        token = encode_list_tasks_cursor(ListTasksCursor(*page[-1][0])) if len(found) > size else ""
         return ListTasksResponse(tasks=tasks, next_page_token=token, page_size=size, total_size=total)
 
     async def _select(self, params: ListTasksRequest, client: str) -> list[tuple[tuple[int, str], ServedTask]]:
@@ -367,7 +363,7 @@ class TaskHandler(RequestHandler):
             at, status = summaries.get(task.tree, (0.0, None))
             if self._tasks.is_live(task):
                 view = await self._tasks.read_view(task)
-                at, state = view.last_at, view.find_task_state(is_live=True, asks_client=self._options.asks_client)
+                at, state = view.last_at, view.find_task_state(is_live=True)
             else:
                 state = find_state(status)
             changed_at = round(at * 1000) * 10**6
@@ -393,9 +389,7 @@ class TaskHandler(RequestHandler):
         return found
 
     async def _make_task(self, task: ServedTask) -> Task:
-        view = await self._tasks.read_view(task)
-        is_live, options = self._tasks.is_live(task), self._options
-        return view.make_task(options.pattern, is_live=is_live, asks_client=options.asks_client)
+        return (await self._tasks.read_view(task)).make_task(is_live=self._tasks.is_live(task))
 
     # What is not offered
 

@@ -12,8 +12,6 @@ from retinue.core.control import ResumeOverrides, RunHandle
 from retinue.core.events import Event
 from retinue.core.profiles import Profile
 
-Pattern = Literal["supervisor", "subagent"]
-
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a server of one profile, which works on at most `most_tasks` tasks at once. `profiles` are those that
@@ -26,7 +24,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     public_url: str
     tokens: Mapping[str, str]
-    pattern: Pattern
+    pattern: Literal["supervisor", "subagent"]
     asks_client: bool
     on_disconnect: Literal["continue", "cancel"]
     most_tasks: int

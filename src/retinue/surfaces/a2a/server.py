@@ -175,7 +175,7 @@ class _ContextBuilder(DefaultServerCallContextBuilder):
 
     def build(self, request: Request) -> ServerCallContext:
         context = super().build(request)
-        context.state[GONE] = request.scope.get(GONE)
+        context.state[GONE] = request.scope[GONE]
         return context
 
 

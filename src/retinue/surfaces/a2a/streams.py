@@ -37,7 +37,7 @@ from retinue.log.notices import NoticeFold, Words
 from retinue.log.runs import Runs
 from retinue.protocol.a2a import EXTENSION, make_event_metadata, make_question
 from retinue.protocol.notices import Notice, remove_plans
-from retinue.surfaces.a2a.options import Pattern
+from retinue.surfaces.a2a.options import ServerOptions
 
 SUPERVISOR = "Supervisor"
 START, END, ANSWER, RESULT = (
@@ -118,12 +118,12 @@ class ServedTask(msgspec.Struct, frozen=True):
 
 
 class StreamFold:
-    """The updates that a client of a pattern gets of one task. `asks_client` makes questions input that the client is
-    asked for."""
+    """The updates that a client of the server's pattern gets of one task. Where clients are asked, questions are input
+    that the client has to give."""
 
-    def __init__(self, task: ServedTask, pattern: Pattern, *, asks_client: bool) -> None:
-        self._task, self._pattern, self._asks_client = task, pattern, asks_client
-        self._fold = NoticeFold(SUPERVISOR if pattern == "supervisor" else "")
+    def __init__(self, task: ServedTask, options: ServerOptions) -> None:
+        self._task, self._pattern, self._asks_client = task, options.pattern, options.asks_client
+        self._fold = NoticeFold(SUPERVISOR if options.pattern == "supervisor" else "")
         self._count = 0
 
     def apply(self, item: Event | Delta) -> Iterator[Update]:
@@ -178,8 +178,8 @@ def _format_question(asked: Approval) -> str:
 class TaskView:
     """A task as its events tell it, for those who ask how it stands."""
 
-    def __init__(self, task: ServedTask) -> None:
-        self._task = task
+    def __init__(self, task: ServedTask, options: ServerOptions) -> None:
+        self._task, self._options = task, options
         self._runs = Runs(task.tree)
         self._steers: list[tuple[str, str]] = []
         self.message_ids: set[str] = set()
@@ -215,26 +215,27 @@ class TaskView:
         views = self._runs.runs.values()
         return [self._asked[asked.approval_id] for view in views for asked in view.approvals]
 
-    def find_task_state(self, *, is_live: bool, asks_client: bool) -> Any:
+    def find_task_state(self, *, is_live: bool) -> Any:
         if self.ending is not None:
             return find_state(self.ending.status)
         if not is_live:
             return TaskState.TASK_STATE_FAILED
-        if asks_client and self.questions:
+        if self._options.asks_client and self.questions:
             return TaskState.TASK_STATE_INPUT_REQUIRED
         is_started = 0 in self._runs.runs and self._runs.runs[0].started_at is not None
         return TaskState.TASK_STATE_WORKING if is_started else TaskState.TASK_STATE_SUBMITTED
 
-    def make_task(self, pattern: Pattern, *, is_live: bool, asks_client: bool) -> Task:
+    def make_task(self, *, is_live: bool) -> Task:
         """Return the task as it stands now: its state, the words to and fro, and its one result."""
         served, ended = self._task, self.ending
-        state = self.find_task_state(is_live=is_live, asks_client=asks_client)
+        state = self.find_task_state(is_live=is_live)
         at = Timestamp()
         at.FromMilliseconds(round(self.last_at * 1000))
         task = Task(id=served.tree, context_id=served.request.context, history=self._make_history())
         task.status.CopyFrom(TaskStatus(state=state, timestamp=at))
         if ended is not None and ended.status == "done":
-            name, about = (ANSWER, ANSWER_ABOUT) if pattern == "supervisor" else (RESULT, RESULT_ABOUT)
+            is_supervisor = self._options.pattern == "supervisor"
+            name, about = (ANSWER, ANSWER_ABOUT) if is_supervisor else (RESULT, RESULT_ABOUT)
             result = Artifact(artifact_id=served.make_id("result"), name=name, description=about)
             result.parts.append(_make_result_part(ended))
             task.artifacts.append(result)

@@ -29,8 +29,8 @@ _LOG = logging.getLogger(__name__)
 class Follower:
     """The view of a task at work. `changed` is set, and replaced, when the view has changed."""
 
-    def __init__(self, task: ServedTask) -> None:
-        self.view = TaskView(task)
+    def __init__(self, view: TaskView) -> None:
+        self.view = view
         self.changed = asyncio.Event()
 
     def notify(self) -> None:
@@ -96,7 +96,7 @@ class ServedTasks:
         follower = self._followers.get(task.tree)
         if follower is not None and follower.view.beginning is not None:
             return follower.view
-        view = TaskView(task)
+        view = TaskView(task, self._options)
         async for event in iterate_events(self._log, task.tree):
             view.apply(event)
         return view
@@ -121,7 +121,7 @@ class ServedTasks:
 
     def follow(self, task: ServedTask) -> None:
         """Follow a task that has just begun or goes on here, to its end."""
-        follower = self._followers[task.tree] = Follower(task)
+        follower = self._followers[task.tree] = Follower(TaskView(task, self._options))
         self._owner.start(self._follow(task.tree, follower))
 
     async def _follow(self, tree: str, follower: Follower) -> None:
