@@ -48,11 +48,6 @@ class Backend:
         await self._servers.aclose()
         await self.control.close()
 
-    async def kill(self) -> None:
-        """Stop all trees at once, without waiting for their clean-up."""
-        for tree in await self.control.list_trees(live=True):
-            await self.control.kill(tree.tree)
-
     async def continue_run(self, known: KnownRun, text: str, *, seconds: float | None) -> RunHandle:
         """Start a run from the conversation of an old one. `seconds` are clamped as those that a model asks for.
 

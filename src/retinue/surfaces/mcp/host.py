@@ -119,7 +119,7 @@ class ClientSession:
     async def _ask_questions(self) -> None:
         """Ask a client with a handshake what is pending, and take back what is not pending any more."""
         while True:
-            change = self.handlers.changes.next_change()
+            change = self.handlers.changes.next
             pending = {asked.id: asked for asked in await self.handlers.list_pending()}
             for call in self._suspended.values():
                 call.open_questions &= pending.keys()
@@ -166,7 +166,7 @@ class ClientSession:
             seconds = WITHOUT_PROGRESS_SECONDS if exchange.progress_token is None else math.inf
         sent_at, sent, end = clock(), "", clock() + seconds
         while True:
-            changed = self.handlers.changes.next_change()  # first, so that nothing from now on is missed
+            changed = self.handlers.changes.next  # first, so that nothing from now on is missed
             if exchange.client.modern:
                 await self._suspend_for_input(exchange, call)
             line = await self.handlers.describe_progress()
@@ -305,7 +305,9 @@ class Host:
         await self.backend.close()
 
     async def kill(self) -> None:
-        await self.backend.kill()
+        """Stop all trees at once, without waiting for their clean-up."""
+        for tree in await self.backend.control.list_trees(live=True):
+            await self.backend.control.kill(tree.tree)
 
 
 # Questions of runs, put to the client's user. The first answer counts, wherever it is given, and only for exactly the

@@ -207,31 +207,21 @@ class Endpoint(Listener):
         """Send the answer. A client of 2026-07-28 cancels by leaving; one with a session may come back and ask."""
         accepted = request.headers.get("accept", "*/*")
         stream = _ResponseStream(connection, accepts_events="text/event-stream" in accepted or "*/*" in accepted)
-        owner = TaskOwner()
-        answering = owner.start(session.answer(message, client, stream))
-        gone = owner.start(connection.wait_for_peer())
-        session.record_presence(connections=1)
-        try:
-            while not answering.done() and not gone.done():
-                await asyncio.wait({answering, gone}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                stream.ping()
-        except asyncio.CancelledError:
-            answering.cancel()
-            raise
-        finally:
-            session.record_presence(connections=-1)
-        try:
+        async with TaskOwner() as owner:  # ends both: the connection is read by one at a time
+            answering = owner.start(session.answer(message, client, stream))
+            gone = owner.start(connection.wait_for_peer())
+            session.record_presence(connections=1)
+            try:
+                while not answering.done() and not gone.done():
+                    await asyncio.wait({answering, gone}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                    stream.ping()
+            finally:
+                session.record_presence(connections=-1)
             if not answering.done():
                 stream.is_gone = True
                 if client.modern:
                     answering.cancel()
                 await asyncio.wait({answering})
-        except asyncio.CancelledError:
-            answering.cancel()
-            raise
-        finally:
-            gone.cancel()
-            await asyncio.wait({gone})  # the connection is read by one at a time
         try:
             stream.end(200, answering.result())
         except RpcError as error:

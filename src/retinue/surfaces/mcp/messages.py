@@ -88,14 +88,10 @@ def _recover_id(data: bytes) -> Id | None:
     import json  # noqa: PLC0415 - the first answer to a client does not wait for it
 
     try:
-        found = json.loads(data.removeprefix(BOM), parse_int=_parse_short)
+        found = json.loads(data.removeprefix(BOM), parse_int=lambda word: int(word) if len(word) <= _MAX_ID else None)
         return _parse_id(found["id"]) if isinstance(found.get("method"), str) else None
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, RpcError):
         return None
-
-
-def _parse_short(digits: str) -> int | None:
-    return int(digits) if len(digits) <= _MAX_ID else None
 
 
 def _parse_response(found: dict[str, Any]) -> Response:

@@ -31,21 +31,14 @@ _TASK_CHARACTERS = 60
 
 
 class ChangeSignal:
-    """Wakes those who wait for the next change."""
+    """Wakes those who wait for a change. `next` is done at the next one. Others wait for it too: never cancel it."""
 
     def __init__(self) -> None:
-        self._next: asyncio.Future[None] | None = None
+        self.next: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def notify(self) -> None:
-        if self._next is not None:
-            self._next.set_result(None)
-            self._next = None
-
-    def next_change(self) -> asyncio.Future[None]:
-        """Return a future that is done at the next change. Others wait for it too: never cancel it."""
-        if self._next is None:
-            self._next = asyncio.get_running_loop().create_future()
-        return self._next
+        self.next.set_result(None)
+        self.next = asyncio.get_running_loop().create_future()
 
 
 class TreeProgress:

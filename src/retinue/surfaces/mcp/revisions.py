@@ -60,7 +60,7 @@ def answer_initialize(params: dict[str, Any], instructions: str) -> tuple[Client
     if not isinstance(wanted, str):
         raise RpcError(INVALID_PARAMS, "initialize: 'protocolVersion' must be a string")
     version = wanted if wanted in HANDSHAKE else HANDSHAKE[-1]
-    client = ClientInfo(False, version, _read_name(params.get("clientInfo")), _read_object(params.get("capabilities")))
+    client = _describe_client(version, params.get("clientInfo"), params.get("capabilities"), modern=False)
     return client, {
         "protocolVersion": version,
         "capabilities": {"tools": {}},
@@ -87,7 +87,7 @@ def read_envelope(request: Request, headers: Mapping[str, str] | None = None) ->
     if version != ENVELOPE:
         wanted = {"supported": [ENVELOPE], "requested": version[:_MAX_TEXT]}
         raise RpcError(UNSUPPORTED_VERSION, "Unsupported protocol version", wanted)
-    return ClientInfo(True, version, _read_name(meta.get(CLIENT_KEY)), _read_object(meta.get(CAPABILITIES_KEY)))
+    return _describe_client(version, meta.get(CLIENT_KEY), meta.get(CAPABILITIES_KEY), modern=True)
 
 
 def _check_headers(request: Request, version: Any, headers: Mapping[str, str]) -> None:
@@ -109,11 +109,7 @@ def finish_result(request: Request, client: ClientInfo, result: dict[str, Any]) 
     return stamped if request.method not in _CACHED else {"ttlMs": 0, "cacheScope": "private", **stamped}
 
 
-def _read_name(value: Any) -> str:
-    found = _read_object(value)
-    words = [found.get("name"), found.get("version")]
-    return " ".join(word for word in words if isinstance(word, str))[:_MAX_TEXT]
-
-
-def _read_object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _describe_client(version: str, about: Any, capabilities: Any, *, modern: bool) -> ClientInfo:
+    words = [about.get("name"), about.get("version")] if isinstance(about, dict) else []
+    name = " ".join(word for word in words if isinstance(word, str))[:_MAX_TEXT]
+    return ClientInfo(modern, version, name, capabilities if isinstance(capabilities, dict) else {})
