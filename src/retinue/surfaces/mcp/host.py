@@ -27,7 +27,7 @@ from retinue.protocol.inherited_limits import ASKER_KEY
 from retinue.protocol.subagent_tools import PREFIX, Reply
 from retinue.surfaces.mcp import catalog
 from retinue.surfaces.mcp.backend import Backend
-from retinue.surfaces.mcp.messages import INVALID_PARAMS, RpcError
+from retinue.surfaces.mcp.messages import ErrorCode, RpcError
 from retinue.surfaces.mcp.progress import question_line
 from retinue.surfaces.mcp.server import ELICIT, Channel, Exchange, Session
 from retinue.surfaces.mcp.texts import make_error_result, make_result
@@ -212,7 +212,7 @@ class ClientSession:
         call = self._suspended.pop(state, None) if isinstance(state, str) else None
         if call is None or call.content != content:
             text = "requestState is not that of a call that waits for input, or not of this one"
-            raise RpcError(INVALID_PARAMS, text)
+            raise RpcError(ErrorCode.INVALID_PARAMS, text)
         shown = {asked.id: asked for asked in await self.handlers.list_pending()}
         for name, said in answers.items() if isinstance(answers, dict) else ():
             if name in shown:
@@ -292,7 +292,7 @@ class Host:
         elif name == profile.name:
             work = run_profile(handlers, self.backend, profile, call_id, args)
             return RunningCall((name, args), work, partial(make_early_answer, handlers, call_id))
-        raise RpcError(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
+        raise RpcError(ErrorCode.INVALID_PARAMS, f"Unknown tool: {name[:100]}")
 
     async def end_session(self, session: Session) -> None:
         client = self._sessions.pop(session, None)

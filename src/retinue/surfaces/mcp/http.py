@@ -20,18 +20,7 @@ from retinue.files.token_file import load_token
 from retinue.http.listener import HOST, Listener
 from retinue.http.server import HttpError, Request, ServerConnection
 from retinue.surfaces.mcp import messages, revisions
-from retinue.surfaces.mcp.messages import (
-    HEADER_MISMATCH,
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    MAX_MESSAGE_BYTES,
-    METHOD_NOT_FOUND,
-    PARSE_ERROR,
-    UNSUPPORTED_VERSION,
-    Message,
-    RpcError,
-)
+from retinue.surfaces.mcp.messages import MAX_MESSAGE_BYTES, ErrorCode, Message, RpcError
 from retinue.surfaces.mcp.messages import Request as RpcRequest
 from retinue.surfaces.mcp.server import Server, Session
 
@@ -45,8 +34,7 @@ STUCK_SECONDS = 30.0
 BUFFERED_BYTES = 256 * 1024
 TOKEN_PURPOSE = "mcp token"
 SESSION = "mcp-session-id"
-BAD = (PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS, HEADER_MISMATCH, UNSUPPORTED_VERSION)
-STATUSES = {**dict.fromkeys(BAD, 400), METHOD_NOT_FOUND: 404}
+STATUSES = {ErrorCode.METHOD_NOT_FOUND: 404, ErrorCode.INTERNAL_ERROR: 200}  # of errors; 400 for all others
 EVENTS = {
     "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache, no-transform",
@@ -104,7 +92,7 @@ class Endpoint(Listener):
         await self.end_connections()
 
     def encode_error(self, text: str) -> bytes:
-        return messages.encode_error(None, RpcError(INVALID_REQUEST, text))
+        return messages.encode_error(None, RpcError(ErrorCode.INVALID_REQUEST, text))
 
     async def respond(self, request: Request, connection: ServerConnection) -> None:
         self._check(request)
@@ -120,7 +108,7 @@ class Endpoint(Listener):
                 await self._handle_message(request, message, connection)
         except RpcError as error:
             answer = messages.encode_error(request_id if error.id is None else error.id, error)
-            connection.send_response(STATUSES.get(error.code, 200), answer)
+            connection.send_response(STATUSES.get(error.code, 400), answer)
         await connection.flush(STUCK_SECONDS)
 
     def _check(self, request: Request) -> None:
@@ -183,7 +171,7 @@ class Endpoint(Listener):
         if len(self._sessions) >= MAX_SESSIONS:
             idle = next((name for name, session in self._sessions.items() if not session.is_busy), None)
             if idle is None:
-                raise RpcError(INTERNAL_ERROR, f"{MAX_SESSIONS} sessions are at work already")
+                raise RpcError(ErrorCode.INTERNAL_ERROR, f"{MAX_SESSIONS} sessions are at work already")
             await self._sessions.pop(idle).close()
 
     def _find_session(self, request: Request) -> HttpSession:
@@ -225,7 +213,7 @@ class Endpoint(Listener):
         try:
             stream.end(200, answering.result())
         except RpcError as error:
-            status = STATUSES.get(error.code, 200) if client.modern else 200
+            status = STATUSES.get(error.code, 400) if client.modern else 200
             stream.end(status, messages.encode_error(message.id, error))
         except asyncio.CancelledError:
             stream.end(202, b"")  # cancelled by its client, which expects nothing

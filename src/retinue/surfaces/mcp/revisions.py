@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from retinue.surfaces.mcp.messages import HEADER_MISMATCH, INVALID_PARAMS, UNSUPPORTED_VERSION, Request, RpcError
+from retinue.surfaces.mcp.messages import ErrorCode, Request, RpcError
 
 HANDSHAKE = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 ENVELOPE = "2026-07-28"
@@ -58,7 +58,7 @@ def answer_initialize(params: dict[str, Any], instructions: str) -> tuple[Client
     """Return who the client is, and the answer to its handshake."""
     wanted = params.get("protocolVersion")
     if not isinstance(wanted, str):
-        raise RpcError(INVALID_PARAMS, "initialize: 'protocolVersion' must be a string")
+        raise RpcError(ErrorCode.INVALID_PARAMS, "initialize: 'protocolVersion' must be a string")
     version = wanted if wanted in HANDSHAKE else HANDSHAKE[-1]
     client = _describe_client(version, params.get("clientInfo"), params.get("capabilities"), modern=False)
     return client, {
@@ -78,27 +78,27 @@ def read_envelope(request: Request, headers: Mapping[str, str] | None = None) ->
     meta = request.meta
     missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in meta]
     if missing:
-        raise RpcError(INVALID_PARAMS, f"params._meta is missing {', '.join(missing)}")
+        raise RpcError(ErrorCode.INVALID_PARAMS, f"params._meta is missing {', '.join(missing)}")
     version = meta[VERSION_KEY]
     if headers is not None:
         _check_headers(request, version, headers)
     if not isinstance(version, str):
-        raise RpcError(INVALID_PARAMS, f"{VERSION_KEY} must be a string")
+        raise RpcError(ErrorCode.INVALID_PARAMS, f"{VERSION_KEY} must be a string")
     if version != ENVELOPE:
         wanted = {"supported": [ENVELOPE], "requested": version[:_MAX_TEXT]}
-        raise RpcError(UNSUPPORTED_VERSION, "Unsupported protocol version", wanted)
+        raise RpcError(ErrorCode.UNSUPPORTED_VERSION, "Unsupported protocol version", wanted)
     return _describe_client(version, meta.get(CLIENT_KEY), meta.get(CAPABILITIES_KEY), modern=True)
 
 
 def _check_headers(request: Request, version: Any, headers: Mapping[str, str]) -> None:
     if headers.get("mcp-protocol-version") != version:
-        raise RpcError(HEADER_MISMATCH, "the header MCP-Protocol-Version is not what the request says")
+        raise RpcError(ErrorCode.HEADER_MISMATCH, "the header MCP-Protocol-Version is not what the request says")
     if headers.get("mcp-method") != request.method:
-        raise RpcError(HEADER_MISMATCH, "the header Mcp-Method is not the method of the request")
+        raise RpcError(ErrorCode.HEADER_MISMATCH, "the header Mcp-Method is not the method of the request")
     named = _NAMED.get(request.method)
     wanted = None if named is None else request.params.get(named)
     if wanted is not None and headers.get("mcp-name") != wanted:
-        raise RpcError(HEADER_MISMATCH, f"the header Mcp-Name is not the '{named}' of the request")
+        raise RpcError(ErrorCode.HEADER_MISMATCH, f"the header Mcp-Name is not the '{named}' of the request")
 
 
 def finish_result(request: Request, client: ClientInfo, result: dict[str, Any]) -> dict[str, Any]:

@@ -16,17 +16,7 @@ from typing import Any, Protocol
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.surfaces.mcp import catalog, messages, revisions
-from retinue.surfaces.mcp.messages import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    METHOD_NOT_FOUND,
-    Id,
-    Notification,
-    Request,
-    Response,
-    RpcError,
-)
+from retinue.surfaces.mcp.messages import ErrorCode, Id, Notification, Request, Response, RpcError
 from retinue.surfaces.mcp.revisions import ClientInfo
 
 MAX_OPEN = 256
@@ -101,7 +91,7 @@ class Server:
             if self.profile is None:
                 note = UNUSABLE.format(error=error)
                 return [{**tool, "description": f"{note} {tool['description']}"} for tool in catalog.list_tools()]
-            raise RpcError(INTERNAL_ERROR, str(error)) from None
+            raise RpcError(ErrorCode.INTERNAL_ERROR, str(error)) from None
 
     async def find_host(self) -> Host | None:
         """Return the host, if there is or will be one."""
@@ -168,7 +158,9 @@ class Session:
         key: object = exchange if self._shared else request.id
         try:
             if key in self.exchanges or len(self.exchanges) >= MAX_OPEN:
-                raise RpcError(INVALID_REQUEST, f"this id is in use, or more than {MAX_OPEN} requests are open")
+                raise RpcError(
+                    ErrorCode.INVALID_REQUEST, f"this id is in use, or more than {MAX_OPEN} requests are open"
+                )
             self.exchanges[key] = exchange
             try:
                 result = await self._handle_request(exchange)
@@ -178,11 +170,11 @@ class Session:
         except RpcError:
             raise
         except RetinueError as error:
-            raise RpcError(INTERNAL_ERROR, str(error)) from None
+            raise RpcError(ErrorCode.INTERNAL_ERROR, str(error)) from None
         except Exception as error:
             text = f"internal error: {type(error).__name__}: {error}"
             self.server.say(text)
-            raise RpcError(INTERNAL_ERROR, text) from error
+            raise RpcError(ErrorCode.INTERNAL_ERROR, text) from error
 
     async def _handle_request(self, exchange: Exchange) -> dict[str, Any]:
         request, modern = exchange.request, exchange.client.modern
@@ -196,15 +188,15 @@ class Session:
                 return {"supportedVersions": [revisions.ENVELOPE], **about}
             case "ping" if not modern:
                 return {}
-        raise RpcError(METHOD_NOT_FOUND, "Method not found", request.method[:100])
+        raise RpcError(ErrorCode.METHOD_NOT_FOUND, "Method not found", request.method[:100])
 
     async def _call_tool(self, exchange: Exchange) -> dict[str, Any]:
         params = exchange.request.params
         name, args = params.get("name"), params.get("arguments")
         if not isinstance(name, str):
-            raise RpcError(INVALID_PARAMS, "tools/call: 'name' must be a string")
+            raise RpcError(ErrorCode.INVALID_PARAMS, "tools/call: 'name' must be a string")
         if args is not None and not isinstance(args, dict):
-            raise RpcError(INVALID_PARAMS, "tools/call: 'arguments' must be an object")
+            raise RpcError(ErrorCode.INVALID_PARAMS, "tools/call: 'arguments' must be an object")
         try:
             host = await self.server.wait_for_host()
         except RetinueError as error:

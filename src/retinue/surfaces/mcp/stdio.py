@@ -18,7 +18,7 @@ from retinue.concurrency import TaskOwner
 from retinue.core.errors import OutputFailed
 from retinue.files.content import write_all
 from retinue.surfaces.mcp import messages, revisions
-from retinue.surfaces.mcp.messages import INVALID_REQUEST, MAX_MESSAGE_BYTES, Request, RpcError
+from retinue.surfaces.mcp.messages import MAX_MESSAGE_BYTES, ErrorCode, Request, RpcError
 from retinue.surfaces.mcp.server import Server, Session
 
 CHUNK = 64 * 1024
@@ -76,7 +76,7 @@ class StdioSession(Session):
         self.server.start_loading()
 
     def refuse_long_line(self) -> None:
-        error = RpcError(INVALID_REQUEST, f"a message is larger than {MAX_MESSAGE_BYTES} bytes")
+        error = RpcError(ErrorCode.INVALID_REQUEST, f"a message is larger than {MAX_MESSAGE_BYTES} bytes")
         self._writer.send(messages.encode_error(None, error))
 
     async def _send_answer(self, request: Request) -> None:
@@ -87,7 +87,7 @@ class StdioSession(Session):
                 client = revisions.read_envelope(request) if revisions.is_enveloped(request) else self.client
                 if client is None and request.method != "ping":
                     text = "the first request is 'initialize', or has the envelope of 2026-07-28"
-                    raise RpcError(INVALID_REQUEST, text)
+                    raise RpcError(ErrorCode.INVALID_REQUEST, text)
                 answer = await self.answer(request, client or revisions.UNKNOWN_CLIENT, self._writer)
         except RpcError as error:
             answer = messages.encode_error(request.id, error)
