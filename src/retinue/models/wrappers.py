@@ -80,11 +80,8 @@ class RetryingModel(ModelWrapper):
                 if spent == NO_USAGE:
                     raise
                 raise CallCancelled(spent, estimated=estimated) from None
-            except CallCancelled as error:
+            except (CallCancelled, Limited) as error:
                 error.usage, error.estimated = spent + error.usage, estimated or error.estimated
-                raise
-            except Limited as error:
-                error.usage, error.estimated = spent, estimated
                 raise
             except ModelError as error:
                 spent = error.usage = spent + error.usage

@@ -96,17 +96,16 @@ class A2aAdapter:
     grace = CANCEL_ASK_SECONDS + TERM_SECONDS + MARGIN_SECONDS
 
     def __init__(self, agent: A2aAgent) -> None:
-        self._agent = agent
         self._connection = PeerConnection(agent)
 
     def start(self, request: RemoteRequest) -> A2aRun:
         context = read_reference(request.continues).context if request.continues else ""
         reference = Reference(str(uuid.uuid4()), context=context)
-        return A2aRun(self._connection, self._agent, request, reference=reference, cursor="", is_new=True)
+        return A2aRun(self._connection, request, reference=reference, cursor="", is_new=True)
 
     def attach(self, request: RemoteRequest, *, reference: str, cursor: str) -> A2aRun:
         known = read_reference(reference)
-        return A2aRun(self._connection, self._agent, request, reference=known, cursor=cursor, is_new=False)
+        return A2aRun(self._connection, request, reference=known, cursor=cursor, is_new=False)
 
     async def close(self) -> None:
         await self._connection.close()
@@ -118,21 +117,20 @@ class A2aRun:
     def __init__(
         self,
         connection: PeerConnection,
-        agent: A2aAgent,
         request: RemoteRequest,
         *,
         reference: Reference,
         cursor: str,
         is_new: bool,
     ) -> None:
-        self._connection, self._agent, self._request = connection, agent, request
+        self._connection, self._agent, self._request = connection, connection.agent, request
         self._known, self._cursor, self._is_new = reference, cursor, is_new
         self._is_asked = not is_new  # the message may have reached the agent
         self._can_answer = False
         self._fold = UpdateFold(reference.task)
         self._asked: dict[str, tuple[str, ApprovalAsked]] = {}  # open questions of the other retinue, with their runs
         self._inbox: asyncio.Queue[Report] = asyncio.Queue()
-        self._input: asyncio.Future[str] | None = None
+        self._input: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._is_cancelled = False
         self._confirmed = asyncio.Event()
         if reference.task:
@@ -180,9 +178,9 @@ class A2aRun:
             raise Disconnected(FORGOTTEN) from None
         except A2AError as error:
             yield Report(STARTED, _fail(f"the agent refuses: {error.message}"))
+        except Disconnected:
+            raise
         except RetinueError as error:
-            if isinstance(error, Disconnected):
-                raise
             yield Report(STARTED, _fail(str(error)))
         finally:
             if not self._is_cancelled:
@@ -368,10 +366,8 @@ class A2aRun:
 
     async def _wait_for_input(self) -> str:
         """Wait for the answer to what the agent asks. People may take their time."""
-        if self._input is None:
-            self._input = asyncio.get_running_loop().create_future()
         text = await self._input
-        self._input, self._fold.needs_input = None, False
+        self._input, self._fold.needs_input = asyncio.get_running_loop().create_future(), False
         self._seen_at = time.monotonic()
         return text
 
@@ -397,8 +393,6 @@ class A2aRun:
         await self._tell([Part(data=ParseDict(make_answer(approval_id, asked.digest, decision), Value()))])
 
     def _give_input(self, text: str) -> None:
-        if self._input is None:
-            self._input = asyncio.get_running_loop().create_future()
         if self._input.done():
             raise Undelivered("the agent has an answer already")
         self._input.set_result(text)
