@@ -161,22 +161,22 @@ def make_refusal(refused: Refused, *, is_rpc: bool) -> JSONResponse:
 
 
 class _Inbox:
-    """The messages of one request as the application gets them: the body in one piece, then what comes. `gone` is set
-    when the client has left."""
+    """The messages of one request as the application gets them: the body in one piece, then that the client has left.
+    `gone` is set when it has."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._receive = receive
-        self._messages: asyncio.Queue[Message] = asyncio.Queue()
-        self._messages.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        self._body: bytes | None = body
         self.gone = asyncio.Event()
 
     async def listen(self) -> None:
-        while True:
-            message = await self._receive()
-            self._messages.put_nowait(message)
-            if message["type"] == "http.disconnect":
-                self.gone.set()
-                return
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone.set()
 
     async def receive(self) -> Message:
-        return await self._messages.get()
+        body, self._body = self._body, None
+        if body is not None:
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
