@@ -21,6 +21,7 @@ from retinue.core.records import RecordedExchange, RecordedRequest
 from retinue.core.secrets import HIDDEN
 from retinue.core.sendable import repair_reply
 from retinue.models.recorded import RecordedModel
+from retinue.models.wrappers import can_search_web, close_model
 
 RecordMode = Literal["none", "new", "all"]
 CleanText = Callable[[str], str]
@@ -114,9 +115,6 @@ class Cassette:
         self.played[asked.key] = replace(asked, reply=clean)
         self.new_count += 1
 
-    def add_failure(self, asked: RecordedExchange, error: Exception) -> None:
-        self.failures.append(f"{asked.run} ({asked.agent}), turn {asked.turn}: {error}")
-
     def refuse(self, mismatch: Mismatch) -> ModelError:
         """Note a call that is not answered, and return the error for its run."""
         self.mismatches.append(mismatch)
@@ -196,7 +194,7 @@ class CassetteModel(RecordedModel):
         try:
             reply = repair_reply(await self._open().complete(request, on_delta))
         except Exception as error:
-            self._cassette.add_failure(asked, error)
+            self._cassette.failures.append(f"{asked.run} ({asked.agent}), turn {asked.turn}: {error}")
             raise
         self._cassette.add_reply(asked, reply)
         return reply
@@ -206,15 +204,10 @@ class CassetteModel(RecordedModel):
 
     def can_search_web(self, *, domains: bool) -> bool:
         recorded = self._cassette.find_web_search(self.name, domains=domains)
-        if recorded is not None:
-            return recorded
-        can_search_web = getattr(self._open(), "can_search_web", None)
-        return can_search_web is not None and bool(can_search_web(domains=domains))
+        return can_search_web(self._open(), domains=domains) if recorded is None else recorded
 
     async def aclose(self) -> None:
-        close = getattr(self._inner, "aclose", None)
-        if close is not None:
-            await close()
+        await close_model(self._inner)
 
     def _open(self) -> Model:
         if self._inner is None:

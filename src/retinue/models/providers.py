@@ -159,7 +159,8 @@ class ProviderModel:
                 raise
             except asyncio.CancelledError:
                 raise CallCancelled(convert_usage(response.usage), estimated=False) from None
-            response = _join_responses(response, following)
+            parts = [*response.parts, *following.parts]
+            response = replace(following, parts=parts, usage=response.usage + following.usage)
         if response.state == PAUSED:
             text = f"{self._host} paused {MOST_PAUSES} times in one reply"
             raise ModelError(text, usage=convert_usage(response.usage))
@@ -172,11 +173,13 @@ class ProviderModel:
     ) -> ModelResponse:
         """Return one complete response. It may be a part of a reply in which the provider pauses."""
         stream: StreamedResponse | None = None
+        headers = {**(self._settings.get("extra_headers") or {}), KEY_HEADER: key}
+        settings: ModelSettings = {**self._settings, "max_tokens": request.max_output_tokens, "extra_headers": headers}
         try:
             async with model_request_stream(
                 self._model,
                 messages,
-                model_settings=self._build_settings(request, key),
+                model_settings=settings,
                 model_request_parameters=build_parameters(request.tools),
                 instrument=False,
             ) as stream:
@@ -197,10 +200,6 @@ class ProviderModel:
             raise ModelError(text, usage=convert_usage(response.usage), partial=_join_text(stream), transient=True)
         return response
 
-    def _build_settings(self, request: Request, key: str) -> ModelSettings:
-        headers = {**(self._settings.get("extra_headers") or {}), KEY_HEADER: key}
-        return {**self._settings, "max_tokens": request.max_output_tokens, "extra_headers": headers}
-
     def can_search_web(self, *, domains: bool) -> bool:
         """Tell whether the provider searches the web by itself for this model; with `domains`, only on given hosts."""
         asked = WebSearchTool(allowed_domains=["example.com"] if domains else None)
@@ -218,17 +217,13 @@ class ProviderModel:
         reply had begun, the rest of it was cut off."""
         partial, host = _join_text(stream), self._host
         has_begun = bool(partial) or (stream is not None and stream.provider_response_id is not None)
-        known: dict[str, Any] = {
-            **({} if stream is None else _describe_spent(stream, request)),
-            "partial": partial,
-            "transient": True,
-        }
+        spent = {} if stream is None else _describe_spent(stream, request)
+        known: dict[str, Any] = {**spent, "partial": partial, "transient": True}
         if isinstance(error, ModelHTTPError):
             known["transient"] = _is_transient(error)
             retry_after = parse_retry_after(error.headers or {}, now=self._clock.wall())
             text = _explain_status(self.name, error.status_code, _find_message(error.body) or str(error))
-            text = to_one_line(text)
-            return ModelError(text, status=error.status_code, retry_after=retry_after, **known)
+            return ModelError(to_one_line(text), status=error.status_code, retry_after=retry_after, **known)
         if isinstance(error, ModelTimeoutError) and error.phase not in ("pool", "connect"):
             silence = f"nothing came from {host} for {self._idle:g} s"
             return StreamCut(f"{CUT}: {silence}", **known) if has_begun else ModelError(silence, **known)
@@ -336,11 +331,6 @@ def _is_whole(response: ModelResponse) -> bool:
     """Tell whether the provider itself said that it is done: the library's own finish reason may be a guess."""
     details = response.provider_details or {}
     return response.state in ("complete", PAUSED) and bool(details.get("finish_reason") or details.get("refusal"))
-
-
-def _join_responses(paused: ModelResponse, following: ModelResponse) -> ModelResponse:
-    """Join what came before the provider paused with what came then."""
-    return replace(following, parts=[*paused.parts, *following.parts], usage=paused.usage + following.usage)
 
 
 def _estimate_usage(stream: StreamedResponse, request: Request) -> Usage:
@@ -655,9 +645,7 @@ def _parse_call(part: ToolCallPart, *, cut: bool) -> Call:
             why = "it is nested too deeply"
     if not why and not isinstance(args, dict):
         why = f"it is a {type(args).__name__}"
-    if cut:
-        return Call(part.tool_call_id, part.tool_name, {INVALID: str(part.args)}, CUT_OFF.format(name=part.tool_name))
-    if why:
-        problem = NOT_JSON.format(name=part.tool_name, why=why)
-        return Call(part.tool_call_id, part.tool_name, {INVALID: str(part.args)}, problem)
-    return Call(part.tool_call_id, part.tool_name, args)
+    if not cut and not why:
+        return Call(part.tool_call_id, part.tool_name, args)
+    problem = (CUT_OFF if cut else NOT_JSON).format(name=part.tool_name, why=why)
+    return Call(part.tool_call_id, part.tool_name, {INVALID: str(part.args)}, problem)

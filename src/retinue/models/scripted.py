@@ -14,89 +14,69 @@ from retinue.core.scripts import Script, ScriptedReply
 from retinue.core.usage import Usage
 
 LAST_RESULT = "{{last_result}}"
+CUT = "the model's stream ended in the middle of its reply"
 
 
 class ScriptedModel:
     """The model of a script. Holds no state: a run gets the reply whose place in its list, from 1, is its turn."""
 
     def __init__(self, script: Script, clock: Clock) -> None:
-        self._strict = script.strict
-        self._turns = {
-            who: (_DONE, *(_Turn(scripted, turn) for turn, scripted in enumerate(replies, 1)))
+        self._strict, self._clock = script.strict, clock
+        self._turns = {  # built once for all runs: bench/latency.py measures the runtime, not the script
+            who: [(scripted, _make_reply(scripted, turn)) for turn, scripted in enumerate(replies, 1)]
             for who, replies in script.agents.items()
         }
-        self._other = self._turns.get("*", (_DONE,))
-        self._clock = clock
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
-        turn = self._find_turn(request)
-        scripted, reply = turn.scripted, turn.reply
+        scripted, reply = self._find_turn(request)
         if scripted.hang:
             await asyncio.get_running_loop().create_future()
         await self._clock.sleep(scripted.delay)
         if scripted.thinking:
             on_delta("thinking", scripted.thinking)
-        if turn.fails:
-            _raise_fault(scripted, reply, on_delta)
-        elif reply.text and not reply.refused:
-            if LAST_RESULT in reply.text:
-                text = reply.text.replace(LAST_RESULT, _find_last_result(request))
-                reply = msgspec.structs.replace(reply, text=text)
-            for piece in _split_text(reply.text, scripted.chunks):
-                on_delta("text", piece)
+        if scripted.error is not None:
+            raise ModelError(scripted.error, status=scripted.status, usage=reply.usage)
+        if scripted.crash is not None:
+            raise RuntimeError(scripted.crash)
+        if scripted.cut is not None:
+            on_delta("text", scripted.cut)
+            raise StreamCut(CUT, usage=reply.usage, partial=scripted.cut)
+        if reply.refused:
+            return reply
+        if LAST_RESULT in reply.text:
+            text = reply.text.replace(LAST_RESULT, _find_last_result(request))
+            reply = msgspec.structs.replace(reply, text=text)
+        size = max(1, -(-len(reply.text) // max(1, scripted.chunks)))
+        for start in range(0, len(reply.text), size):
+            on_delta("text", reply.text[start : start + size])
         return reply
 
-    def _find_turn(self, request: Request) -> _Turn:
-        named, ref, turn = self._turns.get, request.ref, request.turn
-        turns = named(ref.path) or named(ref.label) or named(ref.subagent_id) or named(ref.agent) or self._other
-        if turn < len(turns):
-            return turns[turn]
+    def _find_turn(self, request: Request) -> tuple[ScriptedReply, Reply]:
+        ref, turn, turns = request.ref, request.turn, []
+        for name in (ref.path, ref.label, ref.subagent_id, ref.agent, "*"):
+            if name in self._turns:
+                turns = self._turns[name]
+                break
+        if 0 < turn <= len(turns):
+            return turns[turn - 1]
         if self._strict:
-            said = f"has {len(turns) - 1} replies" if len(turns) > 1 else "says nothing"
+            said = f"has {len(turns)} replies" if turns else "says nothing"
             raise ModelError(f"the script {said} for {ref.path} ({ref.agent}), which asks for turn {turn}")
         return _DONE
 
 
-class _Turn:
-    """One reply of a list, built once for all runs that get it."""
-
-    __slots__ = ("fails", "reply", "scripted")
-
-    def __init__(self, scripted: ScriptedReply, turn: int) -> None:
-        usage = Usage(scripted.usage.input_tokens, scripted.usage.output_tokens)
-        calls = tuple(Call(f"call_{turn}_{n}", tool.name, tool.args) for n, tool in enumerate(scripted.tools, 1))
-        thoughts = (Thought(scripted.thinking),) if scripted.thinking else ()
-        self.scripted = scripted
-        if scripted.refuse is None:
-            self.reply = Reply(scripted.text, calls, thoughts, usage, counted=True)
-        else:
-            self.reply = Reply(scripted.refuse, (), thoughts, usage, refused=True, counted=True)
-        self.fails = any(fault is not None for fault in (scripted.error, scripted.crash, scripted.cut))
+def _make_reply(scripted: ScriptedReply, turn: int) -> Reply:
+    usage = Usage(scripted.usage.input_tokens, scripted.usage.output_tokens)
+    thoughts = (Thought(scripted.thinking),) if scripted.thinking else ()
+    if scripted.refuse is not None:
+        return Reply(scripted.refuse, (), thoughts, usage, refused=True, counted=True)
+    calls = tuple(Call(f"call_{turn}_{n}", tool.name, tool.args) for n, tool in enumerate(scripted.tools, 1))
+    return Reply(scripted.text, calls, thoughts, usage, counted=True)
 
 
-_DONE = _Turn(ScriptedReply(text="done"), 0)
-
-
-def _raise_fault(scripted: ScriptedReply, reply: Reply, on_delta: Callable[[str, str], None]) -> None:
-    if scripted.error is not None:
-        raise ModelError(scripted.error, status=scripted.status, usage=reply.usage)
-    if scripted.crash is not None:
-        raise RuntimeError(scripted.crash)
-    if scripted.cut is not None:
-        on_delta("text", scripted.cut)
-        text = "the model's stream ended in the middle of its reply"
-        raise StreamCut(text, usage=reply.usage, partial=scripted.cut)
+_LAST = ScriptedReply(text="done")
+_DONE = _LAST, _make_reply(_LAST, 0)
 
 
 def _find_last_result(request: Request) -> str:
-    for turn in reversed(request.thread):
-        if isinstance(turn, ToolTurn):
-            return turn.text
-    return ""
-
-
-def _split_text(text: str, chunks: int) -> list[str]:
-    if chunks <= 1:
-        return [text] if text else []
-    size = max(1, -(-len(text) // chunks))
-    return [text[start : start + size] for start in range(0, len(text), size)]
+    return next((turn.text for turn in reversed(request.thread) if isinstance(turn, ToolTurn)), "")

@@ -29,16 +29,42 @@ LONGEST_ASKED_SECONDS = 600.0
 SPREAD_SECONDS = 0.5
 
 
-class RetryingModel:
+class ModelWrapper:
+    """A model around another one: has its name and searches the web if that one does. Closing it closes that one."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.name: str = getattr(model, "name", type(model).__name__)
+
+    def can_search_web(self, *, domains: bool) -> bool:
+        return can_search_web(self._model, domains=domains)
+
+    async def aclose(self) -> None:
+        await close_model(self._model)
+
+
+def can_search_web(model: Model, *, domains: bool) -> bool:
+    """Return whether a model searches the web by itself; with `domains`, only on given hosts."""
+    ask = getattr(model, "can_search_web", None)
+    return ask is not None and bool(ask(domains=domains))
+
+
+async def close_model(model: Model | None) -> None:
+    """Close the connections of a model, if it has any."""
+    close = getattr(model, "aclose", None)
+    if close is not None:
+        await close()
+
+
+class RetryingModel(ModelWrapper):
     """A model that makes up to `ATTEMPTS` calls for one request. Does not wait for a provider that asks for more than
     ten minutes."""
 
     def __init__(self, model: Model, clock: Clock, *, chance: Callable[[], float] = random.random) -> None:
-        self._model = model
+        super().__init__(model)
         self._clock = clock
         self._chance = chance
         self._closed_until = 0.0
-        self.name: str = getattr(model, "name", type(model).__name__)
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
         spent, notice, estimated = NO_USAGE, "", False
@@ -54,11 +80,8 @@ class RetryingModel:
                 if spent == NO_USAGE:
                     raise
                 raise CallCancelled(spent, estimated=estimated) from None
-            except CallCancelled as error:
+            except (CallCancelled, Limited) as error:
                 error.usage, error.estimated = spent + error.usage, estimated or error.estimated
-                raise
-            except Limited as error:
-                error.usage, error.estimated = spent, estimated
                 raise
             except ModelError as error:
                 spent = error.usage = spent + error.usage
@@ -77,14 +100,6 @@ class RetryingModel:
                 whole = spent + reply.usage
                 return msgspec.structs.replace(reply, usage=whole, estimated=estimated or reply.estimated)
         raise AssertionError("unreachable")
-
-    def can_search_web(self, *, domains: bool) -> bool:
-        return _can_search_web(self._model, domains=domains)
-
-    async def aclose(self) -> None:
-        close = getattr(self._model, "aclose", None)
-        if close is not None:
-            await close()
 
     async def _wait_for_back_off(self) -> None:
         """Wait until the back-off is over. Calls that waited do not all start at the same moment."""
@@ -110,13 +125,9 @@ def _explain_long_wait(error: ModelError) -> None:
         )
 
 
-class RedactingModel:
+class RedactingModel(ModelWrapper):
     """A model whose deltas and replies are free of known secrets, as the requests of runs are. Used only if there is a
     secret to hide."""
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        self.name: str = getattr(model, "name", type(model).__name__)
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
         streams: dict[str, secrets.SecretStream] = {}
@@ -144,11 +155,3 @@ class RedactingModel:
             calls=secrets.clean_value(reply.calls),
             thoughts=secrets.clean_value(reply.thoughts),
         )
-
-    def can_search_web(self, *, domains: bool) -> bool:
-        return _can_search_web(self._model, domains=domains)
-
-
-def _can_search_web(model: Model, *, domains: bool) -> bool:
-    can_search_web = getattr(model, "can_search_web", None)
-    return can_search_web is not None and bool(can_search_web(domains=domains))

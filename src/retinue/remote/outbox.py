@@ -136,17 +136,18 @@ class OutboxRun:
                 continue
             if response is not None:
                 break
-            if waited < UNCLAIMED_SECONDS <= waited + POLL_SECONDS and self._is_unclaimed():
+            if waited < UNCLAIMED_SECONDS <= waited + POLL_SECONDS and self._events is None:
                 text = UNCLAIMED.format(seconds=UNCLAIMED_SECONDS, folder=self._box.folder)
-                yield Report(STARTED, Warned(text, code="unclaimed"))
+                if not self._box.has_entry(wire.claim_name(self.reference)):
+                    yield Report(STARTED, Warned(text, code="unclaimed"))
             waited += POLL_SECONDS
             await asyncio.sleep(POLL_SECONDS)
         self._is_answered = True
         if response.warning:
             yield Report(STARTED, Warned(response.warning))
-        yield Report(STARTED, self._ending_of(response))
+        yield Report(STARTED, self._make_ending(response))
 
-    def _ending_of(self, response: wire.Response) -> RunEnded:
+    def _make_ending(self, response: wire.Response) -> RunEnded:
         ref = self._request.ref
         ending = wire.ending_of(response, agent=ref.agent, primary=ref.run == 0)
         return RunEnded(
@@ -167,9 +168,6 @@ class OutboxRun:
         except UnreadableMessage as error:
             raise wire.RequestError(f"the response {error}") from None
         return wire.parse_response(data, self.reference)
-
-    def _is_unclaimed(self) -> bool:
-        return self._events is None and not self._box.has_entry(wire.claim_name(self.reference))
 
     def _read_piece(self) -> bytes:
         if self._events is None:

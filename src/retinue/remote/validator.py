@@ -174,7 +174,6 @@ class ReportValidator:
                 if known.has_started:
                     return []
                 known.has_started = True
-                return [msgspec.structs.replace(body, sandbox=_short_sandbox(body.sandbox))]
             case TurnStarted(turn=turn):
                 if not known.turn < turn <= MOST_TURNS:
                     return [Gap(1, f"{self._who} counts its turns backwards")]
@@ -188,15 +187,9 @@ class ReportValidator:
             case RunEnded():
                 known.ended = True
                 return [_sound_ending(_short(body))]
-            case ToolResult(sandbox=(_, *_)):
-                return [_short(msgspec.structs.replace(body, sandbox=_short_sandbox(body.sandbox)))]
             case _ if not isinstance(body, SAID):
                 return []
         return [_short(body)]
-
-
-def _short_sandbox(parts: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(part[:ID_CHARACTERS] for part in parts[:MOST_SANDBOX_PARTS])
 
 
 def clean_name(text: str) -> str:
@@ -228,6 +221,8 @@ def _short(body: B) -> B:
         value = getattr(body, name)
         if name == "file" and value:
             changes[name] = ""
+        elif name == "sandbox" and value:
+            changes[name] = tuple(part[:ID_CHARACTERS] for part in value[:MOST_SANDBOX_PARTS])
         elif isinstance(value, str):
             checked = cut_text(value) if name in _LONG else value[:ID_CHARACTERS]
             if name in ("label", "agent"):

@@ -21,7 +21,8 @@ from retinue.build.parts import Parts
 from retinue.core.control import RunHandle
 from retinue.core.events import Event
 from retinue.core.messages import Reply, Request, UserTurn
-from retinue.surfaces.a2a.server import A2aServer, OperatorScreen, ServerOptions
+from retinue.surfaces.a2a.options import OperatorScreen, ServerOptions
+from retinue.surfaces.a2a.server import A2aServer
 from retinue.testing import scripted
 
 TLS = ssl.create_default_context()  # costs more than a request: made once

@@ -256,3 +256,40 @@ async def test_a_token_that_somebody_else_can_know_is_not_used(project: Project,
         assert file.read_text() != "A" * 40
         assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
         assert (await server.post(HELLO, Authorization=f"Bearer {'A' * 40}"))[0] == 401
+
+
+class LeavingHost:
+    """A host without tools: while it ends its first session, the client of the second one leaves too."""
+
+    def __init__(self) -> None:
+        self.url, self.names = "", list[str]()
+        self.ended = 0
+        self.all_ended = asyncio.Event()
+
+    async def end_session(self, session: object) -> None:
+        self.ended += 1
+        if self.ended == 1:
+            async with httpx2.AsyncClient() as http:
+                await http.delete(self.url, headers={"Mcp-Session-Id": self.names[1]})
+        elif self.ended == 3:
+            self.all_ended.set()
+
+    async def close(self) -> None: ...
+
+
+async def test_a_client_that_leaves_while_idle_sessions_end_stops_none_of_their_ends() -> None:
+    from retinue.surfaces.mcp.http import Endpoint
+    from retinue.surfaces.mcp.server import Server as McpServer
+
+    host = LeavingHost()
+
+    async def load() -> Any:
+        return host
+
+    server = McpServer(load, say=lambda _: None)
+    await server.wait_for_host()
+    async with Endpoint(server, port=0, token="", idle_seconds=1.0) as endpoint, httpx2.AsyncClient() as http:
+        host.url = endpoint.url
+        answers = await asyncio.gather(*(http.post(endpoint.url, json=HELLO) for _ in range(3)))
+        host.names += [answer.headers["mcp-session-id"] for answer in answers]
+        await asyncio.wait_for(host.all_ended.wait(), 20)

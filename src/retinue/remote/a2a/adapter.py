@@ -81,9 +81,6 @@ class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
     context: str = ""
     typed: bool = False
 
-    def encode(self) -> str:
-        return msgspec.json.encode(self).decode()
-
 
 def read_reference(text: str) -> Reference:
     try:
@@ -99,17 +96,16 @@ class A2aAdapter:
     grace = CANCEL_ASK_SECONDS + TERM_SECONDS + MARGIN_SECONDS
 
     def __init__(self, agent: A2aAgent) -> None:
-        self._agent = agent
         self._connection = PeerConnection(agent)
 
     def start(self, request: RemoteRequest) -> A2aRun:
         context = read_reference(request.continues).context if request.continues else ""
         reference = Reference(str(uuid.uuid4()), context=context)
-        return A2aRun(self._connection, self._agent, request, reference=reference, cursor="", is_new=True)
+        return A2aRun(self._connection, request, reference=reference, cursor="", is_new=True)
 
     def attach(self, request: RemoteRequest, *, reference: str, cursor: str) -> A2aRun:
         known = read_reference(reference)
-        return A2aRun(self._connection, self._agent, request, reference=known, cursor=cursor, is_new=False)
+        return A2aRun(self._connection, request, reference=known, cursor=cursor, is_new=False)
 
     async def close(self) -> None:
         await self._connection.close()
@@ -121,22 +117,20 @@ class A2aRun:
     def __init__(
         self,
         connection: PeerConnection,
-        agent: A2aAgent,
         request: RemoteRequest,
         *,
         reference: Reference,
         cursor: str,
         is_new: bool,
     ) -> None:
-        self._connection, self._agent, self._request = connection, agent, request
+        self._connection, self._agent, self._request = connection, connection.agent, request
         self._known, self._cursor, self._is_new = reference, cursor, is_new
         self._is_asked = not is_new  # the message may have reached the agent
         self._can_answer = False
-        self._fold = UpdateFold(has_started=bool(reference.task))
-        self._fold.task_id, self._fold.context_id = reference.task, reference.context
+        self._fold = UpdateFold(reference.task)
         self._asked: dict[str, tuple[str, ApprovalAsked]] = {}  # open questions of the other retinue, with their runs
         self._inbox: asyncio.Queue[Report] = asyncio.Queue()
-        self._input: asyncio.Future[str] | None = None
+        self._input: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._is_cancelled = False
         self._confirmed = asyncio.Event()
         if reference.task:
@@ -147,7 +141,7 @@ class A2aRun:
 
     @property
     def reference(self) -> str:
-        return self._known.encode()
+        return msgspec.json.encode(self._known).decode()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -184,9 +178,9 @@ class A2aRun:
             raise Disconnected(FORGOTTEN) from None
         except A2AError as error:
             yield Report(STARTED, _fail(f"the agent refuses: {error.message}"))
+        except Disconnected:
+            raise
         except RetinueError as error:
-            if isinstance(error, Disconnected):
-                raise
             yield Report(STARTED, _fail(str(error)))
         finally:
             if not self._is_cancelled:
@@ -245,7 +239,7 @@ class A2aRun:
         streaming = self._connection.card.capabilities.streaming
         client = await self._connection.get_client(streaming=streaming)
         if self._fold.needs_input:
-            request = self._make_message([Part(text=await self._wait_for_input())], task=True)
+            request = self._make_message([Part(text=await self._wait_for_input())])
             stream = client.send_message(request, context=await self._make_context())
         elif not self._known.task:
             if not self._is_new and not self._known.typed:
@@ -360,11 +354,9 @@ class A2aRun:
             message=message, configuration=SendMessageConfiguration(return_immediately=not streaming)
         )
 
-    def _make_message(self, parts: list[Part], *, task: bool) -> SendMessageRequest:
-        message = Message(message_id=str(uuid.uuid4()), role=Role.ROLE_USER, parts=parts)
-        if task:
-            message.task_id, message.context_id = self._known.task, self._known.context
-        return SendMessageRequest(message=message)
+    def _make_message(self, parts: list[Part]) -> SendMessageRequest:
+        ids = {"message_id": str(uuid.uuid4()), "task_id": self._known.task, "context_id": self._known.context}
+        return SendMessageRequest(message=Message(role=Role.ROLE_USER, parts=parts, **ids))
 
     async def _make_context(self, *, cursor: bool = False) -> Any:
         headers = {AFTER_HEADER: self._cursor or "0"} if cursor else {}
@@ -374,10 +366,8 @@ class A2aRun:
 
     async def _wait_for_input(self) -> str:
         """Wait for the answer to what the agent asks. People may take their time."""
-        if self._input is None:
-            self._input = asyncio.get_running_loop().create_future()
         text = await self._input
-        self._input, self._fold.needs_input = None, False
+        self._input, self._fold.needs_input = asyncio.get_running_loop().create_future(), False
         self._seen_at = time.monotonic()
         return text
 
@@ -403,8 +393,6 @@ class A2aRun:
         await self._tell([Part(data=ParseDict(make_answer(approval_id, asked.digest, decision), Value()))])
 
     def _give_input(self, text: str) -> None:
-        if self._input is None:
-            self._input = asyncio.get_running_loop().create_future()
         if self._input.done():
             raise Undelivered("the agent has an answer already")
         self._input.set_result(text)
@@ -416,7 +404,7 @@ class A2aRun:
                 await self._confirmed.wait()
         except TimeoutError:
             raise Undelivered("the agent has not confirmed the task yet") from None
-        request = self._make_message(parts, task=True)
+        request = self._make_message(parts)
         request.configuration.return_immediately = True
         if run != STARTED:
             request.message.metadata.update({EXTENSION: make_command_metadata(run)})

@@ -65,7 +65,7 @@ class PeerConnection:
     """The connection to an agent. Opened by its first use; `close` ends it."""
 
     def __init__(self, agent: A2aAgent) -> None:
-        self._agent = agent
+        self.agent = agent
         for name in {*agent.auth.variables} - {agent.auth.client_id_env}:
             hide_secret(os.environ.get(name, "").strip())
         self._http: httpx.AsyncClient | None = None
@@ -87,7 +87,14 @@ class PeerConnection:
         return self.card
 
     async def _load_card(self) -> None:
-        card = await self._fetch_card()
+        url = self.agent.url + AGENT_CARD_WELL_KNOWN_PATH
+        try:
+            data = await self._read_bounded("GET", url, CARD_BYTES, headers=self._make_static_headers())
+            card = parse_agent_card(decode_body(data, dict))
+        except InvalidBody as error:
+            raise RetinueError(f"the card of {self.agent.url} cannot be read: {error}") from None
+        except (ParseError, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise RetinueError(f"the card of {self.agent.url} is no agent card: {_shorten(error)}") from None
         self._check_card(card)
         self._card, self._fetched_at = card, time.monotonic()
         self._clients.clear()
@@ -96,26 +103,16 @@ class PeerConnection:
         """Fetch the card anew at the next use: the agent may have been started again."""
         self._fetched_at = -CARD_SECONDS
 
-    async def _fetch_card(self) -> AgentCard:
-        url = self._agent.url + AGENT_CARD_WELL_KNOWN_PATH
-        try:
-            data = await self._read_bounded("GET", url, CARD_BYTES, headers=self._make_static_headers())
-            return parse_agent_card(decode_body(data, dict))
-        except InvalidBody as error:
-            raise RetinueError(f"the card of {self._agent.url} cannot be read: {error}") from None
-        except (ParseError, ValueError, TypeError, AttributeError, KeyError) as error:
-            raise RetinueError(f"the card of {self._agent.url} is no agent card: {_shorten(error)}") from None
-
     def _check_card(self, card: AgentCard) -> None:
         usable = [each for each in card.supported_interfaces if each.protocol_binding in BINDINGS]
         if not usable:
-            raise RetinueError(f"the agent at {self._agent.url} offers neither JSON-RPC nor REST")
+            raise RetinueError(f"the agent at {self.agent.url} offers neither JSON-RPC nor REST")
         for each in usable:
             parts = urlsplit(each.url)
-            if parts.scheme not in ("http", "https") or parts.netloc.lower() not in self._agent.origins:
-                raise RetinueError(OTHER_HOST.format(url=self._agent.url, host=_shorten(parts.netloc or each.url)))
-            if parts.scheme == "http" and self._agent.url.startswith("https:"):
-                raise RetinueError(f"the card of {self._agent.url} sends us to an address without TLS: {each.url}")
+            if parts.scheme not in ("http", "https") or parts.netloc.lower() not in self.agent.origins:
+                raise RetinueError(OTHER_HOST.format(url=self.agent.url, host=_shorten(parts.netloc or each.url)))
+            if parts.scheme == "http" and self.agent.url.startswith("https:"):
+                raise RetinueError(f"the card of {self.agent.url} sends us to an address without TLS: {each.url}")
 
     @property
     def card(self) -> AgentCard:
@@ -133,7 +130,6 @@ class PeerConnection:
         """Fetch and check the card, and get a token where one is needed; return what is known of the agent."""
         card = await self.open()
         await self._make_headers()
-        extension = self.find_extension()
         return AgentReport(
             name=_shorten(card.name),
             description=_shorten(card.description),
@@ -143,16 +139,16 @@ class PeerConnection:
                 for each in card.supported_interfaces[:8]
             ),
             is_streaming=card.capabilities.streaming,
-            is_retinue=extension is not None,
+            is_retinue=self.find_extension() is not None,
             notes=self._list_notes(card),
         )
 
     def _list_notes(self, card: AgentCard) -> tuple[str, ...]:
-        auth, notes = self._agent.auth, []
+        auth, notes = self.agent.auth, []
         if card.security_requirements and not auth.variables:
             notes.append("the card asks for credentials, and none are configured: give it 'auth'")
-        if self._agent.url.startswith("http:") and auth.variables:
-            host = urlsplit(self._agent.url).hostname or ""
+        if self.agent.url.startswith("http:") and auth.variables:
+            host = urlsplit(self.agent.url).hostname or ""
             if host not in ("localhost", "127.0.0.1", "::1"):
                 notes.append("credentials are sent without TLS")
         return tuple(notes)
@@ -169,7 +165,7 @@ class PeerConnection:
             try:
                 self._clients[streaming] = ClientFactory(config).create(card)
             except ValueError as error:
-                raise RetinueError(f"the agent at {self._agent.url} cannot be called: {_shorten(error)}") from None
+                raise RetinueError(f"the agent at {self.agent.url} cannot be called: {_shorten(error)}") from None
         return self._clients[streaming]
 
     async def make_context(self, **more: str) -> ClientCallContext:
@@ -180,7 +176,7 @@ class PeerConnection:
         return ClientCallContext(service_parameters={**headers, **more})
 
     def _make_static_headers(self) -> dict[str, str]:
-        auth, headers = self._agent.auth, {}
+        auth, headers = self.agent.auth, {}
         if auth.bearer_env:
             headers["Authorization"] = f"Bearer {_read_variable(auth.bearer_env)}"
         elif auth.api_key_env:
@@ -188,7 +184,7 @@ class PeerConnection:
         return headers
 
     async def _make_headers(self) -> dict[str, str]:
-        if not self._agent.auth.client_id_env:
+        if not self.agent.auth.client_id_env:
             return self._make_static_headers()
         if time.monotonic() > self._expires_at:
             await self._fetch_token()
@@ -197,11 +193,11 @@ class PeerConnection:
     def forget_token(self) -> bool:
         """Get a new token at the next use: the agent does not take this one. False if there is no flow to get one."""
         self._expires_at = 0.0
-        return bool(self._agent.auth.client_id_env)
+        return bool(self.agent.auth.client_id_env)
 
     async def _fetch_token(self) -> None:
         """Get a token by the client-credentials flow. The card alone never decides where the secret goes."""
-        auth = self._agent.auth
+        auth = self.agent.auth
         url = auth.token_url or self._find_token_url()
         form = {"grant_type": "client_credentials", **({"scope": " ".join(auth.scopes)} if auth.scopes else {})}
         client = (_read_variable(auth.client_id_env), _read_variable(auth.client_secret_env))
@@ -222,16 +218,16 @@ class PeerConnection:
         for scheme in self.card.security_schemes.values():
             url = scheme.oauth2_security_scheme.flows.client_credentials.token_url
             if url:
-                if urlsplit(url).netloc.lower() not in self._agent.origins:
-                    raise RetinueError(OTHER_HOST.format(url=self._agent.url, host=_shorten(urlsplit(url).netloc)))
+                if urlsplit(url).netloc.lower() not in self.agent.origins:
+                    raise RetinueError(OTHER_HOST.format(url=self.agent.url, host=_shorten(urlsplit(url).netloc)))
                 return str(url)
-        raise RetinueError(f"nobody says where tokens for {self._agent.url} are had: give 'auth' a 'token_url'")
+        raise RetinueError(f"nobody says where tokens for {self.agent.url} are had: give 'auth' a 'token_url'")
 
     # HTTP
 
     def _get_http(self) -> httpx.AsyncClient:
         if self._http is None:
-            agent = self._agent
+            agent = self.agent
             self._http = httpx.AsyncClient(
                 transport=_BoundedTransport(agent.origins),
                 timeout=httpx.Timeout(agent.timeout, read=agent.silence, pool=None),
@@ -243,7 +239,7 @@ class PeerConnection:
 
     async def _read_bounded(self, method: str, url: str, limit: int, **options: Any) -> bytes:
         try:
-            async with self._get_http().stream(method, url, timeout=self._agent.timeout, **options) as response:
+            async with self._get_http().stream(method, url, timeout=self.agent.timeout, **options) as response:
                 status = response.status_code
                 if status != 200:
                     kind = Unreachable if status >= 500 or status == 429 else RetinueError  # it may be starting

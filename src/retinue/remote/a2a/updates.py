@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 from a2a.types import Artifact, Message, Part, Role, StreamResponse, Task, TaskState, TaskStatus
@@ -18,7 +18,6 @@ from google.protobuf.json_format import MessageToDict
 from retinue.core.approvals import INPUT_REQUIRED
 from retinue.core.events import (
     ApprovalAsked,
-    Body,
     Gap,
     RunEnded,
     RunStarted,
@@ -46,20 +45,18 @@ _TOLD_AGAIN = (TaskState.TASK_STATE_INPUT_REQUIRED, *ENDINGS.keys() - {TaskState
 NEEDS_LOGIN = "the agent asks its user to log in, which is not possible from here"
 BETWEEN_ARTIFACTS = "\n\n"
 UNASKED = "the agent asks for input without saying what"
-Fact: TypeAlias = tuple[str, Body | RemoteSpawned | RemoteDelta]
 _LOG = logging.getLogger(__name__)
 
 
 class UpdateFold:
-    """The fold of one task's updates. `needs_input` is set while the agent waits for an answer. `has_started` says that
-    an earlier process has followed the task."""
+    """The fold of one task's updates. `needs_input` is set while the agent waits for an answer. A `task_id` that is
+    known already is that of a task which an earlier process has followed."""
 
-    def __init__(self, *, has_started: bool = False) -> None:
-        self.task_id = ""
-        self.context_id = ""
+    def __init__(self, task_id: str = "") -> None:
+        self.task_id = task_id
         self.needs_input = False
         self.has_ended = False
-        self._has_started = has_started
+        self._has_started = bool(task_id)
         self._questions = 0
         self._heard: set[str] = set()  # ids of messages and of artifacts that are notices
         self._artifacts: dict[str, str] = {}
@@ -74,24 +71,22 @@ class UpdateFold:
 
     def apply(self, update: StreamResponse) -> list[Report]:
         """Return what an update says about the run."""
-        if self.has_ended:
-            return []
-        return [Report(run, body) for run, body in self._apply(update)]
+        return [] if self.has_ended else list(self._apply(update))
 
-    def _apply(self, update: StreamResponse) -> Iterator[Fact]:
+    def _apply(self, update: StreamResponse) -> Iterator[Report]:
         kind = update.WhichOneof("payload")
         found: Any = getattr(update, kind) if kind else None
         if found is None or not self._is_ours(found, kind):
             if kind:
-                yield STARTED, Gap(1, "the agent speaks of another task")
+                yield Report(STARTED, Gap(1, "the agent speaks of another task"))
             return
         if not self._has_started:
             self._has_started = True
-            yield STARTED, RunStarted()
+            yield Report(STARTED, RunStarted())
         if kind == "message":
             yield from self._end("done", _join_texts(found.parts))
         elif kind == "task":
-            yield from self.apply_task(found)
+            yield from self._apply_task(found)
         elif kind == "status_update":
             texts = _list_texts(found.status.message)
             self._hear(found.status.message.message_id or "\n".join(texts)[:NAME_CHARACTERS])
@@ -101,13 +96,12 @@ class UpdateFold:
             yield from self._apply_artifact(found.artifact, append=found.append)
 
     def _is_ours(self, found: Any, kind: str) -> bool:
-        """Take the ids of the task from its first update; tell whether a later one is about the same task."""
+        """Take the id of the task from its first update; tell whether a later one is about the same task."""
         task_id = found.id if kind == "task" else found.task_id
         self.task_id = self.task_id or task_id
-        self.context_id = self.context_id or found.context_id
         return kind == "message" or not task_id or task_id == self.task_id
 
-    def apply_task(self, task: Task) -> Iterator[Fact]:
+    def _apply_task(self, task: Task) -> Iterator[Report]:
         """Take a task as it stands: the first event of a stream, or the answer to the question how it goes."""
         for message in task.history:
             if message.role == Role.ROLE_AGENT and message.message_id and self._hear(message.message_id):
@@ -127,14 +121,14 @@ class UpdateFold:
             self._heard.add(name)
         return is_new
 
-    def _apply_status(self, status: TaskStatus, texts: list[str]) -> Iterator[Fact]:
+    def _apply_status(self, status: TaskStatus, texts: list[str]) -> Iterator[Report]:
         state = status.state
         self.needs_input = state == TaskState.TASK_STATE_INPUT_REQUIRED
         if self.needs_input:
             self._questions += 1
             text = "\n".join(texts) or UNASKED
             name = f"input-{self._questions}"
-            yield STARTED, ApprovalAsked(name, name, INPUT_REQUIRED, {"question": text}, preview=text)
+            yield Report(STARTED, ApprovalAsked(name, name, INPUT_REQUIRED, {"question": text}, preview=text))
         elif state == TaskState.TASK_STATE_AUTH_REQUIRED:
             yield from self._end("failed", NEEDS_LOGIN)
         elif state in ENDINGS and state != TaskState.TASK_STATE_COMPLETED:
@@ -145,7 +139,7 @@ class UpdateFold:
             if state == TaskState.TASK_STATE_COMPLETED:
                 yield from self._end("done", "")
 
-    def _take_text(self, text: str) -> Iterator[Fact]:
+    def _take_text(self, text: str) -> Iterator[Report]:
         notice = self._parse_notice(text)
         _LOG.info("Streamed + accumulated text from status-update: %d chars", len(text))
         if notice is not None:
@@ -155,13 +149,13 @@ class UpdateFold:
             self._said.append(text)
             self._held = text
 
-    def _flush(self) -> Iterator[Fact]:
+    def _flush(self) -> Iterator[Report]:
         """Show words that were a step on the way: something follows them."""
         if self._held:
             held, self._held = self._held, ""
-            yield STARTED, Said(held)
+            yield Report(STARTED, Said(held))
 
-    def _apply_artifact(self, artifact: Artifact, *, append: bool) -> Iterator[Fact]:
+    def _apply_artifact(self, artifact: Artifact, *, append: bool) -> Iterator[Report]:
         text = _join_texts(artifact.parts)
         if artifact.name in NOTICE_ARTIFACTS:
             notice = self._parse_notice(text)
@@ -178,7 +172,7 @@ class UpdateFold:
             if append or self._told:
                 yield from self._show_growth(name, before, whole)
 
-    def _show_growth(self, name: str, before: str, whole: str) -> Iterator[Fact]:
+    def _show_growth(self, name: str, before: str, whole: str) -> Iterator[Report]:
         """Show what a chunk adds to the answer, as long as it is added at its end. Otherwise the ending tells it."""
         is_last = name == next(reversed(self._artifacts))
         if PLAN_OPENS in whole and not (self._told and before):
@@ -189,11 +183,11 @@ class UpdateFold:
             return
         if not self._told:
             yield from self._flush()
-            yield STARTED, TurnStarted(1)
+            yield Report(STARTED, TurnStarted(1))
             added = self._join_artifacts()
         elif not before:
             added = BETWEEN_ARTIFACTS + added
-        yield STARTED, RemoteDelta(added, turn=1, offset=self._told)
+        yield Report(STARTED, RemoteDelta(added, turn=1, offset=self._told))
         self._told += len(added)
 
     def _join_artifacts(self) -> str:
@@ -216,7 +210,7 @@ class UpdateFold:
             return notice if any(agent == name for _, agent in self._agents) else None
         return notice if any(call == name for _, _, call in self._calls) else None
 
-    def _show_notice(self, notice: Notice) -> Iterator[Fact]:
+    def _show_notice(self, notice: Notice) -> Iterator[Report]:
         yield from self._flush()
         name = notice.target.casefold()
         run = next((run for run, agent in self._agents if agent == notice.agent.casefold()), STARTED)
@@ -227,23 +221,23 @@ class UpdateFold:
             own = f"notice-{self._count}"
             if notice.is_agent:
                 self._agents.append((own, name))
-                yield own, RemoteSpawned(parent=run, agent=notice.target, is_at_work=True)
+                yield Report(own, RemoteSpawned(parent=run, agent=notice.target, is_at_work=True))
             else:
                 self._calls.append((run, own, name))
-                yield run, ToolCall(own, notice.target, {}, tier="observe")
+                yield Report(run, ToolCall(own, notice.target, {}, tier="observe"))
         elif notice.is_agent:
             key = next(each for each in self._agents if each[1] == name)
             self._agents.remove(key)
-            yield key[0], RunEnded("done" if notice.success else "failed", "", 0)
+            yield Report(key[0], RunEnded("done" if notice.success else "failed", "", 0))
         else:
             call = next((each for each in self._calls if each[2] == name and each[0] == run), None)
             call = call or next(each for each in self._calls if each[2] == name)
             self._calls.remove(call)
-            yield call[0], ToolResult(call[1], notice.target, "", success=notice.success)
+            yield Report(call[0], ToolResult(call[1], notice.target, "", success=notice.success))
 
     # The ending
 
-    def _end(self, status: str, text: str) -> Iterator[Fact]:
+    def _end(self, status: str, text: str) -> Iterator[Report]:
         self.has_ended = True
         written = self._join_artifacts()
         if status == "done":
@@ -251,11 +245,11 @@ class UpdateFold:
                 yield from self._flush()
             answer = text or written or remove_plans("\n".join(self._said))
             if self._told:
-                yield STARTED, Said(answer, final=True)
-            yield STARTED, RunEnded("done", answer, 0)
+                yield Report(STARTED, Said(answer, final=True))
+            yield Report(STARTED, RunEnded("done", answer, 0))
             return
         partial = written or "\n".join(self._said)
-        yield STARTED, RunEnded(status, text, 0, error_details=text or None, partial=partial)
+        yield Report(STARTED, RunEnded(status, text, 0, error_details=text or None, partial=partial))
 
 
 def _list_texts(message: Message) -> list[str]:

@@ -55,7 +55,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        headers, is_rpc = Headers(scope=scope), scope["path"] == RPC_PATH
+        headers = Headers(scope=scope)
         try:
             client = self._admit(scope, headers)
             if self._rates[client].take():
@@ -63,10 +63,7 @@ class Gate:
             scope["user"] = SimpleUser(client)
             body = await _read_body(headers, receive)
         except Refused as refused:
-            await make_refusal(refused, is_rpc=is_rpc)(scope, receive, send)
-            return
-        except InvalidBody as error:
-            await make_refusal(Refused(400, str(error), code=PARSE_ERROR), is_rpc=is_rpc)(scope, receive, send)
+            await make_refusal(refused, is_rpc=scope["path"] == RPC_PATH)(scope, receive, send)
             return
         inbox = _Inbox(body, receive)
         scope[GONE] = inbox.gone
@@ -114,7 +111,7 @@ def _confirm_extension(headers: Headers, send: Send) -> Send:
 
 
 async def _read_body(headers: Headers, receive: Receive) -> bytes:
-    """Return the body, as JSON that has each key once. Raises Refused and InvalidBody."""
+    """Return the body, as JSON that has each key once. Raises Refused."""
     if headers.get("content-encoding", "identity") != "identity":
         raise Refused(415, "compressed bodies are not taken", code=UNSUPPORTED_TYPE)
     length = headers.get("content-length", "0")
@@ -139,7 +136,10 @@ async def _read_body(headers: Headers, receive: Receive) -> bytes:
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in JSON_TYPES:
         raise Refused(415, "the body must be JSON: send `Content-Type: application/json`", code=UNSUPPORTED_TYPE)
-    value: Any = decode_body(bytes(data), Any)
+    try:
+        value: Any = decode_body(bytes(data), Any)
+    except InvalidBody as error:
+        raise Refused(400, str(error), code=PARSE_ERROR) from None
     if isinstance(value, dict) and "method" in value:
         value.setdefault("jsonrpc", "2.0")  # some clients leave it out
         return encode_body(value)
@@ -161,22 +161,22 @@ def make_refusal(refused: Refused, *, is_rpc: bool) -> JSONResponse:
 
 
 class _Inbox:
-    """The messages of one request as the application gets them: the body in one piece, then what comes. `gone` is set
-    when the client has left."""
+    """The messages of one request as the application gets them: the body in one piece, then that the client has left.
+    `gone` is set when it has."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._receive = receive
-        self._messages: asyncio.Queue[Message] = asyncio.Queue()
-        self._messages.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        self._body: bytes | None = body
         self.gone = asyncio.Event()
 
     async def listen(self) -> None:
-        while True:
-            message = await self._receive()
-            self._messages.put_nowait(message)
-            if message["type"] == "http.disconnect":
-                self.gone.set()
-                return
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone.set()
 
     async def receive(self) -> Message:
-        return await self._messages.get()
+        body, self._body = self._body, None
+        if body is not None:
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}

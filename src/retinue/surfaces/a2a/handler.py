@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 from a2a.server.context import ServerCallContext
@@ -33,6 +33,7 @@ from a2a.types import (
     Task,
     TaskState,
     TaskStatus,
+    TaskStatusUpdateEvent,
 )
 from a2a.utils.constants import DEFAULT_LIST_TASKS_PAGE_SIZE
 from a2a.utils.errors import (
@@ -57,12 +58,11 @@ from google.protobuf.json_format import MessageToDict
 from retinue.concurrency import run_until_first
 from retinue.core.approvals import Approval, describe_closing
 from retinue.core.caller import NOBODY, Caller, ClientRequest
-from retinue.core.control import Control, ResumeOverrides, RunHandle
+from retinue.core.control import Control
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, RunEnded, RunSpawned
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.messages import ASKER
-from retinue.core.profiles import Profile
 from retinue.core.profiles import Task as RunTask
 from retinue.core.traces import traceparent_of
 from retinue.files.atomic import replace_file
@@ -78,20 +78,9 @@ from retinue.protocol.a2a import (
     read_request_metadata,
 )
 from retinue.surfaces.a2a.gate import ANONYMOUS, GONE
-from retinue.surfaces.a2a.streams import (
-    STATES,
-    Pattern,
-    StreamFold,
-    TaskView,
-    Update,
-    asks_input,
-    find_state,
-    make_failure,
-    make_input_required,
-    make_typed_update,
-    make_user_message,
-)
-from retinue.surfaces.a2a.tasks import SURFACE, ServedTask, ServedTasks
+from retinue.surfaces.a2a.options import OperatorScreen, ServerOptions
+from retinue.surfaces.a2a.streams import ServedTask, StreamFold, TaskView, Update, find_state
+from retinue.surfaces.a2a.tasks import SURFACE, ServedTasks
 
 CANCEL_SECONDS = 40.0
 FILES_NOTE = "Files of this message are in your workspace: {names}"
@@ -99,29 +88,12 @@ ENDED = "the task {task} has ended; a message with its contextId and without a t
 REPEATED = "client '{client}' sends the message '{name}' again: it gets the task {task}, which that message began"
 BUSY = "the server works on {count} tasks already, which is as many as it takes at once: try again later"
 NOT_ASKED = "questions of this server are answered by its host: it runs without --approve-by client"
-OnDisconnect = Literal["continue", "cancel"]
 _LOG = logging.getLogger(__name__)
 ID_CHARACTERS = 200
 MOST_FILES = 16
 MOST_PARTS = 64
 FILE_NAME_CHARACTERS = 100
 NO_URI = "a file by its address is not fetched: send its bytes"
-
-
-class HandlerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of what a server does with its tasks, of which at most `most_tasks` are at work at once. `overrides` has
-    the profiles that continued runs may have had; `files` is the folder in which the bytes of a message wait for its
-    workspace."""
-
-    profile: Profile
-    pattern: Pattern
-    asks_client: bool
-    on_disconnect: OnDisconnect
-    most_tasks: int
-    overrides: ResumeOverrides
-    files: Path
-    say: Callable[[str], object]
-    begun: Callable[[RunHandle, str, str], object]
 
 
 class AcceptedMessage(NamedTuple):
@@ -133,10 +105,14 @@ class AcceptedMessage(NamedTuple):
 
 
 class TaskHandler(RequestHandler):
-    """Serves one profile. A client is a token; it sees its own tasks and no others."""
+    """Serves one profile. A client is a token; it sees its own tasks and no others. In the folder `files` the bytes of
+    a message wait for its workspace."""
 
-    def __init__(self, control: Control, tasks: ServedTasks, options: HandlerOptions) -> None:
-        self._control, self._tasks, self._options = control, tasks, options
+    def __init__(
+        self, control: Control, tasks: ServedTasks, options: ServerOptions, screen: OperatorScreen, files: Path
+    ) -> None:
+        self._control, self._tasks, self._options, self._screen = control, tasks, options, screen
+        self._files = files
         self._accepting = asyncio.Lock()
 
     # Messages
@@ -167,7 +143,7 @@ class TaskHandler(RequestHandler):
         async with self._accepting:  # the same message may come twice at once
             known = self._tasks.find_message(client, message.message_id)
             if known is not None:
-                self._options.say(REPEATED.format(client=client, name=message.message_id, task=known.tree))
+                self._screen.say(REPEATED.format(client=client, name=message.message_id, task=known.tree))
                 return AcceptedMessage(known)
             if message.task_id:
                 return await self._address(self._find(message.task_id, context), message)
@@ -181,7 +157,7 @@ class TaskHandler(RequestHandler):
             raise UnsupportedOperationError(BUSY.format(count=self._options.most_tasks))
         context = message.context_id or str(uuid.uuid4())
         request = ClientRequest(surface=SURFACE, client=client, context=context, message=message.message_id)
-        before = [task for task in self._tasks.list_context(client, context) if not self._tasks.is_live(task)]
+        before = [task for task in self._tasks.list_tasks(client, context) if not self._tasks.is_live(task)]
         files = await asyncio.to_thread(self._keep_files, message)
         names = ", ".join(name for name, _ in message.files)
         text = "\n\n".join(filter(None, (message.text, FILES_NOTE.format(names=names) if names else "")))
@@ -198,13 +174,13 @@ class TaskHandler(RequestHandler):
         task = ServedTask(run.tree, request)
         self._tasks.add(task)
         self._tasks.follow(task)
-        options.begun(run, client, text)
+        self._screen.begin(run, client, text)
         return task  # without a pause: a stream has the first words of the model only if it watches from here on
 
     def _keep_files(self, message: ClientMessage) -> tuple[str, ...]:
         if not message.files:
             return ()
-        folder = make_private_folder(self._options.files / uuid.uuid4().hex)
+        folder = make_private_folder(self._files / uuid.uuid4().hex)
         for name, data in message.files:
             replace_file(folder / name, data)
         return tuple(str(folder / name) for name, _ in message.files)
@@ -284,21 +260,19 @@ class TaskHandler(RequestHandler):
         """Return the task as the first event of a stream: submitted where the stream tells all, else as it stands."""
         if after or not isinstance(first, Event) or not isinstance(first.body, RunSpawned):
             return await self._make_task(task)
-        ids = task.ids
-        history = [make_user_message(ids, task.request.message, first.body.task)]
+        history = [task.make_user_message(task.request.message, first.body.task)]
         status = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)
-        return Task(id=ids.task_id, context_id=ids.context_id, history=history, status=status)
+        return Task(id=task.tree, context_id=task.request.context, history=history, status=status)
 
     async def _stream_shown(self, task: ServedTask, after: int, *, pauses: bool) -> AsyncGenerator[Update]:
         """Yield what a client of the pattern sees."""
-        options = self._options
-        fold = StreamFold(task.ids, options.pattern, asks_client=options.asks_client)
+        fold = StreamFold(task, self._options)
         async with aclosing(self._control.watch(task.tree, deltas=True)) as items:
             first = await anext(items, None)  # the log has the task now: its id can be told
             yield await self._make_first(task, first, after)
             open_questions = await self._list_open_questions(task) if after and pauses else []
             if open_questions:
-                yield make_input_required(task.ids, open_questions)
+                yield task.make_question(open_questions)
                 return
             seq = 0
             async for item in _put_back(first, items):
@@ -307,7 +281,7 @@ class TaskHandler(RequestHandler):
                 for update in fold.apply(item):
                     if seq > after:
                         yield update
-                        if pauses and asks_input(update):
+                        if pauses and _asks_input(update):
                             return
 
     async def _list_open_questions(self, task: ServedTask) -> list[Approval]:
@@ -319,20 +293,19 @@ class TaskHandler(RequestHandler):
 
     async def _stream_typed(self, task: ServedTask, after: int) -> AsyncGenerator[Update]:
         """Yield the events of the tree themselves, and pieces of text as they are said, for another retinue."""
-        ids = task.ids
         ended: RunEnded | None = None
         async with aclosing(self._control.watch(task.tree, after=after, deltas=True)) as items:
             first = None if after else await anext(items, None)  # later ones may be long in coming
             yield await self._make_first(task, first, after)
             async for item in _put_back(first, items):
-                update = make_typed_update(ids, item)
+                update = task.make_typed_update(item)
                 if update is not None:
                     yield update
                 if isinstance(item, Event) and item.run == 0 and isinstance(item.body, RunEnded):
                     ended = item.body
         ended = ended or (await self._tasks.read_view(task)).ending
         if ended is not None:
-            yield ids.make_status(find_state(ended), make_failure(ids, ended))
+            yield task.make_ending(ended)
 
     async def _note_disconnect(self, task: ServedTask) -> None:
         """Log that a client has gone away, and stop its work if the server is told to."""
@@ -341,18 +314,17 @@ class TaskHandler(RequestHandler):
         is_stopped = self._options.on_disconnect == "cancel" and await self._control.cancel(task.tree)
         how = "its task is cancelled (--on-disconnect cancel)" if is_stopped else "its task goes on"
         _LOG.info("Stream of task %s ended by client disconnection", task.tree)
-        self._options.say(f"client '{task.request.client}' went away from {task.tree}: {how}")
+        self._screen.say(f"client '{task.request.client}' went away from {task.tree}: {how}")
 
     async def _wait_for_pause(self, accepted: AcceptedMessage, context: ServerCallContext) -> None:
         """Wait until a task has ended or asks its client something new, or the client has gone away."""
         task, asks = accepted.task, self._options.asks_client
-        gone: asyncio.Event | None = context.state.get(GONE)
+        gone: asyncio.Event = context.state[GONE]
 
         def is_over(view: TaskView) -> bool:
             return view.ending is not None or (asks and any(each.id not in accepted.answers for each in view.questions))
 
-        leaving = (gone or asyncio.Event()).wait()
-        if await run_until_first([self._tasks.wait_until(task, is_over), leaving]) == 1:
+        if await run_until_first([self._tasks.wait_until(task, is_over), gone.wait()]) == 1:
             await self._note_disconnect(task)
 
     # Tasks
@@ -375,31 +347,28 @@ class TaskHandler(RequestHandler):
             found = [(key, task) for key, task in found if key < (cursor.timestamp_ns or 0, cursor.task_id)]
         page = found[:size]
         tasks = [apply_history_length(await self._make_task(task), params) for _, task in page]
-        for task in tasks:
-            if not params.include_artifacts:
+        if not params.include_artifacts:
+            for task in tasks:
                 task.ClearField("artifacts")
-        token = ""
-        if len(found) > size:
-            token = encode_list_tasks_cursor(ListTasksCursor(*page[-1][0]))
+        token = encode_list_tasks_cursor(ListTasksCursor(*page[-1][0])) if len(found) > size else ""
         return ListTasksResponse(tasks=tasks, next_page_token=token, page_size=size, total_size=total)
 
     async def _select(self, params: ListTasksRequest, client: str) -> list[tuple[tuple[int, str], ServedTask]]:
         """Return the tasks of a client that fit, those that changed last first, each with its place in that order."""
-        tasks = self._tasks.list_tasks(client)
-        if params.context_id:
-            tasks = [task for task in tasks if task.request.context == params.context_id]
+        tasks = self._tasks.list_tasks(client, params.context_id)
         summaries = await self._tasks.read_summaries(tasks)
+        since = params.status_timestamp_after.ToNanoseconds() if params.HasField("status_timestamp_after") else 0
         found = []
         for task in tasks:
             at, status = summaries.get(task.tree, (0.0, None))
             if self._tasks.is_live(task):
                 view = await self._tasks.read_view(task)
-                at, state = view.last_at, view.find_task_state(is_live=True, asks_client=self._options.asks_client)
+                at, state = view.last_at, view.find_task_state(is_live=True)
             else:
-                state = STATES.get(status or "", TaskState.TASK_STATE_FAILED)
-            since = params.status_timestamp_after.ToNanoseconds() if params.HasField("status_timestamp_after") else 0
-            if (not params.status or state == params.status) and round(at * 1000) * 10**6 >= since:
-                found.append(((round(at * 1000) * 10**6, task.tree), task))
+                state = find_state(status)
+            changed_at = round(at * 1000) * 10**6
+            if (not params.status or state == params.status) and changed_at >= since:
+                found.append(((changed_at, task.tree), task))
         return sorted(found, key=lambda each: each[0], reverse=True)
 
     async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
@@ -408,10 +377,9 @@ class TaskHandler(RequestHandler):
         run = read_command_metadata(MessageToDict(params.metadata).get(EXTENSION))
         if view.ending is not None or not await self._control.cancel(task.tree, run):
             raise TaskNotCancelableError(f"the task {task.tree} has ended already, or is ending")
-        if run != 0:
-            return await self._make_task(task)
-        async with asyncio.timeout(CANCEL_SECONDS):
-            await self._tasks.wait_until(task, lambda view: view.ending is not None)
+        if run == 0:
+            async with asyncio.timeout(CANCEL_SECONDS):
+                await self._tasks.wait_until(task, lambda view: view.ending is not None)
         return await self._make_task(task)
 
     def _find(self, task_id: str, context: ServerCallContext) -> ServedTask:
@@ -421,9 +389,7 @@ class TaskHandler(RequestHandler):
         return found
 
     async def _make_task(self, task: ServedTask) -> Task:
-        view = await self._tasks.read_view(task)
-        is_live, options = self._tasks.is_live(task), self._options
-        return view.make_task(task.ids, options.pattern, is_live=is_live, asks_client=options.asks_client)
+        return (await self._tasks.read_view(task)).make_task(is_live=self._tasks.is_live(task))
 
     # What is not offered
 
@@ -442,6 +408,12 @@ class TaskHandler(RequestHandler):
 
 def _name_client(context: ServerCallContext) -> str:
     return context.user.user_name if context.user.is_authenticated else ANONYMOUS
+
+
+def _asks_input(update: Update) -> bool:
+    """Return whether an update asks the client something: the stream pauses then."""
+    state = update.status.state if isinstance(update, TaskStatusUpdateEvent) else None
+    return bool(state == TaskState.TASK_STATE_INPUT_REQUIRED)
 
 
 def _name_answerer(task: ServedTask) -> str:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import base64
 import logging
 import socket
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import uvicorn
 from a2a.server.context import ServerCallContext
 from a2a.server.routes import create_agent_card_routes, create_rest_routes
@@ -45,17 +43,14 @@ from retinue.build.parts import Parts
 from retinue.build.servers import serve_control
 from retinue.build.supervisor import open_control
 from retinue.concurrency import TaskOwner
-from retinue.core.control import Control, ResumeOverrides, RunHandle
 from retinue.core.errors import RetinueError
-from retinue.core.events import Event
-from retinue.core.profiles import Profile
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.log.opening import open_reader
 from retinue.protocol.a2a import EXTENSION
 from retinue.protocol.notices import format_name
 from retinue.surfaces.a2a.gate import CARD_PATH, GONE, RPC_PATH, Gate, Refused, make_refusal
-from retinue.surfaces.a2a.handler import HandlerOptions, OnDisconnect, TaskHandler
-from retinue.surfaces.a2a.streams import Pattern
+from retinue.surfaces.a2a.handler import TaskHandler
+from retinue.surfaces.a2a.options import OperatorScreen, ServerOptions
 from retinue.surfaces.a2a.tasks import ServedTasks
 
 INVALID_PARAMS = -32602
@@ -66,33 +61,6 @@ CACHE_CONTROL = "public, max-age=60"
 MODES = ["text/plain"]
 INPUT_MODES = ["text/plain", "application/json", "application/octet-stream"]
 BEARER = "bearer"
-
-
-class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a server of one profile. `public_url` is the address that clients are told, where that is another
-    one; `tokens` are secrets by the name of their client, none lets everybody in."""
-
-    profile: Profile
-    profiles: Sequence[Profile]
-    host: str
-    port: int
-    public_url: str
-    tokens: Mapping[str, str]
-    pattern: Pattern
-    asks_client: bool
-    on_disconnect: OnDisconnect
-    most_tasks: int
-    certificate: Path | None
-    key: Path | None
-    version: str
-
-
-class OperatorScreen(msgspec.Struct, frozen=True):
-    """The screen of whoever started the server: notes, runs that begin, and every event."""
-
-    say: Callable[[str], object]
-    begin: Callable[[RunHandle, str, str], object]
-    show: Callable[[Event], object]
 
 
 class A2aServer:
@@ -113,58 +81,43 @@ class A2aServer:
         return self
 
     async def _open(self) -> None:
-        options, parts = self._options, self._parts
+        options, parts, screen = self._options, self._parts, self._screen
         assert parts.state is not None
         bound = listen(options.host, options.port)
         self._stack.callback(bound.close)
         scheme = "http" if options.certificate is None else "https"
         self.address = format_address(options.host, bound.getsockname()[1])
         self.url = options.public_url or f"{scheme}://{self.address}"
-        control = self.control = open_control(parts)
-        self._stack.push_async_callback(control.close)
-        reader = open_reader(parts.state)
-        self.tasks = ServedTasks(
-            control, reader, options.profile.name, attends=options.asks_client, show=self._screen.show
-        )
+        self.control = open_control(parts)
+        self._stack.push_async_callback(self.control.close)
+        self.tasks = ServedTasks(self.control, open_reader(parts.state), options, screen)
         self._stack.push_async_callback(self.tasks.close)
         await self.tasks.load()
         if self._serves_control:
-            await serve_control(self._stack, control, parts, self._screen.say)
-        overrides = ResumeOverrides(profiles=(options.profile, *options.profiles))
-        await self.tasks.resume(overrides, self._screen.say)
-        await self._listen(control, bound, overrides, parts.state / "a2a" / "files")
+            await serve_control(self._stack, self.control, parts, screen.say)
+        await self.tasks.resume()
+        handler = TaskHandler(self.control, self.tasks, options, screen, parts.state / "a2a" / "files")
+        self._serve(handler, bound)
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def _listen(self, control: Control, bound: socket.socket, overrides: ResumeOverrides, files: Path) -> None:
+    def _serve(self, handler: TaskHandler, bound: socket.socket) -> None:
+        """Answer requests until the stack is closed."""
         options = self._options
-        handler = TaskHandler(
-            control,
-            self.tasks,
-            HandlerOptions(
-                profile=options.profile,
-                pattern=options.pattern,
-                asks_client=options.asks_client,
-                on_disconnect=options.on_disconnect,
-                most_tasks=options.most_tasks,
-                overrides=overrides,
-                files=files,
-                say=self._screen.say,
-                begun=self._screen.begin,
-            ),
-        )
         for secret in options.tokens.values():
             hide_secret(secret)
             self._stack.callback(forget_secret, secret)
         for name in SDK_LOGGERS:  # their tracebacks are of no use to the person at this terminal
             logging.getLogger(name).setLevel(logging.CRITICAL)
+        hosts = self._list_hosts()
+        scheme = self.url.partition("://")[0]
         config = uvicorn.Config(
             Gate(
-                make_application(handler, self._make_card()),
+                make_application(handler, make_card(options, self.url)),
                 tokens=options.tokens,
-                hosts=self._list_hosts(),
-                origins=self._list_origins(),
+                hosts=hosts,
+                origins=frozenset(f"{scheme}://{host}" for host in hosts),
             ),
             log_config=None,
             access_log=False,
@@ -189,26 +142,11 @@ class A2aServer:
 
         self._stack.push_async_callback(stop)
 
-    def _make_card(self) -> object:
-        options = self._options
-        return make_card(
-            options.profile,
-            self.url,
-            version=options.version,
-            has_tokens=bool(options.tokens),
-            is_approved_by_client=options.asks_client,
-        )
-
     def _list_hosts(self) -> frozenset[str]:
         """Return the Host headers of requests that are for this server."""
         port = self.address.rpartition(":")[2]
         names = {self.address, f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"}
         return frozenset(names | {self.url.partition("://")[2].partition("/")[0].lower()})
-
-    def _list_origins(self) -> frozenset[str]:
-        scheme, _, rest = self.url.partition("://")
-        own = {f"{scheme}://{host}" for host in self._list_hosts()}
-        return frozenset(own | {f"{scheme}://{rest.partition('/')[0].lower()}"})
 
 
 class _Server(uvicorn.Server):
@@ -237,7 +175,7 @@ class _ContextBuilder(DefaultServerCallContextBuilder):
 
     def build(self, request: Request) -> ServerCallContext:
         context = super().build(request)
-        context.state[GONE] = request.scope.get(GONE)
+        context.state[GONE] = request.scope[GONE]
         return context
 
 
@@ -322,15 +260,16 @@ def _find_wrong_bytes(request: Any) -> str:
     return ""
 
 
-def make_card(profile: Profile, url: str, *, version: str, has_tokens: bool, is_approved_by_client: bool) -> AgentCard:
-    """Return the card of a profile that is served at `url`."""
+def make_card(options: ServerOptions, url: str) -> AgentCard:
+    """Return the card of the profile, which is served at `url`."""
+    profile = options.profile
     about = profile.description or f"The agent '{profile.name}'"
     extension = AgentExtension(uri=EXTENSION, description="Every event of the tree of runs, with limits and approvals")
-    extension.params.update({"approve_by": "client" if is_approved_by_client else "host"})
+    extension.params.update({"approve_by": "client" if options.asks_client else "host"})
     card = AgentCard(
         name=format_name(profile.name),
         description=about,
-        version=version,
+        version=options.version,
         supported_interfaces=[
             AgentInterface(url=url, protocol_binding=binding, protocol_version=number)
             for binding in (TransportProtocol.JSONRPC, TransportProtocol.HTTP_JSON)
@@ -341,7 +280,7 @@ def make_card(profile: Profile, url: str, *, version: str, has_tokens: bool, is_
         default_output_modes=MODES,
         skills=[AgentSkill(id=profile.name, name=format_name(profile.name), description=about, tags=["agent"])],
     )
-    if has_tokens:
+    if options.tokens:
         card.security_schemes[BEARER].CopyFrom(
             SecurityScheme(http_auth_security_scheme=HTTPAuthSecurityScheme(scheme="Bearer"))
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from a2a.types import (
@@ -27,6 +27,7 @@ from google.protobuf.struct_pb2 import Value
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from retinue.core.approvals import Approval
+from retinue.core.caller import ClientRequest
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Delta, Event, Inbox, RunEnded, RunSpawned
 from retinue.core.messages import USER_WORDS
 from retinue.core.unseen import reveal_line, reveal_text
@@ -36,9 +37,8 @@ from retinue.log.notices import NoticeFold, Words
 from retinue.log.runs import Runs
 from retinue.protocol.a2a import EXTENSION, make_event_metadata, make_question
 from retinue.protocol.notices import Notice, remove_plans
+from retinue.surfaces.a2a.options import ServerOptions
 
-Pattern = Literal["supervisor", "subagent"]
-PATTERNS: tuple[Pattern, ...] = ("supervisor", "subagent")
 SUPERVISOR = "Supervisor"
 START, END, ANSWER, RESULT = (
     "tool_notification_start",
@@ -57,50 +57,76 @@ Update: TypeAlias = Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent
 _IDS = uuid.UUID("6f0c1c52-6a8f-4d7c-9d0e-3b1d8e1f2a77")
 
 
-class TaskIds:
-    """The ids of a task, which all of its events carry, and ids for what it says: the same each time it is told."""
+class ServedTask(msgspec.Struct, frozen=True):
+    """One task: its tree, whose id is the task's, and the request it answers. Makes what clients are told of it; the
+    ids of messages and artifacts are the same each time they are told."""
 
-    def __init__(self, task_id: str, context_id: str) -> None:
-        self.task_id, self.context_id = task_id, context_id
+    tree: str
+    request: ClientRequest
 
     def make_id(self, what: str) -> str:
-        return str(uuid.uuid5(_IDS, f"{self.task_id}/{what}"))
+        return str(uuid.uuid5(_IDS, f"{self.tree}/{what}"))
 
     def make_message(self, parts: Sequence[Part], what: str) -> Message:
-        return Message(
-            message_id=self.make_id(what),
-            task_id=self.task_id,
-            context_id=self.context_id,
-            role=Role.ROLE_AGENT,
-            parts=parts,
-        )
+        return self._make_message(self.make_id(what), Role.ROLE_AGENT, parts)
+
+    def make_user_message(self, message_id: str, text: str) -> Message:
+        return self._make_message(message_id, Role.ROLE_USER, [Part(text=text)])
+
+    def _make_message(self, message_id: str, role: Any, parts: Sequence[Part]) -> Message:
+        context = self.request.context
+        return Message(message_id=message_id, task_id=self.tree, context_id=context, role=role, parts=parts)
 
     def make_status(self, state: Any, message: Message | None = None) -> TaskStatusUpdateEvent:
         status = TaskStatus(state=state, message=message)
-        return TaskStatusUpdateEvent(task_id=self.task_id, context_id=self.context_id, status=status)
+        return TaskStatusUpdateEvent(task_id=self.tree, context_id=self.request.context, status=status)
 
     def make_chunk(
         self, name: str, what: str, text: str, *, about: str, append: bool = False, last: bool = False
     ) -> TaskArtifactUpdateEvent:
         artifact = Artifact(artifact_id=self.make_id(what), name=name, description=about, parts=[Part(text=text)])
         return TaskArtifactUpdateEvent(
-            task_id=self.task_id, context_id=self.context_id, artifact=artifact, append=append, last_chunk=last
+            task_id=self.tree, context_id=self.request.context, artifact=artifact, append=append, last_chunk=last
         )
+
+    def make_ending(self, ended: RunEnded) -> TaskStatusUpdateEvent:
+        """Return the last update, with words about an ending that is not the usual one."""
+        state = find_state(ended.status)
+        if ended.status == "done":
+            return self.make_status(state)
+        return self.make_status(
+            state, self.make_message([Part(text=ended.error_details or ended.final_response)], "ending")
+        )
+
+    def make_question(self, questions: Sequence[Approval]) -> TaskStatusUpdateEvent:
+        """Return the update that asks the client: in words, and as data that the answer is bound to."""
+        parts = []
+        for asked in questions:
+            parts.append(Part(text=_format_question(asked)))
+            parts.append(Part(data=ParseDict(make_question(asked), Value())))
+        names = "-".join(asked.id for asked in questions)
+        return self.make_status(TaskState.TASK_STATE_INPUT_REQUIRED, self.make_message(parts, f"asks-{names}"))
+
+    def make_typed_update(self, item: Event | Delta) -> TaskStatusUpdateEvent | None:
+        """Return the update that carries an event or a delta to another retinue; None for one that stays here."""
+        metadata = make_event_metadata(item)
+        if metadata is None:
+            return None
+        update = self.make_status(TaskState.TASK_STATE_WORKING)
+        update.metadata.update({EXTENSION: metadata})
+        return update
 
 
 class StreamFold:
-    """The updates that a client of a pattern gets of one tree. `asks_client` makes questions input that the client is
-    asked for."""
+    """The updates that a client of the server's pattern gets of one task. Where clients are asked, questions are input
+    that the client has to give."""
 
-    def __init__(self, ids: TaskIds, pattern: Pattern, *, asks_client: bool) -> None:
-        self._ids, self._pattern, self._asks_client = ids, pattern, asks_client
-        self._fold = NoticeFold(SUPERVISOR if pattern == "supervisor" else "")
+    def __init__(self, task: ServedTask, options: ServerOptions) -> None:
+        self._task, self._pattern, self._asks_client = task, options.pattern, options.asks_client
+        self._fold = NoticeFold(SUPERVISOR if options.pattern == "supervisor" else "")
         self._count = 0
 
-    def apply(self, item: Event | Delta) -> list[Update]:
-        return [*self._apply(item)]
-
-    def _apply(self, item: Event | Delta) -> Iterator[Update]:
+    def apply(self, item: Event | Delta) -> Iterator[Update]:
         for said in self._fold.apply(item):
             if isinstance(said, Notice):
                 self._count += 1
@@ -110,67 +136,37 @@ class StreamFold:
         if isinstance(item, Delta):
             return
         if isinstance(item.body, ApprovalAsked) and self._asks_client:
-            yield make_input_required(self._ids, [restore_approval(item, item.body)])
+            yield self._task.make_question([restore_approval(item, item.body)])
         elif isinstance(item.body, RunEnded) and item.run == 0:
-            yield from self._end(item.body)
+            if self._pattern == "subagent":
+                yield from self._show_result(item.body)
+            yield self._task.make_ending(item.body)
 
     def _show_notice(self, notice: Notice) -> Update:
         what = f"notice-{self._count}"
         if self._pattern == "subagent":
-            message = self._ids.make_message([Part(text=f"{notice.text}\n")], what)
-            return self._ids.make_status(TaskState.TASK_STATE_WORKING, message)
+            message = self._task.make_message([Part(text=f"{notice.text}\n")], what)
+            return self._task.make_status(TaskState.TASK_STATE_WORKING, message)
         name, how = (START, "started") if notice.is_start else (END, "completed" if notice.success else "failed")
         about = f"Tool call {how}: {notice.target}"
-        return self._ids.make_chunk(name, what, f"\n{notice.text}\n", about=about)
+        return self._task.make_chunk(name, what, f"\n{notice.text}\n", about=about)
 
     def _show_words(self, words: Words) -> Update:
         about = PLAN_ABOUT if words.is_plan else ANSWER_ABOUT
-        return self._ids.make_chunk(
+        return self._task.make_chunk(
             ANSWER, f"words-{words.part}", words.text, about=about, append=not words.is_new, last=words.is_last
         )
 
-    def _end(self, ended: RunEnded) -> Iterator[Update]:
-        ids = self._ids
-        if self._pattern == "subagent":
-            if ended.status == "done":
-                message = ids.make_message([Part(text=remove_plans(ended.final_response))], "answer")
-                yield ids.make_status(TaskState.TASK_STATE_WORKING, message)
-            yield ids.make_chunk(RESULT, "result", "", about=RESULT_ABOUT, last=True)
-        yield ids.make_status(find_state(ended), make_failure(ids, ended))
+    def _show_result(self, ended: RunEnded) -> Iterator[Update]:
+        if ended.status == "done":
+            message = self._task.make_message([Part(text=remove_plans(ended.final_response))], "answer")
+            yield self._task.make_status(TaskState.TASK_STATE_WORKING, message)
+        yield self._task.make_chunk(RESULT, "result", "", about=RESULT_ABOUT, last=True)
 
 
-def asks_input(update: Update) -> bool:
-    """Return whether an update asks the client something: the stream pauses then."""
-    state = update.status.state if isinstance(update, TaskStatusUpdateEvent) else None
-    return bool(state == TaskState.TASK_STATE_INPUT_REQUIRED)
-
-
-def find_state(ended: RunEnded) -> Any:
-    return STATES.get(ended.status, TaskState.TASK_STATE_FAILED)
-
-
-def make_failure(ids: TaskIds, ended: RunEnded) -> Message | None:
-    """Return the words about an ending that is not the usual one; a completed task has none."""
-    if ended.status == "done":
-        return None
-    return ids.make_message([Part(text=ended.error_details or ended.final_response)], "ending")
-
-
-def make_result_part(ended: RunEnded) -> Part:
-    """Return the result of a run: as data where the profile has an output type, else its text."""
-    if ended.structured is None:
-        return Part(text=remove_plans(ended.final_response))
-    return Part(data=ParseDict(msgspec.to_builtins(ended.structured, enc_hook=str), Value()))
-
-
-def make_input_required(ids: TaskIds, questions: Sequence[Approval]) -> TaskStatusUpdateEvent:
-    """Return the update that asks a client: in words, and as data that the answer is bound to."""
-    parts = []
-    for asked in questions:
-        parts.append(Part(text=_format_question(asked)))
-        parts.append(Part(data=ParseDict(make_question(asked), Value())))
-    names = "-".join(asked.id for asked in questions)
-    return ids.make_status(TaskState.TASK_STATE_INPUT_REQUIRED, ids.make_message(parts, f"asks-{names}"))
+def find_state(status: str | None) -> Any:
+    """Return the state of a task whose run has ended with this status, or without any."""
+    return STATES.get(status or "", TaskState.TASK_STATE_FAILED)
 
 
 def _format_question(asked: Approval) -> str:
@@ -179,21 +175,12 @@ def _format_question(asked: Approval) -> str:
     return f"{asked.agent} asks: may it call {reveal_line(about)}?\n{reveal_text(format_question_body(asked))}".rstrip()
 
 
-def make_typed_update(ids: TaskIds, item: Event | Delta) -> TaskStatusUpdateEvent | None:
-    """Return the update that carries an event or a delta to another retinue; None for one that stays here."""
-    metadata = make_event_metadata(item)
-    if metadata is None:
-        return None
-    update = ids.make_status(TaskState.TASK_STATE_WORKING)
-    update.metadata.update({EXTENSION: metadata})
-    return update
-
-
 class TaskView:
     """A task as its events tell it, for those who ask how it stands."""
 
-    def __init__(self, tree: str) -> None:
-        self._runs = Runs(tree)
+    def __init__(self, task: ServedTask, options: ServerOptions) -> None:
+        self._task, self._options = task, options
+        self._runs = Runs(task.tree)
         self._steers: list[tuple[str, str]] = []
         self.message_ids: set[str] = set()
         self.decisions: dict[str, ApprovalDecided] = {}
@@ -204,14 +191,15 @@ class TaskView:
     def apply(self, event: Event) -> None:
         self._runs.apply(event)
         self.last_at, self.last_seq = event.at, event.seq
-        if isinstance(event.body, Inbox) and event.body.source in USER_WORDS:
-            self.message_ids.add(event.body.message_id)
-            if event.run == 0:
-                self._steers.append((event.body.message_id or f"steer-{event.seq}", event.body.text))
-        elif isinstance(event.body, ApprovalAsked):
-            self._asked[event.body.approval_id] = restore_approval(event, event.body)
-        elif isinstance(event.body, ApprovalDecided):
-            self.decisions[event.body.approval_id] = event.body
+        match event.body:
+            case Inbox(source=source, message_id=message_id, text=text) if source in USER_WORDS:
+                self.message_ids.add(message_id)
+                if event.run == 0:
+                    self._steers.append((message_id or f"steer-{event.seq}", text))
+            case ApprovalAsked(approval_id=name) as body:
+                self._asked[name] = restore_approval(event, body)
+            case ApprovalDecided(approval_id=name) as body:
+                self.decisions[name] = body
 
     @property
     def ending(self) -> RunEnded | None:
@@ -227,56 +215,49 @@ class TaskView:
         views = self._runs.runs.values()
         return [self._asked[asked.approval_id] for view in views for asked in view.approvals]
 
-    def find_task_state(self, *, is_live: bool, asks_client: bool) -> Any:
+    def find_task_state(self, *, is_live: bool) -> Any:
         if self.ending is not None:
-            return find_state(self.ending)
+            return find_state(self.ending.status)
         if not is_live:
             return TaskState.TASK_STATE_FAILED
-        if asks_client and self.questions:
+        if self._options.asks_client and self.questions:
             return TaskState.TASK_STATE_INPUT_REQUIRED
         is_started = 0 in self._runs.runs and self._runs.runs[0].started_at is not None
         return TaskState.TASK_STATE_WORKING if is_started else TaskState.TASK_STATE_SUBMITTED
 
-    def make_task(self, ids: TaskIds, pattern: Pattern, *, is_live: bool, asks_client: bool) -> Task:
+    def make_task(self, *, is_live: bool) -> Task:
         """Return the task as it stands now: its state, the words to and fro, and its one result."""
-        state = self.find_task_state(is_live=is_live, asks_client=asks_client)
-        task = Task(id=ids.task_id, context_id=ids.context_id, history=self.make_history(ids))
-        task.status.CopyFrom(TaskStatus(state=state, timestamp=_make_timestamp(self.last_at)))
-        ended = self.ending
+        served, ended = self._task, self.ending
+        state = self.find_task_state(is_live=is_live)
+        at = Timestamp()
+        at.FromMilliseconds(round(self.last_at * 1000))
+        task = Task(id=served.tree, context_id=served.request.context, history=self._make_history())
+        task.status.CopyFrom(TaskStatus(state=state, timestamp=at))
         if ended is not None and ended.status == "done":
-            name, about = (ANSWER, ANSWER_ABOUT) if pattern == "supervisor" else (RESULT, RESULT_ABOUT)
-            parts = [make_result_part(ended)]
-            task.artifacts.append(
-                Artifact(artifact_id=ids.make_id("result"), name=name, description=about, parts=parts)
-            )
+            is_supervisor = self._options.pattern == "supervisor"
+            name, about = (ANSWER, ANSWER_ABOUT) if is_supervisor else (RESULT, RESULT_ABOUT)
+            result = Artifact(artifact_id=served.make_id("result"), name=name, description=about)
+            result.parts.append(_make_result_part(ended))
+            task.artifacts.append(result)
         elif ended is not None:
-            task.status.message.CopyFrom(make_failure(ids, ended) or Message())
+            task.status.message.CopyFrom(served.make_ending(ended).status.message)
         elif state == TaskState.TASK_STATE_INPUT_REQUIRED:
-            task.status.CopyFrom(make_input_required(ids, self.questions).status)
+            task.status.CopyFrom(served.make_question(self.questions).status)
         elif state == TaskState.TASK_STATE_FAILED:
-            task.status.message.CopyFrom(ids.make_message([Part(text=INTERRUPTED)], "interrupted"))
+            task.status.message.CopyFrom(served.make_message([Part(text=INTERRUPTED)], "interrupted"))
         return task
 
-    def make_history(self, ids: TaskIds) -> list[Message]:
+    def _make_history(self) -> list[Message]:
         """Return the messages of the client, under the ids that it gave them, and what the host has said besides."""
         spawned = self.beginning
         if spawned is None or spawned.request is None:
             return []
         words = [(spawned.request.message, spawned.task), *self._steers]
-        return [make_user_message(ids, name, text) for name, text in words]
+        return [self._task.make_user_message(name, text) for name, text in words]
 
 
-def make_user_message(ids: TaskIds, message_id: str, text: str) -> Message:
-    return Message(
-        message_id=message_id,
-        task_id=ids.task_id,
-        context_id=ids.context_id,
-        role=Role.ROLE_USER,
-        parts=[Part(text=text)],
-    )
-
-
-def _make_timestamp(at: float) -> Timestamp:
-    found = Timestamp()
-    found.FromMilliseconds(round(at * 1000))
-    return found
+def _make_result_part(ended: RunEnded) -> Part:
+    """Return the result of a run: as data where the profile has an output type, else its text."""
+    if ended.structured is None:
+        return Part(text=remove_plans(ended.final_response))
+    return Part(data=ParseDict(msgspec.to_builtins(ended.structured, enc_hook=str), Value()))

@@ -12,64 +12,39 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
-import msgspec
-
 from retinue.concurrency import TaskOwner
-from retinue.core.caller import ClientRequest
-from retinue.core.control import Control, ResumeOverrides
+from retinue.core.control import Control
 from retinue.core.errors import RetinueError
-from retinue.core.events import Delta, Event, RunSpawned
-from retinue.core.ports import LogReader, StoredRun
+from retinue.core.events import Delta, RunSpawned
+from retinue.core.ports import LogReader
 from retinue.files.trees import remove_tree
 from retinue.log.reading import iterate_events
-from retinue.surfaces.a2a.streams import TaskIds, TaskView
+from retinue.surfaces.a2a.options import OperatorScreen, ServerOptions
+from retinue.surfaces.a2a.streams import ServedTask, TaskView
 
 SURFACE = "a2a"
 _LOG = logging.getLogger(__name__)
 
 
-class ServedTask(msgspec.Struct, frozen=True):
-    """One task: its tree, and the request it answers."""
-
-    tree: str
-    request: ClientRequest
-
-    @property
-    def ids(self) -> TaskIds:
-        return TaskIds(self.tree, self.request.context)
-
-
 class Follower:
-    """The view of a task at work. `wait_for_change` returns when it has changed."""
+    """The view of a task at work. `changed` is set, and replaced, when the view has changed."""
 
-    def __init__(self, tree: str) -> None:
-        self.view = TaskView(tree)
-        self._changed = asyncio.Event()
-
-    def apply(self, event: Event) -> None:
-        self.view.apply(event)
-        self.notify()
+    def __init__(self, view: TaskView) -> None:
+        self.view = view
+        self.changed = asyncio.Event()
 
     def notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def wait_for_change(self) -> None:
-        await self._changed.wait()
+        self.changed.set()
+        self.changed = asyncio.Event()
 
 
 class ServedTasks:
-    """All tasks of one profile, and the followers of those at work. `attends` waits for clients to answer questions;
-    `show` is told each event, for a screen."""
+    """All tasks of one profile, and the followers of those at work."""
 
-    def __init__(
-        self, control: Control, log: LogReader, agent: str, *, attends: bool, show: Callable[[Event], object]
-    ) -> None:
-        self._control, self._log, self._agent = control, log, agent
-        self._attends, self._show = attends, show
+    def __init__(self, control: Control, log: LogReader, options: ServerOptions, screen: OperatorScreen) -> None:
+        self._control, self._log, self._options, self._screen = control, log, options, screen
         self._tasks: dict[str, ServedTask] = {}
         self._messages: dict[tuple[str, str], str] = {}
-        self._contexts: dict[tuple[str, str], list[str]] = {}
         self._followers: dict[str, Follower] = {}
         self._owner = TaskOwner(on_error=lambda error: _LOG.error("a task is not followed any more: %s", error))
 
@@ -79,23 +54,18 @@ class ServedTasks:
         """Read the tasks that the log has, the oldest first."""
         trees = [stored.tree for stored in reversed(await self._log.list_trees())]
         for run in await self._log.read_runs(trees):
-            body = run.first.body
-            if isinstance(body, RunSpawned) and body.request is not None and self._is_ours(run):
-                self.add(ServedTask(run.first.tree, body.request))
-
-    def _is_ours(self, run: StoredRun) -> bool:
-        body = run.first.body
-        is_request = isinstance(body, RunSpawned) and body.request is not None and body.request.surface == SURFACE
-        return is_request and run.first.run == 0 and run.first.agent == self._agent
+            first, body = run.first, run.first.body
+            is_primary = first.run == 0 and first.agent == self._options.profile.name
+            request = body.request if is_primary and isinstance(body, RunSpawned) else None
+            if request is not None and request.surface == SURFACE:
+                self.add(ServedTask(first.tree, request))
 
     def add(self, task: ServedTask) -> None:
-        request = task.request
         self._tasks[task.tree] = task
-        self._messages[request.client, request.message] = task.tree
-        self._contexts.setdefault((request.client, request.context), []).append(task.tree)
+        self.note_message(task, task.request.message)
 
     def note_message(self, task: ServedTask, message_id: str) -> None:
-        """Remember a further message of a task, so that it counts once."""
+        """Remember a message of a task, so that it counts once."""
         self._messages[task.request.client, message_id] = task.tree
 
     def find(self, task_id: str, client: str) -> ServedTask | None:
@@ -108,12 +78,10 @@ class ServedTasks:
         tree = self._messages.get((client, message_id))
         return None if tree is None else self._tasks[tree]
 
-    def list_context(self, client: str, context: str) -> list[ServedTask]:
-        """Return the tasks of a conversation, in the order they were made."""
-        return [self._tasks[tree] for tree in self._contexts.get((client, context), ())]
-
-    def list_tasks(self, client: str) -> list[ServedTask]:
-        return [task for task in self._tasks.values() if task.request.client == client]
+    def list_tasks(self, client: str, context: str = "") -> list[ServedTask]:
+        """Return the tasks of a client, or those of one of its conversations, in the order they were made."""
+        own = [task for task in self._tasks.values() if task.request.client == client]
+        return [task for task in own if task.request.context == context] if context else own
 
     # How they stand
 
@@ -128,7 +96,7 @@ class ServedTasks:
         follower = self._followers.get(task.tree)
         if follower is not None and follower.view.beginning is not None:
             return follower.view
-        view = TaskView(task.tree)
+        view = TaskView(task, self._options)
         async for event in iterate_events(self._log, task.tree):
             view.apply(event)
         return view
@@ -146,21 +114,21 @@ class ServedTasks:
     async def wait_until(self, task: ServedTask, is_over: Callable[[TaskView], bool]) -> TaskView:
         """Wait until a task has ended or stands as wanted; return how it stands."""
         while (follower := self._followers.get(task.tree)) is not None and not is_over(follower.view):
-            await follower.wait_for_change()
+            await follower.changed.wait()
         return await self.read_view(task)
 
     # Following
 
     def follow(self, task: ServedTask) -> None:
         """Follow a task that has just begun or goes on here, to its end."""
-        follower = self._followers[task.tree] = Follower(task.tree)
+        follower = self._followers[task.tree] = Follower(TaskView(task, self._options))
         self._owner.start(self._follow(task.tree, follower))
 
     async def _follow(self, tree: str, follower: Follower) -> None:
         files: tuple[str, ...] = ()
         try:
             async with AsyncExitStack() as stack:
-                if self._attends:
+                if self._options.asks_client:  # its questions wait for the client then
                     await stack.enter_async_context(self._control.attend(tree))
                 items = await stack.enter_async_context(aclosing(self._control.watch(tree)))
                 async for item in items:
@@ -168,25 +136,26 @@ class ServedTasks:
                         continue
                     if isinstance(item.body, RunSpawned) and item.run == 0:
                         files = item.body.files
-                    follower.apply(item)
-                    self._show(item)
+                    follower.view.apply(item)
+                    follower.notify()
+                    self._screen.show(item)
         finally:
             del self._followers[tree]
             follower.notify()
             for folder in {Path(file).parent for file in files}:
                 await asyncio.to_thread(remove_tree, folder)
 
-    async def resume(self, overrides: ResumeOverrides, say: Callable[[str], object]) -> None:
+    async def resume(self) -> None:
         """Go on with the tasks that an earlier server was working on when it was killed."""
         unfinished = {stored.tree for stored in await self._log.list_trees(only="interrupted")}
         for task in [task for task in self._tasks.values() if task.tree in unfinished]:
             try:
-                await self._control.resume(task.tree, overrides)
+                await self._control.resume(task.tree, self._options.overrides)
             except RetinueError as error:
-                say(f"warning: the task {task.tree} cannot go on: {error}")
+                self._screen.say(f"warning: the task {task.tree} cannot go on: {error}")
                 continue
             self.follow(task)
-            say(f"going on with the task {task.tree}")
+            self._screen.say(f"going on with the task {task.tree}")
 
     async def close(self) -> None:
         await self._owner.close()

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from retinue.core.limits import Limits
     from retinue.core.profiles import Profile
     from retinue.core.remote_agents import A2aAgent
-    from retinue.surfaces.a2a.server import A2aServer, ServerOptions
+    from retinue.surfaces.a2a.options import ServerOptions
+    from retinue.surfaces.a2a.server import A2aServer
     from retinue.surfaces.printer.printer import Printer
 
 WAIT_APPROVALS = 600.0
@@ -312,7 +313,7 @@ def _make_total(args: argparse.Namespace) -> Limits:
 
 
 def _make_options(args: argparse.Namespace, parts: Parts, project: Project, profile: Profile) -> ServerOptions:
-    from retinue.surfaces.a2a.server import ServerOptions
+    from retinue.surfaces.a2a.options import ServerOptions
 
     assert parts.state is not None
     return ServerOptions(
@@ -369,7 +370,8 @@ class _Host:
         self._behind = 0  # events that are handed to the terminal and not printed yet
 
     async def serve(self) -> None:
-        from retinue.surfaces.a2a.server import A2aServer, OperatorScreen
+        from retinue.surfaces.a2a.options import OperatorScreen
+        from retinue.surfaces.a2a.server import A2aServer
         from retinue.surfaces.cli.signals import Signals
 
         stop = asyncio.Event()

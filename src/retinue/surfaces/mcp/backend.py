@@ -8,25 +8,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack
-from typing import Any
-
-import msgspec
+from contextlib import AsyncExitStack
 
 from retinue.build.parts import MAIN, Parts
 from retinue.build.servers import serve_control
 from retinue.build.supervisor import open_control
-from retinue.core.approvals import Answered, Approval, Decision
-from retinue.core.control import (
-    MCP_CLIENT,
-    MCP_CLIENT_DESCRIPTION,
-    ClientHandle,
-    ClientOptions,
-    ResumeOverrides,
-    RunHandle,
-)
+from retinue.core.control import MCP_CLIENT, ResumeOverrides, RunHandle
 from retinue.core.errors import NotFound
-from retinue.core.limits import Limits, clamp_asked
+from retinue.core.limits import clamp_asked
 from retinue.core.messages import ASKER, RunRef
 from retinue.core.ports import Receipt, Row, Ticket
 from retinue.core.profiles import Profile
@@ -34,12 +23,7 @@ from retinue.log.listing import load_listing, load_listings
 from retinue.log.opening import open_reader
 from retinue.log.reading import wait_until_read
 from retinue.log.runs import describe_view
-from retinue.protocol import inherited_limits
 from retinue.protocol.subagent_tools import KnownRun, find_known
-
-ANSWERED_BY = "mcp client"
-SURFACE = "mcp"
-_CLIENT_LIMITS = Limits(seconds=None, stall=None)  # a client has no end of its own
 
 
 class Backend:
@@ -48,9 +32,7 @@ class Backend:
 
     def __init__(self, parts: Parts, profiles: Sequence[Profile], command: str) -> None:
         assert parts.state is not None
-        self.project, self.state, self.timeouts = parts.project, parts.state, parts.timeouts
-        self.context_paths = parts.context_paths
-        self._parts = parts
+        self.parts, self.state = parts, parts.state
         self._profiles = (MAIN, *profiles)
         self._command = f"cd {shlex.quote(str(parts.project))} && {command}"
         self.control = open_control(parts)
@@ -60,28 +42,11 @@ class Backend:
 
     async def serve_control(self, say: Callable[[str], object]) -> None:
         """Let other terminals in."""
-        await serve_control(self._servers, self.control, self._parts, say)
+        await serve_control(self._servers, self.control, self.parts, say)
 
     async def close(self) -> None:
         await self._servers.aclose()
         await self.control.close()
-
-    async def kill(self) -> None:
-        """Stop all trees at once, without waiting for their clean-up."""
-        for tree in await self.control.list_trees(live=True):
-            await self.control.kill(tree.tree)
-
-    def serve_call(self, meta: dict[str, Any], run_id: str) -> AbstractContextManager[None]:
-        """Apply what is left to the run that makes a call, if it comes from one, to all runs that are made inside.
-
-        They are reported to that run's collector; the primary among them as `run_id`, if that is given."""
-        return self.control.serve_caller(msgspec.structs.replace(inherited_limits.from_meta(meta), run_id=run_id))
-
-    async def open_client(self, about: str) -> ClientHandle:
-        """Start run 0 of a client's tree. It stands for the client and makes its calls."""
-        return await self.control.open_client(
-            ClientOptions(name=MCP_CLIENT, task=about, description=MCP_CLIENT_DESCRIPTION, limits=_CLIENT_LIMITS)
-        )
 
     async def continue_run(self, known: KnownRun, text: str, *, seconds: float | None) -> RunHandle:
         """Start a run from the conversation of an old one. `seconds` are clamped as those that a model asks for.
@@ -89,7 +54,8 @@ class Backend:
         If the process of its tree was killed, the tree is resumed here first. A run that was at work then goes on, and
         is given the text as a message."""
         if seconds is not None:
-            seconds = clamp_asked(seconds, (self.timeouts.minimum, self.timeouts.maximum))
+            timeouts = self.parts.timeouts
+            seconds = clamp_asked(seconds, (timeouts.minimum, timeouts.maximum))
         overrides = ResumeOverrides(profiles=self._profiles, seconds=seconds, files=True)
         if not known.is_live and not (await load_listing(self._log, known.tree)).ended:
             self._resumed[known.tree] = await self.control.resume(known.tree, ResumeOverrides(profiles=self._profiles))
@@ -108,10 +74,6 @@ class Backend:
             return
         await client.result()
         self._resumed.pop(tree, None)
-
-    async def answer(self, asked: Approval, decision: Decision) -> Answered:
-        """Answer a question for the client's user, if it is still the one that was shown."""
-        return await self.control.answer(asked.id, decision, by=ANSWERED_BY, digest=asked.digest, surface=SURFACE)
 
     def make_command(self, words: str) -> str:
         """Return a command for the user, which works in any terminal."""

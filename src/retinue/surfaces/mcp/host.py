@@ -6,11 +6,15 @@ Made by `retinue mcp serve`, and torn down by `close`. Heavy: loaded beside the 
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
+
+import msgspec
 
 from retinue.build.parts import Parts
 from retinue.concurrency import TaskOwner
@@ -18,11 +22,12 @@ from retinue.core.approvals import Allow, Approval, Decision, Deny
 from retinue.core.errors import RetinueError
 from retinue.core.profiles import Profile
 from retinue.log.blocks import format_question_body
+from retinue.protocol import inherited_limits
 from retinue.protocol.inherited_limits import ASKER_KEY
-from retinue.protocol.subagent_tools import CONTINUE, PREFIX, SPAWN, WAIT, Reply
+from retinue.protocol.subagent_tools import PREFIX, Reply
 from retinue.surfaces.mcp import catalog
 from retinue.surfaces.mcp.backend import Backend
-from retinue.surfaces.mcp.messages import INVALID_PARAMS, RpcError
+from retinue.surfaces.mcp.messages import ErrorCode, RpcError
 from retinue.surfaces.mcp.progress import question_line
 from retinue.surfaces.mcp.server import ELICIT, Channel, Exchange, Session
 from retinue.surfaces.mcp.texts import make_error_result, make_result
@@ -34,6 +39,8 @@ from retinue.surfaces.mcp.tool_handlers import (
 )
 from retinue.surfaces.printer import safe
 
+ANSWERED_BY = "mcp client"
+SURFACE = "mcp"
 WAIT_APPROVALS = 600.0
 PROGRESS_SECONDS = 4.0
 SETTLE_SECONDS = 0.5
@@ -112,7 +119,7 @@ class ClientSession:
     async def _ask_questions(self) -> None:
         """Ask a client with a handshake what is pending, and take back what is not pending any more."""
         while True:
-            change = self.handlers.changes.next_change()
+            change = self.handlers.changes.next
             pending = {asked.id: asked for asked in await self.handlers.list_pending()}
             for call in self._suspended.values():
                 call.open_questions &= pending.keys()
@@ -135,7 +142,8 @@ class ClientSession:
             self._unanswered.add(asked.id)
             self.handlers.changes.notify()
         else:
-            await self._backend.answer(asked, decision or Deny("the user did not allow it"))
+            decision = decision or Deny("the user did not allow it")
+            await self._backend.control.answer(asked.id, decision, by=ANSWERED_BY, digest=asked.digest, surface=SURFACE)
 
     async def run(self, exchange: Exchange, call: RunningCall) -> Reply:
         """Return the reply. A call that its client cancels is cancelled with what it made; one that only timed out
@@ -153,9 +161,12 @@ class ClientSession:
     async def _wait_with_progress(self, exchange: Exchange, call: RunningCall) -> bool:
         """Wait until the call is done; False if the time for a reply is over. Sends progress every few seconds."""
         clock = asyncio.get_running_loop().time
-        sent_at, sent, end = clock(), "", self._reply_time(exchange)
+        seconds = self._reply_within
+        if seconds is None:  # most clients give up a call after a minute without progress
+            seconds = WITHOUT_PROGRESS_SECONDS if exchange.progress_token is None else math.inf
+        sent_at, sent, end = clock(), "", clock() + seconds
         while True:
-            changed = self.handlers.changes.next_change()  # first, so that nothing from now on is missed
+            changed = self.handlers.changes.next  # first, so that nothing from now on is missed
             if exchange.client.modern:
                 await self._suspend_for_input(exchange, call)
             line = await self.handlers.describe_progress()
@@ -173,13 +184,6 @@ class ClientSession:
                 return True
             if clock() >= end:
                 return False
-
-    def _reply_time(self, exchange: Exchange) -> float:
-        """Return when a reply must be there: most clients give up a call after a minute without progress."""
-        seconds = self._reply_within
-        if seconds is None:
-            seconds = float("inf") if exchange.wants_progress else WITHOUT_PROGRESS_SECONDS
-        return asyncio.get_running_loop().time() + seconds
 
     async def _suspend_for_input(self, exchange: Exchange, call: RunningCall) -> None:
         """If a question is open, leave the call at work and raise InputRequired, which the client is answered with."""
@@ -208,7 +212,7 @@ class ClientSession:
         call = self._suspended.pop(state, None) if isinstance(state, str) else None
         if call is None or call.content != content:
             text = "requestState is not that of a call that waits for input, or not of this one"
-            raise RpcError(INVALID_PARAMS, text)
+            raise RpcError(ErrorCode.INVALID_PARAMS, text)
         shown = {asked.id: asked for asked in await self.handlers.list_pending()}
         for name, said in answers.items() if isinstance(answers, dict) else ():
             if name in shown:
@@ -233,25 +237,36 @@ class Host:
     ) -> None:
         approver = ClientApprover(self.attends, wait_approvals or WAIT_APPROVALS)
         parts = replace(parts, approver=approver, wait_approvals=wait_approvals, is_mcp_server=True)
-        self._parts, self._profile = parts, profile
-        self._reply_within, self._waits_elsewhere = reply_within, wait_approvals > 0
+        self._profile = profile
         self._sessions: dict[Session, ClientSession] = {}
         self.backend = Backend(parts, profiles, command)
         self.state = self.backend.state
+        self._open_session = partial(
+            ClientSession, self.backend, reply_within=reply_within, waits_elsewhere=wait_approvals > 0
+        )
 
     def attends(self, tree: str) -> bool:
         """Tell whether the user of the client whose tree it is can be asked."""
-        return any(each.is_attended for each in self._sessions.values() if each.handlers.has_tree(tree))
+        return any(each.is_attended for each in self._sessions.values() if tree in each.handlers.progress)
 
     def list_tools(self) -> list[dict[str, Any]]:
         if self._profile is not None:
             return [describe_profile_tool(self._profile)]
-        return catalog.list_tools(self._parts.profiles, self._parts.timeouts)
+        return catalog.list_tools(self.backend.parts.profiles, self.backend.parts.timeouts)
 
     async def call_tool(self, exchange: Exchange, name: str, args: dict[str, Any]) -> dict[str, Any]:
-        client, profile = self._get_session(exchange), self._profile
+        """Answer a call. What is left to the run that makes it, if it comes from one, bounds all runs that are made for
+        it. They are reported to that run's collector; the one of a profile under the id that the caller gives it."""
+        session, profile = exchange.session, self._profile
+        if session not in self._sessions:
+            about = f"{exchange.client.name or 'an MCP client'} ({session.about})"
+            self._sessions[session] = self._open_session(session, about)
+        client = self._sessions[session]
         run_id = args.get("runId") if profile is not None else ""
-        with self.backend.serve_call(exchange.request.meta, run_id.strip() if isinstance(run_id, str) else ""):
+        caller = msgspec.structs.replace(
+            inherited_limits.from_meta(exchange.request.meta), run_id=run_id.strip() if isinstance(run_id, str) else ""
+        )
+        with self.backend.control.serve_caller(caller):
             call = await client.resume_call(exchange, (name, args)) or self._start_call(client, name, args)
         client.handlers.changes.notify()  # the client can be asked again, if it could not before
         try:
@@ -261,49 +276,23 @@ class Host:
         except RetinueError as error:
             if profile is not None:
                 return make_error_result(str(error))
-            reply = {"success": False, "operation": _name_operation(name), "error": str(error)}
+            operation = (catalog.resolve_name(name) or name).removeprefix(PREFIX)
+            reply = {"success": False, "operation": operation, "error": str(error)}
         return reply if profile is not None else make_result(reply)
-
-    def _get_session(self, exchange: Exchange) -> ClientSession:
-        found = self._sessions.get(exchange.session)
-        if found is None:
-            about = f"{exchange.client.name or 'an MCP client'} ({exchange.session.about})"
-            found = ClientSession(
-                self.backend,
-                exchange.session,
-                about,
-                reply_within=self._reply_within,
-                waits_elsewhere=self._waits_elsewhere,
-            )
-            self._sessions[exchange.session] = found
-        return found
 
     def _start_call(self, client: ClientSession, name: str, args: dict[str, Any]) -> RunningCall:
         """Start a new call. Raises RpcError if there is no such tool."""
         handlers, profile = client.handlers, self._profile
         call_id = handlers.make_call_id()
-        if profile is not None:
-            if name != profile.name:
-                raise RpcError(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
+        if profile is None:
+            tool = catalog.resolve_name(name)
+            if tool is not None:
+                work = handlers.answer(tool, call_id, args)
+                return RunningCall((name, args), work, partial(handlers.answer_early, tool, call_id))
+        elif name == profile.name:
             work = run_profile(handlers, self.backend, profile, call_id, args)
-            return RunningCall((name, args), work, lambda: make_early_answer(handlers, call_id))
-        tool = catalog.resolve_name(name)
-        if tool is None:
-            raise RpcError(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
-        operation = _name_operation(name)
-
-        async def make_reply() -> Reply:
-            if tool in (SPAWN, CONTINUE):
-                await self.backend.control.prepare()
-            reply = await handlers.answer(tool, call_id, args)
-            return {"success": reply["success"], "operation": operation, **reply}
-
-        async def make_early_reply() -> Reply:
-            if tool == WAIT:
-                return {"operation": operation, **await handlers.make_early_wait_reply()}
-            return await handlers.make_early_reply(operation, call_id)
-
-        return RunningCall((name, args), make_reply(), make_early_reply)
+            return RunningCall((name, args), work, partial(make_early_answer, handlers, call_id))
+        raise RpcError(ErrorCode.INVALID_PARAMS, f"Unknown tool: {name[:100]}")
 
     async def end_session(self, session: Session) -> None:
         client = self._sessions.pop(session, None)
@@ -316,11 +305,9 @@ class Host:
         await self.backend.close()
 
     async def kill(self) -> None:
-        await self.backend.kill()
-
-
-def _name_operation(name: str) -> str:
-    return (catalog.resolve_name(name) or name).removeprefix(PREFIX)
+        """Stop all trees at once, without waiting for their clean-up."""
+        for tree in await self.backend.control.list_trees(live=True):
+            await self.backend.control.kill(tree.tree)
 
 
 # Questions of runs, put to the client's user. The first answer counts, wherever it is given, and only for exactly the

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import secrets
 import shlex
 from collections.abc import Callable
@@ -19,18 +20,7 @@ from retinue.files.token_file import load_token
 from retinue.http.listener import HOST, Listener
 from retinue.http.server import HttpError, Request, ServerConnection
 from retinue.surfaces.mcp import messages, revisions
-from retinue.surfaces.mcp.messages import (
-    HEADER_MISMATCH,
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    MAX_MESSAGE_BYTES,
-    METHOD_NOT_FOUND,
-    PARSE_ERROR,
-    UNSUPPORTED_VERSION,
-    Message,
-    RpcError,
-)
+from retinue.surfaces.mcp.messages import MAX_MESSAGE_BYTES, ErrorCode, Message, RpcError
 from retinue.surfaces.mcp.messages import Request as RpcRequest
 from retinue.surfaces.mcp.server import Server, Session
 
@@ -44,8 +34,7 @@ STUCK_SECONDS = 30.0
 BUFFERED_BYTES = 256 * 1024
 TOKEN_PURPOSE = "mcp token"
 SESSION = "mcp-session-id"
-BAD = (PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS, HEADER_MISMATCH, UNSUPPORTED_VERSION)
-STATUSES = {**dict.fromkeys(BAD, 400), METHOD_NOT_FOUND: 404}
+STATUSES = {ErrorCode.METHOD_NOT_FOUND: 404, ErrorCode.INTERNAL_ERROR: 200}  # of errors; 400 for all others
 EVENTS = {
     "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache, no-transform",
@@ -84,9 +73,8 @@ class Endpoint(Listener):
     def __init__(self, server: Server, *, port: int, token: str, idle_seconds: float) -> None:
         super().__init__("this server", max_connections=MAX_CONNECTIONS)
         self._server, self._port, self._token, self._session_seconds = server, port, token, idle_seconds
-        self._sessions: dict[str, Session] = {}
-        self._shared = Session(server, about="HTTP", shared=True)
-        self._presence: dict[Session, Presence] = {}
+        self._sessions: dict[str, HttpSession] = {}
+        self._shared = HttpSession(server, shared=True)
         self._sweeper = TaskOwner()
 
     async def __aenter__(self) -> Endpoint:
@@ -104,14 +92,15 @@ class Endpoint(Listener):
         await self.end_connections()
 
     def encode_error(self, text: str) -> bytes:
-        return messages.encode_error(None, RpcError(INVALID_REQUEST, text))
+        return messages.encode_error(None, RpcError(ErrorCode.INVALID_REQUEST, text))
 
     async def respond(self, request: Request, connection: ServerConnection) -> None:
         self._check(request)
         request_id = None
         try:
             if request.method == "DELETE":
-                await self._end_session(request)
+                self._find_session(request)
+                await self._sessions.pop(request.headers[SESSION]).close()
                 connection.send_response(200, b"{}")
             else:
                 message = messages.parse_message(await connection.read_json_body(request, MAX_MESSAGE_BYTES))
@@ -119,7 +108,7 @@ class Endpoint(Listener):
                 await self._handle_message(request, message, connection)
         except RpcError as error:
             answer = messages.encode_error(request_id if error.id is None else error.id, error)
-            connection.send_response(STATUSES.get(error.code, 200), answer)
+            connection.send_response(STATUSES.get(error.code, 400), answer)
         await connection.flush(STUCK_SECONDS)
 
     def _check(self, request: Request) -> None:
@@ -149,10 +138,10 @@ class Endpoint(Listener):
             connection.send_response(202)  # in this revision such messages mean nothing
         elif isinstance(message, RpcRequest) and message.method == "initialize":
             await self._make_room()
-            name, session = secrets.token_urlsafe(24), Session(self._server, about="HTTP")
+            name, session = secrets.token_urlsafe(24), HttpSession(self._server)
             answer = session.initialize(message)
             self._sessions[name] = session
-            self._record_presence(session)
+            session.record_presence()
             connection.send_response(200, answer, {"Mcp-Session-Id": name})
         else:
             session = self._find_session(request)
@@ -165,55 +154,39 @@ class Endpoint(Listener):
                 session.handle_message(message)
                 connection.send_response(202)
 
-    def _record_presence(self, session: Session, *, connections: int = 0) -> None:
-        """Record that the client of a session is here now, and how many connections more or less it has."""
-        found = self._presence.setdefault(session, Presence())
-        found.connections += connections
-        found.seen_at = asyncio.get_running_loop().time()
-
     async def _end_idle_sessions(self) -> None:
         clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(min(self._session_seconds / 4, SWEEP_SECONDS))
             since = clock() - self._session_seconds
-            idle = [session for session, found in self._presence.items() if found.is_idle(since)]
-            for session in idle:
-                del self._presence[session]
-                if session is self._shared:
-                    self._shared = Session(self._server, about="HTTP", shared=True)
-                self._sessions = {name: each for name, each in self._sessions.items() if each is not session}
-                await session.close()
+            for name, session in list(self._sessions.items()):
+                if session.is_idle(since) and self._sessions.pop(name, None) is not None:
+                    await session.close()
+            if self._shared.is_idle(since):
+                ended, self._shared = self._shared, HttpSession(self._server, shared=True)
+                await ended.close()
 
     async def _make_room(self) -> None:
         """End the oldest idle session if there are too many. Raises RpcError if none is idle."""
         if len(self._sessions) >= MAX_SESSIONS:
             idle = next((name for name, session in self._sessions.items() if not session.is_busy), None)
             if idle is None:
-                raise RpcError(INTERNAL_ERROR, f"{MAX_SESSIONS} sessions are at work already")
-            await self._close_session(idle)
+                raise RpcError(ErrorCode.INTERNAL_ERROR, f"{MAX_SESSIONS} sessions are at work already")
+            await self._sessions.pop(idle).close()
 
-    async def _close_session(self, name: str) -> None:
-        session = self._sessions.pop(name)
-        self._presence.pop(session, None)
-        await session.close()
-
-    def _find_session(self, request: Request) -> Session:
+    def _find_session(self, request: Request) -> HttpSession:
         name = request.headers.get(SESSION)
         if name is None:
             raise HttpError(400, "Mcp-Session-Id is missing: the first request is 'initialize'")
         session = self._sessions.get(name)
         if session is None:
             raise HttpError(404, "there is no such session; begin another one with 'initialize'")
-        self._record_presence(session)
+        session.record_presence()
         return session
-
-    async def _end_session(self, request: Request) -> None:
-        self._find_session(request)
-        await self._close_session(request.headers[SESSION])
 
     async def _answer_request(
         self,
-        session: Session,
+        session: HttpSession,
         message: RpcRequest,
         client: revisions.ClientInfo,
         request: Request,
@@ -222,48 +195,44 @@ class Endpoint(Listener):
         """Send the answer. A client of 2026-07-28 cancels by leaving; one with a session may come back and ask."""
         accepted = request.headers.get("accept", "*/*")
         stream = _ResponseStream(connection, accepts_events="text/event-stream" in accepted or "*/*" in accepted)
-        owner = TaskOwner()
-        answering = owner.start(session.answer(message, client, stream))
-        gone = owner.start(connection.wait_for_peer())
-        self._record_presence(session, connections=1)
-        try:
-            while not answering.done() and not gone.done():
-                await asyncio.wait({answering, gone}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                stream.ping()
-        except asyncio.CancelledError:
-            answering.cancel()
-            raise
-        finally:
-            self._record_presence(session, connections=-1)
-        try:
+        async with TaskOwner() as owner:  # ends both: the connection is read by one at a time
+            answering = owner.start(session.answer(message, client, stream))
+            gone = owner.start(connection.wait_for_peer())
+            session.record_presence(connections=1)
+            try:
+                while not answering.done() and not gone.done():
+                    await asyncio.wait({answering, gone}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                    stream.ping()
+            finally:
+                session.record_presence(connections=-1)
             if not answering.done():
                 stream.is_gone = True
                 if client.modern:
                     answering.cancel()
                 await asyncio.wait({answering})
-        except asyncio.CancelledError:
-            answering.cancel()
-            raise
-        finally:
-            gone.cancel()
-            await asyncio.wait({gone})  # the connection is read by one at a time
         try:
             stream.end(200, answering.result())
         except RpcError as error:
-            status = STATUSES.get(error.code, 200) if client.modern else 200
+            status = STATUSES.get(error.code, 400) if client.modern else 200
             stream.end(status, messages.encode_error(message.id, error))
         except asyncio.CancelledError:
             stream.end(202, b"")  # cancelled by its client, which expects nothing
 
 
-class Presence:
-    """When the client of a session was here last, and how many connections it has."""
+class HttpSession(Session):
+    """A session that knows when its client was here last, and how many connections it has."""
 
-    def __init__(self) -> None:
-        self.connections, self.seen_at = 0, 0.0
+    def __init__(self, server: Server, *, shared: bool = False) -> None:
+        super().__init__(server, about="HTTP", shared=shared)
+        self._connections, self._seen_at = 0, math.inf  # not idle before its client has come
+
+    def record_presence(self, *, connections: int = 0) -> None:
+        """Record that the client is here now, and how many connections more or less it has."""
+        self._connections += connections
+        self._seen_at = asyncio.get_running_loop().time()
 
     def is_idle(self, since: float) -> bool:
-        return self.connections <= 0 and self.seen_at < since
+        return self._connections <= 0 and self._seen_at < since
 
 
 class _ResponseStream:

@@ -59,35 +59,20 @@ def remove_unset_variables(environ: MutableMapping[str, str]) -> None:
 
 @dataclass(frozen=True)
 class ClientKind:
-    """One client: its file in a project (`own`: in the user's home), the key that its servers are `under`, how an entry
-    is written, its own command that adds one, and the key and unit of its timeout, if it has these. `forward` makes the
-    keys of an entry that pass on variables by their names; None where a server gets the client's whole environment."""
+    """One client: its file in a project (`own`: in the user's home), the key that its servers are `under`, the `type`
+    of an entry, its own command that adds one, and the key and unit of its timeout, if it has these. An `editor` starts
+    servers in any folder. `forward` makes the keys of an entry that pass on variables by their names; None where a
+    server gets the client's whole environment."""
 
     title: str
     file: str
     under: str
-    entry: Callable[[str, list[str]], Entry]
+    type: str = ""
     add_command: str = ""
     own: bool = False
+    editor: bool = False
     timeout: tuple[str, int] | None = None
     forward: Callable[[Sequence[str]], Entry] | None = None
-
-
-def _make_stdio_entry(command: str, words: list[str]) -> Entry:
-    return {"type": "stdio", "command": command, "args": words}
-
-
-def _make_editor_entry(command: str, words: list[str]) -> Entry:
-    """Make the entry of an editor, which starts servers in any folder."""
-    return _make_stdio_entry(command, words if "--project" in words else [*words, "--project", WORKSPACE_FOLDER])
-
-
-def _make_plain_entry(command: str, words: list[str]) -> Entry:
-    return {"command": command, "args": words}
-
-
-def _make_opencode_entry(command: str, words: list[str]) -> Entry:
-    return {"type": "local", "command": [command, *words], "enabled": True}
 
 
 def _forward_to_codex(names: Sequence[str]) -> Entry:
@@ -100,29 +85,22 @@ def _forward_to_gemini(names: Sequence[str]) -> Entry:
 
 CLIENTS = {
     "claude": ClientKind(
-        "Claude Code", ".mcp.json", "mcpServers", _make_stdio_entry, "claude mcp add {name} -- {line}"
+        "Claude Code", ".mcp.json", "mcpServers", "stdio", add_command="claude mcp add {name} -- {line}"
     ),
     "codex": ClientKind(
-        "Codex",
-        "config.toml",
-        "mcp_servers",
-        _make_plain_entry,
-        own=True,
-        timeout=("tool_timeout_sec", 1),
-        forward=_forward_to_codex,
+        "Codex", "config.toml", "mcp_servers", own=True, timeout=("tool_timeout_sec", 1), forward=_forward_to_codex
     ),
     "gemini": ClientKind(
         "Gemini CLI",
         ".gemini/settings.json",
         "mcpServers",
-        _make_plain_entry,
-        "gemini mcp add {variables} --timeout {timeout} {name} {line}",
+        add_command="gemini mcp add {variables} --timeout {timeout} {name} {line}",
         timeout=("timeout", 1000),
         forward=_forward_to_gemini,
     ),
-    "opencode": ClientKind("opencode", "opencode.json", "mcp", _make_opencode_entry),
-    "cursor": ClientKind("Cursor", ".cursor/mcp.json", "mcpServers", _make_editor_entry),
-    "vscode": ClientKind("VS Code", ".vscode/mcp.json", "servers", _make_editor_entry),
+    "opencode": ClientKind("opencode", "opencode.json", "mcp", "local"),
+    "cursor": ClientKind("Cursor", ".cursor/mcp.json", "mcpServers", "stdio", editor=True),
+    "vscode": ClientKind("VS Code", ".vscode/mcp.json", "servers", "stdio", editor=True),
 }
 
 
@@ -153,13 +131,19 @@ class Installation:
 
     @property
     def entry(self) -> Entry:
-        command, *words = self.line
-        entry = self.kind.entry(command, words)
-        if self.kind.timeout is not None:
-            key, unit = self.kind.timeout
+        kind, (command, *words) = self.kind, self.line
+        if kind.editor and "--project" not in words:
+            words += ["--project", WORKSPACE_FOLDER]
+        entry: Entry = {"type": kind.type} if kind.type else {}
+        if self.client == "opencode":
+            entry |= {"command": [command, *words], "enabled": True}
+        else:
+            entry |= {"command": command, "args": words}
+        if kind.timeout is not None:
+            key, unit = kind.timeout
             entry[key] = math.ceil(self.seconds + SPARE_SECONDS) * unit
-        if self.kind.forward is not None:
-            entry |= self.kind.forward(list(self.variables))
+        if kind.forward is not None:
+            entry |= kind.forward(list(self.variables))
         return entry
 
     @property

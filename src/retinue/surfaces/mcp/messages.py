@@ -5,27 +5,33 @@ Imports next to nothing, because the first answer to a client waits for it.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any
 
 import msgspec
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-PARSE_ERROR = -32700
-INVALID_REQUEST = -32600
-METHOD_NOT_FOUND = -32601
-INVALID_PARAMS = -32602
-INTERNAL_ERROR = -32603
-HEADER_MISMATCH = -32020
-UNSUPPORTED_VERSION = -32022
 BOM = b"\xef\xbb\xbf"
 Id = int | str
 _MAX_ID = 1000
 
 
+class ErrorCode(IntEnum):
+    """The codes of JSON-RPC, and those that MCP adds."""
+
+    PARSE_ERROR = -32700
+    INVALID_REQUEST = -32600
+    METHOD_NOT_FOUND = -32601
+    INVALID_PARAMS = -32602
+    INTERNAL_ERROR = -32603
+    HEADER_MISMATCH = -32020
+    UNSUPPORTED_VERSION = -32022
+
+
 class RpcError(Exception):
     """An error that the peer gets instead of a result. `id` is that of a request that is wrong but has one."""
 
-    def __init__(self, code: int, message: str, data: Any = None, *, id: Id | None = None) -> None:
+    def __init__(self, code: ErrorCode, message: str, data: Any = None, *, id: Id | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.data = data
@@ -63,21 +69,22 @@ def parse_message(data: bytes) -> Message:
     try:
         found = msgspec.json.decode(data.removeprefix(BOM))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise RpcError(PARSE_ERROR, f"Parse error: {_describe_error(error)}", id=_recover_id(data)) from None
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+        raise RpcError(ErrorCode.PARSE_ERROR, f"Parse error: {why}", id=_recover_id(data)) from None
     if not isinstance(found, dict):
-        raise RpcError(INVALID_REQUEST, f"a message is one JSON object, not {_describe_type(found)}")
+        raise RpcError(ErrorCode.INVALID_REQUEST, f"a message is one JSON object, not {_describe_type(found)}")
     if found.get("jsonrpc") != "2.0":
-        raise RpcError(INVALID_REQUEST, "a message has 'jsonrpc': '2.0'")
+        raise RpcError(ErrorCode.INVALID_REQUEST, "a message has 'jsonrpc': '2.0'")
     if "method" not in found:
         return _parse_response(found)
     method, params = found["method"], found.get("params")
     if not isinstance(method, str):
-        raise RpcError(INVALID_REQUEST, f"'method' must be a string, not {_describe_type(method)}")
+        raise RpcError(ErrorCode.INVALID_REQUEST, f"'method' must be a string, not {_describe_type(method)}")
     if "id" not in found:
         return Notification(method, params if isinstance(params, dict) else {})
     name = _parse_id(found["id"])
     if params is not None and not isinstance(params, dict):
-        raise RpcError(INVALID_PARAMS, f"'params' must be an object, not {_describe_type(params)}", id=name)
+        raise RpcError(ErrorCode.INVALID_PARAMS, f"'params' must be an object, not {_describe_type(params)}", id=name)
     return Request(name, method, params or {})
 
 
@@ -87,31 +94,23 @@ def _recover_id(data: bytes) -> Id | None:
     import json  # noqa: PLC0415 - the first answer to a client does not wait for it
 
     try:
-        found = json.loads(data.removeprefix(BOM), parse_int=_parse_short)
+        found = json.loads(data.removeprefix(BOM), parse_int=lambda word: int(word) if len(word) <= _MAX_ID else None)
         return _parse_id(found["id"]) if isinstance(found.get("method"), str) else None
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, RpcError):
         return None
 
 
-def _parse_short(digits: str) -> int | None:
-    return int(digits) if len(digits) <= _MAX_ID else None
-
-
 def _parse_response(found: dict[str, Any]) -> Response:
     if "result" not in found and "error" not in found:
-        raise RpcError(INVALID_REQUEST, "a message has a 'method', a 'result' or an 'error'")
+        raise RpcError(ErrorCode.INVALID_REQUEST, "a message has a 'method', a 'result' or an 'error'")
     result = found.get("result")
     return Response(_parse_id(found.get("id")), result if isinstance(result, dict) else None)
 
 
 def _parse_id(value: Any) -> Id:
     if isinstance(value, bool) or not isinstance(value, int | str) or len(str(value)) > _MAX_ID:
-        raise RpcError(INVALID_REQUEST, "'id' must be a string or a whole number")
+        raise RpcError(ErrorCode.INVALID_REQUEST, "'id' must be a string or a whole number")
     return value
-
-
-def _describe_error(error: Exception) -> str:
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
 
 
 def _describe_type(value: Any) -> str:
@@ -122,30 +121,20 @@ def _describe_type(value: Any) -> str:
 # Messages as bytes, without an end of line
 
 
-def encode_result(id: Id, value: dict[str, Any]) -> bytes:
-    return _encode_message({"jsonrpc": "2.0", "id": id, "result": value})
+def encode_message(**fields: Any) -> bytes:
+    """Encode a message: `method` and `params`, with an `id` those of a request; or `id` and `result` of an answer."""
+    message = {"jsonrpc": "2.0", **fields}
+    try:
+        return msgspec.json.encode(message)
+    except UnicodeEncodeError:  # a model wrote half a character
+        return msgspec.json.encode(_replace_half_characters(message))
 
 
 def encode_error(id: Id | None, error: RpcError) -> bytes:
     about = {"code": error.code, "message": str(error)}
     if error.data is not None:
         about["data"] = error.data
-    return _encode_message({"jsonrpc": "2.0", "id": id, "error": about})
-
-
-def encode_request(id: Id, method: str, params: dict[str, Any]) -> bytes:
-    return _encode_message({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
-
-
-def encode_notification(method: str, params: dict[str, Any]) -> bytes:
-    return _encode_message({"jsonrpc": "2.0", "method": method, "params": params})
-
-
-def _encode_message(message: dict[str, Any]) -> bytes:
-    try:
-        return msgspec.json.encode(message)
-    except UnicodeEncodeError:  # a model wrote half a character
-        return msgspec.json.encode(_replace_half_characters(message))
+    return encode_message(id=id, error=about)
 
 
 def _replace_half_characters(value: Any) -> Any:

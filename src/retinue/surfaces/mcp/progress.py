@@ -31,21 +31,14 @@ _TASK_CHARACTERS = 60
 
 
 class ChangeSignal:
-    """Wakes those who wait for the next change."""
+    """Wakes those who wait for a change. `next` is done at the next one. Others wait for it too: never cancel it."""
 
     def __init__(self) -> None:
-        self._next: asyncio.Future[None] | None = None
+        self.next: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def notify(self) -> None:
-        if self._next is not None:
-            self._next.set_result(None)
-            self._next = None
-
-    def next_change(self) -> asyncio.Future[None]:
-        """Return a future that is done at the next change. Others wait for it too: never cancel it."""
-        if self._next is None:
-            self._next = asyncio.get_running_loop().create_future()
-        return self._next
+        self.next.set_result(None)
+        self.next = asyncio.get_running_loop().create_future()
 
 
 class TreeProgress:
@@ -55,7 +48,7 @@ class TreeProgress:
         self._backend, self._tree = backend, tree
         self._runs = Runs(tree)
         self._question_numbers: dict[str, int] = {}
-        self._last_lines: dict[int, str] = {}
+        self.last_lines: dict[int, str] = {}  # of each run
         self.latest_line = ""
         self._changes = changes
         self._tasks = TaskOwner(on_error=lambda _: None)  # a tree that cannot be followed any more has no progress
@@ -88,10 +81,7 @@ class TreeProgress:
                 text = f"ended: {body.status}"
             case _:
                 return
-        self.latest_line = self._last_lines[event.run] = safe.escape_line(f"{label}{text}")[:LINE_CHARACTERS]
-
-    def last_line_of(self, run: int) -> str:
-        return self._last_lines.get(run, "")
+        self.latest_line = self.last_lines[event.run] = safe.escape_line(f"{label}{text}")[:LINE_CHARACTERS]
 
     def count_runs(self) -> tuple[int, int]:
         """Count the subagents that run, and those that have ended. The client's own run is none."""

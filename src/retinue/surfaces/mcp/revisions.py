@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from retinue.surfaces.mcp.messages import HEADER_MISMATCH, INVALID_PARAMS, UNSUPPORTED_VERSION, Request, RpcError
+from retinue.surfaces.mcp.messages import ErrorCode, Request, RpcError
 
 HANDSHAKE = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 ENVELOPE = "2026-07-28"
@@ -51,30 +51,22 @@ class ClientInfo(msgspec.Struct, frozen=True, gc=False):
 
 
 UNKNOWN_CLIENT = ClientInfo(False, HANDSHAKE[-1])
-
-
-def describe_server() -> dict[str, str]:
-    number: str = sys.modules["retinue"].__version__
-    return {"name": "retinue", "title": "Retinue subagents", "version": number}
+SERVER_INFO = {"name": "retinue", "title": "Retinue subagents", "version": sys.modules["retinue"].__version__}
 
 
 def answer_initialize(params: dict[str, Any], instructions: str) -> tuple[ClientInfo, dict[str, Any]]:
     """Return who the client is, and the answer to its handshake."""
     wanted = params.get("protocolVersion")
     if not isinstance(wanted, str):
-        raise RpcError(INVALID_PARAMS, "initialize: 'protocolVersion' must be a string")
+        raise RpcError(ErrorCode.INVALID_PARAMS, "initialize: 'protocolVersion' must be a string")
     version = wanted if wanted in HANDSHAKE else HANDSHAKE[-1]
-    client = ClientInfo(False, version, _read_name(params.get("clientInfo")), _read_object(params.get("capabilities")))
+    client = _describe_client(version, params.get("clientInfo"), params.get("capabilities"), modern=False)
     return client, {
         "protocolVersion": version,
         "capabilities": {"tools": {}},
-        "serverInfo": describe_server(),
+        "serverInfo": SERVER_INFO,
         "instructions": instructions,
     }
-
-
-def answer_discover(instructions: str) -> dict[str, Any]:
-    return {"supportedVersions": [ENVELOPE], "capabilities": {"tools": {}}, "instructions": instructions}
 
 
 def is_enveloped(request: Request) -> bool:
@@ -86,42 +78,38 @@ def read_envelope(request: Request, headers: Mapping[str, str] | None = None) ->
     meta = request.meta
     missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in meta]
     if missing:
-        raise RpcError(INVALID_PARAMS, f"params._meta is missing {', '.join(missing)}")
+        raise RpcError(ErrorCode.INVALID_PARAMS, f"params._meta is missing {', '.join(missing)}")
     version = meta[VERSION_KEY]
     if headers is not None:
         _check_headers(request, version, headers)
     if not isinstance(version, str):
-        raise RpcError(INVALID_PARAMS, f"{VERSION_KEY} must be a string")
+        raise RpcError(ErrorCode.INVALID_PARAMS, f"{VERSION_KEY} must be a string")
     if version != ENVELOPE:
         wanted = {"supported": [ENVELOPE], "requested": version[:_MAX_TEXT]}
-        raise RpcError(UNSUPPORTED_VERSION, "Unsupported protocol version", wanted)
-    return ClientInfo(True, version, _read_name(meta.get(CLIENT_KEY)), _read_object(meta.get(CAPABILITIES_KEY)))
+        raise RpcError(ErrorCode.UNSUPPORTED_VERSION, "Unsupported protocol version", wanted)
+    return _describe_client(version, meta.get(CLIENT_KEY), meta.get(CAPABILITIES_KEY), modern=True)
 
 
 def _check_headers(request: Request, version: Any, headers: Mapping[str, str]) -> None:
     if headers.get("mcp-protocol-version") != version:
-        raise RpcError(HEADER_MISMATCH, "the header MCP-Protocol-Version is not what the request says")
+        raise RpcError(ErrorCode.HEADER_MISMATCH, "the header MCP-Protocol-Version is not what the request says")
     if headers.get("mcp-method") != request.method:
-        raise RpcError(HEADER_MISMATCH, "the header Mcp-Method is not the method of the request")
+        raise RpcError(ErrorCode.HEADER_MISMATCH, "the header Mcp-Method is not the method of the request")
     named = _NAMED.get(request.method)
     wanted = None if named is None else request.params.get(named)
     if wanted is not None and headers.get("mcp-name") != wanted:
-        raise RpcError(HEADER_MISMATCH, f"the header Mcp-Name is not the '{named}' of the request")
+        raise RpcError(ErrorCode.HEADER_MISMATCH, f"the header Mcp-Name is not the '{named}' of the request")
 
 
 def finish_result(request: Request, client: ClientInfo, result: dict[str, Any]) -> dict[str, Any]:
     """Add what the client's revision wants in a result."""
     if not client.modern:
         return result
-    stamped = {"resultType": "complete", **result, "_meta": {SERVER_KEY: describe_server()}}
+    stamped = {"resultType": "complete", **result, "_meta": {SERVER_KEY: SERVER_INFO}}
     return stamped if request.method not in _CACHED else {"ttlMs": 0, "cacheScope": "private", **stamped}
 
 
-def _read_name(value: Any) -> str:
-    found = _read_object(value)
-    words = [found.get("name"), found.get("version")]
-    return " ".join(word for word in words if isinstance(word, str))[:_MAX_TEXT]
-
-
-def _read_object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _describe_client(version: str, about: Any, capabilities: Any, *, modern: bool) -> ClientInfo:
+    words = [about.get("name"), about.get("version")] if isinstance(about, dict) else []
+    name = " ".join(word for word in words if isinstance(word, str))[:_MAX_TEXT]
+    return ClientInfo(modern, version, name, capabilities if isinstance(capabilities, dict) else {})

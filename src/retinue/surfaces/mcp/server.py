@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,17 +16,7 @@ from typing import Any, Protocol
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.surfaces.mcp import catalog, messages, revisions
-from retinue.surfaces.mcp.messages import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    METHOD_NOT_FOUND,
-    Id,
-    Notification,
-    Request,
-    Response,
-    RpcError,
-)
+from retinue.surfaces.mcp.messages import ErrorCode, Id, Notification, Request, Response, RpcError
 from retinue.surfaces.mcp.revisions import ClientInfo
 
 MAX_OPEN = 256
@@ -62,7 +52,7 @@ class Server:
 
     def __init__(
         self,
-        load: Callable[[], Awaitable[Host]],
+        load: Callable[[], Coroutine[Any, Any, Host]],
         *,
         say: Callable[[str], None],
         keeps_running: bool = True,
@@ -72,7 +62,7 @@ class Server:
         self.say = say
         self._keeps_running = keeps_running
         self._last_error = ""
-        self._tasks = TaskOwner(on_error=lambda _: None)  # whoever awaits the host gets the exception
+        self._tasks = TaskOwner(on_error=self._report_error)  # whoever awaits the host gets the exception too
         self._loading: asyncio.Task[Host] | None = None
         self.profile = profile
         self.instructions = (
@@ -83,20 +73,16 @@ class Server:
         """Start to load the host, if that was not done yet, or failed: the user may have repaired the project."""
         task = self._loading
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._loading = self._tasks.start(self._load_host())
+            task = self._loading = self._tasks.start(self._load())
         return task
 
     async def wait_for_host(self) -> Host:
         return await asyncio.shield(self.start_loading())
 
-    async def _load_host(self) -> Host:
-        try:
-            return await self._load()
-        except RetinueError as error:
-            if self._keeps_running and str(error) != self._last_error:
-                self._last_error = str(error)
-                self.say(self._last_error)
-            raise
+    def _report_error(self, error: BaseException) -> None:
+        if isinstance(error, RetinueError) and self._keeps_running and str(error) != self._last_error:
+            self._last_error = str(error)
+            self.say(self._last_error)
 
     async def list_tools(self) -> list[dict[str, Any]]:
         try:
@@ -105,18 +91,13 @@ class Server:
             if self.profile is None:
                 note = UNUSABLE.format(error=error)
                 return [{**tool, "description": f"{note} {tool['description']}"} for tool in catalog.list_tools()]
-            raise RpcError(INTERNAL_ERROR, str(error)) from None
+            raise RpcError(ErrorCode.INTERNAL_ERROR, str(error)) from None
 
-    async def _find_host(self) -> Host | None:
+    async def find_host(self) -> Host | None:
         """Return the host, if there is or will be one."""
         with suppress(RetinueError):
             return None if self._loading is None else await asyncio.shield(self._loading)
         return None
-
-    async def end_session(self, session: Session) -> None:
-        host = await self._find_host()
-        if host is not None:
-            await host.end_session(session)
 
     async def kill(self) -> None:
         task = self._loading
@@ -124,7 +105,7 @@ class Server:
             await task.result().kill()
 
     async def close(self) -> None:
-        host = await self._find_host()
+        host = await self.find_host()
         if host is not None:
             await host.close()
 
@@ -140,20 +121,16 @@ class Exchange:
         self.channel = channel
         self.timed_out = False
         token = request.meta.get("progressToken")
-        self._token = token if isinstance(token, int | str) and not isinstance(token, bool) else None
+        self.progress_token = token if isinstance(token, int | str) and not isinstance(token, bool) else None
         self._progress_count = 0
         self._task = asyncio.current_task()
 
-    @property
-    def wants_progress(self) -> bool:
-        return self._token is not None
-
     def send_progress(self, text: str) -> None:
         """Send progress, if the request asked for it."""
-        if self._token is not None:
+        if self.progress_token is not None:
             self._progress_count += 1
-            params = {"progressToken": self._token, "progress": self._progress_count, "message": text}
-            self.channel.send(messages.encode_notification("notifications/progress", params))
+            params = {"progressToken": self.progress_token, "progress": self._progress_count, "message": text}
+            self.channel.send(messages.encode_message(method="notifications/progress", params=params))
 
     def cancel(self, *, timed_out: bool = False) -> None:
         self.timed_out = timed_out
@@ -181,21 +158,23 @@ class Session:
         key: object = exchange if self._shared else request.id
         try:
             if key in self.exchanges or len(self.exchanges) >= MAX_OPEN:
-                raise RpcError(INVALID_REQUEST, f"this id is in use, or more than {MAX_OPEN} requests are open")
+                raise RpcError(
+                    ErrorCode.INVALID_REQUEST, f"this id is in use, or more than {MAX_OPEN} requests are open"
+                )
             self.exchanges[key] = exchange
             try:
                 result = await self._handle_request(exchange)
             finally:
                 del self.exchanges[key]
-            return messages.encode_result(request.id, revisions.finish_result(request, client, result))
+            return messages.encode_message(id=request.id, result=revisions.finish_result(request, client, result))
         except RpcError:
             raise
         except RetinueError as error:
-            raise RpcError(INTERNAL_ERROR, str(error)) from None
+            raise RpcError(ErrorCode.INTERNAL_ERROR, str(error)) from None
         except Exception as error:
             text = f"internal error: {type(error).__name__}: {error}"
             self.server.say(text)
-            raise RpcError(INTERNAL_ERROR, text) from error
+            raise RpcError(ErrorCode.INTERNAL_ERROR, text) from error
 
     async def _handle_request(self, exchange: Exchange) -> dict[str, Any]:
         request, modern = exchange.request, exchange.client.modern
@@ -205,18 +184,19 @@ class Session:
             case "tools/call":
                 return await self._call_tool(exchange)
             case "server/discover" if modern:
-                return revisions.answer_discover(self.server.instructions)
+                about = {"capabilities": {"tools": {}}, "instructions": self.server.instructions}
+                return {"supportedVersions": [revisions.ENVELOPE], **about}
             case "ping" if not modern:
                 return {}
-        raise RpcError(METHOD_NOT_FOUND, "Method not found", request.method[:100])
+        raise RpcError(ErrorCode.METHOD_NOT_FOUND, "Method not found", request.method[:100])
 
     async def _call_tool(self, exchange: Exchange) -> dict[str, Any]:
         params = exchange.request.params
         name, args = params.get("name"), params.get("arguments")
         if not isinstance(name, str):
-            raise RpcError(INVALID_PARAMS, "tools/call: 'name' must be a string")
+            raise RpcError(ErrorCode.INVALID_PARAMS, "tools/call: 'name' must be a string")
         if args is not None and not isinstance(args, dict):
-            raise RpcError(INVALID_PARAMS, "tools/call: 'arguments' must be an object")
+            raise RpcError(ErrorCode.INVALID_PARAMS, "tools/call: 'arguments' must be an object")
         try:
             host = await self.server.wait_for_host()
         except RetinueError as error:
@@ -226,7 +206,7 @@ class Session:
     def initialize(self, request: Request) -> bytes:
         """Answer the handshake of a session, without waiting for anything. Raises RpcError."""
         self.client, result = revisions.answer_initialize(request.params, self.server.instructions)
-        return messages.encode_result(request.id, result)
+        return messages.encode_message(id=request.id, result=result)
 
     def handle_message(self, message: Notification | Response) -> None:
         """Handle a message that needs no answer."""
@@ -246,12 +226,12 @@ class Session:
         name = f"ask-{self._count}"
         waiting: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
         self._asked[name] = waiting
-        channel.send(messages.encode_request(name, ELICIT, params))
+        channel.send(messages.encode_message(id=name, method=ELICIT, params=params))
         try:
             return await waiting
         except asyncio.CancelledError:
             about = {"requestId": name, "reason": "answered elsewhere, or no longer needed"}
-            channel.send(messages.encode_notification("notifications/cancelled", about))
+            channel.send(messages.encode_message(method="notifications/cancelled", params=about))
             raise
         finally:
             self._asked.pop(name, None)
@@ -268,4 +248,6 @@ class Session:
         """End the session of a client that is gone: its requests and its subagents."""
         for exchange in list(self.exchanges.values()):
             exchange.cancel()
-        await self.server.end_session(self)
+        host = await self.server.find_host()
+        if host is not None:
+            await host.end_session(self)

@@ -12,12 +12,13 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import OutputFailed
 from retinue.files.content import write_all
 from retinue.surfaces.mcp import messages, revisions
-from retinue.surfaces.mcp.messages import INVALID_REQUEST, MAX_MESSAGE_BYTES, Request, RpcError
+from retinue.surfaces.mcp.messages import MAX_MESSAGE_BYTES, ErrorCode, Request, RpcError
 from retinue.surfaces.mcp.server import Server, Session
 
 CHUNK = 64 * 1024
@@ -30,14 +31,14 @@ async def serve_stdio(server: Server, stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     incoming, outgoing = _claim_descriptor(0, os.open(os.devnull, os.O_RDONLY)), _claim_descriptor(1, os.dup(2))
     writer = _Writer(outgoing, lambda: loop.call_soon_threadsafe(stop.set))
-    client = _StdioClient(server, writer)
+    session = StdioSession(server, writer)
     threading.Thread(
-        target=_read_lines, args=(incoming, client, loop, stop), name="retinue-mcp-in", daemon=True
+        target=_read_lines, args=(incoming, session, loop, stop), name="retinue-mcp-in", daemon=True
     ).start()
     try:
         await stop.wait()
     finally:
-        await client.close()
+        await session.close()
         writer.close()
     if writer.failure:
         raise OutputFailed(writer.failure)
@@ -51,13 +52,12 @@ def _claim_descriptor(fd: int, instead: int) -> int:
     return own
 
 
-class _StdioClient:
-    """The one client of this process, and its requests at work."""
+class StdioSession(Session):
+    """The session of the one client of this process, and its requests at work."""
 
     def __init__(self, server: Server, writer: _Writer) -> None:
-        self._server, self._writer = server, writer
-        self._session = Session(server, about="stdio")
-        self._session.channel = writer
+        super().__init__(server, about="stdio")
+        self.channel = self._writer = writer
         self._tasks = TaskOwner()
 
     async def handle_line(self, line: bytes) -> None:
@@ -68,48 +68,47 @@ class _StdioClient:
             self._writer.send(messages.encode_error(error.id, error))
         else:
             if not isinstance(message, Request):
-                self._session.handle_message(message)
+                self.handle_message(message)
             elif message.method == "initialize":  # the next line may need its outcome
-                await self._answer(message)
+                await self._send_answer(message)
             else:
-                self._tasks.start(self._answer(message))
-        self._server.start_loading()
+                self._tasks.start(self._send_answer(message))
+        self.server.start_loading()
 
     def refuse_long_line(self) -> None:
-        error = RpcError(INVALID_REQUEST, f"a message is larger than {MAX_MESSAGE_BYTES} bytes")
+        error = RpcError(ErrorCode.INVALID_REQUEST, f"a message is larger than {MAX_MESSAGE_BYTES} bytes")
         self._writer.send(messages.encode_error(None, error))
 
-    async def _answer(self, request: Request) -> None:
-        session = self._session
+    async def _send_answer(self, request: Request) -> None:
         try:
             if request.method == "initialize":
-                answer = session.initialize(request)
+                answer = self.initialize(request)
             else:
-                client = revisions.read_envelope(request) if revisions.is_enveloped(request) else session.client
+                client = revisions.read_envelope(request) if revisions.is_enveloped(request) else self.client
                 if client is None and request.method != "ping":
                     text = "the first request is 'initialize', or has the envelope of 2026-07-28"
-                    raise RpcError(INVALID_REQUEST, text)
-                answer = await session.answer(request, client or revisions.UNKNOWN_CLIENT, self._writer)
+                    raise RpcError(ErrorCode.INVALID_REQUEST, text)
+                answer = await self.answer(request, client or revisions.UNKNOWN_CLIENT, self._writer)
         except RpcError as error:
             answer = messages.encode_error(request.id, error)
         self._writer.send(answer)
 
     async def close(self) -> None:
         """Answer what was asked before the input ended, unless subagents work on it, and end the session."""
-        if not self._session.has_running_subagents():
+        if not self.has_running_subagents():
             await self._tasks.wait(GRACE_SECONDS)
-        await self._session.close()
+        await super().close()
         await self._tasks.close(None)
 
 
-def _read_lines(fd: int, client: _StdioClient, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+def _read_lines(fd: int, session: StdioSession, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     """Hand over one line after the other, from a thread. Each waits until the one before is handled."""
     try:
         for line in _split_lines(fd):
             if line is None:
-                loop.call_soon_threadsafe(client.refuse_long_line)
+                loop.call_soon_threadsafe(session.refuse_long_line)
             elif line.strip():
-                asyncio.run_coroutine_threadsafe(client.handle_line(line), loop).result()
+                asyncio.run_coroutine_threadsafe(session.handle_line(line), loop).result()
         loop.call_soon_threadsafe(stop.set)
     except RuntimeError:
         pass  # the loop is closed: it was told to stop while we read
@@ -118,22 +117,16 @@ def _read_lines(fd: int, client: _StdioClient, loop: asyncio.AbstractEventLoop, 
 def _split_lines(fd: int) -> Iterator[bytes | None]:
     """Yield lines without their ends; None for a line that is too long."""
     kept, skipping = bytearray(), False
-    while chunk := _read_chunk(fd):
-        *ends, rest = chunk.split(b"\n")
-        for end in ends:
-            yield None if skipping or len(kept) + len(end) > MAX_MESSAGE_BYTES else bytes(kept + end)
-            kept, skipping = bytearray(), False
-        skipping = skipping or len(kept) + len(rest) > MAX_MESSAGE_BYTES
-        kept = bytearray() if skipping else kept + rest
+    with suppress(OSError):  # a terminal that is gone ends the input too
+        while chunk := os.read(fd, CHUNK):
+            *ends, rest = chunk.split(b"\n")
+            for end in ends:
+                yield None if skipping or len(kept) + len(end) > MAX_MESSAGE_BYTES else bytes(kept + end)
+                kept, skipping = bytearray(), False
+            skipping = skipping or len(kept) + len(rest) > MAX_MESSAGE_BYTES
+            kept = bytearray() if skipping else kept + rest
     if kept:
         yield bytes(kept)
-
-
-def _read_chunk(fd: int) -> bytes:
-    try:
-        return os.read(fd, CHUNK)
-    except OSError:
-        return b""
 
 
 class _Writer:

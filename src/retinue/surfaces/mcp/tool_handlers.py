@@ -23,8 +23,9 @@ from msgspec import UNSET, structs
 
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Approval
-from retinue.core.control import ClientHandle, RunHandle
+from retinue.core.control import MCP_CLIENT, MCP_CLIENT_DESCRIPTION, ClientHandle, ClientOptions, RunHandle
 from retinue.core.errors import LogError, NotFound, ToolError
+from retinue.core.limits import Limits
 from retinue.core.messages import Call, RunRef
 from retinue.core.ports import Outcome, Receipt, Ticket
 from retinue.core.profiles import Profile, Task
@@ -33,8 +34,11 @@ from retinue.log.blocks import format_count
 from retinue.protocol import subagents
 from retinue.protocol.inherited_limits import make_run_id
 from retinue.protocol.subagent_tools import (
+    CONTINUE,
+    PREFIX,
     SPAWN,
     STILL_RUNNING,
+    WAIT,
     KnownRun,
     Reply,
     SubagentTools,
@@ -49,6 +53,7 @@ from retinue.surfaces.mcp.texts import make_error_result
 CLIENT_LEFT = "the client has left"
 MAX_ID = 200
 LABEL_CHARACTERS = 30
+_CLIENT_LIMITS = Limits(seconds=None, stall=None)  # a client has no end of its own
 PROFILE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -72,24 +77,21 @@ class ToolHandlers:
         self._backend, self._about = backend, about
         self._client: ClientHandle | None = None
         self._opening = asyncio.Lock()
-        self._progress: dict[str, TreeProgress] = {}  # of each tree that it has runs in
+        self.progress: dict[str, TreeProgress] = {}  # of each tree that it has runs in
         self._callers: dict[str, str] = {}  # the client's tree that made each call
         self._primaries: dict[str, RunHandle] = {}  # by call: runs that are not below the client's own
         self._ended: dict[RunRef, KnownRun] = {}  # of those, the ones that were seen to have ended
         self._count = 0
         self._has_left = False
         self.changes = ChangeSignal()
-        self.tools = SubagentTools(self)
+        self._tools = SubagentTools(self)
 
     @property
     def tree(self) -> str | None:
         return None if self._client is None else self._client.tree
 
-    def has_tree(self, tree: str) -> bool:
-        return tree in self._progress
-
     def has_running_subagents(self) -> bool:
-        return any(progress.count_runs()[0] for progress in self._progress.values())
+        return any(progress.count_runs()[0] for progress in self.progress.values())
 
     def make_call_id(self) -> str:
         self._count += 1
@@ -97,7 +99,7 @@ class ToolHandlers:
 
     async def list_pending(self) -> list[Approval]:
         """Return the open questions of the client's runs."""
-        return [asked for asked in await self._backend.control.pending() if asked.tree in self._progress]
+        return [asked for asked in await self._backend.control.pending() if asked.tree in self.progress]
 
     async def list_run_ids(self, asked: Approval) -> list[str]:
         """Return the ids under which the run that asks may be reported to the client's process."""
@@ -109,13 +111,13 @@ class ToolHandlers:
         pending = await self.list_pending()
         if pending:
             more = "" if len(pending) == 1 else f" (and {len(pending) - 1} more)"
-            first = self._progress[pending[0].tree].describe_question(pending[0])
+            first = self.progress[pending[0].tree].describe_question(pending[0])
             return f"waits for your answer: {first['question']}{more}: {first['answer']}"
-        if not self._progress:
+        if not self.progress:
             return ""
-        counts = [progress.count_runs() for progress in self._progress.values()]
+        counts = [progress.count_runs() for progress in self.progress.values()]
         running, ended = (sum(numbers) for numbers in zip(*counts, strict=True))
-        lines = (progress.latest_line for progress in reversed(self._progress.values()))
+        lines = (progress.latest_line for progress in reversed(self.progress.values()))
         latest = next((line for line in lines if line), "")
         line = f"{format_count(running, 'subagent')} running, {ended} ended"
         return f"{line} \u00b7 {latest}" if latest else line
@@ -123,13 +125,18 @@ class ToolHandlers:
     # The client's own runs
 
     async def get_client(self) -> ClientHandle:
-        """Return the client's own run; a new one if it was cancelled from elsewhere. What is left to the caller, and
-        to whom its runs are reported, is attached where trees begin: here and in `start_primary`."""
+        """Return the client's own run, which is run 0 of its tree; a new one if it was cancelled from elsewhere. What
+        is left to the caller, and to whom its runs are reported, is attached where trees begin: here and in
+        `start_primary`."""
         async with self._opening:
             if self._has_left:
                 raise ToolError(CLIENT_LEFT)
             if self._client is None or not await self._client.is_at_work():
-                self._client = await self._backend.open_client(self._about)
+                self._client = await self._backend.control.open_client(
+                    ClientOptions(
+                        name=MCP_CLIENT, task=self._about, description=MCP_CLIENT_DESCRIPTION, limits=_CLIENT_LIMITS
+                    )
+                )
                 self._follow(self._client.tree)
             return self._client
 
@@ -154,9 +161,9 @@ class ToolHandlers:
         return run
 
     def _follow(self, tree: str) -> None:
-        if tree not in self._progress:
-            on_end = partial(self._progress.pop, tree, None)
-            self._progress[tree] = TreeProgress(self._backend, tree, self.changes, on_end)
+        if tree not in self.progress:
+            on_end = partial(self.progress.pop, tree, None)
+            self.progress[tree] = TreeProgress(self._backend, tree, self.changes, on_end)
             self.changes.notify()
 
     async def leave(self) -> None:
@@ -169,7 +176,7 @@ class ToolHandlers:
                 await self._client.close()
         for run in list(self._primaries.values()):
             await run.result()
-        for progress in list(self._progress.values()):
+        for progress in list(self.progress.values()):
             await progress.close()
 
     async def _describe_primary(self, run: RunHandle) -> KnownRun:
@@ -208,13 +215,25 @@ class ToolHandlers:
 
     async def answer(self, tool: str, call_id: str, args: dict[str, Any]) -> Reply:
         """Answer a call of one of the catalog's tools."""
+        if tool in (SPAWN, CONTINUE):
+            await self._backend.control.prepare()
         if tool == SPAWN:
-            return await self.spawn(call_id, args)
-        return await self.tools.answer(tool, Call(call_id, tool, args))
+            reply = await self._spawn(call_id, args)
+        else:
+            reply = await self._tools.answer(tool, Call(call_id, tool, args))
+        return {"success": reply["success"], "operation": tool.removeprefix(PREFIX), **reply}
+
+    async def answer_early(self, tool: str, call_id: str) -> Reply:
+        """Answer a call that its client will not wait for: with what it made or waits for, and how to wait for that."""
+        if tool == WAIT:
+            reply = await self._tools.describe_wait([]) | {"timed_out": True}
+        else:
+            reply = await self.describe_made(call_id)
+        return {**reply, "operation": tool.removeprefix(PREFIX), "note": STILL_RUNNING}
 
     # Spawning
 
-    async def spawn(self, call_id: str, args: dict[str, Any]) -> Reply:
+    async def _spawn(self, call_id: str, args: dict[str, Any]) -> Reply:
         """Call the spawn tool that models have, as the client's own run."""
         check_arguments(SPAWN, args, tuple(subagents.SPAWN_SCHEMA["properties"]))
         outcome = await self._make_call(Call(call_id, SPAWN, args))
@@ -230,14 +249,14 @@ class ToolHandlers:
             reply["note"] = STILL_RUNNING
         return {**reply, "watch": self._backend.make_command(f"tail -f {self._callers[call_id]}")}
 
-    async def make_early_reply(self, operation: str, call_id: str) -> Reply:
-        """Make the reply to a call that its client will not wait for: what it made, and how to wait for that."""
+    async def describe_made(self, call_id: str) -> Reply:
+        """Describe the runs that a call has made so far, as those in the background."""
         made = await self._list_made(call_id)
         reply = subagents.make_background_reply([self._backend.make_ticket(known) for known in made])
         for entry, known in zip(reply["subagents"], made, strict=True):
             entry["status"] = known.status
             entry.update(self._describe_result(known, entry))
-        return {**reply, "operation": operation, "note": STILL_RUNNING}
+        return reply
 
     def _describe_result(self, known: KnownRun, entry: Reply) -> Reply:
         """Make the fields that a program outside needs beside those of the spawn tool."""
@@ -337,22 +356,17 @@ class ToolHandlers:
 
     async def describe_activity(self, known: KnownRun) -> Reply:
         fields: Reply = {"status_file": self._backend.make_ticket(known).status_file}
-        progress = self._progress.get(known.tree)
+        progress = self.progress.get(known.tree)
         if progress is None:
             return fields
-        line = progress.last_line_of(known.row.run)
-        if line:
-            fields["doing"] = line
+        if known.row.run in progress.last_lines:
+            fields["doing"] = progress.last_lines[known.row.run]
         questions = [
             progress.describe_question(asked)
             for asked in await self.list_pending()
             if (asked.tree, asked.run) == (known.tree, known.row.run)
         ]
         return fields | ({"questions": questions} if questions else {})
-
-    async def make_early_wait_reply(self) -> Reply:
-        """Make the reply to a wait that its client will not wait for."""
-        return await self.tools.describe_wait([]) | {"timed_out": True, "note": STILL_RUNNING}
 
 
 def describe_profile_tool(profile: Profile) -> dict[str, Any]:
@@ -375,9 +389,10 @@ async def run_profile(
     handlers: ToolHandlers, backend: Backend, profile: Profile, call_id: str, args: dict[str, Any]
 ) -> dict[str, Any]:
     """Run the profile once, to its end. If the call is given up, the run is cancelled."""
-    task = _read_task(args, backend.project, backend.context_paths)
+    parts = backend.parts
+    task = _read_task(args, parts.project, parts.context_paths)
     if profile.limits.seconds is UNSET:
-        task = structs.replace(task, timeout_seconds=backend.timeouts.default)
+        task = structs.replace(task, timeout_seconds=parts.timeouts.default)
     run = await handlers.start_primary(call_id, profile, task)
     try:
         result = await run.result()
@@ -434,7 +449,7 @@ def _make_result(result: Result[Any], profile: Profile) -> dict[str, Any]:
 
 async def make_early_answer(handlers: ToolHandlers, call_id: str) -> dict[str, Any]:
     """Make the reply for a caller that will not wait to the end. It has no other tool: say where the answer will be."""
-    reply = await handlers.make_early_reply("", call_id)
+    reply = await handlers.describe_made(call_id)
     watch = ", ".join(each["watch"] for each in reply["subagents"])
     return make_error_result(
         f"Still running: nothing is lost. Give this call more time in your client, or see: {watch}"
