@@ -23,9 +23,10 @@ class ScriptedModel:
     def __init__(self, script: Script, clock: Clock) -> None:
         self._strict, self._clock = script.strict, clock
         self._turns = {  # built once for all runs: bench/latency.py measures the runtime, not the script
-            who: [(scripted, _make_reply(scripted, turn)) for turn, scripted in enumerate(replies, 1)]
+            who: (_DONE, *((scripted, _make_reply(scripted, turn)) for turn, scripted in enumerate(replies, 1)))
             for who, replies in script.agents.items()
         }
+        self._other = self._turns.get("*", (_DONE,))
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
         scripted, reply = self._find_turn(request)
@@ -41,26 +42,23 @@ class ScriptedModel:
         if scripted.cut is not None:
             on_delta("text", scripted.cut)
             raise StreamCut(CUT, usage=reply.usage, partial=scripted.cut)
-        if reply.refused:
+        if reply.refused or not reply.text:
             return reply
         if LAST_RESULT in reply.text:
             text = reply.text.replace(LAST_RESULT, _find_last_result(request))
             reply = msgspec.structs.replace(reply, text=text)
-        size = max(1, -(-len(reply.text) // max(1, scripted.chunks)))
+        size = max(1, -(-len(reply.text) // (scripted.chunks or 1)))
         for start in range(0, len(reply.text), size):
             on_delta("text", reply.text[start : start + size])
         return reply
 
     def _find_turn(self, request: Request) -> tuple[ScriptedReply, Reply]:
-        ref, turn, turns = request.ref, request.turn, []
-        for name in (ref.path, ref.label, ref.subagent_id, ref.agent, "*"):
-            if name in self._turns:
-                turns = self._turns[name]
-                break
-        if 0 < turn <= len(turns):
-            return turns[turn - 1]
+        named, ref, turn = self._turns.get, request.ref, request.turn
+        turns = named(ref.path) or named(ref.label) or named(ref.subagent_id) or named(ref.agent) or self._other
+        if turn < len(turns):
+            return turns[turn]
         if self._strict:
-            said = f"has {len(turns)} replies" if turns else "says nothing"
+            said = f"has {len(turns) - 1} replies" if len(turns) > 1 else "says nothing"
             raise ModelError(f"the script {said} for {ref.path} ({ref.agent}), which asks for turn {turn}")
         return _DONE
 
