@@ -13,7 +13,6 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -25,7 +24,6 @@ from retinue.core.limits import MIB, WORKSPACE_MIB
 from retinue.core.plans import Job
 from retinue.core.ports import Link
 from retinue.files.content import read_small_file
-from retinue.files.opening import FileId
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
 from retinue.workspaces import git
@@ -73,17 +71,6 @@ _LETTERS = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t
 T = TypeVar("T")
 
 
-@dataclass
-class CreatedWorkspace:
-    """A new workspace: what was left out of it, and the folders (`objects`) that its git has to read; those of
-    `foreign_objects` may belong to another repository. `starts` is that of the workspace."""
-
-    skipped: Skipped = field(default_factory=Skipped)
-    objects: tuple[str, ...] = ()
-    foreign_objects: tuple[str, ...] = ()
-    starts: int = 0
-
-
 class Workspaces:
     """The copied workspaces of a process, each made once, beside the event loop. Remembers the trees' stores, so that
     eight copies of a project are stored once."""
@@ -124,7 +111,7 @@ class Workspaces:
             make = partial(self.prepare_scratch, folders) if copy is None else partial(self.prepare, copy)
             making = self._making[own] = _Making(make, self)
         try:
-            made = await making.wait()
+            skipped = await making.wait()
         except (RetinueError, OSError) as error:
             raise Failed(str(error)) from None
         finally:
@@ -132,14 +119,14 @@ class Workspaces:
                 del self._making[own]
         if not folders.is_made:
             folders.is_made = True
-            if made.skipped.count:
-                link.emit(Warned(f"not in the workspace: {made.skipped}", code="workspace_skipped"))
+            if skipped.count:
+                link.emit(Warned(f"not in the workspace: {skipped}", code="workspace_skipped"))
 
-    def prepare_scratch(self, folders: RunFolders, stop: threading.Event) -> CreatedWorkspace:
+    def prepare_scratch(self, folders: RunFolders, stop: threading.Event) -> Skipped:
         """Fill the scratch folder of a run with the files that the run it continues has left, unless there is something
-        in it. It appears whole or not at all."""
+        in it; return what was left out. It appears whole or not at all."""
         if not is_empty_folder(folders.path) or is_empty_folder(folders.starts_from):
-            return CreatedWorkspace()
+            return Skipped()
         partial_copy = f"{folders.path}.new"
         remove_tree(partial_copy)
         walker = Walker(folders.starts_from, foreign=True, stop=stop)
@@ -151,10 +138,10 @@ class Workspaces:
             raise RetinueError(TOO_LARGE.format(limit=self._limit // MIB, path=display_path(error.path))) from None
         finally:
             remove_tree(partial_copy)
-        return CreatedWorkspace(walker.skipped)
+        return walker.skipped
 
-    def prepare(self, workspace: Workspace, stop: threading.Event) -> CreatedWorkspace:
-        """Make the workspace and store its first state.
+    def prepare(self, workspace: Workspace, stop: threading.Event) -> Skipped:
+        """Make the workspace and store its first state; return what was left out.
 
         A workspace that an earlier process made is used as it is; one that was half made is made anew; one that was
         removed since is an error, for in an empty folder everything would seem to be deleted. The workspaces of a tree
@@ -164,7 +151,7 @@ class Workspaces:
                 raise RetinueError(GONE.format(path=workspace.path))
             for name in (CHANGES_FILE, APPLIED_FILE):  # of the run before it was resumed
                 Path(workspace.own, name).unlink(missing_ok=True)
-            return CreatedWorkspace()
+            return Skipped()
         if Path(workspace.path).is_dir() and not Path(workspace.path).is_symlink():
             remove_tree(workspace.path)
         with self._lock:
@@ -181,24 +168,15 @@ class Workspaces:
         else:
             known = None if source is None else store.list_files(source.base)
         with store.hold(stop):
-            made = create_workspace(workspace, store, known=known, limit=self._limit, stop=stop)
-        record = WorkspaceRecord(
-            kind=workspace.kind,
-            path=workspace.path,
-            source=workspace.source,
-            project=workspace.project,
-            objects=made.objects,
-            foreign_objects=made.foreign_objects,
-            starts=made.starts,
-        )
+            record, skipped = create_workspace(workspace, store, known=known, limit=self._limit, stop=stop)
         write_record(workspace.own, WORKSPACE_FILE, record)
-        return made
+        return skipped
 
 
 class _Making:
     """One workspace that is being made; several calls may wait for it. The last that gives up stops it."""
 
-    def __init__(self, make: Callable[[threading.Event], CreatedWorkspace], workspaces: Workspaces) -> None:
+    def __init__(self, make: Callable[[threading.Event], Skipped], workspaces: Workspaces) -> None:
         self._stop = threading.Event()
         self._task = workspaces.start_thread(lambda: make(self._stop))
         self._waiting = 0
@@ -207,7 +185,7 @@ class _Making:
     def is_over(self) -> bool:
         return self._task.done() or self._stop.is_set()
 
-    async def wait(self) -> CreatedWorkspace:
+    async def wait(self) -> Skipped:
         self._waiting += 1
         try:
             return await asyncio.shield(self._task)
@@ -222,41 +200,44 @@ class _Making:
 
 def create_workspace(
     workspace: Workspace, store: Store, *, known: Files | None, limit: int, stop: threading.Event
-) -> CreatedWorkspace:
-    """Make the workspace and store its first state. `known` are the first files of a source that is such a workspace
-    itself, or of the workspace that is continued. Leaves nothing behind if it fails."""
+) -> tuple[WorkspaceRecord, Skipped]:
+    """Make the workspace and store its first state; return its record and what was left out. `known` are the first
+    files of a source that is such a workspace itself, or of the workspace that is continued. Leaves nothing behind if
+    it fails."""
     project, is_worktree = workspace.project, workspace.kind == "worktree"
     repository = git.find_repository(project)
     if is_worktree and repository is None:
         text = BROKEN_REPOSITORY if os.path.lexists(f"{project}/.git") else NOT_A_REPOSITORY
         raise ConfigError(text.format(project=project))
-    start = workspace.source if workspace.continued is None else workspace.continued.path
+    continued = workspace.continued
+    start = workspace.source if continued is None else continued.path
     foreign = start != project
     tracked = git.list_tracked(project) if repository is not None and not foreign else list(known or ())
     make_private_folder(workspace.path)
     try:
+        state = Path(workspace.own).parents[2].stat()  # it may be inside the project, under any name
         with Ignores(tracked, repository) as ignores, Import(store) as into:
             walker = Walker(
                 start,
                 ignored=ignores,
-                inside_ignored=not is_worktree or workspace.continued is not None,
+                inside_ignored=not is_worktree or continued is not None,
                 foreign=foreign,
-                never=_find_state(workspace),
+                never={(state.st_dev, state.st_ino)},
                 stop=stop,
             )
             files = FolderCopier(workspace.path, into, CopyBudget(limit)).copy(walker)
             starts = 0
-            if workspace.continued is not None and not _is_applied(workspace.continued):
-                starts = _import_starts(workspace, workspace.continued, into, files)
-                files = _import_files(workspace.continued, workspace.continued.base, into)
+            if continued is not None and read_record(continued.own, APPLIED_FILE, ApplyRecord) is None:
+                starts = _import_starts(workspace, continued, into, files)
+                files = _import_files(continued, continued.base, into)
             into.add_tree(workspace.base, files)
-            if is_worktree and ignores.gave_up and workspace.continued is None:  # it has what should be left out
+            if is_worktree and ignores.gave_up and continued is None:  # it has what should be left out
                 raise RetinueError(SLOW_PATTERNS)
         objects: tuple[str, ...] = ()
         foreign_objects: tuple[str, ...] = ()
         if is_worktree and repository is not None:
-            objects = tuple(_find_object_folders(repository.objects))
-            foreign_objects = tuple(_find_foreign_objects(objects, repository, project))
+            objects = _find_object_folders(repository.objects)
+            foreign_objects = _find_foreign_objects(objects, repository, project)
             _make_repository(workspace.path, project, repository, objects)
     except BaseException as error:
         remove_tree(workspace.path)
@@ -265,11 +246,16 @@ def create_workspace(
         if isinstance(error, OSError):
             raise RetinueError(f"cannot make the workspace {workspace.path}: {error.strerror or error}") from error
         raise
-    return CreatedWorkspace(walker.skipped, objects, foreign_objects, starts)
-
-
-def _is_applied(workspace: Workspace) -> bool:
-    return read_record(workspace.own, APPLIED_FILE, ApplyRecord) is not None
+    record = WorkspaceRecord(
+        kind=workspace.kind,
+        path=workspace.path,
+        source=workspace.source,
+        project=project,
+        objects=objects,
+        foreign_objects=foreign_objects,
+        starts=starts,
+    )
+    return record, walker.skipped
 
 
 def _import_starts(workspace: Workspace, continued: Workspace, into: Import, files: Files) -> int:
@@ -290,12 +276,6 @@ def _import_files(workspace: Workspace, ref: str, into: Import) -> Files:
     return files
 
 
-def _find_state(workspace: Workspace) -> set[FileId]:
-    """Return the state folder that the workspace is in: it may be inside the project, under any name."""
-    status = Path(workspace.own).parents[2].stat()
-    return {(status.st_dev, status.st_ino)}
-
-
 def _make_repository(workspace: str, project: str, repository: git.Repository, objects: tuple[str, ...]) -> None:
     """Make a `.git` in a workspace that no run has seen yet: no remote, no hooks, no settings but git's own."""
     folder = f"{workspace}/.git"
@@ -303,7 +283,7 @@ def _make_repository(workspace: str, project: str, repository: git.Repository, o
     git.run_in_store(*words, git_dir=folder, cwd=workspace)
     info = Path(folder, "objects", "info")
     info.mkdir(parents=True, exist_ok=True)
-    (info / "alternates").write_bytes(_format_alternates(objects))
+    (info / "alternates").write_bytes(b"".join(_quote_path(os.fsencode(path)) + b"\n" for path in objects))
     with suppress(FileNotFoundError):
         Path(folder, "shallow").write_bytes(read_small_file(repository.shallow, MAX_GIT_FILE_BYTES))
     whole = not repository.prefix
@@ -332,7 +312,7 @@ def _commit_subfolder(project: str, repository: git.Repository, folder: str) -> 
     return git.run_in_store("commit-tree", tree, "-m", message, git_dir=folder).decode().strip()
 
 
-def _find_object_folders(objects: str) -> list[str]:
+def _find_object_folders(objects: str) -> tuple[str, ...]:
     """Return the object folder and those its alternates lead to, each once, with no link in their paths.
 
     A repository cloned with `--shared` or `--reference` also reads the objects of another, which may do the same. A
@@ -342,20 +322,15 @@ def _find_object_folders(objects: str) -> list[str]:
     for depth in range(MAX_ALTERNATES_DEPTH):
         layer = [path for folder in layer for path in _read_alternates(folder, relative=not depth) if path not in found]
         found |= dict.fromkeys(layer)
-    return list(found)
+    return tuple(found)
 
 
-def _find_foreign_objects(objects: Sequence[str], repository: git.Repository, project: str) -> Iterator[str]:
-    """Yield the object folders that are neither in the project nor those of its own repository: files of a clone can
+def _find_foreign_objects(objects: Sequence[str], repository: git.Repository, project: str) -> tuple[str, ...]:
+    """Return the object folders that are neither in the project nor those of its own repository: files of a clone can
     name any repository of the user's."""
     own = os.path.realpath(repository.objects) if repository.is_own else None
     inside = f"{os.path.realpath(project)}/"
-    yield from (path for path in objects if path != own and not path.startswith(inside))
-
-
-def _format_alternates(paths: Sequence[str]) -> bytes:
-    """Return an alternates file that names the folders; a path that git could misread is quoted."""
-    return b"".join(_quote_path(os.fsencode(path)) + b"\n" for path in paths)
+    return tuple(path for path in objects if path != own and not path.startswith(inside))
 
 
 def _read_alternates(objects: str, *, relative: bool) -> Iterator[str]:
@@ -380,6 +355,7 @@ def _is_objects(folder: str) -> bool:
 
 
 def _quote_path(path: bytes) -> bytes:
+    """Return a path as a line of an alternates file; one that git could misread is quoted."""
     if not path.startswith((b"#", b'"')) and b"\n" not in path:
         return path
     return b'"' + path.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
