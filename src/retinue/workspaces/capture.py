@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 
 from retinue.core.limits import MIB, WORKSPACE_MIB
 from retinue.core.results import ChangedFile
-from retinue.files.content import read_chunks, read_up_to
 from retinue.files.opening import open_parent, open_regular_file
-from retinue.workspaces.store import Contents, Files, StoredFile, hash_content
+from retinue.workspaces.store import Contents, Files, StoredFile, add_file
 from retinue.workspaces.walk import HARD_LINKED, LINK_MODE, FolderEntry, Walker, display_path, open_entry
 
 MAX_CHANGED_BYTES = WORKSPACE_MIB * MIB
-IN_MEMORY_BYTES = 16 * MIB
 
 
 @dataclass
@@ -63,19 +61,9 @@ def _store_entry(entry: FolderEntry, contents: Contents) -> StoredFile:
         return StoredFile(entry.mode, contents.add_bytes(os.fsencode(os.readlink(entry.name, dir_fd=entry.folder))))
     fd = open_entry(entry)
     try:
-        return StoredFile(entry.mode, _store_content(fd, contents))
+        return StoredFile(entry.mode, add_file(contents, fd))
     finally:
         os.close(fd)
-
-
-def _store_content(fd: int, contents: Contents) -> str:
-    size = os.fstat(fd).st_size
-    if size <= IN_MEMORY_BYTES:
-        return contents.add_bytes(read_up_to(fd, 2 * IN_MEMORY_BYTES))
-    oid = hash_content(size, read_chunks(fd))
-    os.lseek(fd, 0, os.SEEK_SET)
-    contents.add_content(oid, size, read_chunks(fd))
-    return oid
 
 
 def read_current(root: str | int, path: str, contents: Contents) -> StoredFile | None:
@@ -99,7 +87,7 @@ def read_current_at(folder: int, name: str, contents: Contents) -> StoredFile:
         return StoredFile(LINK_MODE, contents.add_bytes(os.fsencode(target)))
     try:
         mode = "100755" if os.fstat(fd).st_mode & 0o100 else "100644"
-        return StoredFile(mode, _store_content(fd, contents))
+        return StoredFile(mode, add_file(contents, fd))
     finally:
         os.close(fd)
 

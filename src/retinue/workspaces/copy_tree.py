@@ -12,7 +12,7 @@ from typing import Literal
 from retinue.core.errors import RetinueError
 from retinue.files.content import read_chunks, write_all
 from retinue.files.opening import open_folder, open_parent
-from retinue.workspaces.store import Contents, Files, StoredFile, hash_content
+from retinue.workspaces.store import Contents, Files, StoredFile, add_file
 from retinue.workspaces.walk import HARD_LINKED, FolderEntry, Walker, open_entry
 
 PRIVATE_MODES = (0o700, 0o600)
@@ -118,14 +118,7 @@ class FolderCopier:
         copy = self._copy_content(source, folder, name, entry.path)
         try:
             os.utime(copy, ns=(entry.status.st_atime_ns, entry.status.st_mtime_ns))
-            if entry.ignored:
-                return ""
-            size = os.lseek(copy, 0, os.SEEK_END)
-            os.lseek(copy, 0, os.SEEK_SET)
-            oid = hash_content(size, read_chunks(copy))
-            os.lseek(copy, 0, os.SEEK_SET)
-            self._contents.add_content(oid, size, read_chunks(copy))
-            return oid
+            return "" if entry.ignored else add_file(self._contents, copy)
         finally:
             os.close(copy)
 

@@ -17,6 +17,8 @@ from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from retinue.core.errors import RetinueError
+from retinue.core.limits import MIB
+from retinue.files.content import read_chunks, read_up_to
 from retinue.files.private import make_private_folder
 from retinue.processes.group import start_group
 from retinue.workspaces import git
@@ -25,6 +27,7 @@ from retinue.workspaces import git
 _ATTRIBUTES = "* !diff !merge !text !eol !crlf !ident !filter !working-tree-encoding !whitespace\n"
 WAIT_SECONDS = 0.2
 STORE = "workspaces.git"
+IN_MEMORY_BYTES = 16 * MIB
 _DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all")
 
 
@@ -202,6 +205,18 @@ class Import:
         except BrokenPipeError:
             words = b"" if self._group.process.stderr is None else self._group.process.stderr.read(300)
             raise RetinueError(f"git fast-import failed: {words.decode('utf-8', 'replace').strip()}") from None
+
+
+def add_file(contents: Contents, fd: int) -> str:
+    """Add the content of an open file, from its beginning; return its name."""
+    size = os.lseek(fd, 0, os.SEEK_END)
+    os.lseek(fd, 0, os.SEEK_SET)
+    if size <= IN_MEMORY_BYTES:
+        return contents.add_bytes(read_up_to(fd, 2 * IN_MEMORY_BYTES))
+    oid = hash_content(size, read_chunks(fd))
+    os.lseek(fd, 0, os.SEEK_SET)
+    contents.add_content(oid, size, read_chunks(fd))
+    return oid
 
 
 def hash_content(size: int, data: Iterator[bytes]) -> str:
