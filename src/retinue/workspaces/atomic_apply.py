@@ -25,13 +25,12 @@ from retinue.files.content import read_small_file
 from retinue.files.locks import open_own_file, take_file_lock
 from retinue.files.opening import open_parent
 from retinue.files.private import make_private_folder
-from retinue.files.reserved import is_reserved_name
 from retinue.files.trees import remove_tree
 from retinue.files.user_key import has_signature, sign_data
 from retinue.workspaces.capture import read_current
-from retinue.workspaces.merge import Change
+from retinue.workspaces.merge import Change, is_allowed_path
 from retinue.workspaces.store import ContentNames, Store
-from retinue.workspaces.walk import display_path
+from retinue.workspaces.walk import LINK_MODE, display_path
 
 FOLDER = "applying"
 DONE = "done"
@@ -160,24 +159,17 @@ def _stage_files(staging: Path, root: str, changes: Sequence[Change], store: Sto
         if change.new is None:
             continue
         place = staging / f"new-{number}"
-        if change.new.mode == "120000":
+        if change.new.mode == LINK_MODE:
             place.symlink_to(os.fsdecode(store.read_content(change.new.oid)))
-            _give_to_owner(place, owner)
-            continue
-        mode = 0o777 if change.new.mode == "100755" else 0o666
-        fd = os.open(place, NEW_FLAGS, mode)
-        try:
-            store.write_content(change.new.oid, fd)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        _give_to_owner(place, owner)
-
-
-def _give_to_owner(place: Path, owner: os.stat_result) -> None:
-    """Give what root writes to the owner of the folder: a sandboxed run, or the user."""
-    if os.geteuid() == 0:
-        os.chown(place, owner.st_uid, owner.st_gid, follow_symlinks=False)
+        else:
+            fd = os.open(place, NEW_FLAGS, 0o777 if change.new.mode == "100755" else 0o666)
+            try:
+                store.write_content(change.new.oid, fd)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        if os.geteuid() == 0:  # what root writes belongs to the owner of the folder: a sandboxed run, or the user
+            os.chown(place, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def _list_missing_folders(root: str, changes: Sequence[Change]) -> Iterator[str]:
@@ -279,11 +271,8 @@ def _undo_remove(staging: Path, number: int, root: str, path: str) -> None:
     old = staging / f"old-{number}"
     if not os.path.lexists(old):
         return
-    with open_parent(root, path, create=True, inherit_owner=True) as (folder, name):
-        try:
-            os.link(old, name, dst_dir_fd=folder, follow_symlinks=False)
-        except FileExistsError:
-            return
+    with open_parent(root, path, create=True, inherit_owner=True) as (folder, name), suppress(FileExistsError):
+        os.link(old, name, dst_dir_fd=folder, follow_symlinks=False)
 
 
 # The journal
@@ -313,7 +302,7 @@ def read_journal(staging: Path, *, root: str) -> Journal | None:
             has_signature(PURPOSE, _list_signed(staging, stored), stored.signature)
             and journal.root == root
             and journal.removed <= set(journal.paths)
-            and all(map(_is_allowed, (*journal.paths, *journal.folders)))
+            and all(map(is_allowed_path, (*journal.paths, *journal.folders)))
         )
     except FileNotFoundError:
         return None
@@ -336,8 +325,3 @@ def _to_hex(path: str) -> str:
 
 def _from_hex(path: str) -> str:
     return os.fsdecode(bytes.fromhex(path))
-
-
-def _is_allowed(path: str) -> bool:
-    """Tell whether an apply may write the path: below the folder, and neither git's nor ours."""
-    return not any(part in ("", ".", "..") or "\0" in part or is_reserved_name(part) for part in path.split("/"))

@@ -22,7 +22,7 @@ from retinue.files.trees import walk_tree
 from retinue.workspaces import git
 from retinue.workspaces.capture import list_changed_paths, read_current
 from retinue.workspaces.store import Files, Import, Store, StoredFile
-from retinue.workspaces.walk import display_path
+from retinue.workspaces.walk import LINK_MODE, display_path
 
 MERGE_BYTES = 16 * 1024 * 1024
 SNIFF_BYTES = 8000
@@ -84,7 +84,8 @@ def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store
             into.add_tree(f"{ref}/{name}", {path: held for path, held in files.items() if held is not None})
     planned = list_all_prefixes(change.path for change in made.changes if change.new is not None)
     for change in made.changes:
-        _check_allowed(change, made, store, planned)
+        if why := _explain_refusal(change, target, store, planned):
+            made.conflicts.append(Conflict(change.path, why))
     try:
         made.diff = store.diff(f"{ref}/before", f"{ref}/after", "-M")
     finally:
@@ -136,7 +137,7 @@ class _Merger:
             return "was changed here and deleted by the run"
         if base is None:
             return "was added here and by the run, with different content"
-        if "120000" in (base.mode, here.mode, end.mode):
+        if LINK_MODE in (base.mode, here.mode, end.mode):
             return "is a link, and both changed it"
         oid = self._merge_content(base.oid, here.oid, end.oid)
         if oid is None:
@@ -167,20 +168,23 @@ class _Merger:
         return oid
 
 
-def _check_allowed(change: Change, made: MergePlan, store: Store, planned: set[str]) -> None:
-    """Add a conflict for a change that no approval allows: a name of git or ours, a file that git would read its
-    settings from, a link that leads out. `planned` are the paths that the plan writes."""
-    parts = change.path.split("/")
-    if any(part in ("", ".", "..") or "\0" in part or is_reserved_name(part) for part in parts):
-        made.conflicts.append(Conflict(change.path, "is a name that no run may write"))
-    elif change.new is not None and find_git_folder(made.target, change.path, planned) is not None:
-        made.conflicts.append(Conflict(change.path, "is inside a git folder, which no run may write"))
-    elif change.new is not None and change.new.mode == "120000":
-        target = os.fsdecode(store.read_content(change.new.oid))
-        inside = os.path.normpath("/".join([*parts[:-1], target]))
-        if target.startswith("/") or inside.split("/")[0] == ".." or any(map(is_reserved_name, inside.split("/"))):
-            made.conflicts.append(
-                Conflict(change.path, f"is a link that leads out of the project, to {display_path(target)}")
-            )
-    elif change.new is not None and change.new.mode not in ("100644", "100755"):
-        made.conflicts.append(Conflict(change.path, "is neither a file nor a link"))
+def _explain_refusal(change: Change, target: str, store: Store, planned: set[str]) -> str:
+    """Return why no approval allows a change: a name of git or ours, a file that git would read its settings from, a
+    link that leads out; "" if one does. `planned` are the paths that the plan writes."""
+    if not is_allowed_path(change.path):
+        return "is a name that no run may write"
+    if change.new is None:
+        return ""
+    if find_git_folder(target, change.path, planned) is not None:
+        return "is inside a git folder, which no run may write"
+    if change.new.mode == LINK_MODE:
+        leads_to = os.fsdecode(store.read_content(change.new.oid))
+        inside = os.path.normpath("/".join([*change.path.split("/")[:-1], leads_to])).split("/")
+        is_inside = not leads_to.startswith("/") and inside[0] != ".." and not any(map(is_reserved_name, inside))
+        return "" if is_inside else f"is a link that leads out of the project, to {display_path(leads_to)}"
+    return "" if change.new.mode in ("100644", "100755") else "is neither a file nor a link"
+
+
+def is_allowed_path(path: str) -> bool:
+    """Tell whether an apply may write the path: below the folder, and neither git's nor ours."""
+    return not any(part in ("", ".", "..") or "\0" in part or is_reserved_name(part) for part in path.split("/"))
