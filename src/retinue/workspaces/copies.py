@@ -79,7 +79,7 @@ class CopiedWorkspace:
         """Return the changes of a run as git shows them; of one that is `live`, those so far."""
         store, ref = find_store(self.workspace.own), self.workspace.end
         if live:
-            ref = f"refs/runs/{self.workspace.run}/now"
+            ref = self.workspace.now
             record_files(self.workspace, store, store.list_files(self.workspace.base), ref=ref)
         else:
             self.find_changes()
@@ -130,7 +130,7 @@ class CopiedWorkspace:
         fit in a list."""
         store, made = find_store(self.workspace.own), self.workspace
         before = store.list_files(self.find_start(store))
-        now, _ = record_files(made, store, before, ref=f"refs/runs/{made.run}/now")
+        now, _ = record_files(made, store, before, ref=made.now)
         changed = list_changed_paths(before, now)
         if not changed:
             return ()

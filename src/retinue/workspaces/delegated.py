@@ -153,8 +153,7 @@ class DelegatedWorkspace:
 
     def copy_workspace(self, source: int) -> None:
         """Copy an open folder to `path`, and remember it as it is."""
-        copier, self._base = self._copy(source, self.path, "workspace")
-        self._base_folders = copier.folders
+        self._base, self._base_folders = self._copy(source, self.path, "workspace")
 
     def copy_context(self, source: int, name: str, *, what: str) -> Path:
         """Copy an open folder or file into the stage; return the copy's path."""
@@ -167,11 +166,12 @@ class DelegatedWorkspace:
                 FolderCopier(str(context), ContentNames(), self._budget, modes=PUBLIC_MODES).copy_file(source, name)
         return context / name
 
-    def _copy(self, source: int, to: Path, what: str) -> tuple[FolderCopier, Files]:
+    def _copy(self, source: int, to: Path, what: str) -> tuple[Files, set[str]]:
+        """Copy an open folder; return the files and folders of the copy."""
         to.mkdir(mode=0o755)
         copier = FolderCopier(str(to), ContentNames(), self._budget, modes=PUBLIC_MODES)
         with _refuse_large_copies(what):
-            return copier, copier.copy(Walker(source, links=False, never=self._never))
+            return copier.copy(Walker(source, links=False, never=self._never)), copier.folders
 
     def bring_back(self, workspace: Path, target: int) -> list[str]:
         """Bring what a run changed in its copy, now at `workspace`, back to an open folder; return what the one who
@@ -222,28 +222,16 @@ class _Return:
 
     def __init__(self, workspace: str, target: int, base: Files, never: Collection[FileId]) -> None:
         self._workspace, self._target, self._base, self._never = workspace, target, base, never
-        self._replaced: list[str] = []
-        self._removed: list[str] = []
-        self._blocked: list[str] = []
-        self._in_git_folder: list[str] = []
+        self._notes: dict[str, list[str]] = {text: [] for text in (REPLACED, REMOVED, BLOCKED, IN_GIT_FOLDER)}
 
     def describe(self, skipped: Skipped) -> list[str]:
         """Return the notes for the one who asked."""
-        told = [
-            text.format(files=_join_paths(paths))
-            for text, paths in (
-                (REPLACED, self._replaced),
-                (REMOVED, self._removed),
-                (BLOCKED, self._blocked),
-                (IN_GIT_FOLDER, self._in_git_folder),
-            )
-            if paths
-        ]
+        told = [text.format(files=_join_paths(paths)) for text, paths in self._notes.items() if paths]
         return [*told, SKIPPED.format(files=skipped)] if skipped.count else told
 
     def refuse_file(self, path: str) -> None:
         """Leave out a file in a folder that git takes for a repository: nobody is shown what comes back."""
-        self._in_git_folder.append(path)
+        self._notes[IN_GIT_FOLDER].append(path)
 
     def remove_file(self, path: str) -> None:
         """Remove a file that the run removed. What is no regular file any more stays."""
@@ -256,10 +244,10 @@ class _Return:
         except (FileNotFoundError, NotADirectoryError):  # gone already
             return
         except OSError:
-            self._blocked.append(path)
+            self._notes[BLOCKED].append(path)
             return
         if found != self._base[path]:
-            self._removed.append(path)
+            self._notes[REMOVED].append(path)
 
     def remove_folder(self, path: str) -> None:
         """Remove a folder that the run removed; one in which others have put something stays."""
@@ -282,7 +270,7 @@ class _Return:
         def replace() -> None:
             found = self._place_file(path, stored)
             if found not in (self._base.get(path), stored):
-                self._replaced.append(path)
+                self._notes[REPLACED].append(path)
 
         self._attempt(path, replace)
 
@@ -302,7 +290,9 @@ class _Return:
 
                 mode = 0o755 if stored.mode == "100755" else 0o644
                 with open_replacement(name, dir_fd=folder, mode=mode, before_rename=look) as fd:
-                    self._give_away(fd)
+                    if os.geteuid() == 0:  # what root writes belongs to the owner of the folder
+                        owner = os.fstat(self._target)
+                        os.fchown(fd, owner.st_uid, owner.st_gid)
                     for chunk in read_chunks(source):
                         write_all(fd, chunk)
         finally:
@@ -314,12 +304,6 @@ class _Return:
         with open_parent(self._target, path, create=True, inherit_owner=True, never=self._never) as found:
             yield found
 
-    def _give_away(self, fd: int) -> None:
-        """Give what root writes to the owner of the folder."""
-        if os.geteuid() == 0:
-            about = os.fstat(self._target)
-            os.fchown(fd, about.st_uid, about.st_gid)
-
     def _attempt(self, path: str, act: Callable[[], None]) -> None:
         """Act, and again when somebody took away meanwhile what we were working with; not without end."""
         for _ in range(TRIES):
@@ -330,7 +314,7 @@ class _Return:
             except OSError:
                 break
             return
-        self._blocked.append(path)
+        self._notes[BLOCKED].append(path)
 
 
 def remove_temporary_files(folder: int) -> None:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 from retinue.files.content import read_chunks, read_small_file
 from retinue.files.scratch import make_scratch_folder
@@ -65,9 +64,7 @@ class Ignores:
         self._group = start_group(line, env=env, cwd=work, stdin=pipe, stdout=pipe, stderr=nowhere, bufsize=0)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._group.kill()
         for stream in (self._group.process.stdin, self._group.process.stdout):
             if stream is not None:

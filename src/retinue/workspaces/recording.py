@@ -60,7 +60,7 @@ def publish_so_far(folders: RunFolders, label: str, run: int) -> tuple[str, str]
         if find_workspace(copy.own, copy.tree, copy.run) is None:
             return "", ""  # it was never made
         base = store.list_files(copy.base)
-        now, _ = record_files(copy, store, base, ref=f"refs/runs/{copy.run}/now")
+        now, _ = record_files(copy, store, base, ref=copy.now)
         only = {path for path in list_changed_paths(base, now) if path in now}
         if not only:
             return "", ""

@@ -55,6 +55,11 @@ class Workspace:
         return f"refs/runs/{self.run}/applied"
 
     @property
+    def now(self) -> str:
+        """The state of a run that goes on, when it was last looked at."""
+        return f"refs/runs/{self.run}/now"
+
+    @property
     def end(self) -> str:
         return f"refs/runs/{self.run}/end"
 
