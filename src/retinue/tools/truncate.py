@@ -55,10 +55,11 @@ class Ends:
         if self._total <= self._limit:
             return (self._head + self._tail).decode(), ""
         room = max(0, self._limit - len(self._mark(self._total)))
-        head = _whole_head(bytes(self._head[: room - room // 2]))
-        tail = _whole_tail(bytes(self._tail[-(room // 2) :]) if room // 2 else b"")
-        mark = self._mark(self._total - len(head) - len(tail))
-        return head.decode() + mark.decode() + tail.decode(), str(self._path or "")
+        # All of it is UTF-8: only a character that is cut in two cannot be decoded.
+        head = self._head[: room - room // 2].decode("utf-8", "ignore")
+        tail = self._tail[len(self._tail) - room // 2 :].decode("utf-8", "ignore")
+        mark = self._mark(self._total - len(head.encode()) - len(tail.encode()))
+        return head + mark.decode() + tail, str(self._path or "")
 
     def drop(self) -> None:
         """Close the spill file; safe to call again."""
@@ -141,23 +142,3 @@ def clean_cut(text: str) -> str:
     if found is None:
         return text
     return clean_end(text[: found.start()]) + found[0] + clean_beginning(text[found.end() :])
-
-
-def _whole_head(data: bytes) -> bytes:
-    """Without the first bytes of a character whose rest is missing."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte < 0x80:
-            return data
-        if byte >= 0xC0:
-            size = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return data if size == back else data[:-back]
-    return data
-
-
-def _whole_tail(data: bytes) -> bytes:
-    """Without the last bytes of a character whose start is missing."""
-    start = 0
-    while start < len(data) and data[start] & 0xC0 == 0x80:
-        start += 1
-    return data[start:]
