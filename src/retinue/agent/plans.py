@@ -33,7 +33,7 @@ from retinue.core.teams import Member, TeamPlan, choose_strategy, name_agent
 from retinue.models.wrappers import RedactingModel
 from retinue.protocol import subagent_tools
 from retinue.tools import answer, web
-from retinue.tools.coordination import make_team_tools
+from retinue.tools.coordination import TEAM_TOOLS
 from retinue.tools.dialer import Dialer
 from retinue.tools.functions import FunctionTool, HostedTool
 from retinue.tools.local import LOCAL
@@ -200,7 +200,7 @@ class ProfilePlanner:
         lacks = self._find_missing_tools(profile, parent)
         rounds = self._plan_rounds(task, children)
         if is_member:
-            tools |= make_team_tools()
+            tools |= TEAM_TOOLS
         elif rounds is not None:
             tools |= make_round_tools(rounds)
         specs = tuple(tool.spec for tool in tools.values())

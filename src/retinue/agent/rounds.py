@@ -48,7 +48,7 @@ from retinue.core.rounds import (
 )
 from retinue.core.teams import NEW_ANSWER, REMINDERS, VOTE
 from retinue.tools.arguments import read_argument
-from retinue.tools.coordination import ROUND_SPECS, RoundTool, Work
+from retinue.tools.coordination import ROUND_SPECS, CoordinationTool, Work
 
 REASON_CHARACTERS = 2000
 CODE = "rounds"
@@ -166,7 +166,7 @@ def make_round_tools(plan: RoundsPlan) -> dict[str, Tool]:
         SUBMIT_CHECKLIST: conductor.call_submit_checklist,
         PROPOSE_IMPROVEMENTS: conductor.call_propose_improvements,
     }
-    return {name: RoundTool(ROUND_SPECS[name], each) for name, each in work.items()}
+    return {name: CoordinationTool(ROUND_SPECS[name], each) for name, each in work.items()}
 
 
 def format_rules(rounds: Rounds) -> str:

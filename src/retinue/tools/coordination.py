@@ -31,53 +31,56 @@ def _make_spec(name: str, title: str, description: str, properties: dict[str, An
     )
 
 
-class NewAnswer:
-    """`new_answer`: the member's answer to the task, or a better one."""
+class CoordinationTool:
+    """A tool of a team's member, or of a run that works in rounds."""
 
-    spec = _make_spec(
-        NEW_ANSWER,
-        "New answer",
-        "Give your answer to the task: whole and on its own, for it replaces your earlier one. "
-        "Returns when there is something to do next.",
-        {"content": {"type": "string", "description": "The answer"}},
-        waits=True,
-    )
+    def __init__(self, spec: ToolSpec, work: Work) -> None:
+        self.spec, self._work = spec, work
 
     async def preview(self, call: Call, folders: Folders) -> str:
-        return show_arguments(call.args, "content")
+        return show_arguments(call.args, "content", "agent_id", "reason")
 
-    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
-        content = read_argument(call, "content", str)
-        return await (await link.join_team()).give_answer(link, call.id, content)
-
-
-class Vote:
-    """`vote`: which of the answers is the best."""
-
-    spec = _make_spec(
-        VOTE,
-        "Vote",
-        "Vote for the best answer to the task. Returns when there is something to do next.",
-        {
-            "agent_id": {"type": "string", "description": "The agent, or its answer, such as agent2 or agent2.1"},
-            "reason": {"type": "string", "description": "Why it is the best, in a sentence or two"},
-        },
-        waits=True,
-    )
-
-    async def preview(self, call: Call, folders: Folders) -> str:
-        return show_arguments(call.args, "agent_id", "reason")
-
-    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
-        choice, reason = read_argument(call, "agent_id", str), read_argument(call, "reason", str, "")
-        return await (await link.join_team()).cast_vote(link, call.id, choice, reason)
+    def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]:
+        return self._work(call, link)
 
 
-def make_team_tools() -> dict[str, NewAnswer | Vote]:
-    """Return the tools that a member has beside those of its profile."""
-    return {NEW_ANSWER: NewAnswer(), VOTE: Vote()}
+async def _give_answer(call: Call, link: Link) -> Outcome:
+    content = read_argument(call, "content", str)
+    return await (await link.join_team()).give_answer(link, call.id, content)
 
 
+async def _cast_vote(call: Call, link: Link) -> Outcome:
+    choice, reason = read_argument(call, "agent_id", str), read_argument(call, "reason", str, "")
+    return await (await link.join_team()).cast_vote(link, call.id, choice, reason)
+
+
+# The tools that a member of a team has beside those of its profile.
+TEAM_TOOLS = {
+    NEW_ANSWER: CoordinationTool(
+        _make_spec(
+            NEW_ANSWER,
+            "New answer",
+            "Give your answer to the task: whole and on its own, for it replaces your earlier one. "
+            "Returns when there is something to do next.",
+            {"content": {"type": "string", "description": "The answer"}},
+            waits=True,
+        ),
+        _give_answer,
+    ),
+    VOTE: CoordinationTool(
+        _make_spec(
+            VOTE,
+            "Vote",
+            "Vote for the best answer to the task. Returns when there is something to do next.",
+            {
+                "agent_id": {"type": "string", "description": "The agent, or its answer, such as agent2 or agent2.1"},
+                "reason": {"type": "string", "description": "Why it is the best, in a sentence or two"},
+            },
+            waits=True,
+        ),
+        _cast_vote,
+    ),
+}
 _SCORE = {
     "type": "object",
     "properties": {
@@ -138,16 +141,3 @@ ROUND_SPECS = {
         ),
     )
 }
-
-
-class RoundTool:
-    """One tool of a run that works in rounds."""
-
-    def __init__(self, spec: ToolSpec, work: Work) -> None:
-        self.spec, self._work = spec, work
-
-    async def preview(self, call: Call, folders: Folders) -> str:
-        return show_arguments(call.args, "content", "agent_id", "reason")
-
-    def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]:
-        return self._work(call, link)
