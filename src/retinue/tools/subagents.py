@@ -60,6 +60,10 @@ _SUBAGENT_SCHEMA: dict[str, Any] = {
 NOT_BELOW = "There is no subagent '{name}' below this run; list_subagents says which there are."
 
 
+def _make_spawn_spec(name: str, description: str, schema: dict[str, Any], title: str) -> ToolSpec:
+    return ToolSpec(name, description, schema, tier="confirm", display_name=title, waits=True, spawns=True)
+
+
 class SubagentTool:
     """`subagent_{name}`: one child at a time, refused at once when the tree is full."""
 
@@ -69,14 +73,11 @@ class SubagentTool:
         self.profile = profile
         about = words.describe_profile(profile)
         sentence = SUBAGENT_DESCRIPTION.format(name=profile.name)
-        self.spec = ToolSpec(
+        self.spec = _make_spawn_spec(
             f"subagent_{profile.name}",
             f"{sentence} {about}" if about else sentence,
             _SUBAGENT_SCHEMA,
-            tier="confirm",
-            display_name=f"Subagent: {profile.name}",
-            waits=True,
-            spawns=True,
+            f"Subagent: {profile.name}",
         )
 
     async def preview(self, call: Call, folders: Folders) -> str:
@@ -106,14 +107,11 @@ class SpawnAgent(SubagentTool):
 
     def __init__(self) -> None:
         super().__init__(GENERIC)
-        self.spec = ToolSpec(
+        self.spec = _make_spawn_spec(
             words.SPAWN_ONE,
             "Spawn a general subagent to handle one task. It works independently and returns only its final response.",
             _SUBAGENT_SCHEMA,
-            tier="confirm",
-            display_name="Spawn agent",
-            waits=True,
-            spawns=True,
+            "Spawn agent",
         )
 
 
@@ -121,15 +119,12 @@ class SpawnSubagents:
     """`spawn_subagents`: many children at once, queued when the tree is full. Its arguments name the `profiles`."""
 
     def __init__(self, profiles: Sequence[Profile] = ()) -> None:
-        self.spec = ToolSpec(
+        self.spec = _make_spawn_spec(
             words.OPERATION,
             "Delegate tasks to subagents that work in parallel, each on its own and in its own workspace. "
             "Returns every subagent's answer, or with background=true at once.",
             words.make_spawn_schema(profiles),
-            tier="confirm",
-            display_name="Spawn subagents",
-            waits=True,
-            spawns=True,
+            "Spawn subagents",
         )
 
     async def preview(self, call: Call, folders: Folders) -> str:
@@ -283,10 +278,8 @@ class GetAgent:
         wanted = call.args.get("agent_id")
         if isinstance(wanted, bool) or not isinstance(wanted, int):
             raise ToolError("get_agent: 'agent_id' must be an integer")
-        for row in link.agents():
-            if row.run == wanted:
-                break
-        else:
+        row = next((row for row in link.agents() if row.run == wanted), None)
+        if row is None:
             raise ToolError(f"There is no agent:{wanted} below this run.")
         if row.result is None:
             return Outcome(f"agent:{wanted} is still running ({row.state}).", success=False)
