@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import unescape
 from typing import Any
-from urllib.parse import SplitResult, quote, urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 import msgspec
 
@@ -179,16 +179,13 @@ def check_url(url: str, hosts: Hosts) -> Target:
     host = canonicalize_name(name)
     if host is None:
         raise ToolError(f"{TOOL}: '{name[:100]}' is no host")
-    target = Target(parts.scheme, host, _DEFAULTS[parts.scheme] if port is None else port, _encode_path(parts))
+    path, query = (quote(part, safe=_SAFE) for part in (parts.path, parts.query))
+    path = f"{path or '/'}?{query}" if query else path or "/"
+    target = Target(parts.scheme, host, _DEFAULTS[parts.scheme] if port is None else port, path)
     if not allows_host(hosts, host, target.port):
         shown = ", ".join(map(str, hosts[:20])) or "none"
         raise ToolError(f"{TOOL}: {target.authority} is not among the hosts that may be fetched: {shown}")
     return target
-
-
-def _encode_path(parts: SplitResult) -> str:
-    query = f"?{quote(parts.query, safe=_SAFE)}" if parts.query else ""
-    return (quote(parts.path, safe=_SAFE) or "/") + query
 
 
 def _follow_redirect(target: Target, location: str, hosts: Hosts) -> Target:
@@ -203,23 +200,19 @@ async def _fetch_once(target: Target, dialer: Dialer) -> tuple[Page, str | None]
     streams = await dial_host(dialer, target.host, target.port, tls=target.scheme == "https", tool=TOOL)
     connection = ClientConnection(*streams)
     try:
-        return await _send_and_read(target, connection)
+        connection.send_request("GET", target.path, {"Host": target.authority, **_HEADERS})
+        response = await connection.read_response()
+        location = response.headers.get("location") if response.status in _MOVED else None
+        encoding = response.headers.get("content-encoding", "")
+        body, cut = (b"", False) if location is not None else await _read_body(connection, encoding)
     except (OSError, ssl.SSLError, ResponseError, ValueError, zlib.error) as error:
         why = str(error) or type(error).__name__
         raise ToolError(f"{TOOL}: {target.authority} did not answer as a web server does: {why[:200]}") from None
     finally:
         connection.abort()  # also when cancelled: nothing stays open, and nothing is waited for
-
-
-async def _send_and_read(target: Target, connection: ClientConnection) -> tuple[Page, str | None]:
-    connection.send_request("GET", target.path, {"Host": target.authority, **_HEADERS})
-    response = await connection.read_response()
     reason = "".join(filter(str.isprintable, response.reason))[:100]
-    location = response.headers.get("location")
-    if response.status in _MOVED and location is not None:
-        return Page(target.url, response.status, reason, "", b"", False), location
-    body, cut = await _read_body(connection, response.headers.get("content-encoding", ""))
-    return Page(target.url, response.status, reason, response.headers.get("content-type", ""), body, cut), None
+    content_type = response.headers.get("content-type", "")
+    return Page(target.url, response.status, reason, content_type, body, cut), location
 
 
 async def _read_body(connection: ClientConnection, encoding: str) -> tuple[bytes, bool]:
