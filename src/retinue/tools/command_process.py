@@ -9,7 +9,6 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 
 from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES, TERM_SECONDS
@@ -57,9 +56,7 @@ class OutputPipe:
         asyncio.get_running_loop().add_reader(self._fd, self._read)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         asyncio.get_running_loop().remove_reader(self._fd)
         os.close(self._fd)
         self._ends.drop()
