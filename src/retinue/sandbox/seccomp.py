@@ -70,24 +70,18 @@ def make_filter() -> bytes | None:
         _encode_line(_LOAD, _NUMBER),
     ]
     if kind.x32:  # the same calls under other numbers
-        lines += [_encode_line(_JUMP_OVER, 0x40000000, 0, 1), _refuse_call(errno.ENOSYS)]
+        lines += _return_if(_JUMP_OVER, 0x40000000, _ERRNO | errno.ENOSYS)
     for numbers in _DENIED.values():
         if numbers[at] != _NONE:
-            lines += [_encode_line(_JUMP_EQUAL, numbers[at], 0, 1), _refuse_call(errno.EPERM)]
+            lines += _return_if(_JUMP_EQUAL, numbers[at], _ERRNO | errno.EPERM)
     # The flags of clone3 cannot be seen from here.
-    lines += [_encode_line(_JUMP_EQUAL, _CLONE3[at], 0, 1), _refuse_call(errno.ENOSYS)]
-    lines += _check_argument(_CLONE[at], 0, [_encode_line(_JUMP_SET, _NAMESPACES, 0, 1), _refuse_call(errno.EPERM)])
-    lines += _check_argument(
-        _UNSHARE[at], 0, [_encode_line(_JUMP_SET, _NAMESPACES | _NEWTIME, 0, 1), _refuse_call(errno.EPERM)]
-    )
+    lines += _return_if(_JUMP_EQUAL, _CLONE3[at], _ERRNO | errno.ENOSYS)
+    lines += _check_argument(_CLONE[at], 0, _return_if(_JUMP_SET, _NAMESPACES, _ERRNO | errno.EPERM))
+    lines += _check_argument(_UNSHARE[at], 0, _return_if(_JUMP_SET, _NAMESPACES | _NEWTIME, _ERRNO | errno.EPERM))
+    known = [line for family in _FAMILIES for line in _return_if(_JUMP_EQUAL, family, _ALLOW)]
     for call in (_SOCKET, _SOCKETPAIR):
-        known = [
-            line
-            for family in _FAMILIES
-            for line in (_encode_line(_JUMP_EQUAL, family, 0, 1), _encode_line(_RETURN, _ALLOW))
-        ]
-        lines += _check_argument(call[at], 0, [*known, _refuse_call(errno.EAFNOSUPPORT)])
-    typing = [line for code in _TERMINAL for line in (_encode_line(_JUMP_EQUAL, code, 0, 1), _refuse_call(errno.EPERM))]
+        lines += _check_argument(call[at], 0, [*known, _encode_line(_RETURN, _ERRNO | errno.EAFNOSUPPORT)])
+    typing = [line for code in _TERMINAL for line in _return_if(_JUMP_EQUAL, code, _ERRNO | errno.EPERM)]
     lines += _check_argument(_IOCTL[at], 1, typing)
     return b"".join([*lines, _encode_line(_RETURN, _ALLOW)])
 
@@ -98,9 +92,10 @@ def _check_argument(number: int, argument: int, check: list[bytes]) -> list[byte
     return [_encode_line(_JUMP_EQUAL, number, 0, len(body)), *body]
 
 
+def _return_if(test: int, value: int, answer: int) -> list[bytes]:
+    """Answer the call if the test of what was loaded holds, else go on."""
+    return [_encode_line(test, value, 0, 1), _encode_line(_RETURN, answer)]
+
+
 def _encode_line(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
     return struct.pack("=HBBI", code, yes, no, value)
-
-
-def _refuse_call(number: int) -> bytes:
-    return _encode_line(_RETURN, _ERRNO | number)
