@@ -66,15 +66,12 @@ class Placement:
         if name not in SANDBOXED:
             reach = "none"
         if (name, reach) not in self._made:
-            self._made[name, reach] = self._make_runtime(name, reach)
+            try:
+                self._made[name, reach] = self._makers[name](reach), ()
+            except ConfigError as error:
+                if self._fallback is None or RUNTIMES.index(self._fallback) >= RUNTIMES.index(name):
+                    raise
+                runtime = self.runtime(self._fallback)
+                text = FELL_BACK.format(wanted=name, got=runtime.name, why=error)
+                self._made[name, reach] = runtime, (Warned(text, code="runtime_fallback"),)
         return self._made[name, reach]
-
-    def _make_runtime(self, name: RuntimeName, reach: Reach) -> tuple[Runtime, tuple[Warned, ...]]:
-        try:
-            return self._makers[name](reach), ()
-        except ConfigError as error:
-            if self._fallback is None or RUNTIMES.index(self._fallback) >= RUNTIMES.index(name):
-                raise
-            runtime, _ = self._find_runtime(self._fallback, "none")
-            text = FELL_BACK.format(wanted=name, got=runtime.name, why=error)
-            return runtime, (Warned(text, code="runtime_fallback"),)
