@@ -21,7 +21,6 @@ from retinue.sandbox.box import Box
 from retinue.sandbox.builder import (
     BOOT,
     CHECK_CODE,
-    FULL_NETWORK,
     PRINT_CODE,
     SERVE,
     SHARED_BYTES,
@@ -153,15 +152,8 @@ class Bubblewrap(SandboxBuilder):
         with make_probe_box() as (box, secret):
             prepared = self.prepare(box, [find_python(), "-I", "-S", "-c", CHECK_CODE + PRINT_CODE, secret])
             seen = _run_self_check(prepared)
-        missing = self._find_missing_protections(seen, prepared.user)
-        if missing:
-            raise SandboxUnavailable(
-                f"bubblewrap started, but these protections do not work here: {', '.join(missing)}"
-            )
-        net = FULL_NETWORK if self._full_network else "net"
-        protections = ["uid" if prepared.user else "user", "pid", "mount", net, "ipc", "caps", "no_new_privs"]
-        protections += ["seccomp"] if seen.seccomp == "2" else []
-        self.protections = (*protections, *(["cgroup"] if self.counts_memory else []), "rlimits")
+        first = ["uid" if prepared.user else "user"]
+        self._set_protections(seen, prepared.user, program="bubblewrap", first=first, missing=())
 
 
 @cache

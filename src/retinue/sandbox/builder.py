@@ -111,10 +111,14 @@ class SandboxBuilder(ABC):
         return any(f"{os.path.realpath(path)}/".startswith(f"{shown}/") for shown in self._expose)
 
     def _give_to_user(self, box: Box) -> tuple[int, int] | None:
-        """Return the user that a run of root's becomes, who owns its files from now on; None where we are not root."""
+        """Return the user that a run of root's becomes, who owns its files from now on; None where we are not root. It
+        has a uid for one run and the gid of its tree, from numbers this machine gives to nobody."""
         if os.geteuid() != 0:
             return None
-        user = box.user or pick_user(box.tree)
+        user = box.user
+        if user is None:
+            first, count = _find_free_ids()
+            user = first + secrets.randbelow(count), first + zlib.crc32(box.tree.encode()) % count
         give_files(box, user)
         return user
 
@@ -145,8 +149,17 @@ class SandboxBuilder(ABC):
             mask for mask in masks if Path(mask).is_dir() and any(f"{mask}/".startswith(f"{path}/") for path in shown)
         )
 
-    def _find_missing_protections(self, seen: SelfCheck, user: tuple[int, int] | None) -> list[str]:
-        """Return the protections that do not work. `user` is the user it should be, where that is not ours."""
+    def _set_protections(
+        self,
+        seen: SelfCheck,
+        user: tuple[int, int] | None,
+        *,
+        program: str,
+        first: Sequence[str],
+        missing: Sequence[str],
+    ) -> None:
+        """Set `protections`; raises SandboxUnavailable if one that was seen from inside does not work. `user` is the
+        user it should be, where that is not ours; `first` and `missing` are what `program` adds."""
         works = {
             "uid": seen.uid == (user[0] if user else os.getuid()) != 0,
             "caps": seen.caps == 0,
@@ -155,7 +168,14 @@ class SandboxBuilder(ABC):
             "net": self._full_network or seen.nets == ["lo"],
             "mount": not seen.seen,
         }
-        return [name for name, it_works in works.items() if not it_works]
+        missing = list(dict.fromkeys([*(name for name, it_works in works.items() if not it_works), *missing]))
+        if missing:
+            raise SandboxUnavailable(f"{program} started, but these protections do not work here: {', '.join(missing)}")
+        filtered = ["seccomp"] if seen.seccomp == "2" else []
+        counted = ["cgroup"] if self.counts_memory else []
+        net = FULL_NETWORK if self._full_network else "net"
+        everywhere = ("pid", "mount", net, "ipc", "caps", "no_new_privs")
+        self.protections = (*first, *everywhere, *filtered, *counted, "rlimits")
 
 
 @contextmanager
@@ -306,12 +326,6 @@ def _is_socket(path: str) -> bool:
 
 
 # The user of a run, if root starts it
-
-
-def pick_user(tree: str) -> tuple[int, int]:
-    """Pick a uid for one run and the gid of its tree, from numbers this machine gives to nobody."""
-    first, count = _find_free_ids()
-    return first + secrets.randbelow(count), first + zlib.crc32(tree.encode()) % count
 
 
 def _find_free_ids() -> tuple[int, int]:

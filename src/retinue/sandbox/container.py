@@ -25,7 +25,6 @@ from retinue.sandbox.box import Box
 from retinue.sandbox.builder import (
     BOOT,
     CHECK_CODE,
-    FULL_NETWORK,
     PRINT_CODE,
     SERVE,
     SHARED_BYTES,
@@ -182,10 +181,11 @@ class Containers(SandboxBuilder):
     def _prepare_program(self, box: Box, code: Sequence[str], *options: str) -> PreparedSandbox:
         user = self._give_to_user(box)
         environment = make_environment(box)
+        labels = [f"{RUN_LABEL}={box.tree}/{box.run}", f"{MAKER_LABEL}={name_maker()}"]
         argv = [
             *[*self._engine.argv, "run", *self._flags, *options],
             *["--name", f"retinue-{os.getpid()}-{secrets.token_hex(6)}"],
-            *_label_options(box.tree, box.run),
+            *[f"--label={label}" for label in (f"{TREE_LABEL}={box.tree}", *labels)],
             *_CLOSED,
             *([] if self._full_network else ["--network=none"]),
             *(_PODMAN if self._engine.is_podman else _DOCKER),
@@ -199,7 +199,7 @@ class Containers(SandboxBuilder):
             argv,
             make_client_environment(),
             user=user,
-            kill=lambda: _kill_run_containers(self._engine, box.tree, box.run),
+            kill=lambda: self._engine.remove(_find_containers(self._engine, *labels)),
             cwd=str(Path(box.outputs).parent),  # podman's monitor leaves a file there when memory is used up
         )
 
@@ -223,10 +223,12 @@ class Containers(SandboxBuilder):
         ]
 
     def _format_bind(self, path: str, bind: Bind) -> str:
-        """Return the option for one mount, without the mounts below it: those would stay writable."""
+        """Return the option for one mount, without the mounts below it: those would stay writable. A field with a comma
+        or quote in it is quoted."""
         fields = ["type=bind", f"src={bind.source}", f"dst={path}"]
         fields += [] if bind.writable else ["readonly"]
-        return _join_fields(*fields, *(["bind-nonrecursive=true"] if self._engine.is_podman else []))
+        fields += ["bind-nonrecursive=true"] if self._engine.is_podman else []
+        return ",".join('"{}"'.format(each.replace('"', '""')) if set(each) & set(',"\n') else each for each in fields)
 
     def check_protections(self) -> None:
         """Look from inside and set `protections`; raises SandboxUnavailable unless all works."""
@@ -237,19 +239,12 @@ class Containers(SandboxBuilder):
             raise SandboxUnavailable(
                 f"{self._image} is for {seen.machine}, and this machine is {platform.machine()}; {BUILD}"
             )
-        missing = self._find_missing_protections(seen, prepared.user)
-        missing += ["mount"] if seen.writable and "mount" not in missing else []
-        missing += ["seccomp"] if seen.seccomp != "2" else []
-        if missing:
-            raise SandboxUnavailable(
-                f"{self._engine.argv[0]} started, but these protections do not work here: {', '.join(missing)}"
-            )
+        missing = [*(["mount"] if seen.writable else []), *(["seccomp"] if seen.seccomp != "2" else [])]
         self.counts_memory = 0 < seen.memory <= box.caps.memory
-        counted = ["cgroup"] if self.counts_memory else []
+        engine = self._engine.argv[0]
         whose = ["uid"] if prepared.user else ["user"] if self._engine.is_podman else []
-        net = FULL_NETWORK if self._full_network else "net"
-        protections = [*whose, "pid", "mount", net, "ipc", "caps", "no_new_privs", "seccomp"]
-        self.protections = (Path(self._engine.argv[0]).name, *protections, *counted, "rlimits")
+        first = [Path(engine).name, *whose]
+        self._set_protections(seen, prepared.user, program=engine, first=first, missing=missing)
 
     def _run_self_check(self, prepared: PreparedSandbox) -> _ContainerSelfCheck:
         done = self._engine.call(*prepared.argv[len(self._engine.argv) :])
@@ -317,11 +312,6 @@ def _list_limits(caps: Caps) -> list[str]:
     ]
 
 
-def _join_fields(*fields: str) -> str:
-    """Join fields in the form of --mount; a field with a comma or quote in it is quoted."""
-    return ",".join('"{}"'.format(field.replace('"', '""')) if set(field) & set(',"\n') else field for field in fields)
-
-
 def find_engine() -> Engine:
     """Return podman, else docker; raises SandboxUnavailable."""
     for name in ENGINES:
@@ -357,43 +347,24 @@ def probe_containers(
     return builder
 
 
-def _label_options(tree: str, run: int) -> list[str]:
-    return [
-        f"--label={TREE_LABEL}={tree}",
-        f"--label={RUN_LABEL}={tree}/{run}",
-        f"--label={MAKER_LABEL}={name_maker()}",
-    ]
-
-
 def name_maker() -> str:
     """Return a name of this process that no other has: its pid namespace, its pid and when it began."""
     return f"{_read_pid_namespace()}.{os.getpid()}.{_read_start_time(os.getpid())}"
 
 
-def _kill_run_containers(engine: Engine, tree: str, run: int) -> None:
-    """End the containers of a run, whatever state they are in."""
-    engine.remove(_find_containers(engine, f"{RUN_LABEL}={tree}/{run}", f"{MAKER_LABEL}={name_maker()}"))
-
-
 def sweep_orphans(engine: Engine) -> None:
     """End the containers whose makers are gone. Makers in another pid namespace are not ours to judge."""
-    engine.remove([found for found in _find_containers(engine, MAKER_LABEL) if _is_orphan(_read_maker(engine, found))])
+    for container in _find_containers(engine, MAKER_LABEL):
+        said = engine.call("inspect", "--format", f'{{{{index .Config.Labels "{MAKER_LABEL}"}}}}', container).stdout
+        numbering, _, process = said.strip().partition(".")
+        pid, _, began = process.partition(".")
+        if numbering == _read_pid_namespace() and pid.isdigit() and _read_start_time(int(pid)) != began:
+            engine.remove([container])
 
 
 def _find_containers(engine: Engine, *labels: str) -> list[str]:
     filters = [word for label in labels for word in ("--filter", f"label={label}")]
     return engine.call("ps", "--all", "--quiet", "--no-trunc", *filters).stdout.split()
-
-
-def _read_maker(engine: Engine, container: str) -> str:
-    said = engine.call("inspect", "--format", f'{{{{index .Config.Labels "{MAKER_LABEL}"}}}}', container)
-    return said.stdout.strip()
-
-
-def _is_orphan(maker: str) -> bool:
-    numbering, _, rest = maker.partition(".")
-    pid, _, began = rest.partition(".")
-    return numbering == _read_pid_namespace() and pid.isdigit() and _read_start_time(int(pid)) != began
 
 
 def _read_pid_namespace() -> str:
