@@ -181,9 +181,7 @@ class Process:
         if data is None:
             return
         if not data:
-            self._loop.remove_reader(self._stderr)
-            os.close(self._stderr)
-            self._stderr = -1
+            self._close_stderr()
             return
         self._tail = (self._tail + data)[-TAIL_BYTES:]
         room, self._said_bytes = SAID_BYTES - self._said_bytes, self._said_bytes + len(data)
@@ -192,15 +190,18 @@ class Process:
                 make_private_folder(self._log.parent)
                 write_private_file(self._log, data[:room], append=True)
 
+    def _close_stderr(self) -> None:
+        self._loop.remove_reader(self._stderr)
+        os.close(self._stderr)
+        self._stderr = -1
+
     async def _release_resources(self) -> None:
         """Close our descriptors and remove the control group."""
         self._close_info()
         if self._stderr >= 0:
             self._read_stderr()
         if self._stderr >= 0:
-            self._loop.remove_reader(self._stderr)
-            os.close(self._stderr)
-            self._stderr = -1
+            self._close_stderr()
         self.why = self.why or self._describe_end()
         group = self._prepared.group
         if group is not None:  # the kernel tells nobody when the last is gone
