@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -16,7 +18,7 @@ from retinue import ConfigError, Profile
 from retinue.core.network import FULL, allows_host, canonicalize_name, intersect_hosts, parse_hosts
 from retinue.http.server import MAX_HEAD_BYTES, HttpError, parse_head
 from retinue.sandbox import network_proxy
-from retinue.sandbox.network_proxy import MAX_CONNECTIONS, Proxy, plan_route
+from retinue.sandbox.network_proxy import MAX_CONNECTIONS, RunProxy, plan_route
 from retinue.tools.dialer import Streams
 from tests.gates import hurry, pass_time
 from tests.tools.web.kit import Web, answer, moved
@@ -29,11 +31,11 @@ class Asking:
     """A client of the proxy. `refused` is what it would not reach."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self.refused: list[str] = []
 
     async def connect(self) -> Streams:
-        return await asyncio.open_unix_connection(self._path.name)  # its folder is the current one
+        return await asyncio.open_unix_connection(self.path.name)  # its folder is the current one
 
     async def ask(self, *lines: str, body: bytes = b"") -> bytes:
         """Sends one request; HTTP/1.1 wants a Host in each, though the proxy does not believe it."""
@@ -57,10 +59,10 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 
 @asynccontextmanager
 async def proxied(folder: Path, web: Web, hosts: Sequence[str] = HOSTS) -> AsyncIterator[Asking]:
-    path = folder / "proxy"
-    asking = Asking(path)
-    proxy = Proxy(parse_hosts(hosts), asking.refused.append, dialer=web)
-    await proxy.open(path)
+    asking = Asking(folder / "proxy")
+    link: Any = SimpleNamespace(emit=lambda body: asking.refused.append(body.text))
+    proxy = RunProxy(folder, parse_hosts(hosts), link, dialer=web)
+    await proxy.open()
     try:
         yield asking
     finally:
@@ -230,12 +232,15 @@ async def test_so_many_connections_and_no_more_and_all_are_gone_with_the_run(fol
             assert await held[0][0].readuntil(b"\r\n\r\n") == ESTABLISHED
             held[0][1].write(b"GET / HTTP/1.1\r\n\r\n")
             await web.waiting.wait()
+            mounted = Asking(folder / "mounted")  # as the sandbox keeps it, when its name is gone
+            mounted.path.hardlink_to(client.path)
         for reader, writer in held:
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""
             await closed(writer)
+        assert not client.path.exists()
         with pytest.raises(ConnectionRefusedError):
-            await client.connect()
+            await mounted.connect()
         await web.closed.wait()
 
 

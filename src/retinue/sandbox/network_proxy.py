@@ -54,24 +54,34 @@ class Route:
     body_bytes: int = 0
 
 
-class Proxy:
-    """Serves one run's hosts on a socket. `on_refusal` is told why a host was not reached."""
+class RunProxy:
+    """The proxy of one run, on a socket in its folder that is mounted into its sandbox. What it refuses is told to the
+    user at once, and to the model behind the output of the command that failed."""
 
-    def __init__(self, hosts: Hosts, on_refusal: Callable[[str], None], *, dialer: Dialer) -> None:
-        self._hosts, self._dialer, self._on_refusal = hosts, dialer, on_refusal
+    def __init__(self, folder: Path, hosts: Hosts, link: Link, *, dialer: Dialer) -> None:
+        self.path = folder / SOCKET
+        self._hosts, self._link, self._dialer = hosts, link, dialer
         self._tasks = TaskOwner()
         self._server: asyncio.Server | None = None
+        self._known_reasons: set[str] = set()
+        self._pending: list[str] = []
 
-    async def open(self, path: Path) -> None:
-        """Listen at a path that only this user can open. It may be longer than a socket's name. Raises OSError."""
+    async def open(self) -> None:
+        """Listen on the socket, which only this user can open. Raises RetinueError."""
+        try:
+            await self._listen()
+        except OSError as error:
+            raise RetinueError(f"the proxy to the hosts of this run cannot be opened: {error}") from None
+
+    async def _listen(self) -> None:
         if not hasattr(os, "O_PATH"):
             raise OSError("hosts can be reached from a sandbox on Linux only")
-        path.unlink(missing_ok=True)
-        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+        self.path.unlink(missing_ok=True)
+        folder = os.open(self.path.parent, os.O_PATH | os.O_DIRECTORY)  # its path may be longer than a socket's name
         listening = socket.socket(socket.AF_UNIX)
         try:
-            listening.bind(f"/proc/self/fd/{folder}/{path.name}")
-            path.chmod(0o600)
+            listening.bind(f"/proc/self/fd/{folder}/{self.path.name}")
+            self.path.chmod(0o600)
             self._server = await asyncio.start_unix_server(self._accept, sock=listening, limit=MAX_HEAD_BYTES)
         except BaseException:
             listening.close()
@@ -83,6 +93,18 @@ class Proxy:
         if self._server is not None:
             self._server.close()
         await self._tasks.close(None)
+        self.unlink_socket()
+
+    def unlink_socket(self) -> None:
+        """Remove the name of the socket. A sandbox that has started keeps it; a host that is killed leaves nothing."""
+        with suppress(OSError):
+            self.path.unlink()
+
+    def take_refusals(self) -> str:
+        """Return what was refused since the last time, as a text for the model."""
+        reasons, self._pending = self._pending, []
+        hosts = ", ".join(map(str, self._hosts[:MAX_REASONS]))
+        return NOTE.format(reasons="; ".join(reasons), hosts=hosts) if reasons else ""
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         full = len(self._tasks) >= MAX_CONNECTIONS
@@ -118,7 +140,11 @@ class Proxy:
                 there[1].transport.abort()
 
     def _deny(self, reason: str) -> HttpError:
-        self._on_refusal(reason)
+        if reason not in self._pending and len(self._pending) < MAX_REASONS:
+            self._pending.append(reason)
+        if reason not in self._known_reasons and len(self._known_reasons) < MAX_REASONS:
+            self._known_reasons.add(reason)
+            self._link.emit(Warned(reason, code="network_refused"))
         return HttpError(403, reason)
 
     async def _dial(self, route: Route) -> Streams:
@@ -135,47 +161,6 @@ class Proxy:
             raise HttpError(502, str(error) or f"{target} did not answer in time") from None
 
 
-class RunProxy:
-    """The proxy of one run, on a socket in its folder that is mounted into its sandbox. What it refuses is told to the
-    user at once, and to the model behind the output of the command that failed."""
-
-    def __init__(self, folder: Path, hosts: Hosts, link: Link, *, dialer: Dialer) -> None:
-        self.path = folder / SOCKET
-        self._hosts, self._link = hosts, link
-        self._proxy = Proxy(hosts, self._note_refusal, dialer=dialer)
-        self._known_reasons: set[str] = set()
-        self._pending: list[str] = []
-
-    async def open(self) -> None:
-        """Listen on the socket. Raises RetinueError."""
-        try:
-            await self._proxy.open(self.path)
-        except OSError as error:
-            raise RetinueError(f"the proxy to the hosts of this run cannot be opened: {error}") from None
-
-    async def close(self) -> None:
-        await self._proxy.close()
-        self.unlink_socket()
-
-    def unlink_socket(self) -> None:
-        """Remove the name of the socket. A sandbox that has started keeps it; a host that is killed leaves nothing."""
-        with suppress(OSError):
-            self.path.unlink()
-
-    def take_refusals(self) -> str:
-        """Return what was refused since the last time, as a text for the model."""
-        reasons, self._pending = self._pending, []
-        hosts = ", ".join(map(str, self._hosts[:MAX_REASONS]))
-        return NOTE.format(reasons="; ".join(reasons), hosts=hosts) if reasons else ""
-
-    def _note_refusal(self, why: str) -> None:
-        if why not in self._pending and len(self._pending) < MAX_REASONS:
-            self._pending.append(why)
-        if why not in self._known_reasons and len(self._known_reasons) < MAX_REASONS:
-            self._known_reasons.add(why)
-            self._link.emit(Warned(why, code="network_refused"))
-
-
 def plan_route(request: h11.Request) -> Route:
     """Decide where a request goes and what is sent there. Raises HttpError for what is no request to a proxy."""
     target = request.target.decode("ascii")
@@ -186,7 +171,10 @@ def plan_route(request: h11.Request) -> Route:
         raise HttpError(400, "this is a proxy: it takes CONNECT and whole http:// addresses")
     host, port = _parse_authority(url[1], 80)
     named = [(name.decode("ascii"), value) for name, value in request.headers.raw_items()]
-    body_bytes = _parse_length({name.lower(): value for name, value in named})
+    headers = {name.lower(): value for name, value in named}
+    if "transfer-encoding" in headers:
+        raise HttpError(411, "a body must say its length")
+    body_bytes = int(headers.get("content-length", b"0"))  # h11 lets only digits through, and one length
     dropped = _DROPPED | {
         word.strip().lower().decode("ascii")
         for name, value in named
@@ -218,12 +206,6 @@ def _parse_authority(text: str, port: int | None) -> tuple[str, int]:
     if host is None or number is None or not 0 < number < 65536:
         raise HttpError(400, "that is no host and port")
     return host, number
-
-
-def _parse_length(headers: dict[str, bytes]) -> int:
-    if "transfer-encoding" in headers:
-        raise HttpError(411, "a body must say its length")
-    return int(headers.get("content-length", b"0"))  # h11 lets only digits through, and one length
 
 
 async def _copy_both_ways(here: Streams, there: Streams, *, body_bytes: int | None) -> None:
