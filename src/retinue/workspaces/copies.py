@@ -56,34 +56,35 @@ class CopiedWorkspace:
         """True if there are, or may be, changes that nobody has applied."""
         return self.applied is None and (self.changes is None or self.changes.count > 0)
 
-    def list_steps(self, store: Store) -> list[tuple[Files, Files]]:
+    @property
+    def store(self) -> Store:
+        """The store of its tree."""
+        return find_store(self.workspace.own)
+
+    def list_steps(self) -> list[tuple[Files, Files]]:
         """Return the changes in the order in which they were made: those of each run that this one continues, and its
         own. A step is a state and the next one."""
         made = self.workspace
         names = [made.base, *(made.start(index) for index in range(made.starts)), made.end]
-        states = [store.list_files(name) for name in names]
-        return list(pairwise(states))
+        return list(pairwise(map(self.store.list_files, names)))
 
     def find_changes(self) -> ChangesRecord:
         """Return the changes of an ended run; looks at the files if nobody has."""
-        if self.changes is not None:
-            return self.changes
-        return record_changes(self.workspace)[0]
+        return record_changes(self.workspace)[0] if self.changes is None else self.changes
 
-    def find_start(self, store: Store) -> str:
+    def find_start(self) -> str:
         """Return the state that the changes begin with: up to there they were applied while the run went on."""
         made = self.workspace
-        return made.last_apply if store.has_ref(made.last_apply) else made.base
+        return made.last_apply if self.store.has_ref(made.last_apply) else made.base
 
     def diff(self, *options: str, live: bool = False) -> bytes:
         """Return the changes of a run as git shows them; of one that is `live`, those so far."""
-        store, ref = find_store(self.workspace.own), self.workspace.end
+        store, made = self.store, self.workspace
         if live:
-            ref = self.workspace.now
-            record_files(self.workspace, store, store.list_files(self.workspace.base), ref=ref)
+            record_files(made, store, store.list_files(made.base), ref=made.now)
         else:
             self.find_changes()
-        return store.diff(self.find_start(store), ref, *options)
+        return store.diff(self.find_start(), made.now if live else made.end, *options)
 
     def list_changed_lines(self, *, live: bool = False) -> list[dict[str, Any]]:
         """Return each changed file for programs: its status, and its added and removed lines (None if it is binary)."""
@@ -105,7 +106,7 @@ class CopiedWorkspace:
             return ALREADY.format(who=self.name, into=self.applied.into, at=at)
         if not self.find_changes().count:
             return NOTHING.format(who=self.name)
-        store, made = find_store(self.workspace.own), self.workspace
+        store, made = self.store, self.workspace
         is_applied = store.has_ref(made.last_apply) and store.list_files(made.last_apply) == store.list_files(made.end)
         return ALREADY_ALL.format(who=self.name, into=made.source) if is_applied else ""
 
@@ -128,8 +129,8 @@ class CopiedWorkspace:
     def apply_so_far(self) -> Sequence[ChangedFile]:
         """Apply what a run that has not ended changed since the last time, or since it began. Return as many changes as
         fit in a list."""
-        store, made = find_store(self.workspace.own), self.workspace
-        before = store.list_files(self.find_start(store))
+        store, made = self.store, self.workspace
+        before = store.list_files(self.find_start())
         now, _ = record_files(made, store, before, ref=made.now)
         changed = list_changed_paths(before, now)
         if not changed:
@@ -189,14 +190,14 @@ def list_copies(state: str, tree: str) -> list[CopiedWorkspace]:
 
 def plan_apply(copies: Sequence[CopiedWorkspace], target: str) -> merge.MergePlan:
     """Return what applying the changes of these copies, one after the other, would do to the folder."""
-    store = find_store(copies[0].workspace.own)
+    store = copies[0].store
     for one in copies:
         one.find_changes()
-    steps = [(store.list_files(one.find_start(store)), store.list_files(one.workspace.end)) for one in copies]
+    steps = [(store.list_files(one.find_start()), store.list_files(one.workspace.end)) for one in copies]
     plan = merge.plan_changes(target, steps, store)
     if plan.conflicts and any(one.workspace.starts for one in copies):
         # Where changes of an earlier run were applied meanwhile, only what came after them is new.
-        in_parts = merge.plan_changes(target, [step for one in copies for step in one.list_steps(store)], store)
+        in_parts = merge.plan_changes(target, [step for one in copies for step in one.list_steps()], store)
         return plan if in_parts.conflicts else in_parts
     return plan
 
@@ -211,6 +212,6 @@ def make_changes(plan: merge.MergePlan, store: Store, *, aside: str) -> None:
 
 def carry_out_plan(plan: merge.MergePlan, copies: Sequence[CopiedWorkspace], *, aside: str) -> None:
     """Make the changes, all or none, and record it."""
-    make_changes(plan, find_store(copies[0].workspace.own), aside=aside)
+    make_changes(plan, copies[0].store, aside=aside)
     for one in copies:
         write_record(one.workspace.own, APPLIED_FILE, ApplyRecord(plan.target, time.time(), one.find_changes().count))
