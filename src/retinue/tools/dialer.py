@@ -12,6 +12,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
 from retinue.core.errors import ToolError
@@ -37,19 +38,17 @@ class Dialer(Protocol):
 class SystemDialer:
     """The resolver and the sockets of this machine."""
 
-    def __init__(self) -> None:
-        self._tls: ssl.SSLContext | None = None
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context()
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
     async def connect(self, address: str, port: int, *, tls: str | None) -> Streams:
-        if tls is None:
-            return await asyncio.open_connection(address, port, limit=LINE_BYTES)
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-        return await asyncio.open_connection(address, port, limit=LINE_BYTES, ssl=self._tls, server_hostname=tls)
+        context = None if tls is None else self._tls
+        return await asyncio.open_connection(address, port, limit=LINE_BYTES, ssl=context, server_hostname=tls)
 
 
 async def dial_host(dialer: Dialer, host: str, port: int, *, tls: bool, tool: str) -> Streams:
