@@ -46,6 +46,11 @@ class Ledger:
         self.ended.append(server)
 
 
+def use_collector(r: Any, ledger: Ledger) -> None:
+    for connection in r.control.servers.connections.values():
+        connection.collector = ledger
+
+
 @pytest.mark.requirement("CPE-22")
 async def test_the_runs_id_is_hidden_and_filled() -> None:
     _, events = await run(
@@ -63,8 +68,7 @@ async def test_the_runs_id_is_hidden_and_filled() -> None:
 async def test_a_collector_mints_the_id_and_hears_of_the_end(tmp_path: Path) -> None:
     ledger, marker = Ledger(), tmp_path / "marker"
     async with retinue.open(mode="yes", mcp_servers={"calm": quick_program("calm")}) as r:
-        servers: Any = r.control.servers
-        servers.collector = ledger
+        use_collector(r, ledger)
         going = await r.spawn(main({"main": turns(DELEGATE, call("mcp__calm__environment"))}), "go")
         events = [event async for event in going.events()]
         delegated, environment = results(events)
@@ -85,8 +89,7 @@ async def test_a_collector_mints_the_id_and_hears_of_the_end(tmp_path: Path) -> 
 async def test_a_collector_hears_of_a_server_that_ends_and_why_its_call_failed(tmp_path: Path) -> None:
     ledger, marker = Ledger(), tmp_path / "marker"
     async with retinue.open(mode="yes", mcp_servers={"calm": quick_program("calm")}) as r:
-        servers: Any = r.control.servers
-        servers.collector = ledger
+        use_collector(r, ledger)
         script = turns(call("mcp__calm__who"), call("mcp__calm__delegate", prompt=f"wait {marker}"))
         going = await r.spawn(main({"main": script}), "go")
         await until(marker.exists)
@@ -126,8 +129,7 @@ async def test_a_server_gets_few_variables(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_what_travels_down_reaches_a_server_by_http_too() -> None:
     async with http_server() as url, retinue.open(mode="yes", mcp_servers={"calm": {"url": url}}) as r:
-        servers: Any = r.control.servers
-        servers.collector = Ledger()
+        use_collector(r, Ledger())
         going = await r.spawn(main({"main": turns(DELEGATE)}), "go")
         events = [event async for event in going.events()]
     assert results(events)[0].text == "prompt=look runId=run-1 meta={'retinue/depth': 2}"

@@ -123,14 +123,14 @@ class CallsInFlight:
         self, context: ClientRequestContext, params: types.ElicitRequestParams
     ) -> types.ElicitResult | types.ErrorData:
         """Put a question of the server to a person, in the tree of the run that it works for."""
-        call, others = _CURRENT.get(), list[ServerCall]()
         in_flight = [each for _, each in self._calls.values()]
-        if call not in in_flight:
-            call, others = (in_flight[0], in_flight[1:]) if in_flight else (None, [])
-        if call is None:
+        if not in_flight:
             return types.ErrorData(code=types.INVALID_REQUEST, message="no call is in flight, so nobody is asked")
-        calls = ", ".join(f"{each.tool} of {each.link.ref.path}" for each in (call, *others)) if others else ""
-        asking = self._tasks.start(self._ask(call, params, UNCERTAIN.format(calls=calls) if calls else ""))
+        current, note = _CURRENT.get(), ""
+        call = current if current in in_flight else in_flight[0]
+        if call is not current and len(in_flight) > 1:
+            note = UNCERTAIN.format(calls=", ".join(f"{each.tool} of {each.link.ref.path}" for each in in_flight))
+        asking = self._tasks.start(self._ask(call, params, note))
         call.asking.add(asking)
         call.restart_timer()
         try:
@@ -173,28 +173,28 @@ class ElicitationForm:
     `fields` are what a person can fill in, with their defaults; `preview` is the question as text."""
 
     def __init__(self, server: str, params: types.ElicitRequestParams) -> None:
-        self._schema: dict[str, Any] = {}
         message = cap_text(params.message)
+        self._is_url = isinstance(params, types.ElicitRequestURLParams)
         if isinstance(params, types.ElicitRequestURLParams):
             self.fields: dict[str, Any] = {"url": to_line(params.url, 2000)}
-            self._is_url = True
             self.preview = f"The MCP server '{server}' wants you to open this address:\n{message}"
             return
-        self._is_url = False
         self._schema = clean_server_value(params.requested_schema)
-        self.fields = {name: self._default_of(name, about) for name, about in self._list_properties()}
-        lines = [f"The MCP server '{server}' asks:", message, *self._describe_fields()]
-        self.preview = "\n".join(lines)
+        found = self._schema.get("properties")
+        named = found.items() if isinstance(found, dict) else ()
+        self._properties: dict[str, dict[str, Any]] = {name: about for name, about in named if isinstance(about, dict)}
+        self._required = self._schema.get("required") or ()
+        self.fields = {name: self._find_default(name, about) for name, about in self._properties.items()}
+        self.preview = "\n".join([f"The MCP server '{server}' asks:", message, *self._describe_fields()])
 
     def make_content(self, given: dict[str, Any]) -> dict[str, Any] | str | None:
         """Return the content to send for an answer, or a text that says what is wrong with it."""
         if self._is_url:
             return None
-        kinds = dict(self._list_properties())
         made = {
-            name: _convert_value(value, kinds.get(name, {}))
+            name: _convert_value(value, self._properties.get(name, {}))
             for name, value in given.items()
-            if value is not None or name not in kinds
+            if value is not None or name not in self._properties
         }
         try:
             error = BoundedSchema(self._schema).find_error(made)
@@ -205,23 +205,16 @@ class ElicitationForm:
         where = ".".join(map(str, error.absolute_path))
         return f"{where}: {to_line(error.message)}" if where else to_line(error.message)
 
-    def _list_properties(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        found = self._schema.get("properties")
-        for name, about in found.items() if isinstance(found, dict) else ():
-            if isinstance(about, dict):
-                yield name, about
-
-    def _default_of(self, name: str, about: dict[str, Any]) -> Any:
+    def _find_default(self, name: str, about: dict[str, Any]) -> Any:
         """Return the default of a field. A required choice that has `yes` gets it: a person's yes means that."""
-        means = name in (self._schema.get("required") or ()) and YES in _list_choices(about)
+        means = name in self._required and YES in _list_choices(about)
         return about.get("default", YES if means else None)
 
     def _describe_fields(self) -> Iterator[str]:
-        required = self._schema.get("required") or ()
-        for name, about in self._list_properties():
+        for name, about in self._properties.items():
             choices = _list_choices(about)
             kind = f"one of {', '.join(map(str, choices))}" if choices else str(about.get("type", "text"))
-            must = ", required" if name in required else ""
+            must = ", required" if name in self._required else ""
             more = about.get("description") or about.get("title") or ""
             yield to_line(f"  {name} ({kind}{must}) {more}")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +26,7 @@ from pydantic import TypeAdapter
 from retinue.concurrency import TaskOwner
 from retinue.core import secrets
 from retinue.core.errors import RetinueError, ToolError
+from retinue.core.ports import Collector
 from retinue.core.servers import McpServer, fill_variables, list_variables
 from retinue.processes.group import wait_until
 from retinue.tools.command_process import PASSED_VARIABLES
@@ -56,7 +57,8 @@ for _name in ("mcp", "client", "httpx2", "httpcore2"):  # their warnings quote s
 
 class Connection:
     """A connection that starts when it is first needed. `tools` are the server's tools now, `error` says why it is not
-    available, `revision` is the MCP revision in use. `on_change` is called when tools or state have changed."""
+    available, `revision` is the MCP revision in use. `tried` is set once the server is available or the first attempt
+    has failed. `on_change` is called when tools or state have changed."""
 
     def __init__(
         self,
@@ -64,8 +66,7 @@ class Connection:
         *,
         project: str,
         output_file: Path | None,
-        environment: Callable[[], Mapping[str, str]],
-        calls: CallsInFlight,
+        collector: Collector | None,
         on_change: Callable[[], None],
         back_off: float = BACK_OFF,
     ) -> None:
@@ -77,14 +78,14 @@ class Connection:
         self.tools: dict[str, ListedTool] = {}
         self._project = project
         self._output = ServerOutput(output_file)
-        self._environment = environment
-        self._calls = calls
+        self.collector = collector
+        self._calls = CallsInFlight(server.name)
         self._on_change = on_change
         self._back_off = back_off
         self._tasks = TaskOwner()
         self._owner: asyncio.Task[None] | None = None
         self._client: Client | None = None
-        self._tried = asyncio.Event()
+        self.tried = asyncio.Event()
         self._news = asyncio.Event()
         self._closing = False
         self._stale = False
@@ -98,14 +99,6 @@ class Connection:
         if self._owner is None and not self._closing:
             self.state = "starting"
             self._owner = self._tasks.start(self._run_owner(), name=f"mcp {self.server.name}")
-
-    @property
-    def was_tried(self) -> bool:
-        return self._tried.is_set()
-
-    async def wait_until_tried(self) -> None:
-        """Wait until the server is available, or the first attempt has failed."""
-        await self._tried.wait()
 
     async def call_tool(self, tool: str, args: dict[str, Any], call: ServerCall) -> types.CallToolResult:
         """Call a tool. Cancelling this tells the server; an error is a ToolError with a text for the model."""
@@ -167,7 +160,7 @@ class Connection:
                 await self._pause(min(self._back_off * 2 ** (failures - 1), MAX_BACK_OFF))
         finally:
             self._client = None
-            self._tried.set()
+            self.tried.set()
             self._output.close()
 
     async def _run_once(self) -> bool:
@@ -176,15 +169,15 @@ class Connection:
         self.state = "starting"
         self._output.start_section(server.words)
         try:
-            async with asyncio.timeout(server.startup_timeout) as limit:
-                async with self._open_client() as client:
-                    await self._list_tools(client)
-                    limit.reschedule(None)
-                    self._client, self.state, self.error = client, "up", ""
-                    self.revision = client.protocol_version
-                    self._tried.set()
-                    self._on_change()
-                    await self._serve_until_over(client)
+            async with asyncio.timeout(server.startup_timeout) as limit, self._make_client() as client:
+                client.session.validate_tool_result = self._check_result  # type: ignore[method-assign]
+                await self._list_tools(client)
+                limit.reschedule(None)
+                self._client, self.state, self.error = client, "up", ""
+                self.revision = client.protocol_version
+                self.tried.set()
+                self._on_change()
+                await self._serve_until_over(client)
         except TimeoutError:
             trouble = self._program.trouble if self._program is not None else ""
             why = f"it did not answer within {server.startup_timeout:g} s" + (f"; {trouble}" if trouble else "")
@@ -199,9 +192,8 @@ class Connection:
             self._client, self._program = None, None
         return False
 
-    @asynccontextmanager
-    async def _open_client(self) -> AsyncIterator[Client]:
-        client = Client(
+    def _make_client(self) -> Client:
+        return Client(
             _read_leniently(self._make_transport()),
             cache=None,
             client_info=types.Implementation(name="retinue", version=version("retinue")),
@@ -209,9 +201,6 @@ class Connection:
             logging_callback=self._handle_log_message,
             message_handler=self._handle_message,
         )
-        async with client:
-            client.session.validate_tool_result = self._check_result  # type: ignore[method-assign]
-            yield client
 
     async def _check_result(self, name: str, result: types.CallToolResult) -> None:
         """Check a result against the schema that the server gave, in the place of the library: that has no limit."""
@@ -223,7 +212,9 @@ class Connection:
         if self.error != why:
             self._output.add_note(why)
         self.state, self.error = state, why  # its tools are kept: calls fail, but the tools do not vanish
-        self._tried.set()
+        self.tried.set()
+        if self.collector is not None:
+            self.collector.end_server(self.server.name)
         self._on_change()
 
     async def _wait_for_reason(self, otherwise: str) -> str:
@@ -311,12 +302,13 @@ class Connection:
         env |= {name: os.environ[name] for name in server.inherit_env if name in os.environ}
         env |= {name: fill_variables(value, os.environ) for name, value in server.env.items()}
         secrets.learn_secrets(env)
+        reporting = {} if self.collector is None else self.collector.environment(server.name)
         cwd = str(Path(self._project) / (server.cwd or "."))
         argv = [str(Path(server.command).expanduser()) if server.command[0] == "~" else server.command, *server.args]
         program = self._program = ServerProgram(
             argv,
             cwd=cwd,
-            env={"PATH": os.defpath, **env, **self._environment()},
+            env={"PATH": os.defpath, **env, **reporting},
             output=self._output,
             on_over=self._mark_broken,
         )

@@ -25,7 +25,7 @@ from retinue.core.ports import Collector, Outcome, ServerTool
 from retinue.core.profiles import Profile
 from retinue.core.servers import PREFIX, McpServer, ServerReport, server_of
 from retinue.files.private import write_private_file
-from retinue.tools.mcp.calls import CallsInFlight, ServerCall
+from retinue.tools.mcp.calls import ServerCall
 from retinue.tools.mcp.connection import BACK_OFF, Connection
 from retinue.tools.mcp.server_text import strip_unseen, to_line
 from retinue.tools.mcp.tool_listing import RUN_ID, ListedTool
@@ -41,33 +41,27 @@ Spill = Callable[[str], Path]
 class ConnectedTool:
     """One tool of a server. Stays when the server goes away; its calls then fail."""
 
-    def __init__(self, servers: McpServers, connection: Connection, listed: ListedTool) -> None:
-        self._servers = servers
+    def __init__(self, connection: Connection, listed: ListedTool) -> None:
         self._connection = connection
         self._name = listed.spec.name
         self._last_listed = listed
 
     @property
-    def _listed(self) -> ListedTool | None:
-        now = self._connection.tools.get(self._name)
-        self._last_listed = now or self._last_listed
-        return now
-
-    @property
     def spec(self) -> ToolSpec:
-        return (self._listed or self._last_listed).spec
+        self._last_listed = self._connection.tools.get(self._name, self._last_listed)
+        return self._last_listed.spec
 
     async def __call__(self, args: dict[str, Any], context: Context) -> Outcome:
-        connection, listed, link = self._connection, self._listed, context.link
+        connection, link = self._connection, context.link
+        listed = connection.tools.get(self._name)
         if connection.state != "up":
             raise ToolError(connection.unavailable_reason)
         if listed is None:
             raise ToolError(GONE.format(tool=self._name, server=connection.server.name))
         args = listed.check_arguments(args)
-        collector = self._servers.collector
-        seconds, run_id = connection.server.timeout, ""
+        collector, run_id = connection.collector, ""
         meta = {} if collector is None else dict(collector.meta(link.ref))
-        call = ServerCall(link=link, tool=self._name, seconds=seconds, meta=meta)
+        call = ServerCall(link=link, tool=self._name, seconds=connection.server.timeout, meta=meta)
         if listed.runs_agents:
             call.seconds = None  # an agent takes as long as its run may
             run_id = uuid.uuid4().hex
@@ -89,7 +83,7 @@ class ConnectedTool:
 
 class McpServers:
     """The servers, each started when a run first needs it, and ended with the supervisor. `folder` gets a file with the
-    output of each; `collector` gets what their subagents report."""
+    output of each; `collector` gets what their subagents report. `version` counts the changes of tools and states."""
 
     def __init__(
         self,
@@ -101,14 +95,12 @@ class McpServers:
         back_off: float = BACK_OFF,
     ) -> None:
         self.version = 0
-        self.collector = collector
         self.connections = {
             server.name: Connection(
                 server,
                 project=project,
                 output_file=None if folder is None else folder / f"{server.name}.log",
-                environment=lambda name=server.name: self._make_environment(name),  # type: ignore[misc]
-                calls=CallsInFlight(server.name),
+                collector=collector,
                 on_change=self._handle_change,
                 back_off=back_off,
             )
@@ -118,14 +110,14 @@ class McpServers:
 
     async def ready(self, profile: Profile | str | None, say: Callable[[str], object] | None = None) -> None:
         needed = self._find_needed_servers(profile)
-        wanted = [each for name, each in self.connections.items() if name in needed and not each.was_tried]
+        wanted = [each for name, each in self.connections.items() if name in needed and not each.tried.is_set()]
         for connection in wanted:
             connection.start()
         async with TaskOwner() as owner:
             for each in wanted:
-                owner.start(each.wait_until_tried())
+                owner.start(each.tried.wait())
             is_over = await owner.wait(PATIENCE_SECONDS)
-            late = [each.server for each in wanted if not each.was_tried]
+            late = [each.server for each in wanted if not each.tried.is_set()]
             if not is_over and late and say is not None:
                 names = ", ".join(f"{server.name} ({server.words})" for server in late)
                 say(f"waiting for the MCP server{'s' if len(late) > 1 else ''} {names}")
@@ -142,7 +134,7 @@ class McpServers:
                 connection.start()  # too late for this run, but not for those after it
             for name, listed in connection.tools.items():
                 if entry is None or _matches_entry(entry, name, connection.server.name):
-                    found[name] = self._make_tool(connection, name, listed)
+                    found[name] = self._tools.setdefault(name, ConnectedTool(connection, listed))
         if entry is not None and server_of(entry) not in self.connections:
             there = ", ".join(self.connections) or "none"
             raise NotFound(f"unknown MCP server '{server_of(entry)}' in {entry!r}; available: {there}")
@@ -175,11 +167,6 @@ class McpServers:
     async def close(self) -> None:
         await asyncio.gather(*(connection.close() for connection in self.connections.values()))
 
-    def _make_tool(self, connection: Connection, name: str, listed: ListedTool) -> ConnectedTool:
-        if name not in self._tools:
-            self._tools[name] = ConnectedTool(self, connection, listed)
-        return self._tools[name]
-
     def _find_needed_servers(self, profile: Profile | str | None) -> set[str]:
         """Return the servers whose tools a run of the profile, or of a profile among its tools, may have."""
         if not isinstance(profile, Profile) or profile.tools is None or profile.call is not None:
@@ -190,15 +177,8 @@ class McpServers:
                 found |= self._find_needed_servers(entry)
         return found
 
-    def _make_environment(self, server: str) -> Mapping[str, str]:
-        return {} if self.collector is None else self.collector.environment(server)
-
     def _handle_change(self) -> None:
         self.version += 1
-        if self.collector is not None:
-            for name, connection in self.connections.items():
-                if connection.state in ("down", "given up"):
-                    self.collector.end_server(name)
 
 
 def _matches_entry(entry: str, tool: str, server: str) -> bool:

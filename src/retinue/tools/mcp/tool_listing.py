@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -107,14 +107,12 @@ def make_listed_tools(
         found[made.spec.name] = made
     if len(offered) > MAX_TOOLS:
         left_out.append(f"{len(offered) - MAX_TOOLS} of its tools are left out: {MAX_TOOLS} are enough")
-    left_out += _describe_missing(server, offered, wanted)
+    left_out += [
+        f"it has no tool '{pattern}', which mcp_servers.{server}.tools names"
+        for pattern in wanted or ()
+        if not any(fnmatchcase(tool.name, pattern) for tool in offered)
+    ]
     return found, left_out
-
-
-def _describe_missing(server: str, offered: Sequence[types.Tool], wanted: Sequence[str] | None) -> Iterator[str]:
-    for pattern in wanted or ():
-        if not any(fnmatchcase(tool.name, pattern) for tool in offered):
-            yield f"it has no tool '{pattern}', which mcp_servers.{server}.tools names"
 
 
 def _make_listed_tool(server: str, tool: types.Tool) -> ListedTool:
