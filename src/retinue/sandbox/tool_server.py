@@ -69,7 +69,11 @@ class _Execution:
         self.expiry = asyncio.Event()
         self._asked = 0
         self.waiting: dict[int, asyncio.Future[frames.ToolReturned]] = {}
-        self.output = LiveOutput(self._send_output, is_ready=lambda: server.channel.is_idle, masks=False)
+        self.output = LiveOutput(
+            lambda text, is_cut: server.channel.send(frames.Output(number, text, is_cut)),
+            is_ready=lambda: server.channel.is_idle,
+            masks=False,
+        )
 
     async def wait_for_expiry(self) -> None:
         await self.expiry.wait()
@@ -88,9 +92,6 @@ class _Execution:
     def show_output(self, data: bytes, *, is_cut: bool = False) -> None:
         """Send the last lines of the output, when the host has read all earlier frames."""
         self.output.feed(data, is_cut=is_cut)
-
-    def _send_output(self, text: str, is_cut: bool) -> None:
-        self._server.channel.send(frames.Output(self._number, text, is_cut))
 
 
 class ToolServer:
@@ -123,7 +124,11 @@ class ToolServer:
     def _handle_frame(self, frame: frames.FromHost) -> None:
         match frame:
             case frames.Start():
-                self._begin(frame)
+                if frame.version != frames.VERSION:
+                    os._exit(1)
+                self.start, self.folders = frame, SandboxFolders(frame)
+                self._tools = {name: make_sandboxed_tool(name, frame.program_tools) for name in frame.tools}
+                self._started.set()
             case frames.Preview() | frames.Call():
                 task = self._owner.start(self._answer(frame))
                 self._tasks[frame.id] = task
@@ -135,13 +140,6 @@ class ToolServer:
                 waiting = None if execution is None else execution.waiting.get(frame.number)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(frame)
-
-    def _begin(self, start: frames.Start) -> None:
-        if start.version != frames.VERSION:
-            os._exit(1)
-        self.start, self.folders = start, SandboxFolders(start)
-        self._tools = {name: make_sandboxed_tool(name, start.program_tools) for name in start.tools}
-        self._started.set()
 
     def _cancel(self, frame: frames.Cancel) -> None:
         execution = self._executions.get(frame.id)
@@ -160,7 +158,10 @@ class ToolServer:
             else:
                 self.channel.send(frames.Accepted(frame.id))
                 await self.channel.flush()
-                self.channel.send(self._make_result(frame.id, await self._execute(frame.id, tool, call)))
+                outcome = await self._execute(frame.id, tool, call)
+                folder, _, name = outcome.file.rpartition("/")
+                file = name if folder == self.start.outputs else ""
+                self.channel.send(frames.Result(frame.id, outcome.text, outcome.success, file))
         except asyncio.CancelledError:
             self._fail(frame, f"{frame.name} took too long and was stopped.")
         except ToolError as error:
@@ -177,11 +178,6 @@ class ToolServer:
             execution.output.close()  # before the result: the host takes no output after it
             del self._executions[number]
 
-    def _make_result(self, number: int, outcome: Outcome) -> frames.Frame:
-        folder, _, name = outcome.file.rpartition("/")
-        file = name if folder == self.start.outputs else ""
-        return frames.Result(number, outcome.text, outcome.success, file)
-
     def _fail(self, frame: frames.Preview | frames.Call, text: str) -> None:
         text = text[:INLINE_BYTES]
         if isinstance(frame, frames.Preview):
@@ -192,19 +188,19 @@ class ToolServer:
 
 def set_resource_limits(caps: Caps, *, memory: bool) -> None:
     """Bound this process and all it starts; nobody here can take that back."""
-    _lower_limit(resource.RLIMIT_CORE, 0)
-    _lower_limit(resource.RLIMIT_NPROC, caps.processes)
-    _lower_limit(resource.RLIMIT_CPU, caps.cpu_seconds)
-    _lower_limit(resource.RLIMIT_FSIZE, caps.file_bytes)
-    _lower_limit(resource.RLIMIT_NOFILE, caps.open_files)
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NPROC: caps.processes,
+        resource.RLIMIT_CPU: caps.cpu_seconds,
+        resource.RLIMIT_FSIZE: caps.file_bytes,
+        resource.RLIMIT_NOFILE: caps.open_files,
+    }
     if memory:
-        _lower_limit(resource.RLIMIT_AS, caps.memory)
-
-
-def _lower_limit(kind: int, most: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    value = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(kind, (value, value))
+        limits[resource.RLIMIT_AS] = caps.memory
+    for kind, most in limits.items():
+        _, hard = resource.getrlimit(kind)
+        value = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (value, value))
 
 
 async def forward_connections(path: str) -> int:
@@ -212,10 +208,9 @@ async def forward_connections(path: str) -> int:
     its path, and pass bytes on. Judges nothing: the other end does. Returns the port."""
     tasks = TaskOwner()
 
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.start(_forward_connection(path, reader, writer))
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(
+        lambda reader, writer: tasks.start(_forward_connection(path, reader, writer)), "127.0.0.1", 0
+    )
     port: int = server.sockets[0].getsockname()[1]
     return port
 
