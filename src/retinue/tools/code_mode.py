@@ -211,16 +211,13 @@ class _Running:
             self._end("[ended: it does not read the answers of its tools]")
 
 
-def _encode_frame(value: Any) -> bytes:
+def _encode_frame(value: dict[str, Any]) -> bytes:
     try:
         body = msgspec.json.encode(value)
     except UnicodeEncodeError:  # half a character: in a program, or in the words of a tool
-        body = msgspec.json.encode(_replace_surrogates(value))
+        whole = {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in value.items()}
+        body = msgspec.json.encode(whole)
     return len(body).to_bytes(HEAD, "big") + body
-
-
-def _replace_surrogates(value: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in value.items()}
 
 
 # The tools as modules
@@ -239,7 +236,6 @@ class Module(NamedTuple):
     """One server."""
 
     name: str
-    server: str
     functions: tuple[Function, ...]
     source: str
 
@@ -286,7 +282,7 @@ def _make_module(name: str, server: str, specs: Sequence[ToolSpec]) -> Module:
         *types.sources,
         *(function.source for function in functions),
     ]
-    return Module(name, server, functions, "\n\n".join(parts))
+    return Module(name, functions, "\n\n".join(parts))
 
 
 def _make_function(name: str, spec: ToolSpec, types: _Types) -> Function:

@@ -121,7 +121,8 @@ class Modules:
 
     def __init__(self, sources: dict[str, str], call: Any) -> None:
         self._sources = {f"tools.{name}": source for name, source in sources.items()}
-        tools = types.ModuleType("tools", _describe_modules(sources))
+        listed = ", ".join(sources) or "there is none"
+        tools = types.ModuleType("tools", f"The tools of this run's MCP servers, one module each: {listed}.")
         tools.__path__ = []
         tools.__dict__.update(ToolError=ToolError, _call=call, __all__=[*sources, "ToolError"], __getattr__=self._get)
         sys.modules["tools"] = tools
@@ -146,10 +147,6 @@ class Modules:
             raise AttributeError(f"module 'tools' has no {name!r}; available: {known}")
         __import__(f"tools.{name}")
         return sys.modules[f"tools.{name}"]
-
-
-def _describe_modules(sources: dict[str, str]) -> str:
-    return "The tools of this run's MCP servers, one module each: " + (", ".join(sources) or "there is none") + "."
 
 
 def _name_file(name: str) -> str:
