@@ -82,7 +82,7 @@ def _write_image(pipe: IO[bytes]) -> int:
             image.add_file(os.path.realpath(found), f"{os.path.realpath(Path(found).parent)}/{name}")
         image.add_file(find_python(), find_python())
         for name in ("python3", PYTHON):
-            if not image.has(f"/usr/bin/{name}"):
+            if f"/usr/bin/{name}" not in image.names:
                 image.add_link(f"/usr/bin/{name}", find_python())
         compiled = [find_python(), *programs.values()]
         for path in _walk_standard_library():
@@ -103,9 +103,6 @@ class _Image:
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar
         self.names: set[str] = set()
-
-    def has(self, path: str) -> bool:
-        return path in self.names
 
     def add_folder(self, path: str) -> None:
         if path in self.names or path == "/":
