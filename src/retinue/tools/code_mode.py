@@ -113,10 +113,10 @@ class ExecutePython(CommandTool):
         async def follow(group: ProcessGroup) -> str:
             theirs.close()
             try:
-                in_time = await running.follow(group, ours, start, execution)
+                ended = await running.follow(group, ours, start, execution)
             finally:
                 await running.stop()
-            return "" if in_time else running.problem or f"[timed out after {seconds:g}s]"
+            return f"[timed out after {seconds:g}s]" if ended is None else ended
 
         with ours, theirs:
             argv = (sys.executable, "-I", "-X", "utf8", PROGRAM, str(theirs.fileno()))
@@ -140,26 +140,26 @@ class _Running:
     """A program at work: its channel and the calls it waits for. `follow` once, then `stop`."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks = TaskOwner()
         self._room = asyncio.Semaphore(AT_ONCE)
-        self.problem = ""
         self.notes: list[str] = []
 
-    async def follow(self, group: ProcessGroup, channel: socket.socket, start: Any, execution: Execution) -> bool:
-        """Return True when the program has ended by itself; raise what a call of it raised that ends the run."""
+    async def follow(
+        self, group: ProcessGroup, channel: socket.socket, start: dict[str, Any], execution: Execution
+    ) -> str | None:
+        """Return "" when the program has ended by itself, else why it has to be ended, None if its time is over. Raise
+        what a call of it raised that ends the run."""
         reader, writer = await asyncio.open_unix_connection(sock=channel)
         writer.write(_encode_frame(start))
         exited = self._tasks.start(group.wait_for_exit())
+        expired = self._tasks.start(execution.wait_for_expiry())
         self._tasks.start(self._serve(reader, writer, execution.call_tool))
-        self._tasks.start(self._expire(execution))
         try:
-            await asyncio.wait((exited, self._over), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((exited, expired, self._over), return_when=asyncio.FIRST_COMPLETED)
             if self._over.done():
-                self._over.result()
-                return False
-            return True
+                return self._over.result()
+            return None if expired.done() else ""
         finally:
             writer.transport.abort()
             exited.cancel()
@@ -170,14 +170,9 @@ class _Running:
         self._over.cancel()
         await self._tasks.close(STOP_SECONDS)
 
-    async def _expire(self, execution: Execution) -> None:
-        await execution.wait_for_expiry()
-        self._end()
-
-    def _end(self, problem: str = "") -> None:
+    def _end(self, problem: str) -> None:
         if not self._over.done():
-            self.problem = problem
-            self._over.set_result(None)
+            self._over.set_result(problem)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, make: Calls) -> None:
         """Serve the program's calls, as many at once as there is room for, until it closes its end."""
