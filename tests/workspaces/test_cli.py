@@ -175,7 +175,7 @@ def test_an_apply_that_died_is_undone_first(project: Project) -> None:
     staging.mkdir(parents=True)
     (staging / "new-0").write_text("half\n")
     os.link(staging / "new-0", project.folder / "b.txt")
-    journal = Journal(root=str(project.folder), paths=("b.txt",), removed=frozenset(), folders=())
+    journal = Journal(root=str(project.folder), paths=("b.txt",), removed=(), folders=())
     write_journal(staging, journal)
     done = project.retinue("apply", "--yes")
     assert "an earlier apply was interrupted: what it had done is undone" in done.stderr

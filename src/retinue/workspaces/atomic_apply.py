@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -44,16 +44,7 @@ UNPROVEN = "{staging} tells of an interrupted apply that you did not begin here,
 
 class Journal(msgspec.Struct, frozen=True):
     """An apply to the folder `root`: the paths of all files in the order of the changes, those among them that are
-    removed, and the new folders."""
-
-    root: str
-    paths: tuple[str, ...]
-    removed: frozenset[str]
-    folders: tuple[str, ...]
-
-
-class _StoredJournal(msgspec.Struct, frozen=True):
-    """A journal on disk. Paths are hexadecimal bytes, for names are no text."""
+    removed, and the new folders. On disk it is signed, and paths are hexadecimal bytes, for names are no text."""
 
     root: str
     paths: tuple[str, ...]
@@ -61,13 +52,9 @@ class _StoredJournal(msgspec.Struct, frozen=True):
     folders: tuple[str, ...]
     signature: str = ""
 
-    def decode(self) -> Journal:
-        return Journal(
-            root=_from_hex(self.root),
-            paths=tuple(map(_from_hex, self.paths)),
-            removed=frozenset(map(_from_hex, self.removed)),
-            folders=tuple(map(_from_hex, self.folders)),
-        )
+    def convert_paths(self, convert: Callable[[str], str]) -> Journal:
+        paths, removed, folders = (tuple(map(convert, each)) for each in (self.paths, self.removed, self.folders))
+        return Journal(convert(self.root), paths, removed, folders, self.signature)
 
 
 def apply_changes(root: str, changes: Sequence[Change], store: Store, *, aside: str) -> None:
@@ -80,7 +67,7 @@ def apply_changes(root: str, changes: Sequence[Change], store: Store, *, aside: 
             journal = Journal(
                 root,
                 paths=tuple(change.path for change in changes),
-                removed=frozenset(change.path for change in changes if change.new is None),
+                removed=tuple(change.path for change in changes if change.new is None),
                 folders=tuple(_list_missing_folders(root, changes)),
             )
             write_journal(staging, journal)
@@ -243,14 +230,15 @@ def _roll_back(staging: Path, root: str) -> None:
     if journal is None:
         remove_tree(staging)
         return
+    removed = frozenset(journal.removed)
     for number, path in reversed(list(enumerate(journal.paths))):
-        if path not in journal.removed:
+        if path not in removed:
             _undo_place(staging, number, root, path)
     for folder in reversed(journal.folders):
         with suppress(OSError), open_parent(root, folder) as (above, name):
             os.rmdir(name, dir_fd=above)
     for number, path in enumerate(journal.paths):
-        if path in journal.removed:
+        if path in removed:
             _undo_remove(staging, number, root, path)
     remove_tree(staging)
 
@@ -281,12 +269,7 @@ def _undo_remove(staging: Path, number: int, root: str, path: str) -> None:
 def write_journal(staging: Path, journal: Journal) -> None:
     """Sign the journal and put it on disk. Where no key can be kept it stays unsigned, and no later process acts on
     it."""
-    stored = _StoredJournal(
-        root=_to_hex(journal.root),
-        paths=tuple(map(_to_hex, journal.paths)),
-        removed=tuple(sorted(map(_to_hex, journal.removed))),
-        folders=tuple(map(_to_hex, journal.folders)),
-    )
+    stored = journal.convert_paths(_to_hex)
     with suppress(ConfigError):
         stored = msgspec.structs.replace(stored, signature=sign_data(PURPOSE, _list_signed(staging, stored)))
     replace_file(staging / JOURNAL, msgspec.json.encode(stored), sync=True)
@@ -296,12 +279,12 @@ def read_journal(staging: Path, *, root: str) -> Journal | None:
     """Return the journal of a staging folder; None if there is none. Raises RetinueError for one that is not ours."""
     try:
         data = read_small_file(staging / JOURNAL, MAX_JOURNAL_BYTES, owners=(os.geteuid(),))
-        stored = msgspec.json.decode(data, type=_StoredJournal)
-        journal = stored.decode()
+        stored = msgspec.json.decode(data, type=Journal)
+        journal = stored.convert_paths(_from_hex)
         is_ours = (
             has_signature(PURPOSE, _list_signed(staging, stored), stored.signature)
             and journal.root == root
-            and journal.removed <= set(journal.paths)
+            and set(journal.removed) <= set(journal.paths)
             and all(map(is_allowed_path, (*journal.paths, *journal.folders)))
         )
     except FileNotFoundError:
@@ -313,7 +296,7 @@ def read_journal(staging: Path, *, root: str) -> Journal | None:
     return journal
 
 
-def _list_signed(staging: Path, stored: _StoredJournal) -> bytes:
+def _list_signed(staging: Path, stored: Journal) -> bytes:
     """Return the bytes that the signature is for: the journal in this staging folder."""
     place = _to_hex(os.path.realpath(staging))
     return msgspec.json.encode([place, stored.root, stored.paths, stored.removed, stored.folders])

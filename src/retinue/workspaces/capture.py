@@ -59,9 +59,14 @@ def capture_folder(walker: Walker, contents: Contents, before: Files) -> Capture
 def _store_entry(entry: FolderEntry, contents: Contents) -> StoredFile:
     if entry.is_link:
         return StoredFile(entry.mode, contents.add_bytes(os.fsencode(os.readlink(entry.name, dir_fd=entry.folder))))
-    fd = open_entry(entry)
+    return _store_file(open_entry(entry), contents)
+
+
+def _store_file(fd: int, contents: Contents) -> StoredFile:
+    """Store an open file and close it."""
     try:
-        return StoredFile(entry.mode, add_file(contents, fd))
+        mode = "100755" if os.fstat(fd).st_mode & 0o100 else "100644"
+        return StoredFile(mode, add_file(contents, fd))
     finally:
         os.close(fd)
 
@@ -82,14 +87,8 @@ def read_current_at(folder: int, name: str, contents: Contents) -> StoredFile:
     try:
         target = os.readlink(name, dir_fd=folder)
     except OSError:  # no link: a file, or nothing
-        fd = open_regular_file(name, dir_fd=folder)
-    else:
-        return StoredFile(LINK_MODE, contents.add_bytes(os.fsencode(target)))
-    try:
-        mode = "100755" if os.fstat(fd).st_mode & 0o100 else "100644"
-        return StoredFile(mode, add_file(contents, fd))
-    finally:
-        os.close(fd)
+        return _store_file(open_regular_file(name, dir_fd=folder), contents)
+    return StoredFile(LINK_MODE, contents.add_bytes(os.fsencode(target)))
 
 
 def list_changed_paths(base: Files, end: Files) -> list[str]:

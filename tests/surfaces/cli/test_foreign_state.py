@@ -115,7 +115,7 @@ def test_even_our_own_journal_restores_only_what_an_apply_may_write(project: Pro
     assert project.run("--yes", "--workspace", "copy", agents={"main": [shell("echo 1 > b"), "x"]}).returncode == 0
     staging = project.folder / ".retinue/applying/0123"
     plant_journal(staging, root=project.folder, path=path)
-    journal = Journal(root=str(project.folder), paths=(path,), removed=frozenset({path}), folders=())
+    journal = Journal(root=str(project.folder), paths=(path,), removed=(path,), folders=())
     write_journal(staging, journal)
     assert "that you did not begin here" in one_line_error(project.retinue("apply", "--yes"))
     assert staging.exists()
@@ -129,7 +129,7 @@ def test_an_interrupted_apply_is_undone_after_the_question(project: Project) -> 
     staging.mkdir(parents=True)
     (staging / "new-0").write_text("half\n")
     os.link(staging / "new-0", project.folder / "half.txt")
-    journal = Journal(root=str(project.folder), paths=("half.txt",), removed=frozenset(), folders=())
+    journal = Journal(root=str(project.folder), paths=("half.txt",), removed=(), folders=())
     write_journal(staging, journal)
     assert "there is no terminal to ask on" in one_line_error(project.retinue("apply"))
     terminal = Terminal(project, "apply")
