@@ -28,7 +28,7 @@ from retinue.core.messages import (
 from retinue.core.results import ChangedFile
 from retinue.log.runs import Runs
 from retinue.models.wrappers import RedactingModel
-from retinue.sandbox.box import list_outputs, mask_outputs
+from retinue.sandbox.box import mask_outputs
 from retinue.supervisor.tree import _TEXT_FIELDS, redact
 from retinue.testing import scripted
 from tests.log.kit import make_spawned
@@ -184,7 +184,7 @@ def test_outputs_of_a_hostile_sandbox_are_masked_in_bounded_time(
     (tmp_path / "link").symlink_to(tmp_path.parent / "precious")
     (tmp_path.parent / "precious").write_text(KEY)
     (tmp_path / "text").write_text(f"a {KEY} b")
-    mask_outputs(str(tmp_path), list_outputs(str(tmp_path)))
+    mask_outputs(str(tmp_path))
     assert (tmp_path / "text").read_text() == "a [secret] b" and (tmp_path.parent / "precious").read_text() == KEY
 
 

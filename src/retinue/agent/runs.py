@@ -70,8 +70,7 @@ async def _run_with_files(job: Job, link: Link) -> Ending:
 
 async def _run_in_session(session: RunSession, job: Job, link: Link) -> Ending:
     try:
-        job = msgspec.structs.replace(job, session=session, folders=session.folders)
-        link.use_folders(session.folders)
+        job = msgspec.structs.replace(job, session=session)
         if session.setup is not None:
             await _run_setup(session.setup, session, job, link)
         if job.plan.profile.call is not None or job.task.files:

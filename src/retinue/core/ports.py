@@ -149,10 +149,6 @@ class RunSession(SandboxSession, Protocol):
     """The sandbox and the workspace of one run. Both are made by the first call that needs them."""
 
     @property
-    def folders(self) -> Folders:
-        """The run's folders, as tools of the host see them."""
-
-    @property
     def setup(self) -> Setup | None:
         """The user's command that has to run in the new workspace before the run begins."""
 
@@ -272,9 +268,6 @@ class Link(Protocol):
     def spill(self, name: str) -> Path:
         """Return a new file of the run's own, for a tool that runs with the supervisor: where the run can read it."""
         ...
-
-    def use_folders(self, folders: Folders) -> None:
-        """Make new files of the run in these folders, which its sandbox shows it."""
 
     def record_activity(self) -> None:
         """Count something that happens in a call, though no event tells of it."""

@@ -1,4 +1,4 @@
-"""The box of a run, which is all it gets of the machine; and the folders of a run as tools of the host see them."""
+"""The box of a run, which is all it gets of the machine, and the outputs that a run leaves in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -18,12 +17,11 @@ from retinue.core.secrets import SecretStream, has_secrets
 from retinue.files.atomic import open_replacement
 from retinue.files.content import read_chunks, write_all
 from retinue.files.opening import open_folder, open_regular_file
-from retinue.files.private import make_private_folder, open_private_file
+from retinue.files.private import make_private_folder
 from retinue.tools.truncate import SPILL_BYTES
-from retinue.workspaces.run_folders import RunFolders
+from retinue.workspaces.run_folders import HOST_OUTPUTS, RunFolders
 from retinue.workspaces.workspace import WORKSPACE_FILE, WorkspaceRecord, read_record
 
-HOST_OUTPUTS = "host_outputs"
 MAX_OUTPUTS = 1000
 MAX_MASKED_BYTES = 2 * SPILL_BYTES
 
@@ -52,62 +50,13 @@ class Box:
     proxy: str = ""
     user: tuple[int, int] | None = None
 
-
-class HostFolders:
-    """The run's folders, for tools of the host: what they spill can be read in the sandbox."""
-
-    def __init__(self, folders: RunFolders) -> None:
-        self._folders = folders
-        self._user: tuple[int, int] | None = None
-        self._spilled: int | None = None
-
-    @cached_property
-    def _outputs(self) -> str:
-        return f"{os.path.realpath(self._folders.own)}/{HOST_OUTPUTS}"
-
     @property
-    def workspace(self) -> Path:
-        return self._folders.workspace
-
-    @property
-    def roots(self) -> Sequence[Path]:
-        return (self._folders.workspace, *map(Path, self._folders.readable), Path(self._outputs))
-
-    @property
-    def search_roots(self) -> Sequence[Path]:
-        return self._folders.search_roots
-
-    @property
-    def hidden_paths(self) -> Sequence[str]:
-        return self._folders.hidden_paths
-
-    def spill(self, name: str) -> Path:
-        folder = make_private_folder(self._outputs)
-        if self._spilled is None:
-            self._spilled = len(list(folder.iterdir()))
-        self._spilled += 1
-        path = folder / f"{self._spilled:03d}-{name}"
-        fd = open_private_file(path, exclusive=True)
-        try:
-            if self._user is not None:
-                os.fchown(fd, *self._user)
-        finally:
-            os.close(fd)
-        return path
-
-    def give_to(self, user: tuple[int, int] | None) -> None:
-        """Let the user of the sandbox read what was and will be spilled."""
-        if user is not None and user != self._user:
-            for name in os.listdir(self._outputs):  # noqa: PTH208
-                os.chown(f"{self._outputs}/{name}", *user, follow_symlinks=False)
-        self._user = user
+    def roots(self) -> tuple[str, ...]:
+        """The folders of runs and users that it shows, the workspace last."""
+        return (*self.objects, *self.readable, self.workspace)
 
 
-def has_own_workspace(folders: RunFolders) -> bool:
-    return is_below(os.path.realpath(folders.path), (os.path.realpath(folders.own),))
-
-
-def make_box(job: Job, folders: RunFolders, caps: Caps) -> Box:
+def make_box(job: Job, folders: RunFolders, caps: Caps, *, user: tuple[int, int] | None) -> Box:
     """Make what the run sees; all paths are resolved, so that no link in them leads elsewhere inside."""
     own = Path(os.path.realpath(make_private_folder(folders.own)))
     make_private_folder(own.parent / "snapshots")
@@ -126,6 +75,7 @@ def make_box(job: Job, folders: RunFolders, caps: Caps) -> Box:
         objects=() if made is None else tuple(map(os.path.realpath, filter(os.path.isdir, made.objects))),
         foreign_objects=() if made is None else made.foreign_objects,
         run=job.ref.run,
+        user=user,
     )
 
 
@@ -159,24 +109,18 @@ def find_output(folder: str, name: str) -> str:
     return f"{folder}/{name}"
 
 
-def list_outputs(folder: str) -> list[str]:
-    """Return the names of files in the outputs folder, not all of a hostile number of them."""
-    try:
-        with os.scandir(folder) as entries:
-            return [entry.name for entry in islice(entries, MAX_OUTPUTS)]
-    except OSError:
-        return []
-
-
-def mask_outputs(folder: str, names: Sequence[str]) -> None:
-    """Replace known secrets in files of the outputs folder. A sandbox knows none, so it writes what commands say as it
-    is. What is no plain file is left alone, and so is more than our own tools write: a hole can have any size."""
+def mask_outputs(folder: str, *, only: str = "") -> None:
+    """Replace known secrets in `only` one file of the outputs folder, or in all, but not in a hostile number. A sandbox
+    knows none, so it writes what commands say as it is. What is no plain file is left alone, and so is more than our
+    own tools write: a hole can have any size."""
     if not has_secrets():
         return
     left = MAX_MASKED_BYTES
     with suppress(OSError):
         at = open_folder(folder)
         try:
+            with os.scandir(at) as entries:
+                names = [only] if only else [entry.name for entry in islice(entries, MAX_OUTPUTS)]
             for name in names:
                 with suppress(OSError):
                     left -= _mask_file(name, at, left)

@@ -106,9 +106,13 @@ class Process:
         text = " ".join(self._tail.decode("utf-8", "replace").split())[-500:]
         return "".join(character if character.isprintable() else "?" for character in text)
 
+    def count_memory_kills(self) -> int:
+        """Count how often the kernel ended something inside for want of memory, where it counts that."""
+        return 0 if self._prepared.group is None else self._prepared.group.count_memory_kills()
+
     def _describe_end(self) -> str:
         code = self._group.process.poll()
-        if self._prepared.group is not None and self._prepared.group.count_memory_kills():
+        if self.count_memory_kills():
             return OUT_OF_MEMORY
         if code is None:
             return "its process closed the link"

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +35,10 @@ from retinue.protocol import tool_server as frames
 from retinue.protocol.tool_server import ProtocolError
 from retinue.sandbox.box import (
     Box,
-    HostFolders,
     find_closed_paths,
     find_output,
-    has_own_workspace,
     is_below,
     is_open,
-    list_outputs,
     make_box,
     mask_outputs,
 )
@@ -131,19 +129,28 @@ class _Request:
 
 
 class ToolServerConnection:
-    """One tool server, from its start to the last of what it started. Several calls run in it at once."""
+    """One tool server, from its start to the last of what it started, with its proxy and the watch over the size of its
+    files. Several calls run in it at once."""
 
-    def __init__(self, process: Process, start: frames.Start) -> None:
-        self._process = process
+    def __init__(self, process: Process, start: frames.Start, box: Box, proxy: RunProxy | None) -> None:
+        self._process, self.box, self.proxy = process, box, proxy
+        self.is_used = False
+        self._memory_kills = 0
         self._numbers = 0
         self._requests: dict[int, _Request] = {}
         self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._greeted.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it
         self._tasks = TaskOwner()
+        # Nobody may write without a limit because the watch over it has failed.
+        self._watch = TaskOwner(on_error=lambda error: self.fail(Failed(UNWATCHED.format(error=error))))
         self._ending: asyncio.Task[None] | None = None
         self.error: BaseException | None = None  # why it can be used no more
         self._channel = FrameChannel(
-            process.reading, process.writing, sender="server", on_frame=self._handle_frame, on_end=self._handle_end
+            process.reading,
+            process.writing,
+            sender="server",
+            on_frame=self._handle_frame,
+            on_end=self._handle_end,
         )
         self._channel.send(start)
 
@@ -156,6 +163,9 @@ class ToolServerConnection:
             raise RetinueError("the tool server did not start in time") from None
         except SandboxLost as lost:
             raise RetinueError(f"the tool server did not start: {lost}") from None
+        if self.proxy is not None:
+            self.proxy.unlink_socket()
+        self._watch.start(self._watch_size())
 
     async def preview(self, tool: str, call: Call) -> frames.Previewed:
         number, request = self._open_request(tool, None)
@@ -196,21 +206,46 @@ class ToolServerConnection:
             raise
         finally:
             self._requests.pop(number, None)
-            expiry.cancel()
-            await _cancel_all({expiry, *request.program_calls})
+            left = {expiry, *request.program_calls}
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=STOP_SECONDS)
 
-    def fail(self, error: Stop | SandboxLost) -> None:
-        """End all calls with an error, and the tool server."""
-        self._fail(error)
-        self._start_ending()
+    def fail(self, error: Stop | SandboxLost | None) -> None:
+        """End all calls with an error, and the tool server. Without an error they get how its process ended."""
+        if error is not None:
+            self._fail(error)
+        if self._ending is None:
+            self._ending = self._tasks.start(self._end_process())
 
     async def stop(self, answer: asyncio.Future[Any] | None = None) -> None:
         """End the tool server and all it started: at once, or after it had time to give this answer."""
+        self._watch.cancel()
         try:
             await self._process.stop(answer)
         finally:
             self._channel.close()
             self._fail(SandboxLost("it was stopped"))
+            if self.proxy is not None:
+                await self.proxy.close()
+
+    def find_memory_hint(self) -> str:
+        """Return a hint if the kernel has ended something of the run for want of memory since it was last asked."""
+        before, self._memory_kills = self._memory_kills, self._process.count_memory_kills()
+        return NO_MEMORY.format(mib=self.box.caps.memory // MIB) if self._memory_kills > before else ""
+
+    async def _watch_size(self) -> None:
+        """End the run when what it has written is more than it may."""
+        box, loop, pause = self.box, asyncio.get_running_loop(), LOOK_SECONDS
+        folders = (*([box.workspace] if box.own_workspace else []), box.outputs)
+        while True:
+            await asyncio.sleep(pause)
+            before = loop.time()
+            used = await asyncio.to_thread(lambda: sum(map(measure_folder, folders)))
+            if used > box.caps.workspace_bytes:
+                self.fail(Limited(FILES_TOO_LARGE.format(used=used, most=box.caps.workspace_bytes)))
+                return
+            pause = max(LOOK_SECONDS, LOOK_SHARE * (loop.time() - before))
 
     def _open_request(self, tool: str, execution: Execution | None) -> tuple[int, _Request]:
         """Return a request that waits for its answer, and its number."""
@@ -223,14 +258,7 @@ class ToolServerConnection:
         return self._numbers, request
 
     def _handle_end(self, error: ProtocolError | None) -> None:
-        """End the process behind a channel that has closed."""
-        if error is not None:
-            self._fail(Failed(f"the tool server broke the protocol: {error}"))
-        self._start_ending()
-
-    def _start_ending(self) -> None:
-        if self._ending is None:
-            self._ending = self._tasks.start(self._end_process())
+        self.fail(None if error is None else Failed(f"the tool server broke the protocol: {error}"))
 
     async def _end_process(self) -> None:
         """End what is left of the process; then it is known how it ended."""
@@ -251,43 +279,35 @@ class ToolServerConnection:
 
     def _handle_frame(self, frame: frames.FromServer) -> None:
         if not self._greeted.done():
-            _require(isinstance(frame, frames.Hello), "it did not say which version it speaks")
-            assert isinstance(frame, frames.Hello)
+            if not isinstance(frame, frames.Hello):
+                raise ProtocolError("it did not say which version it speaks")
             _require(frame.version == frames.VERSION, f"it speaks version {frame.version}, and we {frames.VERSION}")
             self._greeted.set_result(None)
             return
+        if isinstance(frame, frames.Hello):
+            raise ProtocolError("a second hello")
+        request = self._requests.get(frame.id)
+        if request is None or request.answer.done():
+            raise ProtocolError(f"an answer to a call that nobody made: {frame.id}")
         match frame:
             case frames.Result():
-                request = self._find(frame.id)
                 _require(request.execution is not None, "a result of a preview")
                 _require(len(frame.text) <= 2 * INLINE_BYTES, "a result that is too long")
                 _require(_is_file_name(frame.file), "a result in a file that is not its own")
                 request.answer.set_result(frame)
             case frames.Previewed():
-                request = self._find(frame.id)
                 _require(request.execution is None, "a preview of a call that runs")
                 request.answer.set_result(frame)
             case frames.Accepted():
-                request = self._find(frame.id)
                 _require(request.execution is not None and not request.is_accepted, "a call accepted out of turn")
                 request.is_accepted = True
             case frames.Output():
-                request = self._find(frame.id)
                 _require(request.is_accepted and len(frame.text) <= frames.OUTPUT_BYTES, "output of no call")
                 assert request.execution is not None
                 request.execution.show_output(frame.text.encode("utf-8", "replace"), is_cut=frame.is_cut)
             case frames.CallTool():
-                request = self._find(frame.id)
                 _require(request.is_accepted and request.tool == CODE_MODE, f"a call within {request.tool!r}")
                 self._serve_program(request, frame)
-            case _:
-                _require(False, "a second hello")
-
-    def _find(self, number: int) -> _Request:
-        request = self._requests.get(number)
-        _require(request is not None and not request.answer.done(), f"an answer to a call that nobody made: {number}")
-        assert request is not None
-        return request
 
     def _serve_program(self, request: _Request, frame: frames.CallTool) -> None:
         if len(request.program_calls) >= PROGRAM_CALLS:
@@ -317,10 +337,10 @@ class ToolServerSession:
     def __init__(self, sandbox: ToolServerSandbox, job: Job, link: Link) -> None:
         assert isinstance(job.folders, RunFolders)
         self._sandbox, self._job, self._link, self._own = sandbox, job, link, job.folders
-        self.folders = HostFolders(job.folders)
+        job.folders.spill_for_sandbox()
         self._lock = asyncio.Lock()
         self._starts = 0
-        self._started: _RunningServer | None = None
+        self._server: ToolServerConnection | None = None
         self._lost: SandboxLost | None = None
         self._fatal: Stop | None = None
         self._user: tuple[int, int] | None = None
@@ -331,7 +351,7 @@ class ToolServerSession:
     @cached_property
     def _tools(self) -> tuple[str, ...]:
         """The tools that run in the sandbox. What is shared with the user is only read there."""
-        plan, edits = self._job.plan, has_own_workspace(self._own)
+        plan, edits = self._job.plan, is_below(os.path.realpath(self._own.path), (os.path.realpath(self._own.own),))
         return tuple(
             name for name in plan.tools if name in LOCAL and name not in plan.host and (edits or name not in EDITING)
         )
@@ -359,9 +379,9 @@ class ToolServerSession:
             return tool.preview(call, folders)
         _check_size(call)
         for attempt in (1, 2):
-            started = await self._connect()
+            server = await self._connect()
             try:
-                shown = await started.connection.preview(tool.spec.name, call)
+                shown = await server.preview(tool.spec.name, call)
                 break
             except SandboxLost as lost:
                 self._lost = lost
@@ -377,38 +397,38 @@ class ToolServerSession:
         _check_size(call)
         attempts = 2 if tool.spec.repeatable else 1
         while attempts:
-            started = await self._connect()
+            server = await self._connect()
             try:
                 is_timed = tool.time_limit(call) is not None
-                result = await started.connection.execute(tool.spec.name, call, execution, is_timed=is_timed)
+                result = await server.execute(tool.spec.name, call, execution, is_timed=is_timed)
             except SandboxLost as lost:
                 self._lost = lost
                 attempts -= not isinstance(lost, CallNotRun)
             else:
                 if result.file:
-                    await asyncio.to_thread(mask_outputs, started.box.outputs, (result.file,))
-                return self._make_outcome(tool, result, started)
+                    await asyncio.to_thread(mask_outputs, server.box.outputs, only=result.file)
+                return self._make_outcome(tool, result, server)
         return Outcome(UNKNOWN_AFTER_CRASH_TEXT, success=False, code=UNKNOWN_AFTER_CRASH)
 
     async def close(self) -> None:
         """End the sandbox. Raises what ends the run and was found out while no call ran."""
-        started, self._started = self._started, None
-        if started is not None:
-            error = started.connection.error
-            await started.stop()
-            await asyncio.to_thread(mask_outputs, started.box.outputs, list_outputs(started.box.outputs))
+        server, self._server = self._server, None
+        if server is not None:
+            error = server.error
+            await server.stop()
+            await asyncio.to_thread(mask_outputs, server.box.outputs)
             if self._fatal is None and isinstance(error, Stop):
                 raise error
 
-    async def _connect(self) -> _RunningServer:
+    async def _connect(self) -> ToolServerConnection:
         """Return the running tool server; start it if there is none."""
         async with self._lock:
-            if self._started is not None:
-                error = self._started.connection.error
+            if self._server is not None:
+                error = self._server.error
                 if error is None:
-                    return self._started
-                started, self._started = self._started, None
-                await started.stop()
+                    return self._server
+                server, self._server = self._server, None
+                await server.stop()
                 if isinstance(error, Stop):
                     self._fatal = error
                 elif isinstance(error, SandboxLost):
@@ -418,11 +438,11 @@ class ToolServerSession:
             self._check_restarts()
             self._starts += 1
             try:
-                self._started = await self._start()
+                self._server = await self._start()
             except (RetinueError, OSError) as error:
                 self._lost = SandboxLost(str(error))
                 raise ToolError(NOT_STARTED.format(why=error)) from None
-            return self._started
+            return self._server
 
     def _check_restarts(self) -> None:
         if self._starts > RESTARTS:
@@ -431,41 +451,32 @@ class ToolServerSession:
                 raise Limited(MEMORY_USED.format(mib=self._sandbox.caps.memory // MIB))
             raise Failed(LOST_TOO_OFTEN.format(times=self._starts, why=self._lost))
 
-    async def _start(self) -> _RunningServer:
-        box = replace(make_box(self._job, self._own, self._sandbox.caps), user=self._user)
+    async def _start(self) -> ToolServerConnection:
+        builder, proxy = self._sandbox.builder, None
+        box = make_box(self._job, self._own, self._sandbox.caps, user=self._user)
         for path in box.foreign_objects:
-            if not self._sandbox.builder.is_exposed(path):
+            if not builder.is_exposed(path):
                 raise Failed(FOREIGN_OBJECTS.format(path=path))
-        if self._sandbox.make_proxy is None:
-            return await self._start_in(box, None)
-        proxy = self._sandbox.make_proxy(Path(box.outputs).parent, self._job.plan.network, self._link)
-        await proxy.open()
-        try:
-            return await self._start_in(replace(box, proxy=str(proxy.path)), proxy)
-        except BaseException:
-            await proxy.close()
-            raise
-
-    async def _start_in(self, box: Box, proxy: RunProxy | None) -> _RunningServer:
-        builder = self._sandbox.builder
-        prepared = await _prepare_sandbox(builder, box)
-        process = builder.process(prepared, Path(self._own.own, "full_logs", "tool_server.log"))
-        process.start()
-        connection = ToolServerConnection(process, self._start_frame(box))
-        if prepared.user is not None:
-            self.folders.give_to(prepared.user)
-            if self._user is None:
-                for path in find_closed_paths(box):
-                    self._link.emit(Warned(CLOSED.format(path=path), code="closed_path"))
-            self._user = prepared.user
-        try:
+        async with AsyncExitStack() as undo:
+            if self._sandbox.make_proxy is not None:
+                proxy = self._sandbox.make_proxy(Path(box.outputs).parent, self._job.plan.network, self._link)
+                await proxy.open()
+                undo.push_async_callback(proxy.close)
+                box = replace(box, proxy=str(proxy.path))
+            prepared = await _prepare_sandbox(builder, box)
+            process = builder.process(prepared, Path(self._own.own, "full_logs", "tool_server.log"))
+            process.start()
+            connection = ToolServerConnection(process, self._start_frame(box), box, proxy)
+            undo.push_async_callback(connection.stop)
+            if prepared.user is not None:
+                self._own.give_outputs(prepared.user)
+                if self._user is None:
+                    for path in find_closed_paths(box):
+                        self._link.emit(Warned(CLOSED.format(path=path), code="closed_path"))
+                self._user = prepared.user
             await connection.greet()
-        except BaseException:
-            await connection.stop()
-            raise
-        if proxy is not None:
-            proxy.unlink_socket()
-        return _RunningServer(connection, box, prepared, proxy)
+            undo.pop_all()
+        return connection
 
     def _start_frame(self, box: Box) -> frames.Start:
         code_mode = self._job.plan.tools.get(CODE_MODE) if CODE_MODE in self._tools else None
@@ -486,68 +497,26 @@ class ToolServerSession:
             hidden_paths=tuple(self._own.hidden_paths),
         )
 
-    def _make_outcome(self, tool: LocalTool, result: frames.Result, started: _RunningServer) -> Outcome:
+    def _make_outcome(self, tool: LocalTool, result: frames.Result, server: ToolServerConnection) -> Outcome:
         text = clean_cut(result.text)
-        if not result.success and tool.spec.name in COMMANDS and (note := self._find_hint(text, started)):
+        if not result.success and tool.spec.name in COMMANDS and (note := self._find_hint(text, server)):
             text = f"{text}\n{note}"
-        file = find_output(started.box.outputs, result.file) if result.file else ""
-        protections = () if started.is_used else self._sandbox.protections
-        started.is_used = True
+        file = find_output(server.box.outputs, result.file) if result.file else ""
+        protections = () if server.is_used else self._sandbox.protections
+        server.is_used = True
         return Outcome(text, result.success, file=file, sandbox=protections)
 
-    def _find_hint(self, text: str, started: _RunningServer) -> str:
+    def _find_hint(self, text: str, server: ToolServerConnection) -> str:
         """Return a hint for a command that failed because of what its sandbox does not have."""
         unreached = "" if FULL_NETWORK in self._sandbox.builder.protections else find_offline_hint(text)
-        if started.proxy is not None:
-            unreached = started.proxy.take_refusals()
-        return "\n".join(filter(None, (self._sandbox.builder.find_hint(text), unreached, started.find_memory_hint())))
-
-
-class _RunningServer:
-    """A tool server at work, with what belongs to it: its proxy, and the watch over the size of its files."""
-
-    def __init__(
-        self, connection: ToolServerConnection, box: Box, prepared: PreparedSandbox, proxy: RunProxy | None
-    ) -> None:
-        self.connection, self.box, self.proxy = connection, box, proxy
-        self.is_used = False
-        self._group = prepared.group
-        self._memory_kills = 0
-        # Nobody may write without a limit because the watch over it has failed.
-        self._tasks = TaskOwner(on_error=lambda error: connection.fail(Failed(UNWATCHED.format(error=error))))
-        self._tasks.start(self._watch_size())
-
-    async def stop(self) -> None:
-        self._tasks.cancel()
-        try:
-            await self.connection.stop()
-        finally:
-            if self.proxy is not None:
-                await self.proxy.close()
-
-    def find_memory_hint(self) -> str:
-        """Return a hint if the kernel has ended something of the run for want of memory since it was last asked."""
-        before = self._memory_kills
-        self._memory_kills = 0 if self._group is None else self._group.count_memory_kills()
-        return NO_MEMORY.format(mib=self.box.caps.memory // MIB) if self._memory_kills > before else ""
-
-    async def _watch_size(self) -> None:
-        """End the run when what it has written is more than it may."""
-        box, loop, pause = self.box, asyncio.get_running_loop(), LOOK_SECONDS
-        folders = (*([box.workspace] if box.own_workspace else []), box.outputs)
-        while True:
-            await asyncio.sleep(pause)
-            before = loop.time()
-            used = await asyncio.to_thread(lambda: sum(map(measure_folder, folders)))
-            if used > box.caps.workspace_bytes:
-                self.connection.fail(Limited(FILES_TOO_LARGE.format(used=used, most=box.caps.workspace_bytes)))
-                return
-            pause = max(LOOK_SECONDS, LOOK_SHARE * (loop.time() - before))
+        if server.proxy is not None:
+            unreached = server.proxy.take_refusals()
+        return "\n".join(filter(None, (self._sandbox.builder.find_hint(text), unreached, server.find_memory_hint())))
 
 
 async def _prepare_sandbox(builder: SandboxBuilder, box: Box) -> PreparedSandbox:
     """Prepare the sandbox beside the event loop: giving a large workspace to its run takes a while."""
-    prepared = TaskOwner().start_thread(lambda: builder.prepare(box))
+    prepared = TaskOwner().start_thread(partial(builder.prepare, box))
     try:
         return await asyncio.shield(prepared)
     except asyncio.CancelledError:
@@ -559,12 +528,6 @@ def _discard(opened: asyncio.Future[PreparedSandbox]) -> None:
     """Discard a sandbox that nobody waits for any more."""
     if not opened.cancelled() and opened.exception() is None:
         opened.result().discard()
-
-
-async def _cancel_all(tasks: set[asyncio.Future[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks, timeout=STOP_SECONDS)
 
 
 def _check_size(call: Call) -> None:

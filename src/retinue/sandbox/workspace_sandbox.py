@@ -80,7 +80,6 @@ class _WorkspaceSession:
         self.has_copy = _has_copy(own)
         self._is_lost = False
         self.setup = setup
-        self.folders: Folders = own if inner is None else inner.folders
 
     def runs_tool(self, name: str) -> bool:
         return self.has_copy or (self._inner is not None and self._inner.runs_tool(name))

@@ -48,7 +48,7 @@ from retinue.core.events import (
 )
 from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
 from retinue.core.messages import ASKER, USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
-from retinue.core.ports import Folders, HandedFiles, Log, Order, Outcome, Preview, Prices, Receipt, Row, Team, Ticket
+from retinue.core.ports import HandedFiles, Log, Order, Outcome, Preview, Prices, Receipt, Row, Team, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.core.round_state import RoundState
@@ -104,7 +104,6 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
     run: Run
     shared: SharedServices
     shown_changes: dict[str, str] | None = None  # digests of what calls of apply_subagent were shown to do
-    session_folders: Folders | None = None  # those of the run's sandbox, once it has one
     written_calls: dict[str, Awaitable[None] | None] | None = None  # calls of the reply that have not begun yet
     spoken: Sequence[str] = ()  # the pieces of text of the model call in flight
     sent_thread: secrets.GrowingList | None = None  # without secrets, if there are any
@@ -250,10 +249,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         return self.run.claim_call_id(wanted)
 
     def spill(self, name: str) -> Path:
-        return (self.session_folders or self.run.folders).spill(name)
-
-    def use_folders(self, folders: Folders) -> None:
-        self.session_folders = folders
+        return self.run.folders.spill(name)
 
     def record_activity(self) -> None:
         self.run.record_activity()

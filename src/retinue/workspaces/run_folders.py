@@ -17,10 +17,12 @@ import msgspec
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.secrets import clean_text
-from retinue.files.private import make_private_folder, write_private_file
+from retinue.files.private import make_private_folder, open_private_file, write_private_file
 from retinue.files.scratch import make_scratch_name
 from retinue.files.trees import remove_tree
 from retinue.workspaces.workspace import ChangesRecord, Workspace
+
+HOST_OUTPUTS = "host_outputs"
 
 
 class StateFolder:
@@ -70,6 +72,8 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
     starts_from: str = ""
     is_made: bool = False
     _made: Path | None = None
+    _outputs: str = ""
+    _outputs_user: tuple[int, int] | None = None
     _spilled: int = 0
 
     @property
@@ -96,16 +100,39 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
 
     @property
     def roots(self) -> Sequence[Path]:
-        return (self.workspace, *map(Path, self.readable), Path(self.own, "full_logs"))
+        return (self.workspace, *map(Path, self.readable), self._outputs_folder)
+
+    @property
+    def _outputs_folder(self) -> Path:
+        return Path(self._outputs or f"{self.own}/full_logs")
 
     def spill(self, name: str) -> Path:
         self._spilled += 1
-        return make_private_folder(f"{self.own}/full_logs") / f"{self._spilled:03d}-{name}"
+        path = make_private_folder(self._outputs_folder) / f"{self._spilled:03d}-{name}"
+        if self._outputs_user is not None:
+            fd = open_private_file(path, exclusive=True)
+            try:
+                os.fchown(fd, *self._outputs_user)
+            finally:
+                os.close(fd)
+        return path
 
     def resume_spilling(self) -> None:
         """Continue the numbering of spilled files, so that those of an earlier process keep their names."""
-        folder = Path(self.own, "full_logs")
+        folder = self._outputs_folder
         self._spilled = len(list(folder.iterdir())) if folder.exists() else 0
+
+    def spill_for_sandbox(self) -> None:
+        """Spill into a folder that the run's sandbox shows under its real path, from now on."""
+        self._outputs = f"{os.path.realpath(self.own)}/{HOST_OUTPUTS}"
+        self.resume_spilling()
+
+    def give_outputs(self, user: tuple[int, int]) -> None:
+        """Let the user of the sandbox read what was and will be spilled."""
+        if user != self._outputs_user:
+            for path in self._outputs_folder.iterdir():
+                os.chown(path, *user, follow_symlinks=False)
+        self._outputs_user = user
 
     def fit_event_text(self, text: str) -> tuple[str, str]:
         """Return text that fits an event, and the file (named by its hash) with all of it if it had to be cut."""
