@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -140,10 +140,9 @@ class Bubblewrap(SandboxBuilder):
         mounts["/dev/shm"] = ["--perms", "1777", "--size", str(SHARED_BYTES), _TMPFS, "/dev/shm"]
         mounts["/tmp"] = ["--perms", "1777", "--size", str(TEMPORARY_BYTES), _TMPFS, "/tmp"]
         mounts |= {path: ["--ro-bind", path, path] for path in list_interpreter_folders()}
-        roots = (*box.objects, *box.readable, box.workspace)
-        for path, bind in self._list_binds(box, roots).items():
+        for path, bind in self._list_binds(box).items():
             mounts[path] = ["--bind" if bind.writable else "--ro-bind", bind.source, path]
-        for mask in self._list_masks(box, roots):
+        for mask in self._list_masks(box):
             mounts[mask] = ["--perms", "0755", "--size", str(MASK_BYTES), _TMPFS, mask]
         return mounts
 
@@ -199,21 +198,16 @@ def _run_self_check(prepared: PreparedSandbox) -> SelfCheck:
 
 def _order_mounts(mounts: dict[str, list[str]]) -> list[str]:
     """Return the options of all mounts, parents before children. Everybody can pass through the folders on the way."""
-    parents = set(_list_parents(mounts))
-    options: list[str] = []
-    for path in sorted({*mounts, *parents}, key=lambda path: path.count("/")):
-        options += mounts.get(path) or ["--perms", "0755", "--dir", path]
-    return options
-
-
-def _list_parents(mounts: dict[str, list[str]]) -> Iterator[str]:
-    """Yield the folders above mounts that have to be made: what is bound has its own."""
+    paths = set(mounts)
     for path in mounts:
         for folder in map(str, Path(path).parents):
             if folder == "/" or (folder in mounts and _TMPFS not in mounts[folder]):
-                break
-            if folder not in mounts:
-                yield folder
+                break  # what is bound has its own folders
+            paths.add(folder)
+    options: list[str] = []
+    for path in sorted(paths, key=lambda path: path.count("/")):
+        options += mounts.get(path) or ["--perms", "0755", "--dir", path]
+    return options
 
 
 def _make_setpriv_command(user: tuple[int, int]) -> list[str]:

@@ -122,11 +122,11 @@ class SandboxBuilder(ABC):
         give_files(box, user)
         return user
 
-    def _list_binds(self, box: Box, roots: Sequence[str]) -> dict[str, Bind]:
+    def _list_binds(self, box: Box) -> dict[str, Bind]:
         """Return what a run is shown of this machine's files beside the system, by its path inside.
 
         A socket that somebody listens on is covered: a mount that is read-only keeps nobody from connecting."""
-        shown = (*self._expose, *roots)
+        shown = (*self._expose, *box.roots)
         if "/" in shown:
             raise SandboxUnavailable("the folder / cannot be shown in a sandbox: it has everything in it")
         binds = {f"{LIBRARY}/{name}": Bind(source) for source, name in list_packages()}
@@ -141,10 +141,10 @@ class SandboxBuilder(ABC):
             binds[PROXY] = Bind(box.proxy)
         return binds
 
-    def _list_masks(self, box: Box, roots: Sequence[str]) -> list[str]:
+    def _list_masks(self, box: Box) -> list[str]:
         """Return the folders of our own state inside what is shown, which have to be hidden."""
-        shown = (*self._expose, *roots)
-        masks = {box.hidden, *(f"{path}/{STATE_FOLDER}" for path in shown)}.difference(roots)
+        shown = (*self._expose, *box.roots)
+        masks = {box.hidden, *(f"{path}/{STATE_FOLDER}" for path in shown)}.difference(box.roots)
         return sorted(
             mask for mask in masks if Path(mask).is_dir() and any(f"{mask}/".startswith(f"{path}/") for path in shown)
         )

@@ -210,9 +210,8 @@ class Containers(SandboxBuilder):
         return ["--userns=keep-id", *own] if self._engine.is_podman else own
 
     def _list_mounts(self, box: Box) -> list[str]:
-        roots = (*box.objects, *box.readable, box.workspace)
-        binds = self._list_binds(box, roots)
-        for number, mask in enumerate(self._list_masks(box, roots)):
+        binds = self._list_binds(box)
+        for number, mask in enumerate(self._list_masks(box)):
             folder = Path(box.outputs).parent / "masks" / str(number)
             _make_mask(folder, mask, binds)
             binds[mask] = Bind(str(folder))
