@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from retinue.core.limits import MIB, WORKSPACE_MIB
 from retinue.core.results import ChangedFile
 from retinue.files.opening import open_parent, open_regular_file
+from retinue.files.reserved import list_all_prefixes
 from retinue.workspaces.store import Contents, Files, StoredFile, add_file
 from retinue.workspaces.walk import HARD_LINKED, LINK_MODE, FolderEntry, Walker, display_path, open_entry
 
@@ -27,8 +28,7 @@ class Captured:
 
     def is_unseen(self, path: str) -> bool:
         """Tell whether a path, or a folder above it, could not be looked at."""
-        unseen = self.unseen
-        return bool(unseen) and (path in unseen or any(path[:at] in unseen for at, c in enumerate(path) if c == "/"))
+        return bool(self.unseen) and not self.unseen.isdisjoint(list_all_prefixes([path]))
 
 
 def capture_folder(walker: Walker, contents: Contents, before: Files) -> Captured:

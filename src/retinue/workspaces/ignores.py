@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from retinue.files.content import read_chunks, read_small_file
+from retinue.files.reserved import list_all_prefixes
 from retinue.files.scratch import make_scratch_folder
 from retinue.processes.group import start_group
 from retinue.workspaces import git
@@ -32,12 +33,7 @@ class Ignores:
     The user's `repository` adds the rules that stand outside the project."""
 
     def __init__(self, tracked: Iterable[str], repository: git.Repository | None) -> None:
-        self._tracked: set[str] = set()
-        for path in tracked:
-            at = len(path)
-            while at > 0 and path[:at] not in self._tracked:
-                self._tracked.add(path[:at])
-                at = path.rfind("/", 0, at)
+        self._tracked = list_all_prefixes(tracked)
         self._repository = repository
         self._prefix = "" if repository is None else repository.prefix
         self.gave_up = False

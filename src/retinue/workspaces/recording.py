@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from retinue.core.errors import RetinueError
 from retinue.core.limits import MIB
 from retinue.files.private import make_private_folder
+from retinue.files.reserved import list_all_prefixes
 from retinue.files.trees import give_folder, remove_tree
 from retinue.workspaces import git
 from retinue.workspaces.capture import capture_folder, describe_change, list_changed_paths
@@ -82,7 +83,7 @@ def publish_snapshot(workspace: str, snapshots: str, label: str, run: int, *, on
     if os.path.lexists(target):
         target = target.with_name(f"{name}-{run}")
     partial = target.with_name(f".{target.name}.new")
-    wanted = None if only is None else {*only, *(str(above) for path in only for above in PurePath(path).parents)}
+    wanted = None if only is None else list_all_prefixes(only)
     walker = Walker(workspace, foreign=True, ignored=lambda entry: wanted is not None and entry.path not in wanted)
     budget = CopyBudget(SNAPSHOT_BYTES)
     try:
