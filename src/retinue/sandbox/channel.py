@@ -33,9 +33,9 @@ class FrameChannel:
         self._frames = FrameReader(sender)
         self._on_frame, self._on_end = on_frame, on_end
         self._unsent = bytearray()
-        self._is_writing = False
+        self._sent = asyncio.Event()  # the system has taken all of it; else it is written when there is room
+        self._sent.set()
         self._loop = asyncio.get_running_loop()
-        self._sent: asyncio.Future[None] | None = None
         self.closed = False
         self.is_read_out = False  # the other end has closed, and all it sent was read
         for fd in (reading, writing):
@@ -45,7 +45,7 @@ class FrameChannel:
     @property
     def is_idle(self) -> bool:
         """Tell whether all that was sent is with the other end."""
-        return not self._unsent
+        return self._sent.is_set()
 
     def send(self, frame: Frame) -> None:
         """Take a frame, in order. Nothing goes to an end that has closed."""
@@ -54,21 +54,18 @@ class FrameChannel:
         self._unsent += encode_frame(frame)
         if len(self._unsent) > UNSENT_BYTES:
             self._end(None)
-        elif not self._is_writing:
+        elif self._sent.is_set():
             self._write()
 
     async def flush(self) -> None:
         """Wait until the system has taken all that was sent; also when this end dies now, the other end reads it."""
-        while self._unsent and not self.closed:
-            if self._sent is None:
-                self._sent = self._loop.create_future()
-            await asyncio.shield(self._sent)
+        await self._sent.wait()
 
     def close(self) -> None:
         if self.closed:
             return
         self.closed = True
-        self._wake_sender()
+        self._sent.set()
         self._loop.remove_reader(self._reading)
         self._loop.remove_writer(self._writing)
         for fd in {self._reading, self._writing}:
@@ -104,16 +101,9 @@ class FrameChannel:
                     del self._unsent[:done]
             except BrokenPipeError:
                 self._unsent.clear()  # what it still said is read before its end is
-        if self._unsent and not self._is_writing:
-            self._is_writing = True
+        if self._unsent and self._sent.is_set():
+            self._sent.clear()
             self._loop.add_writer(self._writing, self._write)
-        elif not self._unsent and self._is_writing:
-            self._is_writing = False
+        elif not self._unsent and not self._sent.is_set():
+            self._sent.set()
             self._loop.remove_writer(self._writing)
-            self._wake_sender()
-
-    def _wake_sender(self) -> None:
-        """Wake who waits in `flush`."""
-        sent, self._sent = self._sent, None
-        if sent is not None:
-            sent.set_result(None)
