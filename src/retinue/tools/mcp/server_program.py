@@ -70,20 +70,20 @@ class ServerProgram:
         group, pipes = self._start()
         try:
             async with AsyncExitStack() as stack:
-                streams = await self._connect(stack, pipes)
+                stdout, stderr, stdin = await self._connect(stack, pipes)
                 to_us, ours = anyio.create_memory_object_stream[SessionMessage | Exception](0)
                 theirs, from_us = anyio.create_memory_object_stream[SessionMessage](0)
                 async with to_us, ours, theirs, from_us, anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._read_messages, group, streams[0], to_us)
-                    tasks.start_soon(self._copy_stderr, streams[1])
-                    tasks.start_soon(self._write_messages, streams[2], from_us)
+                    tasks.start_soon(self._read_messages, group, stdout, to_us)
+                    tasks.start_soon(self._copy_stderr, stderr)
+                    tasks.start_soon(self._write_messages, stdin, from_us)
                     try:
                         yield ours, theirs
                     finally:
                         self._leaving = True
                         with anyio.CancelScope(shield=True):
                             ours.close()  # so that the reader only drains from now on
-                            streams[2].close()
+                            stdin.close()
                             await group.end(leave=0 if self._over else LEAVE_SECONDS, term=TERM_SECONDS)
                         tasks.cancel_scope.cancel()
         finally:
