@@ -62,12 +62,7 @@ class Limits(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     def narrow(self, base: Limits) -> Limits:
         """Return the limits of `base`, each narrowed to the one of these where this is smaller."""
-        fields: dict[str, Any] = {}
-        for name in self.__struct_fields__:
-            mine, other = getattr(self, name), getattr(base, name)
-            bounds = [value for value in (mine, other) if value is not UNSET and value is not None]
-            fields[name] = min(bounds) if bounds else other
-        return Limits(**fields)
+        return Limits(*(pick_smaller(getattr(base, name), getattr(self, name)) for name in self.__struct_fields__))
 
     def override(self, base: Limits) -> Limits:
         """Return these limits, and those of `base` where these say nothing."""
@@ -99,6 +94,13 @@ class Caps(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 _NOTHING_SET = Limits()
+
+
+def pick_smaller(own: Any, given: Any) -> Any:
+    """Return the smaller of two limits, where unset and None are no limit; `own` if both are none."""
+    if given is None or given is UNSET:
+        return own
+    return given if own is None or own is UNSET else min(own, given)
 
 
 def parse_amount(value: object) -> Decimal:

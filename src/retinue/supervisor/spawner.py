@@ -165,7 +165,7 @@ class Spawner:
             kept = narrow.narrow(given or Limits())
         if caller is not NOBODY:
             whole, primary = caller.narrow(whole), caller.narrow(primary)
-            kept = caller.keep_limits(kept, primary)
+            kept = Limits(depth=primary.depth).override(kept or Limits())
         return whole, primary, kept
 
     # Children
