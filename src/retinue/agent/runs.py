@@ -58,12 +58,13 @@ def run_job(job: Job, link: Link) -> Awaitable[Ending]:
         return run_team(job, link)
     sandbox: Sandbox = job.plan.runtime  # type: ignore[assignment] # remote runs are driven through their adapters
     session = sandbox.open(job, link)
-    if session is None:
-        return run_agent(job, link) if not job.task.files else _run_with_files(job, link)
-    return _run_in_session(session, job, link)
+    if session is not None:
+        return _run_in_session(session, job, link)
+    return _run_with_files(job, link) if job.task.files else run_agent(job, link)
 
 
 async def _run_with_files(job: Job, link: Link) -> Ending:
+    """Run a job whose task has files, which are copied into its workspace first."""
     await asyncio.to_thread(_copy_files, job)
     return await run_agent(job, link)
 
@@ -76,9 +77,7 @@ async def _run_in_session(session: RunSession, job: Job, link: Link) -> Ending:
             await _run_setup(session.setup, session, job, link)
         if job.plan.profile.call is not None or job.task.files:
             await session.make_workspace()
-        if job.task.files:
-            await asyncio.to_thread(_copy_files, job)
-        return await run_agent(job, link)
+        return await (_run_with_files(job, link) if job.task.files else run_agent(job, link))
     finally:
         await session.close()
 
