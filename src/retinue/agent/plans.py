@@ -137,8 +137,7 @@ class ProfilePlanner:
         if plan is None:
             if len(self._plans) >= CACHED_PLANS:
                 self._plans.clear()
-            if parent is None or parent.team is None:
-                profile = self._apply_members(profile, task, parent, restored=restored)
+            profile = self._apply_members(profile, task, parent, restored=restored)
             plan = self._plans[key] = self._make_plan(profile, task, parent, given=given, can_spawn=can_spawn)
         return plan
 
@@ -309,8 +308,8 @@ class ProfilePlanner:
     def _apply_members(self, profile: Profile, task: Task, parent: Plan | None, *, restored: bool) -> Profile:
         """Return the team that a child is, by the settings; or the profile on the model, and with the profile, of the
         one member that it resolves to. A team answers in text, so a child with an output type is its first member
-        alone. A run that is `restored` was no team, and its model is known."""
-        if parent is None or not profile.has_model or not self.teams.enabled:
+        alone. A run that is `restored` was no team, and its model is known. Members of a team are what it says."""
+        if parent is None or parent.team is not None or not profile.has_model or not self.teams.enabled:
             return profile
         resolution = self.resolve_members(profile, parent)
         if task.model and not restored:

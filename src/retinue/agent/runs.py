@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from retinue.agent.local_tools import SandboxedTool
-from retinue.agent.loop import LoopState, run_turns
+from retinue.agent.loop import LoopState, add_results, run_turns
 from retinue.agent.rounds import run_rounds
 from retinue.agent.team import run_member, run_team
 from retinue.agent.tool_calls import run_tool_call
@@ -32,7 +32,6 @@ from retinue.core.messages import (
     AssistantTurn,
     Call,
     ToolSpec,
-    ToolTurn,
     UserTurn,
     join_replies,
     last_text,
@@ -169,7 +168,5 @@ def _complete_thread(state: LoopState, link: Link) -> None:
         spoken = link.keep_spoken()
         state.thread += [AssistantTurn(spoken)] if spoken else []
         return
-    outcomes = state.outcomes | link.break_off_calls([call for call in reply.calls if call.id not in state.outcomes])
-    for call in reply.calls:
-        outcome = outcomes[call.id]
-        state.thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
+    state.outcomes |= link.break_off_calls([call for call in reply.calls if call.id not in state.outcomes])
+    add_results(reply.calls, state)

@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, get_args, overload
 
 import msgspec
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 RuntimeName = Literal["inherited", "isolated", "container", "delegated"]
 WorkspaceName = Literal["scratch", "shared", "copy", "worktree"]
-RUNTIMES: tuple[RuntimeName, ...] = ("inherited", "isolated", "container", "delegated")  # the laxest first
-WORKSPACES: tuple[WorkspaceName, ...] = ("scratch", "shared", "copy", "worktree")
+RUNTIMES: tuple[RuntimeName, ...] = get_args(RuntimeName)  # the laxest first
+WORKSPACES: tuple[WorkspaceName, ...] = get_args(WorkspaceName)
 LOCAL_TOOLS = ("read", "write", "edit", "glob", "grep", "shell", CODE_MODE)
 WEB_TOOLS = ("web_fetch", "web_search")
 SPAWN_TOOLS = (
@@ -292,12 +292,9 @@ class Task(msgspec.Struct, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         if self.subagent_id or self.label or not (self.text.isascii() and self.context.isascii()):
-            self._repair_texts()
+            for name in ("text", "context", "subagent_id", "label"):
+                text = getattr(self, name)
+                if isinstance(text, str):
+                    msgspec.structs.force_setattr(self, name, repair_text(text))
         if self.timeout_seconds is not None and self.timeout_seconds != self.timeout_seconds:
             raise ConfigError("timeout_seconds must be a number, got nan")
-
-    def _repair_texts(self) -> None:
-        for name in ("text", "context", "subagent_id", "label"):
-            text = getattr(self, name)
-            if isinstance(text, str):
-                msgspec.structs.force_setattr(self, name, repair_text(text))
