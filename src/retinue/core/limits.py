@@ -80,6 +80,10 @@ class Timeouts(msgspec.Struct, frozen=True, gc=False):
     minimum: float = MODEL_ASKED_SECONDS[0]
     maximum: float = MODEL_ASKED_SECONDS[1]
 
+    def clamp(self, seconds: float) -> float:
+        """Return a timeout asked by a model, inside the bounds; one set by a person never comes here."""
+        return min(max(seconds, self.minimum), self.maximum)
+
 
 class Caps(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Caps of one run's processes: bytes of memory, how many at once, seconds of CPU each, bytes of one file, how many
@@ -110,8 +114,3 @@ def parse_amount(value: object) -> Decimal:
         if exact.is_finite() and exact >= 0:
             return exact
     raise ConfigError(f"limit 'cost' must be an amount of 0 or more, got {value!r}")
-
-
-def clamp_asked(seconds: float, bounds: tuple[float, float] = MODEL_ASKED_SECONDS) -> float:
-    """Return a timeout asked by a model, inside the bounds; one set by a person never comes here."""
-    return min(max(seconds, bounds[0]), bounds[1])
