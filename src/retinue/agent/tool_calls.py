@@ -43,11 +43,11 @@ class HookedTool:
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         refusal = await self._hooks.before_tool(call.name, call.args)
-        if refusal is not None and not isinstance(refusal, str):
+        if isinstance(refusal, str):
+            return Outcome(refusal, success=False)
+        if refusal is not None:
             kind = type(refusal).__name__
             raise ToolError(f"the hook before {call.name} returned {kind}, neither None nor a text: nothing was run")
-        if refusal is not None:
-            return Outcome(refusal, success=False)
         try:
             outcome = await self._tool(call, folders, link)
         except ToolError as error:

@@ -185,17 +185,12 @@ class Profile(Generic[OutputT_co]):
     def __post_init__(self) -> None:
         check_name(self.name)
         parse_hosts(self.network or ())
-        if self.runtime is not None and self.runtime not in RUNTIMES:
-            raise ConfigError(
-                f"profile {self.name!r}: unknown runtime {self.runtime!r}; available: {', '.join(RUNTIMES)}"
-            )
+        for what, value, known in (("runtime", self.runtime, RUNTIMES), ("workspace", self.workspace, WORKSPACES)):
+            if value is not None and value not in known:
+                raise ConfigError(f"profile {self.name!r}: unknown {what} {value!r}; available: {', '.join(known)}")
         if len(self.subagent_agents) > MEMBERS_MAX:
             count = len(self.subagent_agents)
             raise ConfigError(f"profile {self.name!r} has {count} subagent_agents; the maximum is {MEMBERS_MAX}")
-        if self.workspace is not None and self.workspace not in WORKSPACES:
-            raise ConfigError(
-                f"profile {self.name!r}: unknown workspace {self.workspace!r}; available: {', '.join(WORKSPACES)}"
-            )
         for method in HOOKS if self.hooks is not None else ():
             if not inspect.iscoroutinefunction(getattr(self.hooks, method, None)):
                 kind = type(self.hooks).__name__
@@ -257,12 +252,7 @@ class Team(Profile[str]):
 
 
 def make_team(
-    profile: Profile,
-    members: Sequence[Member | Profile | str],
-    *,
-    strategy: Strategy | None = None,
-    refine: bool = False,
-    max_new_answers: int = MAX_NEW_ANSWERS,
+    profile: Profile, members: Sequence[Member], *, strategy: Strategy | None, refine: bool, max_new_answers: int
 ) -> Team:
     """Return the team that stands for a profile, with these members."""
     given = {each.name: getattr(profile, each.name) for each in dataclasses.fields(Profile)}
