@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 
-from retinue.agent.tool_calls import FinishedCall, run_tool_call
+from retinue.agent.tool_calls import run_tool_call
 from retinue.concurrency import Deadline, LoopClock
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
@@ -54,24 +55,18 @@ class SandboxedTool:
 
 def offer_tools_to_programs(tools: dict[str, Tool], host: Mapping[str, HostTool], *, named: bool) -> None:
     """Give the tool that runs programs the MCP tools of the run to call. A run that has none of those has no use for
-    it, unless its profile names it."""
+    it, unless its profile names it. A program can call as many as one frame carries; the others the run still has as
+    tools of its own."""
     code_mode = tools.get(CODE_MODE)
-    if isinstance(code_mode, SandboxedTool) and isinstance(code_mode.tool, ExecutePython):
-        program_tools = _choose_program_tools(tools, host)
-        if program_tools or named:
-            tools[CODE_MODE] = SandboxedTool(ExecutePython(program_tools))
-        else:
-            del tools[CODE_MODE]
-
-
-def _choose_program_tools(tools: Mapping[str, Tool], host: Mapping[str, HostTool]) -> tuple[ToolSpec, ...]:
-    """Return as many as one frame carries; who has more than that has the others still as tools of its own."""
-    found, left = [], PROGRAM_TOOL_BYTES
-    for name, tool in tools.items():
-        if tool.spec.server and name in host:
-            left -= len(msgspec.json.encode(tool.spec))
-            found += [tool.spec] if left >= 0 else []
-    return tuple(found)
+    if not isinstance(code_mode, SandboxedTool) or not isinstance(code_mode.tool, ExecutePython):
+        return
+    served = [tool.spec for name, tool in tools.items() if tool.spec.server and name in host]
+    sizes = accumulate(len(msgspec.json.encode(spec)) for spec in served)
+    fitting = tuple(spec for spec, size in zip(served, sizes, strict=True) if size <= PROGRAM_TOOL_BYTES)
+    if fitting or named:
+        tools[CODE_MODE] = SandboxedTool(ExecutePython(fitting))
+    else:
+        del tools[CODE_MODE]
 
 
 def bind_tool(tool: Tool, plan: Plan, session: RunSession | None) -> Tool:
@@ -127,17 +122,12 @@ class HostExecution:
 
     async def wait_for_expiry(self) -> None:
         if self._deadline is None and self._seconds is not None:
-            self._deadline = Deadline(self._seconds, LoopClock(), self._expired.set)
+            self._deadline = deadline = Deadline(self._seconds, LoopClock(), self._expired.set)
             if self._waits_for_people:
-                self._forget_questions = self._link.on_question(self._pause_for_person)
+                self._forget_questions = self._link.on_question(
+                    lambda waits: deadline.pause() if waits else deadline.resume()
+                )
         await self._expired.wait()
-
-    def _pause_for_person(self, waits: bool) -> None:
-        assert self._deadline is not None
-        if waits:
-            self._deadline.pause()
-        else:
-            self._deadline.resume()
 
     async def call_tool(self, name: str, args: dict[str, Any]) -> Made:
         spec = self._program_tools.get(name)
@@ -156,7 +146,8 @@ class HostExecution:
         except asyncio.CancelledError:  # the program ended before it, or the run is being stopped
             self._link.withdraw(call)
             raise
-        return _to_made(name, done)
+        made = _read_value(name, done.outcome)
+        return msgspec.structs.replace(made, note=f"{name}: {done.changed}") if done.changed else made
 
     def show_output(self, data: bytes, *, is_cut: bool = False) -> None:
         self._output.feed(data, is_cut=is_cut)
@@ -182,11 +173,6 @@ def _is_deep(args: Any) -> bool:
         if not level:
             return False
     return True
-
-
-def _to_made(name: str, done: FinishedCall) -> Made:
-    made = _read_value(name, done.outcome)
-    return msgspec.structs.replace(made, note=f"{name}: {done.changed}") if done.changed else made
 
 
 def _read_value(name: str, outcome: Outcome) -> Made:

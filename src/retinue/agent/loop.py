@@ -80,7 +80,7 @@ async def run_turns(state: LoopState, job: Job, link: Link) -> Ending:
             state.outcomes[reply.calls[0].id] = (await _run_call(reply.calls[0], job, link)).shown
         elif reply.calls:
             await _run_together(reply.calls, state.outcomes, job, link)
-        endings = _add_results(reply.calls, state) if reply.calls else ()
+        endings = add_results(reply.calls, state) if reply.calls else ()
         if not is_written:
             link.emit(TurnEnded(state.turn))
         if endings:
@@ -103,10 +103,7 @@ def _ask_model(state: LoopState, job: Job, link: Link) -> Awaitable[Reply]:
 
 def _resolve_names(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
     """Return the reply with the names that the tools for subagents have, where it calls one in another spelling."""
-    for call in reply.calls:
-        if call.name not in tools:
-            break
-    else:
+    if all(call.name in tools for call in reply.calls):
         return reply
     return msgspec.structs.replace(reply, calls=tuple(_resolve_name(call, tools) for call in reply.calls))
 
@@ -128,7 +125,7 @@ def _refuse_excluded(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
     return msgspec.structs.replace(reply, calls=tuple(calls))
 
 
-def _add_results(calls: Sequence[Call], state: LoopState) -> list[Ending]:
+def add_results(calls: Sequence[Call], state: LoopState) -> list[Ending]:
     """Add the results of the calls of a reply to the thread. Return the endings of the run among them."""
     endings = []
     for call in calls:

@@ -8,7 +8,7 @@ profile share one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Warned
 from retinue.core.limits import Limits
 from retinue.core.messages import Model
-from retinue.core.network import Hosts, intersect_hosts, is_full, parse_hosts
+from retinue.core.network import FULL, Hosts, intersect_hosts, parse_hosts
 from retinue.core.plans import HostTool, Plan, RoundsPlan, Runtime
 from retinue.core.ports import Tool, ToolServers
 from retinue.core.profiles import Profile, RuntimeName, Task, Team, make_team
@@ -59,6 +59,7 @@ NOVELTY = "novelty"
 _LOGGED_FIELDS = (
     "name", "instructions", "description", "workspace", "limits", "skills", "leaf", "nickname", "source",
 )  # fmt: skip
+_LOGGED_IF_SET = ("approvals", "network", "a2a")
 NO_HOSTS = "{tool} is not available: no host may be fetched (`network:` in retinue.yaml names them)."
 NO_SEARCH = "web_search is not available: the provider of this model has none that can be bound to the allowed hosts."
 NOT_BOUND = (
@@ -86,42 +87,30 @@ Models = Callable[[str | Model], Model]
 Runtimes = Callable[[Profile, Plan | None, Hosts], tuple[Runtime, RuntimeName, Sequence[Warned]]]
 
 
+@dataclass(eq=False)
 class ProfilePlanner:
     """Holds the profiles there are and makes plans of them. `network` is what primaries may reach; None: nobody has
     said it, and it is nothing. `teams` and `members` (the `subagent_agents` of a primary whose profile has none) decide
     which agents a child is made of. `find_evaluator` returns the profile that judges rounds where none of the profiles
     does; with `has_rounds` no model may spawn it. Without `has_subagents` no run gets a tool to spawn with."""
 
-    def __init__(  # noqa: PLR0913 - each by name
-        self,
-        profiles: Sequence[Profile],
-        *,
-        models: Models,
-        runtimes: Runtimes,
-        default_model: str | Model | None,
-        skills: Callable[[Profile], str],
-        network: Hosts | None,
-        dialer: Dialer,
-        servers: ToolServers | None = None,
-        teams: TeamSettings = TeamSettings(),  # noqa: B008 - frozen
-        members: Sequence[Member] = (),
-        has_subagents: bool = True,
-        find_evaluator: Callable[[], Profile],
-        has_rounds: bool = False,
-    ) -> None:
+    profiles: InitVar[Sequence[Profile]]
+    _: KW_ONLY
+    models: Models
+    runtimes: Runtimes
+    default_model: str | Model | None
+    skills: Callable[[Profile], str]
+    network: Hosts | None
+    dialer: Dialer
+    find_evaluator: Callable[[], Profile]
+    servers: ToolServers | None
+    teams: TeamSettings
+    members: Sequence[Member]
+    has_subagents: bool
+    has_rounds: bool
+
+    def __post_init__(self, profiles: Sequence[Profile]) -> None:
         self._profiles = {profile.name.lower(): profile for profile in profiles}
-        self._models = models
-        self._runtimes = runtimes
-        self._default_model = default_model
-        self._skills = skills
-        self._network = network
-        self._dialer = dialer
-        self._servers = servers
-        self._teams = teams
-        self._members = members
-        self._has_subagents = has_subagents
-        self._find_evaluator = find_evaluator
-        self._has_rounds = has_rounds
         self._plans: dict[tuple[Any, ...], Plan] = {}
 
     def plan(
@@ -136,28 +125,19 @@ class ProfilePlanner:
     ) -> Plan:
         if isinstance(profile, str):
             profile, given = self._find_profile(profile, parent), False
-        given = given or parent is None or profile in (parent.profile.tools or ())
-        if parent is not None and parent.team is not None:
-            given = False  # a member has at most the tools of its team
-        if _is_managed_evaluator(profile, parent):
-            given = False  # it has at most the tools of the run that it judges
-        key = (
-            profile,
-            parent,
-            task.model,
-            task.refine,
-            task.rounds,
-            given,
-            can_spawn,
-            restored,
-            0 if self._servers is None else self._servers.version,
-        )
+        if parent is None:
+            given = True
+        else:
+            # A member has at most the tools of its team, an evaluator those of the run that it judges.
+            is_bound = parent.team is not None or _is_managed_evaluator(profile, parent)
+            given = not is_bound and (given or profile in (parent.profile.tools or ()))
+        version = 0 if self.servers is None else self.servers.version
+        key = (profile, parent, task.model, task.refine, task.rounds, given, can_spawn, restored, version)
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= CACHED_PLANS:
                 self._plans.clear()
-            if parent is None or parent.team is None:
-                profile = self._apply_members(profile, task, parent, restored=restored)
+            profile = self._apply_members(profile, task, parent, restored=restored)
             plan = self._plans[key] = self._make_plan(profile, task, parent, given=given, can_spawn=can_spawn)
         return plan
 
@@ -172,16 +152,19 @@ class ProfilePlanner:
 
     def _make_plan(self, profile: Profile, task: Task, parent: Plan | None, *, given: bool, can_spawn: bool) -> Plan:
         is_member = parent is not None and parent.team is not None
-        if profile.subagent_agents and not self._teams.enabled:
+        if profile.subagent_agents and not self.teams.enabled:
             raise ConfigError(TEAMS_OFF.format(name=profile.name))
-        evaluates, reserves_evaluator = _is_managed_evaluator(profile, parent), self._reserves_evaluator(task, parent)
+        evaluates = _is_managed_evaluator(profile, parent)
         if evaluates:  # what it writes is read from a folder that nobody else writes
             profile = replace(profile, workspace="scratch")
         if task.rounds is not None:
             speaks = profile.has_model and profile.output is None
             check_rounds(profile.name, is_primary=parent is None, speaks=speaks)
+        # Where primaries have rounds, or the primary of this tree has, only Retinue itself may spawn the evaluator.
+        reserves_evaluator = self.has_rounds or task.rounds is not None
+        reserves_evaluator = reserves_evaluator or (parent is not None and parent.reserves_evaluator)
         if isinstance(profile, Team):
-            return self._plan_team(profile, task, parent, given=given)
+            return self._plan_team(profile, task, parent, given=given, reserves_evaluator=reserves_evaluator)
         if task.refine and not is_member and not evaluates:
             raise ConfigError(NO_TEAM.format(name=profile.name))
         tools, host = self._make_tools(profile, parent, given=given)
@@ -190,15 +173,18 @@ class ProfilePlanner:
         output = None if profile.output is None else answer.make_output(profile.output)
         if output is not None and profile.has_model:
             tools[answer.NAME] = answer.FinalAnswer(output)
-        network = self._network or () if parent is None else parent.network
-        if profile.network is not None:
-            network = intersect_hosts(network, parse_hosts(profile.network))
-        runtime, floor, fallback = self._runtimes(profile, parent, network)
+        network, runtime, floor, fallback = self._choose_place(profile, parent)
         model, model_name = self._choose_model(profile, task, parent) if profile.has_model else (None, "")
         notes = self._bind_web_tools(profile, tools, host, network, model)
         offer_tools_to_programs(tools, host, named=CODE_MODE in (profile.tools or ()))
-        lacks = self._find_missing_tools(profile, parent)
-        rounds = self._plan_rounds(task, children)
+        lacks: Sequence[tuple[str, str]] = ()
+        if self.servers is not None and (profile.tools is not None or parent is None):  # else its parent was told
+            lacks = self.servers.lacks(profile.tools)
+        rounds = None
+        if task.rounds is not None:
+            evaluator = self._profiles.get(ROUND_EVALUATOR) or self.find_evaluator()
+            has_novelty = any(child.name.casefold() == NOVELTY for child in children)
+            rounds = RoundsPlan(rounds=task.rounds, evaluator=evaluator, has_novelty=has_novelty)
         if is_member:
             tools |= TEAM_TOOLS
         elif rounds is not None:
@@ -207,11 +193,11 @@ class ProfilePlanner:
         if secrets.has_secrets() and model is not None and not isinstance(model, RedactingModel):
             model = RedactingModel(model)
         rules = TEAM_RULES if is_member else "" if rounds is None else format_rules(rounds.rounds)
-        words = (profile.instructions, self._skills(profile), rules, *notes, *(ours for ours, _ in lacks))
+        words = (profile.instructions, self.skills(profile), rules, *notes, *(ours for ours, _ in lacks))
         system = "\n\n".join(part for part in words if part)
         warnings = [*fallback, *(Warned(note, code="lacks_tools") for note in (*notes, *(why for _, why in lacks)))]
-        said = profile.network is not None or (parent is None and self._network is not None)
-        if said and "shell" in tools and not is_full(network) and runtime.name == "inherited":
+        said = profile.network is not None or (parent is None and self.network is not None)
+        if said and "shell" in tools and network != FULL and runtime.name == "inherited":
             warnings.append(Warned(NOT_BOUND.format(runtime=runtime.name), code="network"))
         return Plan(
             profile=profile,
@@ -222,39 +208,32 @@ class ProfilePlanner:
             tools=tools,
             host=host,
             children=children,
-            profile_json=secrets.clean_value(
-                msgspec.Raw(msgspec.json.encode(_describe_profile(profile, system, runtime.name)))
-            ),
+            profile_json=_encode_profile(profile, system, runtime.name),
             tools_json=secrets.clean_value(msgspec.Raw(msgspec.json.encode(specs))),
             runtime=runtime,
             floor=floor,
             parse=None if output is None else output.parse,
             network=network,
             notes=tuple(warnings),
-            explain_missing=None if self._servers is None else self._servers.explain_missing,
+            explain_missing=None if self.servers is None else self.servers.explain_missing,
             is_member=is_member,
-            members=profile.subagent_agents or (self._members if parent is None and profile.has_model else ()),
+            members=profile.subagent_agents or (self.members if parent is None and profile.has_model else ()),
             primary_model=(None if model is None else (model, model_name)) if parent is None else parent.primary_model,
             rounds=rounds,
             reserves_evaluator=reserves_evaluator,
             handed_files=_list_handed_files(profile, parent),
         )
 
-    def _reserves_evaluator(self, task: Task, parent: Plan | None) -> bool:
-        """Tell whether only Retinue itself may spawn the evaluator below a run: where primaries have rounds, or the
-        primary of this tree has."""
-        return self._has_rounds or task.rounds is not None or (parent is not None and parent.reserves_evaluator)
+    def _choose_place(
+        self, profile: Profile, parent: Plan | None
+    ) -> tuple[Hosts, Runtime, RuntimeName, Sequence[Warned]]:
+        """Return the hosts that a run may reach, and its runtime with the laxest one of its children."""
+        network = self.network or () if parent is None else parent.network
+        if profile.network is not None:
+            network = intersect_hosts(network, parse_hosts(profile.network))
+        return network, *self.runtimes(profile, parent, network)
 
-    def _plan_rounds(self, task: Task, children: Sequence[Profile]) -> RoundsPlan | None:
-        if task.rounds is None:
-            return None
-        return RoundsPlan(
-            rounds=task.rounds,
-            evaluator=self._profiles.get(ROUND_EVALUATOR) or self._find_evaluator(),
-            has_novelty=any(child.name.casefold() == NOVELTY for child in children),
-        )
-
-    def _plan_team(self, team: Team, task: Task, parent: Plan | None, *, given: bool) -> Plan:
+    def _plan_team(self, team: Team, task: Task, parent: Plan | None, *, given: bool, reserves_evaluator: bool) -> Plan:
         """Plan a team. It has the tools its members may have, and no model to use them; what its members are made of is
         in its `children`."""
         if parent is not None and parent.is_member:
@@ -264,10 +243,7 @@ class ProfilePlanner:
             if isinstance(member, Profile) and member.tools is not None:
                 own, own_host = self._make_tools(member, parent, given=True)
                 tools, host = tools | own, host | own_host
-        network = self._network or () if parent is None else parent.network
-        if team.network is not None:
-            network = intersect_hosts(network, parse_hosts(team.network))
-        runtime, floor, fallback = self._runtimes(team, parent, network)
+        network, runtime, floor, fallback = self._choose_place(team, parent)
         if task.refine and not team.refine:
             team = replace(team, refine=True)
         return Plan(
@@ -275,15 +251,13 @@ class ProfilePlanner:
             tools=tools,
             host=host,
             children=[self._make_member(team, place, each, parent) for place, each in enumerate(team.members, 1)],
-            profile_json=secrets.clean_value(
-                msgspec.Raw(msgspec.json.encode(_describe_profile(team, team.instructions, runtime.name)))
-            ),
+            profile_json=_encode_profile(team, team.instructions, runtime.name),
             tools_json=msgspec.Raw(b"[]"),
             runtime=runtime,
             floor=floor,
             network=network,
             notes=tuple(fallback),
-            reserves_evaluator=self._reserves_evaluator(task, parent),
+            reserves_evaluator=reserves_evaluator,
             handed_files=_list_handed_files(team, parent),
             primary_model=None if parent is None else parent.primary_model,
             team=TeamPlan(
@@ -334,23 +308,23 @@ class ProfilePlanner:
     def _apply_members(self, profile: Profile, task: Task, parent: Plan | None, *, restored: bool) -> Profile:
         """Return the team that a child is, by the settings; or the profile on the model, and with the profile, of the
         one member that it resolves to. A team answers in text, so a child with an output type is its first member
-        alone. A run that is `restored` was no team, and its model is known."""
-        if parent is None or not profile.has_model or not self._teams.enabled:
+        alone. A run that is `restored` was no team, and its model is known. Members of a team are what it says."""
+        if parent is None or parent.team is not None or not profile.has_model or not self.teams.enabled:
             return profile
         resolution = self.resolve_members(profile, parent)
         if task.model and not restored:
-            check_task_model(self._teams, profile.name, resolution)
+            check_task_model(self.teams, profile.name, resolution)
         if len(resolution.members) > 1 and restored:
             return profile
         if len(resolution.members) > 1 and profile.output is None:
             evaluates_rounds = profile.name.casefold() == ROUND_EVALUATOR
-            wanted = self._teams.final_answer_strategy
+            wanted = self.teams.final_answer_strategy
             return make_team(
                 profile,
                 resolution.members,
                 strategy=choose_strategy(wanted, refine=task.refine, evaluates_rounds=evaluates_rounds),
                 refine=task.refine,
-                max_new_answers=self._teams.max_new_answers_per_agent,
+                max_new_answers=self.teams.max_new_answers_per_agent,
             )
         if resolution.is_inherited:
             return profile
@@ -363,11 +337,11 @@ class ProfilePlanner:
         """Return the members of a child with this profile."""
         primary = parent.primary_model
         return resolve_members(
-            self._teams,
+            self.teams,
             profile.name,
             local_members=parent.members,
             spawner_model=None if parent.model is None else parent.model_name,
-            primary_model=_name_model(self._default_model) if primary is None else primary[1],
+            primary_model=_name_model(self.default_model) if primary is None else primary[1],
         )
 
     def _choose_model(self, profile: Profile, task: Task, parent: Plan | None) -> tuple[Model, str]:
@@ -376,17 +350,17 @@ class ProfilePlanner:
             resolution = self.resolve_members(profile, parent)
             inherited = parent.primary_model if resolution.step == 6 else None
             return inherited or (parent.model, parent.model_name)
-        wanted = self._default_model if wanted is None else wanted
+        wanted = self.default_model if wanted is None else wanted
         if wanted is None:
             raise ConfigError(f"profile {profile.name!r} has no model: give one, such as model='anthropic:NAME'")
         if isinstance(wanted, str):
-            chosen = wanted == self._default_model or (parent is not None and _reads_files(parent.model_name))
+            chosen = wanted == self.default_model or (parent is not None and _reads_files(parent.model_name))
             if task.model and parent is not None and _reads_files(wanted) and not chosen:
                 raise ConfigError(
                     f"a subagent may not be given the model {wanted!r}: it would read a file of its choice"
                 )
-            return self._models(wanted), wanted
-        return self._models(wanted), _name_model(wanted)
+            return self.models(wanted), wanted
+        return self.models(wanted), _name_model(wanted)
 
     def _make_tools(
         self, profile: Profile, parent: Plan | None, *, given: bool
@@ -409,7 +383,7 @@ class ProfilePlanner:
             tools, host = _narrow_to_parent(parent, tools, host)
         if _is_managed_evaluator(profile, parent):
             tools.setdefault("write", SandboxedTool(LOCAL["write"]()))  # its packet is a file in its own folder
-        if profile.leaf or not self._has_subagents:
+        if profile.leaf or not self.has_subagents:
             tools = {n: t for n, t in tools.items() if n not in SPAWNING and not isinstance(t, SubagentTool)}
         return tools, host
 
@@ -422,7 +396,7 @@ class ProfilePlanner:
             host[entry.spec.name] = entry.run
         elif not isinstance(entry, str):
             raise ConfigError(f"profile {profile.name!r}: tool {entry!r} must be a name, a @tool function or a Profile")
-        elif entry.startswith(PREFIX) and self._servers is not None:
+        elif entry.startswith(PREFIX) and self.servers is not None:
             self._add_server_tools(entry, tools, host)
         elif entry in WEB:
             tools[entry] = HostedTool(WEB[entry])
@@ -438,16 +412,9 @@ class ProfilePlanner:
 
     def _add_server_tools(self, entry: str | None, tools: dict[str, Tool], host: dict[str, HostTool]) -> None:
         """The tools of MCP servers that an entry means; all there are for None."""
-        for name, served in self._servers.find(entry).items() if self._servers is not None else ():
+        for name, served in self.servers.find(entry).items() if self.servers is not None else ():
             tools[name] = HostedTool(served.spec)
             host[name] = served
-
-    def _find_missing_tools(self, profile: Profile, parent: Plan | None) -> Sequence[tuple[str, str]]:
-        """Return the tools of MCP servers that the profile names and that are not there. A run that has its parent's
-        tools was told at its parent."""
-        if self._servers is None or (profile.tools is None and parent is not None):
-            return ()
-        return self._servers.lacks(profile.tools)
 
     def _bind_web_tools(
         self, profile: Profile, tools: dict[str, Tool], host: dict[str, HostTool], network: Hosts, model: Model | None
@@ -459,7 +426,7 @@ class ProfilePlanner:
             if search is not None:
                 tools[name] = HostedTool(search)
             elif name == web.FETCH.name and network:
-                host[name] = web.WebFetch(network, self._dialer).run
+                host[name] = web.WebFetch(network, self.dialer).run
             else:
                 del tools[name]
                 host.pop(name, None)
@@ -538,15 +505,10 @@ def _narrow_to_parent(
     return kept, {name: parent.host[name] for name in kept if name in host}
 
 
-def _describe_profile(profile: Profile, system: str, runtime: str) -> dict[str, Any]:
+def _encode_profile(profile: Profile, system: str, runtime: str) -> msgspec.Raw:
     """Return what the log keeps of a profile, with its system prompt where that is more than its instructions."""
-    described = {name: getattr(profile, name) for name in _LOGGED_FIELDS} | {"runtime": runtime}
-    if profile.approvals is not None:
-        described["approvals"] = profile.approvals
-    if profile.network is not None:
-        described["network"] = profile.network
-    if profile.a2a is not None:
-        described["a2a"] = profile.a2a
+    described: dict[str, Any] = {name: getattr(profile, name) for name in _LOGGED_FIELDS} | {"runtime": runtime}
+    described |= {name: value for name in _LOGGED_IF_SET if (value := getattr(profile, name)) is not None}
     if isinstance(profile, Team):
         described["team"] = {
             "members": [_describe_member(member) for member in profile.members],
@@ -554,7 +516,9 @@ def _describe_profile(profile: Profile, system: str, runtime: str) -> dict[str, 
             "refine": profile.refine,
             "max_new_answers": profile.max_new_answers,
         }
-    return described if system == profile.instructions else described | {"system": system}
+    if system != profile.instructions:
+        described["system"] = system
+    return secrets.clean_value(msgspec.Raw(msgspec.json.encode(described)))
 
 
 def _describe_member(member: Member | Profile | str) -> dict[str, Any]:

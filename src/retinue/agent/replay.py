@@ -18,7 +18,7 @@ import msgspec
 from retinue.agent.runs import run_agent
 from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny, describe_edit
 from retinue.core.errors import ConfigError, Unconfirmed
-from retinue.core.events import Inbox, Message, RunSpawned
+from retinue.core.events import Inbox, Message
 from retinue.core.limits import Limits
 from retinue.core.messages import REMINDER, Call, Reply, Request, ToolSpec, UserTurn
 from retinue.core.plans import Job, Plan, Planner
@@ -78,26 +78,16 @@ class Replay:
         assert isinstance(profile, Profile)
         run = self._by_profile[profile]
         record = run.record
-        run.plan_on_disk = self._plan_from_disk(record)
-        system, specs = record.instructions, record.tools
-        if run.plan_on_disk is not None:
-            system, specs = run.plan_on_disk.system, run.plan_on_disk.specs
-        tools = {spec.name: ReplayTool(spec, run) for spec in specs}
-        profile_json = record.spawned.profile
+        on_disk = run.plan_on_disk = self._plan_from_disk(record)
+        specs = record.tools if on_disk is None else on_disk.specs
         return Plan(
             profile=profile,
-            system=system,
+            system=record.instructions if on_disk is None else on_disk.system,
             model=ReplayModel(record, self.report) if record.spawned.model else None,
             model_name=record.spawned.model,
             specs=specs,
-            tools=tools,
-            host={},
-            children=(),
-            profile_json=(
-                profile_json
-                if isinstance(profile_json, msgspec.Raw)
-                else msgspec.Raw(msgspec.json.encode(profile_json))
-            ),
+            tools={spec.name: ReplayTool(spec, run) for spec in specs},
+            profile_json=msgspec.Raw(msgspec.json.encode(record.spawned.profile)),
             tools_json=msgspec.Raw(msgspec.json.encode(specs)),
             runtime=IN_PROCESS,
             run_job=run.run_job,
@@ -188,7 +178,10 @@ class ReplayedRun:
         self.replay = replay
         self.record = record
         self.profile = Profile(record.agent, limits=limits)
-        self.task = _make_task(record.spawned)
+        spawned = record.spawned
+        self.task = Task(
+            spawned.task, context=spawned.task_context, subagent_id=spawned.subagent_id, label=spawned.label
+        )
         self.plan_on_disk: Plan | None = None
         self.children: list[int] = []
 
@@ -225,7 +218,8 @@ class ReplayedRun:
                 await self._play_question(step, link)
             else:
                 run = await self._spawn(step, link)
-                foreground += [] if step.spawned.background else [run]
+                if not step.spawned.background:
+                    foreground.append(run)
         if foreground:
             await link.wait(foreground)
 
@@ -250,11 +244,6 @@ class ReplayedRun:
         """Tell whether a call is one of the last turn of a run that ended by itself."""
         turns, ended = self.record.turns, self.record.ended
         return ended is not None and ended.status == "done" and bool(turns) and call_id in turns[-1].calls
-
-    def was_unconfirmed(self) -> bool:
-        """Tell whether the run ended because a call needed a person and nobody could be asked."""
-        ended = self.record.ended
-        return ended is not None and ended.code == "unconfirmed"
 
     async def _spawn(self, record: RunRecord, link: Link) -> int:
         run = await self.replay.spawn_run(record, link)
@@ -323,9 +312,11 @@ class ReplayLink:
     async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
         """Begin a call with the recorded verdict and answer. A call without a result ends the run, after all calls
         beside it have finished."""
-        record = self._run.find_call(call.id)
+        run, record = self._run.record, self._run.find_call(call.id)
         if record is None:
-            self._report_unknown(call)
+            line = f"call {call.name} ({call.id}): {msgspec.json.encode(call.args).decode()}"
+            unknown = Difference(run.number, run.path, self._turn, "call", diff_lines([], [line]))
+            self._run.replay.report(unknown)
             raise EndOfRecord
         was_judged = record.asked is None or record.decided is not None
         judged = _JudgedSpec(**msgspec.structs.asdict(spec), verdict=_find_verdict(record) if was_judged else ALLOW)
@@ -336,7 +327,7 @@ class ReplayLink:
             self._close_call(call)
             if self._open_calls:
                 await self._calls_done.wait()
-            raise Unconfirmed(call.name) if self._run.was_unconfirmed() else EndOfRecord
+            raise Unconfirmed(call.name) if self._run.make_ending().code == "unconfirmed" else EndOfRecord
         return decision
 
     def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:
@@ -373,11 +364,6 @@ class ReplayLink:
         if not self._open_calls:
             self._calls_done.set()
 
-    def _report_unknown(self, call: Call) -> None:
-        record = self._run.record
-        line = f"call {call.name} ({call.id}): {msgspec.json.encode(call.args).decode()}"
-        self._run.replay.report(Difference(record.number, record.path, self._turn, "call", diff_lines([], [line])))
-
 
 class SilentModel:
     """A model for plans of which only the system prompt and the tools are used."""
@@ -393,10 +379,6 @@ def _find_verdict(record: CallRecord) -> Verdict:
     if decided is None:
         return ALLOW
     return Verdict("allow" if decided.allowed else "deny", decided.rule)
-
-
-def _make_task(body: RunSpawned) -> Task:
-    return Task(body.task, context=body.task_context, subagent_id=body.subagent_id, label=body.label)
 
 
 def _walk(record: RunRecord) -> list[RunRecord]:

@@ -191,7 +191,10 @@ class RoundConductor:
     async def _give_answer(self, link: Link, call_id: str, content: str) -> Outcome:
         answer = link.round_state.find_answer(call_id)
         if answer is None:
-            self._check_answer(link.round_state, content)
+            if self.is_over(link.round_state):
+                raise ToolError(SPENT.format(count=self._rounds.answers))
+            _check_checklist(link.round_state, NEW_ANSWER)
+            check_content(content)
             answer = await self._keep_answer(link, call_id, content)
         if answer.round >= self._rounds.answers:
             return Outcome(LAST, ending=Ending("done", answer.text))
@@ -199,17 +202,6 @@ class RoundConductor:
         if evaluated is None:
             evaluated = await self._evaluate(link, answer)
         return Outcome(self._describe_basis(answer, evaluated))
-
-    def _check_answer(self, state: RoundState, content: str) -> None:
-        if self.is_over(state):
-            raise ToolError(SPENT.format(count=self._rounds.answers))
-        self._check_checklist(state, NEW_ANSWER)
-        check_content(content)
-
-    def _check_checklist(self, state: RoundState, tool: str) -> None:
-        """Raise ToolError in a round without a plan whose checklist is missing."""
-        if _lacks_checklist(state):
-            raise ToolError(CHECKLIST_FIRST.format(tool=tool))
 
     async def _keep_answer(self, link: Link, call_id: str, content: str) -> RoundAnswered:
         number = link.round_state.number
@@ -226,14 +218,13 @@ class RoundConductor:
         if state.voted is None:
             if not state.answers:
                 raise ToolError(NO_ANSWER_YET)
-            self._check_checklist(state, VOTE)
+            _check_checklist(state, VOTE)
             found = state.find_choice(choice.strip())
             if found is None:
                 raise ToolError(NO_SUCH_ANSWER.format(choice=choice[:100], labels=_list_labels(state)))
             newest = state.answers[-1]
             if found.snapshot and found is not newest and found.snapshot != newest.snapshot:
-                text = OLDER_FILES.format(label=found.label, newest=newest.label, files=found.snapshot)
-                _warn_once(link, text)
+                _warn_once(link, OLDER_FILES.format(label=found.label, newest=newest.label, files=found.snapshot))
             link.emit(RoundVoted(call_id=call.id, choice=found.label, reason=reason[:REASON_CHARACTERS]))
             state = link.round_state
         assert state.voted is not None
@@ -265,8 +256,8 @@ class RoundConductor:
         try:
             [ticket] = await link.spawn([order])
         except SpawnRefused as refused:
-            problem = f"the evaluator could not be started: {refused}"
-            evaluated = RoundEvaluated(round=number, basis="checklist", problems=(problem,))
+            problems = (f"the evaluator could not be started: {refused}",)
+            evaluated = RoundEvaluated(round=number, basis="checklist", problems=problems)
         else:
             [result] = await link.wait([ticket.run])
             handed = await link.read_handed_files(ticket.run, (PACKET_FILE, TASKS_FILE), FILE_BYTES)
@@ -358,35 +349,29 @@ class RoundConductor:
 
 def read_evaluation(handed: HandedFiles, *, round: int, evaluator_run: int, status: str) -> RoundEvaluated:
     """Return what the files of an evaluator make the basis of the next round. Without a packet nothing else counts."""
-    ended = "" if status == "done" else f"the evaluator ended {status}"
-    data = handed.found.get(PACKET_FILE)
+    problems = [] if status == "done" else [f"the evaluator ended {status}"]
+    data, plan = handed.found.get(PACKET_FILE), None
     packet = None if data is None else parse_packet(data)
     if packet is None:
         why = handed.refused.get(PACKET_FILE) or ("is missing" if data is None else "is empty")
-        problems = [ended, f"{PACKET_FILE} {why}"]
-        return RoundEvaluated(
-            round=round,
-            basis="checklist",
-            evaluator_run=evaluator_run,
-            status=status,
-            problems=tuple(each for each in problems if each),
-        )
-    problems = [ended, f"{PACKET_FILE} has no section {', '.join(packet.missing)}" if packet.missing else ""]
-    data, plan = handed.found.get(TASKS_FILE), None
-    if data is None:
-        problems.append(f"{TASKS_FILE} {handed.refused.get(TASKS_FILE) or 'is missing'}")
+        problems.append(f"{PACKET_FILE} {why}")
     else:
-        tasks = parse_next_tasks(data)
-        plan = tasks.plan
-        problems += [f"{TASKS_FILE}: {problem}" for problem in tasks.problems[:5]]
+        if packet.missing:
+            problems.append(f"{PACKET_FILE} has no section {', '.join(packet.missing)}")
+        if TASKS_FILE in handed.found:
+            tasks = parse_next_tasks(handed.found[TASKS_FILE])
+            plan = tasks.plan
+            problems += [f"{TASKS_FILE}: {problem}" for problem in tasks.problems[:5]]
+        else:
+            problems.append(f"{TASKS_FILE} {handed.refused.get(TASKS_FILE) or 'is missing'}")
     return RoundEvaluated(
         round=round,
-        basis="packet" if plan is None else "tasks",
+        basis="checklist" if packet is None else "packet" if plan is None else "tasks",
         evaluator_run=evaluator_run,
         status=status,
-        packet=packet.text,
+        packet="" if packet is None else packet.text,
         tasks=plan,
-        problems=tuple(each for each in problems if each),
+        problems=tuple(problems),
     )
 
 
@@ -414,6 +399,12 @@ def _shorten_answer(answer: RoundAnswered, limit: int) -> RoundAnswered:
 
 def _lacks_checklist(state: RoundState) -> bool:
     return state.basis in ("packet", "checklist") and state.checked is None
+
+
+def _check_checklist(state: RoundState, tool: str) -> None:
+    """Raise ToolError in a round without a plan whose checklist is missing."""
+    if _lacks_checklist(state):
+        raise ToolError(CHECKLIST_FIRST.format(tool=tool))
 
 
 def _list_labels(state: RoundState) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from retinue.agent.local_tools import SandboxedTool
-from retinue.agent.loop import LoopState, run_turns
+from retinue.agent.loop import LoopState, add_results, run_turns
 from retinue.agent.rounds import run_rounds
 from retinue.agent.team import run_member, run_team
 from retinue.agent.tool_calls import run_tool_call
@@ -32,7 +32,6 @@ from retinue.core.messages import (
     AssistantTurn,
     Call,
     ToolSpec,
-    ToolTurn,
     UserTurn,
     join_replies,
     last_text,
@@ -58,12 +57,13 @@ def run_job(job: Job, link: Link) -> Awaitable[Ending]:
         return run_team(job, link)
     sandbox: Sandbox = job.plan.runtime  # type: ignore[assignment] # remote runs are driven through their adapters
     session = sandbox.open(job, link)
-    if session is None:
-        return run_agent(job, link) if not job.task.files else _run_with_files(job, link)
-    return _run_in_session(session, job, link)
+    if session is not None:
+        return _run_in_session(session, job, link)
+    return _run_with_files(job, link) if job.task.files else run_agent(job, link)
 
 
 async def _run_with_files(job: Job, link: Link) -> Ending:
+    """Run a job whose task has files, which are copied into its workspace first."""
     await asyncio.to_thread(_copy_files, job)
     return await run_agent(job, link)
 
@@ -75,9 +75,7 @@ async def _run_in_session(session: RunSession, job: Job, link: Link) -> Ending:
             await _run_setup(session.setup, session, job, link)
         if job.plan.profile.call is not None or job.task.files:
             await session.make_workspace()
-        if job.task.files:
-            await asyncio.to_thread(_copy_files, job)
-        return await run_agent(job, link)
+        return await (_run_with_files(job, link) if job.task.files else run_agent(job, link))
     finally:
         await session.close()
 
@@ -169,7 +167,5 @@ def _complete_thread(state: LoopState, link: Link) -> None:
         spoken = link.keep_spoken()
         state.thread += [AssistantTurn(spoken)] if spoken else []
         return
-    outcomes = state.outcomes | link.break_off_calls([call for call in reply.calls if call.id not in state.outcomes])
-    for call in reply.calls:
-        outcome = outcomes[call.id]
-        state.thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
+    state.outcomes |= link.break_off_calls([call for call in reply.calls if call.id not in state.outcomes])
+    add_results(reply.calls, state)

@@ -145,17 +145,18 @@ class Coordinator:
     async def give_answer(self, link: Link, call_id: str, content: str) -> Outcome:
         agent, state = link.ref.agent, self._state
         if not state.has_call(link.ref.run, call_id):
-            self._check_answer(agent, content)
+            self._check_open(agent)
+            check_content(content)
+            given = len(state.answers.get(agent, ()))
+            if given >= self._plan.answers_each:
+                raise ToolError(SPENT.format(count=given, limit=self._plan.answers_each))
             await self._keep_answer(link, call_id, content)
         return await self._wait_for_step(agent, link)
 
-    def _check_answer(self, agent: str, content: str) -> None:
-        state, given = self._state, len(self._state.answers.get(agent, ()))
-        if state.decided is not None:
+    def _check_open(self, agent: str) -> None:
+        """Raise ToolError for a call of a member that comes after the decision."""
+        if self._state.decided is not None:
             raise ToolError(PRESENT_NOW if self._is_presenter(agent) else IS_OVER)
-        check_content(content)
-        if given >= self._plan.answers_each:
-            raise ToolError(SPENT.format(count=given, limit=self._plan.answers_each))
 
     async def _keep_answer(self, link: Link, call_id: str, content: str) -> None:
         agent = link.ref.agent
@@ -173,8 +174,7 @@ class Coordinator:
     async def cast_vote(self, link: Link, call_id: str, choice: str, reason: str) -> Outcome:
         agent, run, state = link.ref.agent, link.ref.run, self._state
         if not state.has_call(run, call_id):
-            if state.decided is not None:
-                raise ToolError(PRESENT_NOW if self._is_presenter(agent) else IS_OVER)
+            self._check_open(agent)
             if agent not in state.shown:
                 raise ToolError(NOT_YET)
             found = state.find_choice(choice.strip())
@@ -186,8 +186,7 @@ class Coordinator:
                 self._link.emit(vote)
                 self._advance()
             elif not self._remind(agent, run, call_id):
-                labels = ", ".join(answer.label for answer in state.list_current(self._order))
-                raise ToolError(NO_SUCH_ANSWER.format(choice=choice[:100], labels=labels))
+                raise ToolError(NO_SUCH_ANSWER.format(choice=choice[:100], labels=", ".join(self._list_labels())))
         return await self._wait_for_step(agent, link)
 
     def _check_vote(self, agent: str, choice: AnswerGiven) -> None:
@@ -197,7 +196,7 @@ class Coordinator:
         if newest is not choice:
             again = self._show_answers(agent)
             raise ToolError(REPLACED.format(choice=choice.label, newest=newest.label, vote=again))
-        if state.shown[agent] != tuple(answer.label for answer in state.list_current(self._order)):
+        if state.shown[agent] != self._list_labels():
             raise ToolError(OTHER_ANSWERS.format(vote=self._show_answers(agent)))
 
     async def take_text(self, link: Link, turn: int, text: str) -> Outcome:
@@ -211,8 +210,7 @@ class Coordinator:
                     return Outcome("", ending=Ending("failed", "it gave no answer", "it gave no answer"))
                 await self._keep_answer(link, cause, cut_content(text, link))
             elif agent in state.shown and agent not in state.votes and not self._remind(agent, run, cause):
-                labels = ", ".join(answer.label for answer in state.list_current(self._order))
-                return Outcome(REMIND.format(labels=labels))
+                return Outcome(REMIND.format(labels=", ".join(self._list_labels())))
         return await self._wait_for_step(agent, link)
 
     def _remind(self, agent: str, run: int, cause: str) -> bool:
@@ -229,6 +227,10 @@ class Coordinator:
         return True
 
     # What comes next
+
+    def _list_labels(self) -> tuple[str, ...]:
+        """Return the labels of the answers there are now, in the order of the team."""
+        return tuple(answer.label for answer in self._state.list_current(self._order))
 
     def _is_presenter(self, agent: str) -> bool:
         decided = self._state.decided
@@ -280,15 +282,13 @@ class Coordinator:
 
     def _show_answers(self, agent: str) -> str:
         """Write that a member is shown the answers, and return the words by which it is asked to vote."""
-        state = self._state
-        current = state.list_current(self._order)
-        labels = tuple(answer.label for answer in current)
+        state, labels = self._state, self._list_labels()
         if state.shown.get(agent) != labels:
             self._link.emit(AnswersShown(member=agent, answers=labels))
         left = self._plan.answers_each - len(state.answers.get(agent, ()))
         return VOTE_NOW.format(
             own=state.answers[agent][-1].label,
-            answers=format_answers(current),
+            answers=format_answers(state.list_current(self._order)),
             or_answer=OR_ANSWER.format(left=left) if left > 0 else "",
         )
 
@@ -342,14 +342,12 @@ def cut_content(text: str, link: Link) -> str:
 
 def format_answers(answers: Sequence[AnswerGiven | RoundAnswered]) -> str:
     """Return answers as an agent reads them: each between marks with its label."""
-    return "\n\n".join(_format_answer(answer) for answer in answers)
-
-
-def _format_answer(answer: AnswerGiven | RoundAnswered) -> str:
-    mark = f"answer {answer.label}"
-    files = f"\n{READ_FILES.format(snapshot=answer.snapshot)}" if answer.snapshot else ""
-    text = escape_marks(answer.text, "answer")
-    return f"<{mark}>\n{text}\n</{mark}>{files}"
+    parts = []
+    for answer in answers:
+        files = f"\n{READ_FILES.format(snapshot=answer.snapshot)}" if answer.snapshot else ""
+        text = escape_marks(answer.text, "answer")
+        parts.append(f"<answer {answer.label}>\n{text}\n</answer {answer.label}>{files}")
+    return "\n\n".join(parts)
 
 
 def escape_marks(text: str, name: str) -> str:

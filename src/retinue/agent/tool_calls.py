@@ -18,7 +18,7 @@ from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome, Tool, skip_preview
 from retinue.core.profiles import ToolHooks
-from retinue.core.sendable import find_problem, repair_text
+from retinue.core.sendable import repair_text
 from retinue.tools.arguments import find_unknown_argument
 from retinue.tools.truncate import truncate_text
 
@@ -43,11 +43,11 @@ class HookedTool:
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         refusal = await self._hooks.before_tool(call.name, call.args)
-        if refusal is not None and not isinstance(refusal, str):
+        if isinstance(refusal, str):
+            return Outcome(refusal, success=False)
+        if refusal is not None:
             kind = type(refusal).__name__
             raise ToolError(f"the hook before {call.name} returned {kind}, neither None nor a text: nothing was run")
-        if refusal is not None:
-            return Outcome(refusal, success=False)
         try:
             outcome = await self._tool(call, folders, link)
         except ToolError as error:
@@ -77,7 +77,7 @@ async def run_tool_call(
         elif decision.args is not None:
             changed = describe_edit(decision.args)
             call = Call(call.id, call.name, decision.args, within=call.within)
-            problem = find_problem(call.args) or find_unknown_argument(call, tool.spec)
+            problem = find_unknown_argument(call, tool.spec)
             outcome = Outcome(problem, success=False) if problem else None
     if outcome is None:
         try:

@@ -14,7 +14,7 @@ from retinue.core.errors import ConfigError
 from retinue.core.sendable import find_problem
 
 Scope = Literal["call", "run", "tool", "project"]
-SCOPES: tuple[Scope, ...] = ("call", "run", "tool", "project")
+SCOPES: tuple[Scope, ...] = typing.get_args(Scope)
 Answered = Literal["taken", "stale", "unknown"]
 INPUT_REQUIRED = "input_required"  # the tool of a question in an agent's own words, which only a person can answer
 

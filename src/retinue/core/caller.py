@@ -6,11 +6,10 @@ Pure values. How they travel to another process is the protocol's (`retinue.prot
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any
 
 import msgspec
 
-from retinue.core.limits import Limits
+from retinue.core.limits import Limits, pick_smaller
 from retinue.core.traces import FindOrigin, TraceOrigin
 
 
@@ -36,19 +35,13 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
     def narrow(self, own: Limits) -> Limits:
         """Return the limits of a tree that this call makes, whose primary takes one of the levels that are left."""
-        depth = own.depth if self.depth is None else max(0, _pick_smaller(own.depth, self.depth - 1))
-        tokens, cost = _pick_smaller(own.tokens, self.tokens), _pick_smaller(own.cost, self.cost)
-        return msgspec.structs.replace(own, depth=depth, tokens=tokens, cost=cost)
-
-    def keep_limits(self, given: Limits | None, narrowed: Limits) -> Limits:
-        """Return the limits that a tree was given with its task, so that it stays within these also when it goes on
-        later."""
-        return Limits(depth=narrowed.depth).override(given or Limits())
+        depth = msgspec.UNSET if self.depth is None else max(0, self.depth - 1)
+        return Limits(depth=depth, tokens=self.tokens, cost=self.cost).narrow(own)
 
     def limit_seconds(self, own: float | msgspec.UnsetType | None, now: float) -> float | None:
         """Return how long a run of that many seconds, which begins now, may take."""
         limit = None if own is msgspec.UNSET else own
-        return limit if self.deadline is None else _pick_smaller(limit, max(0.0, self.deadline - now))
+        return limit if self.deadline is None else pick_smaller(limit, max(0.0, self.deadline - now))
 
     @property
     def trace(self) -> FindOrigin | None:
@@ -73,18 +66,11 @@ class ClientRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     message: str
 
 
-def _pick_smaller(own: Any, given: Any) -> Any:
-    """Return the smaller of two limits, where unset and None are no limit."""
-    if given is None:
-        return own
-    return given if own is None or own is msgspec.UNSET else min(own, given)
-
-
 def narrow_caller(own: Caller, given: Caller) -> Caller:
     """Return the caller of two that both hold: the smaller number of each limit, and the origin of the second."""
     limits = ("depth", "deadline", "tokens", "cost")
     origin = ("traceparent", "baggage", "parent_id", "root_id")
     return Caller(
-        **{name: _pick_smaller(getattr(own, name), getattr(given, name)) for name in limits},
+        **{name: pick_smaller(getattr(own, name), getattr(given, name)) for name in limits},
         **{name: getattr(given, name) or getattr(own, name) for name in origin},
     )

@@ -190,10 +190,8 @@ class _Reader:
             self._at += 1
             if char in " \t":
                 self._end_word()
-            elif char == "'":
-                self._read_quoted("'")
-            elif char == '"':
-                self._read_quoted('"')
+            elif char in ("'", '"'):
+                self._read_quoted(char)
             elif char in ";|&":
                 self._read_connector(char)
             elif char in _SPECIAL:

@@ -605,9 +605,17 @@ def decode_raw(value: msgspec.Raw | Any) -> Any:
 def decode_event(line: bytes) -> Event:
     """Decode the event of one line; raises `msgspec.MsgspecError` for what is not one."""
     try:
-        return _decode_line(line)
+        head = _ENVELOPE.decode(line)
+        decoder = _BODIES.get(head.kind)
+        body: EventBody
+        if decoder is None:
+            fields = msgspec.json.decode(line)
+            body = Unknown(head.kind, {k: v for k, v in fields.items() if k not in _ENVELOPE_FIELDS})
+        else:
+            body = decoder.decode(line)  # type: ignore[assignment] # one of KINDS
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from None
+    return Event(head.seq, head.tree, head.run, head.path, head.agent, head.at, body)
 
 
 def decode_event_or_gap(line: bytes) -> Event:
@@ -618,15 +626,3 @@ def decode_event_or_gap(line: bytes) -> Event:
         head = _ENVELOPE.decode(line)
         gap = Gap(1, f"an event of kind {head.kind} cannot be read")
         return Event(head.seq, head.tree, head.run, head.path, head.agent, head.at, gap)
-
-
-def _decode_line(line: bytes) -> Event:
-    head = _ENVELOPE.decode(line)
-    decoder = _BODIES.get(head.kind)
-    body: EventBody
-    if decoder is None:
-        fields = msgspec.json.decode(line)
-        body = Unknown(head.kind, {k: v for k, v in fields.items() if k not in _ENVELOPE_FIELDS})
-    else:
-        body = decoder.decode(line)  # type: ignore[assignment] # one of KINDS
-    return Event(head.seq, head.tree, head.run, head.path, head.agent, head.at, body)

@@ -62,12 +62,7 @@ class Limits(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     def narrow(self, base: Limits) -> Limits:
         """Return the limits of `base`, each narrowed to the one of these where this is smaller."""
-        fields: dict[str, Any] = {}
-        for name in self.__struct_fields__:
-            mine, other = getattr(self, name), getattr(base, name)
-            bounds = [value for value in (mine, other) if value is not UNSET and value is not None]
-            fields[name] = min(bounds) if bounds else other
-        return Limits(**fields)
+        return Limits(*(pick_smaller(getattr(base, name), getattr(self, name)) for name in self.__struct_fields__))
 
     def override(self, base: Limits) -> Limits:
         """Return these limits, and those of `base` where these say nothing."""
@@ -85,6 +80,10 @@ class Timeouts(msgspec.Struct, frozen=True, gc=False):
     minimum: float = MODEL_ASKED_SECONDS[0]
     maximum: float = MODEL_ASKED_SECONDS[1]
 
+    def clamp(self, seconds: float) -> float:
+        """Return a timeout asked by a model, inside the bounds; one set by a person never comes here."""
+        return min(max(seconds, self.minimum), self.maximum)
+
 
 class Caps(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Caps of one run's processes: bytes of memory, how many at once, seconds of CPU each, bytes of one file, how many
@@ -101,6 +100,13 @@ class Caps(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 _NOTHING_SET = Limits()
 
 
+def pick_smaller(own: Any, given: Any) -> Any:
+    """Return the smaller of two limits, where unset and None are no limit; `own` if both are none."""
+    if given is None or given is UNSET:
+        return own
+    return given if own is None or own is UNSET else min(own, given)
+
+
 def parse_amount(value: object) -> Decimal:
     """Return an amount of money, exactly as a person wrote it: 0.1 is 0.1."""
     if isinstance(value, Decimal | int | float) and not isinstance(value, bool):
@@ -108,8 +114,3 @@ def parse_amount(value: object) -> Decimal:
         if exact.is_finite() and exact >= 0:
             return exact
     raise ConfigError(f"limit 'cost' must be an amount of 0 or more, got {value!r}")
-
-
-def clamp_asked(seconds: float, bounds: tuple[float, float] = MODEL_ASKED_SECONDS) -> float:
-    """Return a timeout asked by a model, inside the bounds; one set by a person never comes here."""
-    return min(max(seconds, bounds[0]), bounds[1])

@@ -52,10 +52,6 @@ def parse_hosts(texts: Sequence[str]) -> Hosts:
     return FULL if texts == "full" else ()
 
 
-def is_full(hosts: Hosts) -> bool:
-    return hosts == FULL
-
-
 def parse_host(text: str) -> AllowedHost:
     """Return the entry; a ConfigError says what is wrong with it."""
     word = text.strip().lower()

@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, get_args, overload
 
 import msgspec
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 RuntimeName = Literal["inherited", "isolated", "container", "delegated"]
 WorkspaceName = Literal["scratch", "shared", "copy", "worktree"]
-RUNTIMES: tuple[RuntimeName, ...] = ("inherited", "isolated", "container", "delegated")  # the laxest first
-WORKSPACES: tuple[WorkspaceName, ...] = ("scratch", "shared", "copy", "worktree")
+RUNTIMES: tuple[RuntimeName, ...] = get_args(RuntimeName)  # the laxest first
+WORKSPACES: tuple[WorkspaceName, ...] = get_args(WorkspaceName)
 LOCAL_TOOLS = ("read", "write", "edit", "glob", "grep", "shell", CODE_MODE)
 WEB_TOOLS = ("web_fetch", "web_search")
 SPAWN_TOOLS = (
@@ -185,17 +185,12 @@ class Profile(Generic[OutputT_co]):
     def __post_init__(self) -> None:
         check_name(self.name)
         parse_hosts(self.network or ())
-        if self.runtime is not None and self.runtime not in RUNTIMES:
-            raise ConfigError(
-                f"profile {self.name!r}: unknown runtime {self.runtime!r}; available: {', '.join(RUNTIMES)}"
-            )
+        for what, value, known in (("runtime", self.runtime, RUNTIMES), ("workspace", self.workspace, WORKSPACES)):
+            if value is not None and value not in known:
+                raise ConfigError(f"profile {self.name!r}: unknown {what} {value!r}; available: {', '.join(known)}")
         if len(self.subagent_agents) > MEMBERS_MAX:
             count = len(self.subagent_agents)
             raise ConfigError(f"profile {self.name!r} has {count} subagent_agents; the maximum is {MEMBERS_MAX}")
-        if self.workspace is not None and self.workspace not in WORKSPACES:
-            raise ConfigError(
-                f"profile {self.name!r}: unknown workspace {self.workspace!r}; available: {', '.join(WORKSPACES)}"
-            )
         for method in HOOKS if self.hooks is not None else ():
             if not inspect.iscoroutinefunction(getattr(self.hooks, method, None)):
                 kind = type(self.hooks).__name__
@@ -257,12 +252,7 @@ class Team(Profile[str]):
 
 
 def make_team(
-    profile: Profile,
-    members: Sequence[Member | Profile | str],
-    *,
-    strategy: Strategy | None = None,
-    refine: bool = False,
-    max_new_answers: int = MAX_NEW_ANSWERS,
+    profile: Profile, members: Sequence[Member], *, strategy: Strategy | None, refine: bool, max_new_answers: int
 ) -> Team:
     """Return the team that stands for a profile, with these members."""
     given = {each.name: getattr(profile, each.name) for each in dataclasses.fields(Profile)}
@@ -292,12 +282,9 @@ class Task(msgspec.Struct, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         if self.subagent_id or self.label or not (self.text.isascii() and self.context.isascii()):
-            self._repair_texts()
+            for name in ("text", "context", "subagent_id", "label"):
+                text = getattr(self, name)
+                if isinstance(text, str):
+                    msgspec.structs.force_setattr(self, name, repair_text(text))
         if self.timeout_seconds is not None and self.timeout_seconds != self.timeout_seconds:
             raise ConfigError("timeout_seconds must be a number, got nan")
-
-    def _repair_texts(self) -> None:
-        for name in ("text", "context", "subagent_id", "label"):
-            text = getattr(self, name)
-            if isinstance(text, str):
-                msgspec.structs.force_setattr(self, name, repair_text(text))

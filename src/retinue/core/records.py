@@ -28,7 +28,7 @@ from retinue.core.events import (
     ToolResult,
     decode_raw,
 )
-from retinue.core.messages import AssistantTurn, Call, Reply, Request, ToolSpec, ToolTurn, Turn, UserTurn
+from retinue.core.messages import AssistantTurn, Reply, Request, ToolSpec, ToolTurn, Turn, UserTurn
 from retinue.core.usage import NO_USAGE, Usage
 
 CONTEXT_LINES = 3
@@ -52,12 +52,7 @@ class RecordedRequest:
 
     @classmethod
     def from_request(cls, request: Request) -> RecordedRequest:
-        return cls(
-            model=request.model,
-            system=_FOLDERS.sub("", request.system),
-            thread=tuple(request.thread),
-            tools=request.tools,
-        )
+        return cls(request.model, _FOLDERS.sub("", request.system), tuple(request.thread), request.tools)
 
     def format_lines(self) -> list[str]:
         """Return the request as lines that a person can read. Leaves out what only the provider can read."""
@@ -70,7 +65,7 @@ class RecordedRequest:
                 lines += _format_part(f"{outcome} of {turn.name} ({turn.call_id})", turn.text)
             else:
                 lines += _format_reply(turn)
-                lines += [_format_call(call) for call in turn.calls]
+                lines += [f"call {call.name} ({call.id}): {_format_json(call.args)}" for call in turn.calls]
         for tool in self.tools:
             lines += [*_format_part(f"tool {tool.name}", tool.description), f"  {_format_json(tool.schema)}"]
         return lines
@@ -179,11 +174,6 @@ class Difference:
     lines: tuple[str, ...]
 
 
-def diff_requests(recorded: RecordedRequest, now: RecordedRequest) -> tuple[str, ...]:
-    """Return the lines of a diff between two requests; none if they are the same for the model."""
-    return diff_lines(recorded.format_lines(), now.format_lines())
-
-
 def diff_lines(recorded: Sequence[str], now: Sequence[str]) -> tuple[str, ...]:
     """Return the lines of a diff from `recorded` to `now`; none if they are equal."""
     return tuple(unified_diff(recorded, now, "recorded", "now", lineterm="", n=CONTEXT_LINES))
@@ -233,10 +223,6 @@ def _format_reply(reply: Reply | AssistantTurn) -> list[str]:
     return lines + (_format_part("assistant", reply.text) if reply.text else [])
 
 
-def _format_call(call: Call) -> str:
-    return f"call {call.name} ({call.id}): {_format_json(call.args)}"
-
-
 def _format_call_record(call: CallRecord) -> list[str]:
     body, decided, result = call.body, call.decided, call.result
     lines = [f"call {body.name} ({body.call_id}, {body.tier}): {_format_json(body.args)}"]
@@ -269,14 +255,13 @@ def _format_ending(record: RunRecord) -> list[str]:
     ended = record.ended
     if ended is None:
         return ["no ending"]
-    lines = [
+    return [
         f"status: {ended.status}",
         f"error: {ended.error_details}",
         f"structured: {_format_json(ended.structured)}",
+        *_format_part("response", ended.final_response),
+        *_format_part("partial", ended.partial),
     ]
-    for name, text in (("response", ended.final_response), ("partial", ended.partial)):
-        lines += _format_part(name, text)
-    return lines
 
 
 def _format_part(title: str, text: str) -> list[str]:

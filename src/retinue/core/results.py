@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Generic, Literal, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast, get_args
 
 import msgspec
 
@@ -25,8 +25,8 @@ else:
 Status = Literal["done", "refused", "failed", "limited", "timed_out", "cancelled", "disconnected"]
 State = Literal["queued", "starting", "running", "waiting_approval", "waiting_children", "waiting", "stalled"]
 EndingCode = Literal["", "unconfirmed"]
-ENDING_CODES: tuple[EndingCode, ...] = ("", "unconfirmed")
-STATUSES: tuple[Status, ...] = ("done", "refused", "failed", "limited", "timed_out", "cancelled", "disconnected")
+ENDING_CODES: tuple[EndingCode, ...] = get_args(EndingCode)
+STATUSES: tuple[Status, ...] = get_args(Status)
 
 
 class ToolLog(msgspec.Struct, frozen=True, gc=False):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -30,7 +30,7 @@ from retinue.core.globs import GLOB_CHARACTERS, compile_glob
 from retinue.core.servers import PREFIX
 
 Mode = Literal["ask", "strict", "sandboxed", "yes"]
-MODES: tuple[Mode, ...] = ("ask", "strict", "sandboxed", "yes")
+MODES: tuple[Mode, ...] = get_args(Mode)
 SHELLS = ("shell", "_shell")
 FILES = ("read", "write", "edit", "glob", "grep", "_read_file", "_write_file", "_edit_file")
 CODE_MODE = "execute_python_code"
@@ -136,10 +136,8 @@ def is_about_path(rule: Rule, tool: str) -> bool:
     `grep` is about all that read, one for `write` or `edit` about all that write."""
     if rule.pattern is None or rule.argument:
         return False
-    named = (READERS[:2], WRITERS[:2])
     return any(
-        is_a(tool, kinds) and any(concerns_tool(rule, name) for name in names)
-        for kinds, names in zip((READERS, WRITERS), named, strict=True)
+        is_a(tool, kinds) and any(concerns_tool(rule, name) for name in kinds[:2]) for kinds in (READERS, WRITERS)
     )
 
 

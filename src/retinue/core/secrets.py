@@ -27,7 +27,7 @@ T = TypeVar("T")
 def learn_secrets(environ: Mapping[str, str]) -> None:
     """Take note of every variable whose name says that it is a key. A plain word or a path is none."""
     for name, value in environ.items():
-        if _NAMED.search(name) and not value.isalpha() and not value.startswith("/"):
+        if is_named(name) and not value.isalpha() and not value.startswith("/"):
             hide_secret(value.strip())
 
 
@@ -153,16 +153,12 @@ class GrowingList:
         """Return the items without the values that are known; the same object where nothing is known."""
         if not _known:
             return items
-        pairs = zip(self._items, items, strict=False)
-        same = sum(1 for _ in takewhile(_is_same, pairs)) if self._known_then == _known else 0
+        pairs = zip(self._items, items, strict=False) if self._known_then == _known else ()
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
         new = [deepcopy(clean_value(item)) for item in items[same:]]
         self._items, self._cleaned = list(items), [*self._cleaned[:same], *new]
         self._known_then = _known
         return list(self._cleaned)
-
-
-def _is_same(pair: tuple[object, object]) -> bool:
-    return pair[0] is pair[1]
 
 
 def _list_last_lines() -> list[str]:

@@ -16,7 +16,6 @@ from retinue.core.records import (
     RecordedRequest,
     RunRecord,
     diff_lines,
-    diff_requests,
 )
 
 
@@ -31,7 +30,7 @@ class RecordedModel(ABC):
         asked, recorded = self.look_up(request)
         if recorded is None:
             return await self.handle_missing(asked, request, on_delta)
-        lines = diff_requests(recorded.request, asked.request)
+        lines = diff_lines(recorded.request.format_lines(), asked.request.format_lines())
         if lines:
             self.handle_difference(asked, lines)
         if recorded.reply is None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from retinue.core.errors import ConfigError
 from retinue.core.events import Warned
-from retinue.core.network import Hosts, is_full
+from retinue.core.network import FULL, Hosts
 from retinue.core.plans import Plan, Runtime
 from retinue.core.profiles import RUNTIMES, Profile, RuntimeName
 from retinue.core.remote_agents import A2aAgent
@@ -55,7 +55,7 @@ class Placement:
             if self._find_remote is None:
                 raise ConfigError(f"the agent '{profile.name}' is elsewhere, and is not called from here")
             return self._find_remote(profile.a2a), wanted, ()
-        reach: Reach = "full" if is_full(network) else "hosts" if network else "none"
+        reach: Reach = "full" if network == FULL else "hosts" if network else "none"
         runtime, notes = self._find_runtime(wanted if profile.call is None else "inherited", reach)
         return runtime, wanted, notes
 

@@ -20,7 +20,7 @@ from retinue.core.caller import NOBODY, Caller
 from retinue.core.control import Control
 from retinue.core.errors import DEPTH_EXCEEDED, NO_SLOT, ConfigError, NoSlot, RetinueError, SpawnRefused
 from retinue.core.events import RunSpawned, Warned
-from retinue.core.limits import DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits, Timeouts, clamp_asked
+from retinue.core.limits import DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits, Timeouts
 from retinue.core.messages import RunRef, Turn, UserTurn
 from retinue.core.plans import Past, Plan
 from retinue.core.ports import Order, Ticket
@@ -165,7 +165,7 @@ class Spawner:
             kept = narrow.narrow(given or Limits())
         if caller is not NOBODY:
             whole, primary = caller.narrow(whole), caller.narrow(primary)
-            kept = caller.keep_limits(kept, primary)
+            kept = Limits(depth=primary.depth).override(kept or Limits())
         return whole, primary, kept
 
     # Children
@@ -407,7 +407,7 @@ def _choose_timeout(order: Order, plan: Plan, timeouts: Timeouts) -> float | Non
         return own
     if not order.asked_by_model:
         return asked
-    asked = clamp_asked(asked, (timeouts.minimum, timeouts.maximum))
+    asked = timeouts.clamp(asked)
     return asked if own is None or limits.seconds is UNSET else min(asked, own)
 
 

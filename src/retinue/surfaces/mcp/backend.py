@@ -15,7 +15,6 @@ from retinue.build.servers import serve_control
 from retinue.build.supervisor import open_control
 from retinue.core.control import MCP_CLIENT, ResumeOverrides, RunHandle
 from retinue.core.errors import NotFound
-from retinue.core.limits import clamp_asked
 from retinue.core.messages import ASKER, RunRef
 from retinue.core.ports import Receipt, Row, Ticket
 from retinue.core.profiles import Profile
@@ -54,8 +53,7 @@ class Backend:
         If the process of its tree was killed, the tree is resumed here first. A run that was at work then goes on, and
         is given the text as a message."""
         if seconds is not None:
-            timeouts = self.parts.timeouts
-            seconds = clamp_asked(seconds, (timeouts.minimum, timeouts.maximum))
+            seconds = self.parts.timeouts.clamp(seconds)
         overrides = ResumeOverrides(profiles=self._profiles, seconds=seconds, files=True)
         if not known.is_live and not (await load_listing(self._log, known.tree)).ended:
             self._resumed[known.tree] = await self.control.resume(known.tree, ResumeOverrides(profiles=self._profiles))
