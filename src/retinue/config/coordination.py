@@ -39,6 +39,7 @@ from retinue.config.schema import (
     section,
     section_schema,
     setting,
+    text_for,
     trust_for,
 )
 from retinue.core.errors import ConfigError
@@ -70,7 +71,7 @@ class BackendSettings:
     """A model in two parts."""
 
     type: str = setting(
-        Kind(lambda node: node.parse(_check_provider), {"type": "string", "pattern": PROVIDER_PATTERN}),
+        text_for(_check_provider, PROVIDER_PATTERN),
         "the provider",
         default="",
         example=_FIRST.partition(":")[0],
@@ -92,10 +93,7 @@ class MemberSettings:
 
     place: Place
     id: str | None = setting(
-        Kind(
-            lambda node: node.parse(lambda text: check_name(text, what="id")),
-            {"type": "string", "pattern": NAME_PATTERN},
-        ),
+        text_for(lambda text: check_name(text, what="id"), NAME_PATTERN),
         "its name for people; agent1, agent2, ... in order, unless given",
         example="careful",
     )
@@ -177,7 +175,7 @@ class SubagentOrchestratorSettings:
         trust=NEW_MEMBERS,
     )
     shared_child_team_types: tuple[str, ...] = setting(
-        list_of(Node.word, r"\S", what="a list of texts"),
+        list_of(WORD, what="a list of texts"),
         "the types of subagents that take the shared pool first; `*`: all",
         default=(ROUND_EVALUATOR,),
     )

@@ -7,6 +7,7 @@ and documented in docs/settings.md. Knows no particular setting; reads no file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, Literal, TypeVar
 from msgspec import UNSET
 
 from retinue.config.located import Node, Section
+from retinue.core.errors import ConfigError
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
 _KEY = "retinue.setting"
@@ -215,12 +217,26 @@ def choice(options: tuple[str, ...]) -> Kind:
     return Kind(lambda node: node.choice(options), {"type": "string", "enum": list(options)})
 
 
-def list_of(read: Callable[[Node], Any], pattern: str, *, what: str) -> Kind:
-    """Return the kind of a list of texts, each of which `read` turns into a value. The pattern says the same in a JSON
-    schema."""
+def text_for(parse: Callable[[str], Any], pattern: str) -> Kind:
+    """Return the kind of a text that `parse` turns into a value. The pattern says the same in a JSON schema."""
+    return Kind(lambda node: node.parse(parse), {"type": "string", "pattern": pattern})
+
+
+def text_like(pattern: str, what: str) -> Kind:
+    """Return the kind of a text that matches the pattern, as a `what` does."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ConfigError(f"{text!r} is no {what}")
+        return text
+
+    return text_for(check, pattern)
+
+
+def list_of(kind: Kind, *, what: str) -> Kind:
+    """Return the kind of a list of such values."""
     return Kind(
-        lambda node: tuple(read(item) for item in node.items(what=what)),
-        {"type": "array", "items": {"type": "string", "pattern": pattern}},
+        lambda node: tuple(kind.read(item) for item in node.items(what=what)), {"type": "array", "items": kind.schema}
     )
 
 

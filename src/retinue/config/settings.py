@@ -118,6 +118,7 @@ from retinue.config.schema import (
     section,
     section_schema,
     setting,
+    text_for,
     trust_for,
 )
 from retinue.config.servers import NEW_SERVERS, SERVERS, TOOL_NAMES, check_tools
@@ -145,7 +146,7 @@ from retinue.core.profiles import (
 from retinue.core.rules import MODES, RULE_PATTERN, Mode, Rule, Rules, parse_rule
 from retinue.core.servers import McpServer, server_of
 
-_RULES = list_of(lambda node: node.parse(parse_rule), RULE_PATTERN, what="a list of rules")
+_RULES = list_of(text_for(parse_rule, RULE_PATTERN), what="a list of rules")
 _COST = Kind(lambda node: parse_amount(node.number(minimum=0)), NUMBER.schema)
 _SERVER_EXAMPLE = '{files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}}'
 
