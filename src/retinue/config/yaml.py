@@ -91,7 +91,10 @@ def _read_node(event: Any, events: Iterator[Any], place: Place) -> Node:
     if isinstance(event, yaml.ScalarEvent):
         return Node(place, _read_scalar(event, place))
     if isinstance(event, yaml.SequenceStartEvent):
-        return Node(place, tuple(_read_items(events, place)))
+        items: list[Node] = []
+        while not isinstance(event := next(events), yaml.SequenceEndEvent):
+            items.append(_read_node(event, events, place.child(len(items), _line_of(event))))
+        return Node(place, tuple(items))
     return Node(place, _read_entries(events, place))
 
 
@@ -102,13 +105,6 @@ def _check_bare(event: Any, place: Place) -> None:
         raise place.error(f"anchors are not allowed; quote a text that begins with '&': \"&{event.anchor}\"")
     if event.tag is not None:
         raise place.error(f"tags are not allowed ({event.tag}); quote a text that begins with '!'")
-
-
-def _read_items(events: Iterator[Any], place: Place) -> Iterator[Node]:
-    index = 0
-    while not isinstance(event := next(events), yaml.SequenceEndEvent):
-        yield _read_node(event, events, place.child(index, _line_of(event)))
-        index += 1
 
 
 def _read_entries(events: Iterator[Any], place: Place) -> dict[str, Node]:
