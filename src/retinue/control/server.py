@@ -200,7 +200,7 @@ class CommandHandlers:
 
         return lines()
 
-    async def _attend(self, request: protocol.AttendRequest) -> AsyncIterator[bytes]:
+    async def _attend(self, request: protocol.QuestionsRequest) -> AsyncIterator[bytes]:
         async def lines() -> AsyncIterator[bytes]:
             async with self._control.attend(request.tree):
                 yield b"{}"
@@ -208,7 +208,7 @@ class CommandHandlers:
 
         return lines()
 
-    async def _watch_questions(self, request: protocol.PendingRequest) -> AsyncIterator[bytes]:
+    async def _watch_questions(self, request: protocol.QuestionsRequest) -> AsyncIterator[bytes]:
         async def lines() -> AsyncIterator[bytes]:
             async with aclosing(self._control.watch_questions(request.tree)) as changes:
                 async for change in changes:
