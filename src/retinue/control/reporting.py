@@ -379,10 +379,6 @@ class Reporting:
         """Return the log, with its events reported if there is a collector to report to."""
         return log if self.publisher is None else HookedLog(log, self.publisher)
 
-    @property
-    def hook(self) -> CommitHook | None:
-        return self.publisher
-
     def attach(self, supervisor: Supervisor) -> None:
         self._down.supervisor = supervisor
         if self.publisher is not None:
