@@ -61,26 +61,22 @@ def _read_reply(node: Node) -> ScriptedReply:
     for entry in section.entries.values():
         if entry.value is None:
             raise entry.error("expected a value, got nothing")
-    fault = _find_fault(section)
     reply = ScriptedReply(**section.read_keys(_REPLY))
-    _check_fault_keys(section, fault)
+    _check_faults(section)
     return reply
 
 
-def _find_fault(section: Section) -> str | None:
-    """Return the reply's one fault, if it has one. `hang: false` is none."""
-    faults = [name for name in FAULTS if (node := section.entry(name)) is not None and node.value is not False]
+def _check_faults(section: Section) -> None:
+    """Check that there is one fault at most (`hang: false` is none), and the keys beside it: allowed are usage, delay
+    and thinking; a status with error; chunks with cut."""
+    faults = [name for name in FAULTS if name in section.entries and section.entries[name].value is not False]
     if len(faults) > 1:
         raise section.place.error(f"a reply has at most one fault, this one has {', '.join(faults)}")
-    return faults[0] if faults else None
-
-
-def _check_fault_keys(section: Section, fault: str | None) -> None:
-    """Check the keys beside a fault: allowed are usage, delay and thinking; a status with error; chunks with cut."""
-    if fault is None:
+    if not faults:
         if "status" in section.entries:
             raise section.entries["status"].error("only goes with 'error'")
         return
+    [fault] = faults
     allowed = _BESIDE_A_FAULT | {fault, _WITH_FAULT.get(fault, fault)}
     for key, node in section.entries.items():
         if key not in allowed and node.value is not False:

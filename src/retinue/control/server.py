@@ -250,10 +250,7 @@ class _KeyedCalls:
 
     async def close(self) -> None:
         """End the commands that are still at work."""
-        tasks = [task for _, task in self._calls.values() if not task.done()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close(None)
 
 
 async def _send_lines(lines: AsyncIterator[bytes], connection: ServerConnection, closing: asyncio.Event) -> None:
