@@ -117,7 +117,7 @@ class RemoteAgent:
 
 def _read_agents(node: Node) -> tuple[RemoteAgent, ...]:
     found: dict[str, RemoteAgent] = {}
-    for name, entry in node.section().entries.items():
+    for name, entry in node.entries().items():
         Node(entry.place, name).parse(check_name)
         if name.casefold() in found:
             raise entry.error(f"is the same name as '{found[name.casefold()].profile.name}'")
@@ -126,7 +126,7 @@ def _read_agents(node: Node) -> tuple[RemoteAgent, ...]:
 
 
 def _read_agent(name: str, node: Node) -> RemoteAgent:
-    values = read_section(AgentSettings, node.section())
+    values = read_section(AgentSettings, node)
     if not values.url:
         raise node.error("give it a 'url'")
     auth = values.auth

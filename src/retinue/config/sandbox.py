@@ -50,7 +50,7 @@ def _read_network(node: Node) -> tuple[str, ...] | str:
             raise node.error(f"expected none, full or a list of hosts, got '{show_text(node.value, 80)}'")
         return node.value
     if isinstance(node.value, dict):
-        return read_section(NetworkSettings, node.section()).allow
+        return read_section(NetworkSettings, node).allow
     hosts: tuple[str, ...] = _HOSTS.read(node)
     return hosts
 

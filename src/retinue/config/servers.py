@@ -62,7 +62,7 @@ def _texts_by_name(name: Kind) -> Kind:
     """Return the kind of a mapping of such names to texts of one line."""
 
     def read(node: Node) -> dict[str, str]:
-        return {name.read(Node(entry.place, key)): _read_line(entry) for key, entry in node.section().entries.items()}
+        return {name.read(Node(entry.place, key)): _read_line(entry) for key, entry in node.entries().items()}
 
     about = {"type": "string", "pattern": r"^[^\r\n\0]*$"}
     names = {"pattern": name.schema["pattern"]}
@@ -140,7 +140,7 @@ class ServerSettings:
 def _read_servers(node: Node) -> tuple[McpServer, ...]:
     found = []
     names: dict[str, str] = {}
-    for name, entry in node.section().entries.items():
+    for name, entry in node.entries().items():
         Node(entry.place, name).parse(check_server_name)
         other = names.setdefault(name.casefold(), name)
         if other != name:
@@ -150,15 +150,14 @@ def _read_servers(node: Node) -> tuple[McpServer, ...]:
 
 
 def _read_server(name: str, node: Node) -> McpServer:
-    section = node.section()
-    values = read_section(ServerSettings, section)
+    values = read_section(ServerSettings, node)
     if bool(values.command) == bool(values.url):
         raise node.error("give it a 'command' to start, or a 'url' to reach" + (", not both" if values.url else ""))
     for key in ONLY_PROGRAM if values.url else ONLY_ADDRESS:
         if getattr(values, key):
-            raise section.entries[key].error(f"is for a server with a '{'command' if values.url else 'url'}'")
+            raise node.entries()[key].error(f"is for a server with a '{'command' if values.url else 'url'}'")
     found = {
-        each.name: getattr(values, each.name) for each in list_settings(ServerSettings) if each.name in section.entries
+        each.name: getattr(values, each.name) for each in list_settings(ServerSettings) if each.name in node.entries()
     }
     return McpServer(name, **{key: value for key, value in found.items() if value is not None or key == "timeout"})
 
@@ -200,7 +199,7 @@ TOOL_NAMES = list_of(text_for(_check_tool, TOOL_PATTERN), what="a list of tools"
 def check_tools(tools: Node | None, servers: tuple[McpServer, ...]) -> None:
     """Check that a profile's tools name servers that exist."""
     names = [server.name for server in servers]
-    for entry in tools.items() if tools is not None and tools.value is not None else ():
+    for entry in () if tools is None else tools.items():
         server = server_of(entry.value)
         if server and server not in names:
             there = ", ".join(names) or "none"

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from retinue.config.files import read_text
-from retinue.config.located import MAX_DEPTH, Node, Section, check_number, check_text
+from retinue.config.located import MAX_DEPTH, Node, check_number, check_text
 from retinue.config.location import Place
 from retinue.core.errors import ConfigError
 
@@ -50,7 +50,7 @@ def parse_yaml(text: str, file: str) -> Node:
         raise Place(file, 1).error("is not valid YAML") from None
 
 
-def parse_frontmatter(text: str, file: str) -> tuple[Section, str]:
+def parse_frontmatter(text: str, file: str) -> tuple[Node, str]:
     """Read a Markdown text that begins with YAML between two `---` lines: its keys and its body."""
     lines = text.split("\n")
     if lines[0].rstrip() != FENCE:
@@ -59,8 +59,8 @@ def parse_frontmatter(text: str, file: str) -> tuple[Section, str]:
     if end is None:
         raise Place(file, 1).error(f"the frontmatter that begins here has no closing '{FENCE}' line")
     node = parse_yaml("\n".join(["", *lines[1:end]]), file)  # the empty line keeps the numbers of the others
-    entries = {} if node.value is None else node.section(what="'key: value' lines").entries
-    return Section(Place(file, 1), entries), "\n".join(lines[end + 1 :]).strip()
+    entries = {} if node.value is None else dict(node.entries(what="'key: value' lines"))
+    return Node(Place(file, 1), entries), "\n".join(lines[end + 1 :]).strip()
 
 
 def _limit_events(events: Iterator[Any], file: str) -> Iterator[Any]:
