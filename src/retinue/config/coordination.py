@@ -224,12 +224,10 @@ class SubagentOrchestratorSettings:
 class CriterionSettings:
     """One criterion that the answers of rounds are judged by."""
 
-    text: str = setting(WORD, "the criterion, in your words", default="", example="Every claim has a source.")
+    text: str = setting(
+        WORD, "the criterion, in your words", default="", example="Every claim has a source.", null="refused"
+    )
     category: Category = setting(choice(CATEGORIES), "how much it counts", default="must")
-
-
-def _read_criteria(node: Node) -> tuple[Criterion, ...]:
-    return tuple(_read_criterion(item) for item in node.items(what="a list of criteria"))
 
 
 def _read_criterion(node: Node) -> Criterion:
@@ -238,18 +236,7 @@ def _read_criterion(node: Node) -> Criterion:
     return Criterion(text=values.text, category=values.category)
 
 
-_CRITERION = section_schema(CriterionSettings)
-_CRITERIA = Kind(
-    _read_criteria,
-    {
-        "type": "array",
-        "items": {
-            **_CRITERION,
-            "properties": {**_CRITERION["properties"], "text": WORD.schema},
-            "required": ["text"],
-        },
-    },
-)
+_CRITERION = Kind(_read_criterion, {**section_schema(CriterionSettings), "required": ["text"]})
 
 
 @dataclass(frozen=True)
@@ -331,7 +318,7 @@ class CoordinationSettings:
         choice(PRESSURES), "how large a change the evaluator of a round looks for", default="balanced"
     )
     checklist_criteria_inline: tuple[Criterion, ...] = setting(
-        _CRITERIA,
+        list_of(_CRITERION, what="a list of criteria"),
         "what the answers of rounds are judged by; `category` is must, should or could; built-in criteria unless set",
         default=(),
         example="[{text: Every claim has a source., category: must}]",

@@ -149,7 +149,7 @@ def _read_agent(name: str, node: Node) -> RemoteAgent:
 
 def make_remote_profile(name: str, agent: A2aAgent, description: str, *, source: str = "python") -> Profile:
     """Return the profile of a remote agent: its tools and model are its own."""
-    return Profile(check_name(name), description=description, tools=(), leaf=True, a2a=agent, source=source)
+    return Profile(name, description=description, tools=(), leaf=True, a2a=agent, source=source)
 
 
 def _drop_agents(agents: tuple[RemoteAgent, ...], _: Setting) -> tuple[Any, list[Loosening]]:

@@ -29,7 +29,6 @@ from retinue.config.schema import (
     Setting,
     TrustRule,
     list_of,
-    list_settings,
     read_section,
     section_schema,
     setting,
@@ -103,9 +102,10 @@ class ServerSettings:
     }
     command: str = setting(WORD, "the program to start", default="", example="npx")
     args: tuple[str, ...] = setting(TEXTS, "its arguments", default=(), example="[-y, some-mcp-server]")
-    env: Mapping[str, str] | None = setting(
+    env: Mapping[str, str] = setting(
         _texts_by_name(VARIABLE),
         "variables it gets; ${NAME} is the value of one of yours",
+        default={},
         example='{TOKEN: "${TRACKER_TOKEN}"}',
     )
     inherit_env: tuple[str, ...] = setting(
@@ -121,9 +121,10 @@ class ServerSettings:
         default="",
         example="https://mcp.example.com/mcp",
     )
-    headers: Mapping[str, str] | None = setting(
+    headers: Mapping[str, str] = setting(
         _texts_by_name(HEADER),
         "sent with every request",
+        default={},
         example='{Authorization: "Bearer ${TRACKER_TOKEN}"}',
     )
     timeout: float | None = setting(
@@ -156,10 +157,7 @@ def _read_server(name: str, node: Node) -> McpServer:
     for key in ONLY_PROGRAM if values.url else ONLY_ADDRESS:
         if getattr(values, key):
             raise node.entries()[key].error(f"is for a server with a '{'command' if values.url else 'url'}'")
-    found = {
-        each.name: getattr(values, each.name) for each in list_settings(ServerSettings) if each.name in node.entries()
-    }
-    return McpServer(name, **{key: value for key, value in found.items() if value is not None or key == "timeout"})
+    return McpServer(name, **vars(values))
 
 
 def _drop_servers(servers: tuple[McpServer, ...], _: Setting) -> tuple[tuple[McpServer, ...], list[Loosening]]:

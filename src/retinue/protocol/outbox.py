@@ -35,7 +35,6 @@ SPENDING_KEYS = {"tokens": KEYS["tokens"][0], "cost": KEYS["cost"][0], "tracepar
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _STEER = re.compile(rf"steer_({_ID.pattern})_(\d{{4}})\.json")
 _REQUEST = re.compile(rf"request_({_ID.pattern})\.json")
-_LIKE_REQUEST = re.compile(r"request_.*\.json", re.DOTALL)
 SUBAGENT_ID_CHARACTERS = 200
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+")
 # A key with one of these words says how something is launched: it is no harmless addition.
@@ -157,7 +156,7 @@ def asked_id(file: str) -> str | None:
 
 def is_odd_request(file: str) -> bool:
     """Tell whether a file looks like a request, but its id is none."""
-    return _LIKE_REQUEST.fullmatch(file) is not None and asked_id(file) is None
+    return file.startswith("request_") and file.endswith(".json") and asked_id(file) is None
 
 
 def encode_request(request: Request) -> bytes:
