@@ -49,7 +49,7 @@ def load_project_parts(
         "profiles": project.profiles,
         "model": settings.model or find_default_model(os.environ),
         "limits": limits.override(settings.limits),
-        "rules": _merge_rules(given.pop("rules", None), settings),
+        "rules": _merge_rules(given.pop("rules", Rules()), settings.rules),
         "rules_file": settings.file or project.folder / "retinue.yaml",
         "keeps_trust": config is None,
         "approval_timeout": settings.approval_timeout,
@@ -126,11 +126,8 @@ def render_built_in_skills(profile: Profile) -> str:
     return render_skill_prompt(profile.skills, find_skills(None)) if profile.skills else ""
 
 
-def _merge_rules(option: Rules | None, settings: Settings) -> Rules:
+def _merge_rules(option: Rules, base: Rules) -> Rules:
     """Return both sets of rules. The option's mode wins."""
-    base = settings.rules
-    if option is None:
-        return base
     return Rules(option.mode or base.mode, base.allow + option.allow, base.ask + option.ask, base.deny + option.deny)
 
 
