@@ -28,6 +28,11 @@ _FLAGS = {"true": True, "True": True, "TRUE": True, "false": False, "False": Fal
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _ODD_FLOAT = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_HINTS = {
+    "alias": "quote a text that begins with '*', such as \"*\"",
+    "cannot start any token": "indent with spaces, not tabs, and quote a text that begins with '@', '%' or '`'",
+    "mapping values are not allowed": "quote a text that has ': ' in it",
+}
 _NOT_YAML = re.compile("[^\t\n\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -159,11 +164,5 @@ def _make_syntax_error(error: yaml.MarkedYAMLError, file: str) -> ConfigError:
     mark = error.problem_mark or error.context_mark
     line = 1 if mark is None else mark.line + 1
     words = " ".join(part for part in (error.context, error.problem) if part)
-    hint = ""
-    if "alias" in words:
-        hint = "; quote a text that begins with '*', such as \"*\""
-    elif "cannot start any token" in words:
-        hint = "; indent with spaces, not tabs, and quote a text that begins with '@', '%' or '`'"
-    elif "mapping values are not allowed" in words:
-        hint = "; quote a text that has ': ' in it"
+    hint = next((f"; {hint}" for part, hint in _HINTS.items() if part in words), "")
     return Place(file, line).error(f"is not valid YAML: {words}{hint}")

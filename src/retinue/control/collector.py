@@ -54,6 +54,12 @@ UNKNOWN = "there is no run '{run}': report under the runId of the call, or name 
 HAS_ENDED = "run '{run}' has ended{how}: it is not wanted any more"
 CALLER_ENDED = "the run that made the call of '{run}' has ended: it is not wanted any more"
 TOO_DEEP = f"runs are nested deeper than {BOUNDS.depth}"
+_REFUSALS = {
+    "too_deep": (403, TOO_DEEP),
+    "parent_ended": (409, CALLER_ENDED),
+    "ended": (409, HAS_ENDED),
+    "unknown": (403, NOT_YOURS),
+}
 RUNTIME = "foreign"  # the runtime of runs that a server reports, and the tier of their calls
 
 
@@ -365,15 +371,8 @@ def _adopt(adoption: Adoption, report: Report) -> None:
     try:
         adoption.adopt(report)
     except Rejected as rejected:
-        match rejected.code:
-            case "too_deep":
-                raise HttpError(403, TOO_DEEP) from None
-            case "parent_ended":
-                raise HttpError(409, CALLER_ENDED.format(run=report.run)) from None
-            case "ended":
-                raise HttpError(409, HAS_ENDED.format(run=report.run, how="")) from None
-            case "unknown":
-                raise HttpError(403, NOT_YOURS.format(run=report.run)) from None
+        status, text = _REFUSALS[rejected.code]
+        raise HttpError(status, text.format(run=report.run, how="")) from None
 
 
 def _ending_of(status: str | None, payload: str) -> RunEnded:
