@@ -271,7 +271,11 @@ class Collector(Listener):
             forget_secret(secret)
 
     async def respond(self, request: Request, connection: ServerConnection) -> None:
-        server = self._server(request)
+        server = self._paths.get(request.path)
+        if server is None:
+            raise HttpError(404, "there is no such address")
+        if request.method != "POST":
+            raise HttpError(405, "this address takes POST only", Allow="POST")
         body = await connection.read_json_body(request, collected.BODY_BYTES)
         try:
             event = collected.decode_report(body)
@@ -280,15 +284,6 @@ class Collector(Listener):
         self._take(server, event, len(body))
         connection.send_response(200, b"{}")
         await connection.drain()
-
-    def _server(self, request: Request) -> _Server:
-        """Return the server whose path it is. Nothing of the body was read yet."""
-        server = self._paths.get(request.path)
-        if server is None:
-            raise HttpError(404, "there is no such address")
-        if request.method != "POST":
-            raise HttpError(405, "this address takes POST only", Allow="POST")
-        return server
 
     # What arrives
 
