@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import retinue.config.yaml as strict
-from retinue.config.located import Node, Section, make_node
+from retinue.config.located import Node, make_node
 from retinue.config.location import Place
 from retinue.config.yaml import parse_yaml, read_yaml
 from retinue.core.errors import ConfigError
@@ -28,8 +28,8 @@ def refusal(text: str) -> str:
     return str(caught.value)
 
 
-def section(text: str) -> Section:
-    return parse_yaml(text, "f.yaml").section()
+def section(text: str) -> Node:
+    return parse_yaml(text, "f.yaml")
 
 
 def test_scalars_mean_what_they_mean_in_yaml_1_2() -> None:
@@ -103,7 +103,7 @@ def test_hidden_characters_in_keys_are_escaped_in_the_message() -> None:
 def test_section_gives_typed_values() -> None:
     s = section("t: x\ni: 3\nn: 2\nf: true\nl: [a, b]\ns: {k: 1}\np: [1, {a: null}]\nz:\n")
     readers = {"t": Node.text, "i": Node.integer, "n": Node.number, "f": Node.flag, "l": Node.texts, "z": Node.text}
-    inner = {"s": lambda node: node.section().read_keys({"k": Node.integer}), "p": Node.to_plain, "absent": Node.text}
+    inner = {"s": lambda node: node.read_keys({"k": Node.integer}), "p": Node.to_plain, "absent": Node.text}
     assert s.read_keys(readers | inner) == {
         "t": "x", "i": 3, "n": 2.0, "f": True, "l": ("a", "b"), "s": {"k": 1}, "p": [1, {"a": None}],
     }  # fmt: skip
@@ -125,7 +125,7 @@ def test_section_gives_typed_values() -> None:
             "k:\n  - a\n  - 3",
             "f.yaml:3: key 'k[1]': expected a text, got a number (quote it to make it a text)",
         ),
-        ("section", "k: []", "f.yaml:1: key 'k': expected a mapping, got a list"),
+        ("entries", "k: []", "f.yaml:1: key 'k': expected a mapping, got a list"),
     ],
 )
 def test_wrong_types_are_named(method: str, text: str, expected: str) -> None:

@@ -133,7 +133,7 @@ async def play(wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tup
     monkeypatch.setattr(tool_server_session, "FILE_SECONDS", 60.0)
     builder = CountedBuilder(SERVES)
     owner = make_supervisor(Parts(folder, folder / ".retinue", mode="ask", approver=allow))
-    monkeypatch.setattr("retinue.build.sandboxes._make_bubblewrap", lambda parts, reach: ToolServerSandbox(builder))
+    monkeypatch.setattr("retinue.build.sandboxes._make_sandbox", lambda *_: ToolServerSandbox(builder))
     tools = ["write", "read", "shell", "glob", NAME, served(report)]
     profile = Profile("main", model=scripted({"main": SCRIPT}), runtime="isolated", workspace="scratch", tools=tools)
     node = owner.spawner.spawn_primary(profile, Task("go"))

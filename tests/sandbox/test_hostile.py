@@ -93,7 +93,7 @@ class NoProtection(SandboxBuilder):
 def use_sandbox(sandbox: ToolServerSandbox) -> Iterator[None]:
     """Give isolated runs this sandbox."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retinue.build.sandboxes._make_bubblewrap", lambda parts, reach: sandbox)
+        patch.setattr("retinue.build.sandboxes._make_sandbox", lambda *_: sandbox)
         yield
 
 

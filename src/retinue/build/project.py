@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,13 +43,13 @@ def load_project_parts(
     limits: Limits = given.pop("limits", Limits())
     setup = settings.workspace_setup
     context_paths = (str(project.folder / path) for path in settings.context_paths)
-    outbox = _resolve_outbox(given.pop("outbox", None), settings, project.folder, os.environ)
+    outbox = _resolve_outbox(given.pop("outbox", None), settings, project.folder)
     values: dict[str, Any] = {
         "state": project.folder / ".retinue",
         "profiles": project.profiles,
         "model": settings.model or find_default_model(os.environ),
         "limits": limits.override(settings.limits),
-        "rules": _merge_rules(given.pop("rules", None), settings),
+        "rules": _merge_rules(given.pop("rules", Rules()), settings.rules),
         "rules_file": settings.file or project.folder / "retinue.yaml",
         "keeps_trust": config is None,
         "approval_timeout": settings.approval_timeout,
@@ -63,7 +62,7 @@ def load_project_parts(
             settings.coordination.subagent_min_timeout,
             settings.coordination.subagent_max_timeout,
         ),
-        "runtime": _resolve_runtime(settings, outbox, os.environ, default=default_runtime),
+        "runtime": _resolve_runtime(settings, outbox, default=default_runtime),
         "outbox": outbox,
         "best_effort": settings.coordination.subagent_reports == "best_effort",
         "fallback": settings.coordination.subagent_runtime_fallback_mode,
@@ -127,31 +126,26 @@ def render_built_in_skills(profile: Profile) -> str:
     return render_skill_prompt(profile.skills, find_skills(None)) if profile.skills else ""
 
 
-def _merge_rules(option: Rules | None, settings: Settings) -> Rules:
+def _merge_rules(option: Rules, base: Rules) -> Rules:
     """Return both sets of rules. The option's mode wins."""
-    base = settings.rules
-    if option is None:
-        return base
     return Rules(option.mode or base.mode, base.allow + option.allow, base.ask + option.ask, base.deny + option.deny)
 
 
-def _resolve_outbox(option: Path | None, settings: Settings, project: Path, environ: Mapping[str, str]) -> Path | None:
+def _resolve_outbox(option: Path | None, settings: Settings, project: Path) -> Path | None:
     """Return the folder shared with the host: the option, else the environment, else retinue.yaml."""
-    named = option or environ.get(OUTBOX_VARIABLE)
+    named = option or os.environ.get(OUTBOX_VARIABLE)
     if named:
         return Path(named).absolute()
     setting = settings.coordination.subagent_delegation_directory
     return None if setting is None else project / setting
 
 
-def _resolve_runtime(
-    settings: Settings, outbox: Path | None, environ: Mapping[str, str], *, default: RuntimeName
-) -> RuntimeName:
+def _resolve_runtime(settings: Settings, outbox: Path | None, *, default: RuntimeName) -> RuntimeName:
     """Return the runtime where the command line names none: that of retinue.yaml, else `delegated` in a container with
     an outbox, else the default."""
     coordination = settings.coordination
     if coordination.subagent_runtime_mode is not None:
         return coordination.subagent_runtime_mode
     has_sandbox = coordination.subagent_runtime_fallback_mode is not None or coordination.subagent_host_launch_prefix
-    in_container = "container" in environ or any(map(os.path.exists, CONTAINER_MARKS))
+    in_container = "container" in os.environ or any(map(os.path.exists, CONTAINER_MARKS))
     return "delegated" if in_container and outbox is not None and not has_sandbox else default

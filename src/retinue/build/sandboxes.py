@@ -21,10 +21,8 @@ from retinue.tools.dialer import SystemDialer
 from retinue.workspaces.create import Workspaces
 
 if TYPE_CHECKING:
-    from retinue.core.network import Hosts
-    from retinue.core.ports import Link
+    from retinue.sandbox.builder import SandboxBuilder
     from retinue.sandbox.escapes import Attempts
-    from retinue.sandbox.network_proxy import RunProxy
 
 NO_OUTBOX = (
     "'delegated' needs the folder shared with the host: --delegation-directory, RETINUE_DELEGATION_DIRECTORY, or "
@@ -50,8 +48,8 @@ def make_placement(parts: Parts, workspaces: Workspaces | None = None, agents: R
 
     makers: dict[RuntimeName, Callable[[Reach], Runtime]] = {
         "inherited": lambda _: add_workspaces(IN_PROCESS),
-        "isolated": lambda reach: add_workspaces(_make_bubblewrap(parts, reach)),
-        "container": lambda reach: add_workspaces(_make_container(parts, reach)),
+        "isolated": lambda reach: add_workspaces(_make_sandbox(parts, "isolated", reach)),
+        "container": lambda reach: add_workspaces(_make_sandbox(parts, "container", reach)),
         "delegated": make_delegated,
     }
     return Placement(
@@ -62,41 +60,31 @@ def make_placement(parts: Parts, workspaces: Workspaces | None = None, agents: R
     )
 
 
-def _make_bubblewrap(parts: Parts, reach: Reach) -> Sandbox:
-    """Probe bubblewrap and return its sandbox; raises ConfigError with what to install or set.
+def _make_sandbox(parts: Parts, runtime: RuntimeName, reach: Reach) -> Sandbox:
+    """Probe bubblewrap, or for `container` podman or docker, and return the sandbox; raises ConfigError with what to
+    install or set.
 
     `reach` is what its runs have of the network: none, some hosts through a proxy, or the full network."""
-    from retinue.sandbox.bubblewrap import probe_bubblewrap
     from retinue.sandbox.tool_server_session import ToolServerSandbox
 
-    builder = probe_bubblewrap(
-        prefix=tuple(parts.launch_prefix), expose=tuple(parts.expose), full_network=reach == "full"
-    )
-    return ToolServerSandbox(builder, caps=parts.caps, make_proxy=_choose_proxy(parts, reach))
+    expose, full_network = tuple(parts.expose), reach == "full"
+    builder: SandboxBuilder
+    if runtime == "container":
+        from retinue.sandbox.container import probe_containers
+        from retinue.sandbox.container_image import NAME
 
+        image, flags = parts.image or NAME, tuple(parts.container_flags)
+        builder = probe_containers(image=image, flags=flags, expose=expose, full_network=full_network)
+    else:
+        from retinue.sandbox.bubblewrap import probe_bubblewrap
 
-def _make_container(parts: Parts, reach: Reach) -> Sandbox:
-    """Probe podman or docker and return the sandbox of its containers; otherwise like `_make_bubblewrap`."""
-    from retinue.sandbox.container import probe_containers
-    from retinue.sandbox.container_image import NAME
-    from retinue.sandbox.tool_server_session import ToolServerSandbox
+        builder = probe_bubblewrap(prefix=tuple(parts.launch_prefix), expose=expose, full_network=full_network)
+    make_proxy = None
+    if reach == "hosts":
+        from retinue.sandbox.network_proxy import RunProxy
 
-    builder = probe_containers(
-        image=parts.image or NAME,
-        flags=tuple(parts.container_flags),
-        expose=tuple(parts.expose),
-        full_network=reach == "full",
-    )
-    return ToolServerSandbox(builder, caps=parts.caps, make_proxy=_choose_proxy(parts, reach))
-
-
-def _choose_proxy(parts: Parts, reach: Reach) -> Callable[[Path, Hosts, Link], RunProxy] | None:
-    """Return the factory of network proxies, for runs that may reach some hosts."""
-    if reach != "hosts":
-        return None
-    from retinue.sandbox.network_proxy import RunProxy
-
-    return partial(RunProxy, dialer=parts.dialer or SystemDialer())
+        make_proxy = partial(RunProxy, dialer=parts.dialer or SystemDialer())
+    return ToolServerSandbox(builder, caps=parts.caps, make_proxy=make_proxy)
 
 
 @contextmanager

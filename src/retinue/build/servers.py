@@ -12,10 +12,9 @@ from retinue.build.parts import Parts
 from retinue.core.control import Control
 from retinue.core.errors import RetinueError
 from retinue.core.limits import Limits
-from retinue.core.ports import Clock, Collector, CommitHook, Log, ToolServers
+from retinue.core.ports import Clock, Collector, ToolServers
 from retinue.core.servers import McpServer
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
-from retinue.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from retinue.control.reporting import Reporting
@@ -45,33 +44,15 @@ def make_tool_servers(
     )
 
 
-class NoReporting:
-    """Reporting of a process that neither starts reporting servers nor is one."""
-
-    collector: Collector | None = None
-    hook: CommitHook | None = None
-
-    def hook_log(self, log: Log) -> Log:
-        return log
-
-    def attach(self, supervisor: Supervisor) -> None:
-        """Nothing reports its runs."""
-
-    async def close(self) -> None:
-        """Nothing was opened."""
-
-
-def make_reporting(
-    *, collects: bool, serves: bool, strict: bool, limits: Limits, clock: Clock
-) -> NoReporting | Reporting:
-    """Return the process's reporting.
+def make_reporting(*, collects: bool, serves: bool, strict: bool, limits: Limits, clock: Clock) -> Reporting | None:
+    """Return the process's reporting; None for one that neither starts reporting servers nor is one.
 
     An MCP server of ours (`serves`) reports to the address in its environment and passes that address on; without one
     it does neither. Another process that starts servers (`collects`) and has no such address gets a collector of its
     own."""
     address = os.environ.get(ADDRESS) or os.environ.get(CPE_ADDRESS)
     if not address and not collects:
-        return NoReporting()
+        return None
     from retinue.control.reporting import Reporting
 
     return Reporting(address, serves=serves, strict=strict, limits=limits, clock=clock)

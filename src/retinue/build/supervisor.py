@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,8 @@ def make_supervisor(parts: Parts) -> Supervisor:
     )
     agents = RemoteAgents()
     workspaces = Workspaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
-    servers = make_tool_servers(parts.mcp_servers, parts.project, parts.state, reporting.collector)
+    collector = None if reporting is None else reporting.collector
+    servers = make_tool_servers(parts.mcp_servers, parts.project, parts.state, collector)
 
     notifier: Notifier | None = None
 
@@ -76,7 +78,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
                 await each.close()
 
     ports = SupervisorPorts(
-        log=reporting.hook_log(log),
+        log=log if reporting is None else reporting.hook_log(log),
         planner=_make_planner(
             parts,
             models=models,
@@ -100,12 +102,13 @@ def make_supervisor(parts: Parts) -> Supervisor:
         prices=parts.prices or LibraryPrices(),
         caller=read_process_limits(os.environ),
         servers=servers,
-        hook=reporting.hook,
+        hook=None if reporting is None else reporting.publisher,
         trace=trace,
         on_close=close,
     )
     supervisor = Supervisor(ports)
-    reporting.attach(supervisor)
+    if reporting is not None:
+        reporting.attach(supervisor)
     if parts.notify_command:
 
         def warn(question: Approval, text: str) -> None:
@@ -200,23 +203,23 @@ def _make_policy(parts: Parts) -> tuple[Policy, RuleBook | None]:
     policy = RulePolicy(
         parts.rules, mode=mode, project=project, config=str(file or ""), git_programs=find_git_programs(project)
     )
-    book = None if file is None else _SettingsRuleBook(file, policy, keeps_trust=parts.keeps_trust)
+    book = None if file is None else _SettingsRuleBook(file, policy, parts.keeps_trust)
     return parts.policy or policy, book
 
 
+@dataclass(frozen=True)
 class _SettingsRuleBook:
     """Rules for the project, kept in its retinue.yaml and in force at once."""
 
-    def __init__(self, file: Path, policy: RulePolicy, *, keeps_trust: bool) -> None:
-        self._file = file
-        self._policy = policy
-        self._keeps_trust = keeps_trust
+    file: Path
+    policy: RulePolicy
+    keeps_trust: bool
 
     def keep(self, rule: str) -> None:
         from retinue.config.edit import add_allowed
         from retinue.config.trust import carry_answer
 
-        before, after = add_allowed(self._file, rule)
-        self._policy.learn(parse_rule(rule))
-        if self._keeps_trust:
-            carry_answer(self._file, before, after)
+        before, after = add_allowed(self.file, rule)
+        self.policy.learn(parse_rule(rule))
+        if self.keeps_trust:
+            carry_answer(self.file, before, after)

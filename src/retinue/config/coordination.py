@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from retinue.config.located import Node, Section
+from retinue.config.located import Node
 from retinue.config.location import Place
 from retinue.config.models import PROVIDERS
 from retinue.config.schema import (
@@ -39,6 +39,7 @@ from retinue.config.schema import (
     section,
     section_schema,
     setting,
+    text_for,
     trust_for,
 )
 from retinue.core.errors import ConfigError
@@ -70,7 +71,7 @@ class BackendSettings:
     """A model in two parts."""
 
     type: str = setting(
-        Kind(lambda node: node.parse(_check_provider), {"type": "string", "pattern": PROVIDER_PATTERN}),
+        text_for(_check_provider, PROVIDER_PATTERN),
         "the provider",
         default="",
         example=_FIRST.partition(":")[0],
@@ -80,10 +81,9 @@ class BackendSettings:
 
 
 def _read_backend(node: Node) -> BackendSettings:
-    section = node.section()
     for key in ("type", "model"):
-        section.require(key)
-    return read_section(BackendSettings, section)
+        node.require(key)
+    return read_section(BackendSettings, node)
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,7 @@ class MemberSettings:
 
     place: Place
     id: str | None = setting(
-        Kind(
-            lambda node: node.parse(lambda text: check_name(text, what="id")),
-            {"type": "string", "pattern": NAME_PATTERN},
-        ),
+        text_for(lambda text: check_name(text, what="id"), NAME_PATTERN),
         "its name for people; agent1, agent2, ... in order, unless given",
         example="careful",
     )
@@ -132,7 +129,7 @@ def _read_members(node: Node) -> tuple[MemberSettings, ...]:
 
 
 def _read_member(node: Node) -> MemberSettings:
-    member = read_section(MemberSettings, node.section(), place=node.place)
+    member = read_section(MemberSettings, node, place=node.place)
     if (member.backend is None) == (member.model is None):
         both = "" if member.model is None else ", not both"
         raise node.error(f"give it a 'model', or a 'backend' with type and model{both}")
@@ -177,7 +174,7 @@ class SubagentOrchestratorSettings:
         trust=NEW_MEMBERS,
     )
     shared_child_team_types: tuple[str, ...] = setting(
-        list_of(Node.word, r"\S", what="a list of texts"),
+        list_of(WORD, what="a list of texts"),
         "the types of subagents that take the shared pool first; `*`: all",
         default=(ROUND_EVALUATOR,),
     )
@@ -214,46 +211,32 @@ class SubagentOrchestratorSettings:
             max_new_answers_per_agent=self.max_new_answers_per_agent or self.max_new_answers or MAX_NEW_ANSWERS,
         )
 
-    def check_keys(self, keys: Section) -> None:
+    def check_keys(self, node: Node) -> None:
         """Raise for keys of this section that contradict each other, or that have no effect."""
         if self.max_new_answers is not None and self.max_new_answers_per_agent is not None:
-            raise keys.entries["max_new_answers"].error("is the same as 'max_new_answers_per_agent': give only one")
+            raise node.entries()["max_new_answers"].error("is the same as 'max_new_answers_per_agent': give only one")
         for each in list_settings(type(self)):
             if not self.enabled and getattr(self, each.name) != each.unset:
-                raise keys.entries[each.name].error(NO_EFFECT.format(switch=ENABLED))
+                raise node.entries()[each.name].error(NO_EFFECT.format(switch=ENABLED))
 
 
 @dataclass(frozen=True)
 class CriterionSettings:
     """One criterion that the answers of rounds are judged by."""
 
-    text: str = setting(WORD, "the criterion, in your words", default="", example="Every claim has a source.")
+    text: str = setting(
+        WORD, "the criterion, in your words", default="", example="Every claim has a source.", null="refused"
+    )
     category: Category = setting(choice(CATEGORIES), "how much it counts", default="must")
 
 
-def _read_criteria(node: Node) -> tuple[Criterion, ...]:
-    return tuple(_read_criterion(item) for item in node.items(what="a list of criteria"))
-
-
 def _read_criterion(node: Node) -> Criterion:
-    section = node.section()
-    section.require("text")
-    values = read_section(CriterionSettings, section)
+    node.require("text")
+    values = read_section(CriterionSettings, node)
     return Criterion(text=values.text, category=values.category)
 
 
-_CRITERION = section_schema(CriterionSettings)
-_CRITERIA = Kind(
-    _read_criteria,
-    {
-        "type": "array",
-        "items": {
-            **_CRITERION,
-            "properties": {**_CRITERION["properties"], "text": WORD.schema},
-            "required": ["text"],
-        },
-    },
-)
+_CRITERION = Kind(_read_criterion, {**section_schema(CriterionSettings), "required": ["text"]})
 
 
 @dataclass(frozen=True)
@@ -335,7 +318,7 @@ class CoordinationSettings:
         choice(PRESSURES), "how large a change the evaluator of a round looks for", default="balanced"
     )
     checklist_criteria_inline: tuple[Criterion, ...] = setting(
-        _CRITERIA,
+        list_of(_CRITERION, what="a list of criteria"),
         "what the answers of rounds are judged by; `category` is must, should or could; built-in criteria unless set",
         default=(),
         example="[{text: Every claim has a source., category: must}]",
@@ -367,23 +350,22 @@ class OrchestratorSettings:
         )
 
 
-def check_orchestrator(settings: OrchestratorSettings, keys: Section) -> None:
-    """Raise for keys that contradict each other, or that have no effect. `keys` are those of the file."""
+def check_orchestrator(settings: OrchestratorSettings, root: Node) -> None:
+    """Raise for keys that contradict each other, or that have no effect. `root` is the document of the file."""
     given = settings.coordination
-    orchestrator = keys.get("orchestrator")
-    coordination = None if orchestrator is None else orchestrator.section().get("coordination")
+    coordination = root.get("orchestrator", "coordination")
     if coordination is None:
         return
-    entries = coordination.section().entries
-    _check_timeouts(given, entries)
+    entries = coordination.entries()
+    _check_timeouts(given, coordination)
     _check_rounds(settings, entries)
     if given.subagent_orchestrator.enabled and not given.enable_subagents:
         raise entries["enable_subagents"].error(
             "must be true for teams: set it, or set 'subagent_orchestrator.enabled' to false"
         )
-    team = entries.get("subagent_orchestrator")
-    if team is not None and team.value is not None:
-        given.subagent_orchestrator.check_keys(team.section())
+    team = coordination.get("subagent_orchestrator")
+    if team is not None:
+        given.subagent_orchestrator.check_keys(team)
 
 
 def _check_rounds(settings: OrchestratorSettings, entries: Mapping[str, Node]) -> None:
@@ -407,10 +389,9 @@ def _check_rounds(settings: OrchestratorSettings, entries: Mapping[str, Node]) -
         raise entries[ROUNDS].error(f"rounds need {', '.join(missing)}: set this too, or leave '{ROUNDS}' out")
 
 
-def _check_timeouts(settings: CoordinationSettings, entries: Mapping[str, Node]) -> None:
+def _check_timeouts(settings: CoordinationSettings, node: Node) -> None:
     """Check the bounds for what a model asks for. A default outside them is a person's choice and stands."""
     low, high = settings.subagent_min_timeout, settings.subagent_max_timeout
     if low > high:
-        node = entries.get("subagent_max_timeout")
-        node = entries["subagent_min_timeout"] if node is None or node.value is None else node
-        raise node.error(f"subagent_min_timeout ({low:g}) is more than subagent_max_timeout ({high:g})")
+        given = node.get("subagent_max_timeout") or node.require("subagent_min_timeout")
+        raise given.error(f"subagent_min_timeout ({low:g}) is more than subagent_max_timeout ({high:g})")

@@ -32,13 +32,18 @@ _REFUSALS: dict[Reason, str] = {
 
 def read_text(path: Path, *, follow: bool = True) -> str:
     """Return the text of a file, without a BOM and with `\\n` as line end. Without `follow` a link is an error."""
-    data = _read_bytes(path, follow=follow)
+    place = Place(str(path))
     try:
-        text = data.decode("utf-8-sig")
+        text = read_small_file(path, MAX_BYTES, follow=follow).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # utf-8-sig counts from behind the BOM, which has no newline in it.
-        line = data[: error.start].count(b"\n") + 1
+        line = error.object[: error.start].count(b"\n") + 1
         raise Place(str(path), line).error("is not UTF-8 text") from None
+    except ValueError:
+        raise place.error("is not a usable file name") from None
+    except RefusedFile as error:
+        raise place.error(_REFUSALS.get(error.reason, error.text)) from None
+    except OSError as error:
+        raise _make_read_error(path, error) from None
     if "\0" in text:
         raise Place(str(path), text[: text.index("\0")].count("\n") + 1).error("has a NUL character")
     return text.replace("\r\n", "\n").replace("\r", "\n")
@@ -64,18 +69,6 @@ def list_subfolders(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise _make_read_error(folder, error) from None
-
-
-def _read_bytes(path: Path, *, follow: bool) -> bytes:
-    place = Place(str(path))
-    try:
-        return read_small_file(path, MAX_BYTES, follow=follow)
-    except ValueError:
-        raise place.error("is not a usable file name") from None
-    except RefusedFile as error:
-        raise place.error(_REFUSALS.get(error.reason, error.text)) from None
-    except OSError as error:
-        raise _make_read_error(path, error) from None
 
 
 def _make_read_error(path: Path, error: OSError) -> ConfigError:

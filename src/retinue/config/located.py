@@ -1,15 +1,14 @@
 """Plain values that know where they came from, and the questions a reader asks them.
 
-A Node is one JSON-like value with its Place (file, line, key path); a Section is a mapping that is read key by key
-and then says what was not asked for. Knows no YAML and reads no files: `yaml.py` makes Nodes from text, `node_of`
-makes them from Python values. Every wrong answer is a ConfigError of one line.
+A Node is one JSON-like value with its Place (file, line, key path). Knows no YAML and reads no files: `yaml.py` makes
+Nodes from text, `make_node` makes them from Python values. Every wrong answer is a ConfigError of one line.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from retinue.config.location import Place, show_text, suggest
@@ -73,10 +72,44 @@ class Node:
     def texts(self) -> tuple[str, ...]:
         return tuple(item.text() for item in self.items(what="a list of texts"))
 
-    def section(self, *, what: str = "a mapping") -> Section:
+    def entries(self, *, what: str = "a mapping") -> Mapping[str, Node]:
         if not isinstance(self.value, dict):
             raise self.type_error(what)
-        return Section(self.place, self.value)
+        return self.value
+
+    def get(self, *keys: str) -> Node | None:
+        """Return the node that a path of keys leads to; None if it is missing or null."""
+        node = self
+        for key in keys:
+            found = node.entries().get(key)
+            if found is None or found.value is None:
+                return None
+            node = found
+        return node
+
+    def require(self, key: str) -> Node:
+        """Return the node of a key; raise if it is missing or null."""
+        node = self.get(key)
+        if node is None:
+            others = (other for other in self.entries() if other != key)
+            raise self.error(f"the key '{key}' is missing{suggest(key, others)}")
+        return node
+
+    def read_keys(self, readers: Mapping[str, Callable[[Node], Any]]) -> dict[str, Any]:
+        """Return the values of the keys that are there, and raise for a key that none of the readers is for."""
+        values = {key: read(node) for key, read in readers.items() if (node := self.get(key)) is not None}
+        self.check_keys(readers)
+        return values
+
+    def check_keys(self, known: Iterable[str], hints: Mapping[str, str] | None = None) -> None:
+        """Raise for the first key that is not a known one; `hints` has better words for some keys."""
+        allowed = sorted(known)
+        for key, node in self.entries().items():
+            if key in allowed:
+                continue
+            if hints and key in hints:
+                raise node.error(hints[key])
+            raise node.error(f"unknown key; allowed here: {', '.join(allowed) or 'none'}{suggest(key, allowed)}")
 
     def choice(self, options: tuple[S, ...]) -> S:
         text = self.text()
@@ -108,48 +141,6 @@ class Node:
             raise self.error(f"must be {minimum} or more, got {value}")
         if maximum is not None and value > maximum:
             raise self.error(f"must be {maximum} or less, got {value}")
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A mapping that is read key by key. It remembers which keys were asked for, so that `finish` knows the rest."""
-
-    place: Place
-    entries: Mapping[str, Node]
-    _asked: dict[str, None] = field(default_factory=dict)
-
-    def entry(self, key: str) -> Node | None:
-        """Return the key's node, also when its value is null."""
-        self._asked[key] = None
-        return self.entries.get(key)
-
-    def get(self, key: str) -> Node | None:
-        """Return the key's node, unless its value is null."""
-        node = self.entry(key)
-        return None if node is None or node.value is None else node
-
-    def require(self, key: str) -> Node:
-        node = self.get(key)
-        if node is None:
-            others = (other for other in self.entries if other not in self._asked)
-            raise self.place.error(f"the key '{key}' is missing{suggest(key, others)}")
-        return node
-
-    def read_keys(self, readers: Mapping[str, Callable[[Node], Any]]) -> dict[str, Any]:
-        """Return the values of the keys that are there, and raise for a key that none of the readers is for."""
-        values = {key: read(node) for key, read in readers.items() if (node := self.get(key)) is not None}
-        self.finish()
-        return values
-
-    def finish(self, hints: Mapping[str, str] | None = None) -> None:
-        """Raise for the first key that was not read; `hints` has better words for some keys."""
-        for key, node in self.entries.items():
-            if key in self._asked:
-                continue
-            if hints and key in hints:
-                raise node.error(hints[key])
-            allowed = ", ".join(sorted(self._asked)) or "none"
-            raise node.error(f"unknown key; allowed here: {allowed}{suggest(key, self._asked)}")
 
 
 def make_node(value: object, place: Place) -> Node:

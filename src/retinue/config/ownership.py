@@ -26,17 +26,17 @@ OTHER_USER = (
 WRITABLE = "{who} may write {path}, so it could run their commands as you: `chmod {mode} {path}`"
 
 
-def check_owner(path: Path, *, project: Path) -> None:
-    """Raise ConfigError if the path, or what a link there leads to, is another user's or others may write it. A path
-    that does not exist is nobody's."""
+def check_owner(path: Path, *, project: Path, modes: bool = True) -> None:
+    """Raise ConfigError if the path, or what a link there leads to, is another user's or (with `modes`) others may
+    write it. A path that does not exist is nobody's."""
     for status in _read_statuses(path):
-        if status.st_uid not in (os.geteuid(), read_accepted_owner(project)):
+        if status.st_uid != os.geteuid() and status.st_uid != read_accepted_owner(project):
             raise ConfigError(
                 OTHER_USER.format(
                     path=path, owner=name_user(status.st_uid), user=name_user(os.geteuid()), folder=project
                 )
             )
-        if stat.S_ISLNK(status.st_mode):
+        if stat.S_ISLNK(status.st_mode) or not modes:
             continue
         if status.st_mode & stat.S_IWOTH:
             raise ConfigError(WRITABLE.format(who="every user of this machine", path=path, mode="o-w"))

@@ -92,9 +92,7 @@ def _read_folder(folder: Path, project: Path | None) -> dict[str, Definition]:
 def parse_definition(text: str, *, file: str, source: str) -> Definition:
     """Read the profile of a text in the format of SUBAGENT.md; `source` tells people where it comes from."""
     keys, body = parse_frontmatter(text, file)
-    for key in ("name", "description", "skills", "expected_input"):
-        keys.entry(key)
-    keys.finish(_HINTS)
+    keys.check_keys(("name", "description", "skills", "expected_input"), _HINTS)
     name = keys.require("name")
     skills = keys.get("skills")
     profile = Profile(

@@ -10,12 +10,12 @@ from pathlib import Path
 from retinue.config.coordination import to_members
 from retinue.config.files import exists, read_text
 from retinue.config.location import suggest
-from retinue.config.ownership import check_owner, find_other_owners
+from retinue.config.ownership import check_owner
 from retinue.config.profiles import BUILT_IN, Definition, choose_active, find_definitions, warn_of_unknown_types
 from retinue.config.sandbox import warn_of_missing_paths
 from retinue.config.settings import ProfileSettings, Settings, load_settings, parse_settings, restrict
 from retinue.config.skills import Skill, find_skill, find_skills
-from retinue.config.trust import read_accepted_owner, read_answer
+from retinue.config.trust import read_answer
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import SPAWN_TOOLS, Profile
 from retinue.core.team_members import ALL_TYPES, ROUND_EVALUATOR, UNTYPED
@@ -50,8 +50,7 @@ def find_project(start: Path) -> Path:
     folder = find_project_folder(start)
     for mark in OWNED_MARKS:
         check_owner(folder / mark, project=folder)
-    if set(find_other_owners([folder / ".git"])) - {read_accepted_owner(folder)}:  # its modes are git's business
-        check_owner(folder / ".git", project=folder)
+    check_owner(folder / ".git", project=folder, modes=False)  # those are git's business
     return folder
 
 

@@ -13,7 +13,6 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from retinue.config.located import Node
 from retinue.config.location import Place
@@ -30,8 +29,9 @@ from retinue.config.schema import (
     section,
     section_schema,
     setting,
+    text_for,
 )
-from retinue.config.servers import HEADER_NAME, VARIABLE_NAME
+from retinue.config.servers import ADDRESS_PATTERN, HEADER, VARIABLE, parse_address
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import NAME_PATTERN, Profile, check_name
 from retinue.core.remote_agents import (
@@ -48,28 +48,10 @@ HOST_PATTERN = r"^[A-Za-z0-9.\-\[\]:]+$"
 
 def check_agent_url(text: str) -> str:
     """Return the address of an agent; raises ConfigError for what is none."""
-    try:
-        parts = urlsplit(text)
-        is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_sound = False
-    if not is_sound or not text.isprintable() or any(char.isspace() for char in text):
-        raise ConfigError(f"{text!r} is no http or https address")
-    if "@" in parts.netloc:
-        raise ConfigError("an address has no user's name in it; 'auth' names what opens it")
-    return text.rstrip("/")
+    return parse_address(text, with_user="an address has no user's name in it; 'auth' names what opens it").rstrip("/")
 
 
-_URL = Kind(lambda node: node.parse(check_agent_url), {"type": "string", "pattern": r"^https?://[^\s@]+$"})
-
-
-def _word_like(pattern: str, what: str) -> Kind:
-    def check(text: str) -> str:
-        if not re.fullmatch(pattern, text):
-            raise ConfigError(f"{text!r} is no {what}")
-        return text
-
-    return Kind(lambda node: node.parse(check), {"type": "string", "pattern": pattern})
+_URL = text_for(check_agent_url, ADDRESS_PATTERN)
 
 
 def _check_host(text: str) -> str:
@@ -78,24 +60,21 @@ def _check_host(text: str) -> str:
     return text.lower()
 
 
-_VARIABLE = _word_like(VARIABLE_NAME, "name of a variable")
-_HOSTS = list_of(lambda node: node.parse(_check_host), HOST_PATTERN, what="a list of hosts")
+_HOSTS = list_of(text_for(_check_host, HOST_PATTERN), what="a list of hosts")
 
 
 @dataclass(frozen=True)
 class AuthSettings:
     """Credentials of a remote agent; secrets stay in the environment."""
 
-    bearer_env: str = setting(_VARIABLE, "the variable with a bearer token", default="", example="ARGOCD_TOKEN")
-    api_key_env: str = setting(_VARIABLE, "the variable with an API key", default="", example="ARGOCD_KEY")
-    api_key_header: str = setting(
-        _word_like(HEADER_NAME, "name of a header"), "the header that carries the API key", default=API_KEY_HEADER
-    )
+    bearer_env: str = setting(VARIABLE, "the variable with a bearer token", default="", example="ARGOCD_TOKEN")
+    api_key_env: str = setting(VARIABLE, "the variable with an API key", default="", example="ARGOCD_KEY")
+    api_key_header: str = setting(HEADER, "the header that carries the API key", default=API_KEY_HEADER)
     client_id_env: str = setting(
-        _VARIABLE, "OAuth client credentials: the variable with the client's id", default="", example="ARGOCD_CLIENT"
+        VARIABLE, "OAuth client credentials: the variable with the client's id", default="", example="ARGOCD_CLIENT"
     )
     client_secret_env: str = setting(
-        _VARIABLE, "the variable with the client's secret", default="", example="ARGOCD_SECRET"
+        VARIABLE, "the variable with the client's secret", default="", example="ARGOCD_SECRET"
     )
     token_url: str = setting(
         _URL,
@@ -138,7 +117,7 @@ class RemoteAgent:
 
 def _read_agents(node: Node) -> tuple[RemoteAgent, ...]:
     found: dict[str, RemoteAgent] = {}
-    for name, entry in node.section().entries.items():
+    for name, entry in node.entries().items():
         Node(entry.place, name).parse(check_name)
         if name.casefold() in found:
             raise entry.error(f"is the same name as '{found[name.casefold()].profile.name}'")
@@ -147,7 +126,7 @@ def _read_agents(node: Node) -> tuple[RemoteAgent, ...]:
 
 
 def _read_agent(name: str, node: Node) -> RemoteAgent:
-    values = read_section(AgentSettings, node.section())
+    values = read_section(AgentSettings, node)
     if not values.url:
         raise node.error("give it a 'url'")
     auth = values.auth
@@ -170,7 +149,7 @@ def _read_agent(name: str, node: Node) -> RemoteAgent:
 
 def make_remote_profile(name: str, agent: A2aAgent, description: str, *, source: str = "python") -> Profile:
     """Return the profile of a remote agent: its tools and model are its own."""
-    return Profile(check_name(name), description=description, tools=(), leaf=True, a2a=agent, source=source)
+    return Profile(name, description=description, tools=(), leaf=True, a2a=agent, source=source)
 
 
 def _drop_agents(agents: tuple[RemoteAgent, ...], _: Setting) -> tuple[Any, list[Loosening]]:

@@ -20,6 +20,7 @@ from retinue.config.schema import (
     read_section,
     section_schema,
     setting,
+    text_for,
     whole_from,
 )
 from retinue.core.errors import ConfigError
@@ -29,7 +30,7 @@ from retinue.core.network import HOST_PATTERN, WORDS, parse_host
 PATH_PATTERN = r"^(?:~|/[^/\0])[^\0]*$"
 CONTEXT_PATTERN = r"^(?=[^\0]*[^\0/\s])[^\0]*$"
 MISSING = "expose_paths: {path} does not exist here, so no run will see it"
-_HOSTS = list_of(lambda node: str(node.parse(parse_host)), HOST_PATTERN, what="a list of hosts")
+_HOSTS = list_of(text_for(lambda text: str(parse_host(text)), HOST_PATTERN), what="a list of hosts")
 _DEFAULTS = Caps()
 
 
@@ -49,7 +50,7 @@ def _read_network(node: Node) -> tuple[str, ...] | str:
             raise node.error(f"expected none, full or a list of hosts, got '{show_text(node.value, 80)}'")
         return node.value
     if isinstance(node.value, dict):
-        return read_section(NetworkSettings, node.section()).allow
+        return read_section(NetworkSettings, node).allow
     hosts: tuple[str, ...] = _HOSTS.read(node)
     return hosts
 
@@ -101,8 +102,8 @@ def warn_of_missing_paths(paths: Sequence[str]) -> Iterator[str]:
     yield from (MISSING.format(path=path) for path in paths if not Path(path).exists())
 
 
-CONTEXT_PATHS = list_of(lambda node: node.parse(parse_context_path), CONTEXT_PATTERN, what="a list of paths")
-PATHS = list_of(lambda node: node.parse(parse_exposed_path), PATH_PATTERN, what="a list of paths")
+CONTEXT_PATHS = list_of(text_for(parse_context_path, CONTEXT_PATTERN), what="a list of paths")
+PATHS = list_of(text_for(parse_exposed_path, PATH_PATTERN), what="a list of paths")
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,15 @@ and documented in docs/settings.md. Knows no particular setting; reads no file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
 from msgspec import UNSET
 
-from retinue.config.located import Node, Section
+from retinue.config.located import Node
+from retinue.core.errors import ConfigError
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
 _KEY = "retinue.setting"
@@ -116,7 +118,7 @@ def format_default(value: object) -> str:
 
 def section(cls: type[T], help: str, *, example: str = "") -> Any:
     """Declare one key that holds a section. A section that is left out has all its defaults."""
-    kind = Kind(lambda node: read_section(cls, node.section()), section_schema(cls), cls)
+    kind = Kind(lambda node: read_section(cls, node), section_schema(cls), cls)
     declaration = Setting("", kind, help, cls(), cls(), example, "unset", TrustRule("", restrict_section))
     return field(default=cls(), metadata={_KEY: declaration})
 
@@ -127,18 +129,18 @@ def list_settings(cls: type) -> tuple[Setting, ...]:
     return tuple(replace(declaration, name=name) for name, declaration in found if declaration is not None)
 
 
-def read_section(cls: type[T], node: Section, **more: Any) -> T:
+def read_section(cls: type[T], node: Node, **more: Any) -> T:
     """Read a section strictly: an unknown key is an error. `more` are fields that are no settings."""
-    values = {}
-    for each in list_settings(cls):
-        entry = node.entry(each.name)
+    settings, values = list_settings(cls), {}
+    for each in settings:
+        entry = node.entries().get(each.name)
         if entry is None:
             continue
         if entry.value is not None or each.null == "refused":
             values[each.name] = each.kind.read(entry)
         elif each.null == "unlimited":
             values[each.name] = None
-    node.finish(getattr(cls, "hints", None))
+    node.check_keys((each.name for each in settings), getattr(cls, "hints", None))
     return cls(**values, **more)
 
 
@@ -215,12 +217,26 @@ def choice(options: tuple[str, ...]) -> Kind:
     return Kind(lambda node: node.choice(options), {"type": "string", "enum": list(options)})
 
 
-def list_of(read: Callable[[Node], Any], pattern: str, *, what: str) -> Kind:
-    """Return the kind of a list of texts, each of which `read` turns into a value. The pattern says the same in a JSON
-    schema."""
+def text_for(parse: Callable[[str], Any], pattern: str) -> Kind:
+    """Return the kind of a text that `parse` turns into a value. The pattern says the same in a JSON schema."""
+    return Kind(lambda node: node.parse(parse), {"type": "string", "pattern": pattern})
+
+
+def text_like(pattern: str, what: str) -> Kind:
+    """Return the kind of a text that matches the pattern, as a `what` does."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ConfigError(f"{text!r} is no {what}")
+        return text
+
+    return text_for(check, pattern)
+
+
+def list_of(kind: Kind, *, what: str) -> Kind:
+    """Return the kind of a list of such values."""
     return Kind(
-        lambda node: tuple(read(item) for item in node.items(what=what)),
-        {"type": "array", "items": {"type": "string", "pattern": pattern}},
+        lambda node: tuple(kind.read(item) for item in node.items(what=what)), {"type": "array", "items": kind.schema}
     )
 
 

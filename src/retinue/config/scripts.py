@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from retinue.config.located import Node, Section, make_node
+from retinue.config.located import Node, make_node
 from retinue.config.location import Place
 from retinue.config.schema import NUMBER, WHOLE
 from retinue.config.yaml import read_yaml
@@ -41,13 +41,13 @@ def parse_script(values: Mapping[str, Any]) -> Script:
 
 
 def _read_script(node: Node) -> Script:
-    section = node.section(what="a mapping with the key 'agents'")
-    section.require("agents")
-    return Script(**section.read_keys({"agents": _read_agents, "strict": Node.flag}))
+    node.entries(what="a mapping with the key 'agents'")
+    node.require("agents")
+    return Script(**node.read_keys({"agents": _read_agents, "strict": Node.flag}))
 
 
 def _read_agents(node: Node) -> dict[str, tuple[ScriptedReply, ...]]:
-    agents = node.section(what="a mapping of agents to lists of replies").entries
+    agents = node.entries(what="a mapping of agents to lists of replies")
     for name, replies in agents.items():
         if not name.strip():
             raise replies.error("the name of an agent is empty")
@@ -57,44 +57,40 @@ def _read_agents(node: Node) -> dict[str, tuple[ScriptedReply, ...]]:
 def _read_reply(node: Node) -> ScriptedReply:
     if isinstance(node.value, str):
         return ScriptedReply(text=node.value)
-    section = node.section(what="a reply (a mapping or a text)")
-    for entry in section.entries.values():
+    for entry in node.entries(what="a reply (a mapping or a text)").values():
         if entry.value is None:
             raise entry.error("expected a value, got nothing")
-    fault = _find_fault(section)
-    reply = ScriptedReply(**section.read_keys(_REPLY))
-    _check_fault_keys(section, fault)
+    reply = ScriptedReply(**node.read_keys(_REPLY))
+    _check_faults(node)
     return reply
 
 
-def _find_fault(section: Section) -> str | None:
-    """Return the reply's one fault, if it has one. `hang: false` is none."""
-    faults = [name for name in FAULTS if (node := section.entry(name)) is not None and node.value is not False]
+def _check_faults(reply: Node) -> None:
+    """Check that there is one fault at most (`hang: false` is none), and the keys beside it: allowed are usage, delay
+    and thinking; a status with error; chunks with cut."""
+    entries = reply.entries()
+    faults = [name for name in FAULTS if name in entries and entries[name].value is not False]
     if len(faults) > 1:
-        raise section.place.error(f"a reply has at most one fault, this one has {', '.join(faults)}")
-    return faults[0] if faults else None
-
-
-def _check_fault_keys(section: Section, fault: str | None) -> None:
-    """Check the keys beside a fault: allowed are usage, delay and thinking; a status with error; chunks with cut."""
-    if fault is None:
-        if "status" in section.entries:
-            raise section.entries["status"].error("only goes with 'error'")
+        raise reply.error(f"a reply has at most one fault, this one has {', '.join(faults)}")
+    if not faults:
+        if "status" in entries:
+            raise entries["status"].error("only goes with 'error'")
         return
+    [fault] = faults
     allowed = _BESIDE_A_FAULT | {fault, _WITH_FAULT.get(fault, fault)}
-    for key, node in section.entries.items():
+    for key, node in entries.items():
         if key not in allowed and node.value is not False:
             raise node.error(f"cannot stand beside the fault '{fault}'; allowed there: {', '.join(sorted(allowed))}")
 
 
 def _read_call(node: Node) -> ScriptedCall:
-    section = node.section(what="a tool call {name, args}")
-    section.require("name")
-    return ScriptedCall(**section.read_keys({"name": Node.word, "args": _read_arguments}))
+    node.entries(what="a tool call {name, args}")
+    node.require("name")
+    return ScriptedCall(**node.read_keys({"name": Node.word, "args": _read_arguments}))
 
 
 def _read_arguments(node: Node) -> dict[str, Any]:
-    node.section(what="a mapping of arguments")
+    node.entries(what="a mapping of arguments")
     arguments: dict[str, Any] = node.to_plain()
     return arguments
 
@@ -104,7 +100,7 @@ _REPLY: Readers = {
     "text": Node.text,
     "thinking": Node.text,
     "tools": lambda node: tuple(map(_read_call, node.items(what="a list of tool calls"))),
-    "usage": lambda node: ScriptedUsage(**node.section().read_keys(_USAGE)),
+    "usage": lambda node: ScriptedUsage(**node.read_keys(_USAGE)),
     "delay": NUMBER.read,
     "chunks": lambda node: node.integer(minimum=1, maximum=MAX_CHUNKS),
     "refuse": Node.text,

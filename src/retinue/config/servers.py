@@ -13,7 +13,7 @@ mcp_servers:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -29,10 +29,11 @@ from retinue.config.schema import (
     Setting,
     TrustRule,
     list_of,
-    list_settings,
     read_section,
     section_schema,
     setting,
+    text_for,
+    text_like,
 )
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS
@@ -47,36 +48,24 @@ from retinue.core.servers import (
     server_of,
 )
 
-VARIABLE_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
-HEADER_NAME = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
+VARIABLE = text_like(r"^[A-Za-z_][A-Za-z0-9_]*$", "name of a variable")
+HEADER = text_like(r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", "name of a header")
+ADDRESS_PATTERN = r"^https?://[^\s@]+$"
 ONLY_PROGRAM, ONLY_ADDRESS = ("args", "env", "inherit_env", "cwd"), ("headers",)
 PYTHON = "mcp_servers"
 TOOLS = (*LOCAL_TOOLS, *WEB_TOOLS, *SPAWN_TOOLS)
 TOOL_PATTERN = rf"^({'|'.join(TOOLS)}|(subagent_|{PREFIX})[^\n]+)$(?!\n)"  # in Python and in a JSON schema
 
 
-def _name_check(pattern: str, what: str) -> Callable[[str], str]:
-    def check(name: str) -> str:
-        if not re.fullmatch(pattern, name):
-            raise ConfigError(f"{name!r} is no name of {what}")
-        return name
-
-    return check
-
-
-def _texts_by_name(pattern: str, what: str) -> Kind:
+def _texts_by_name(name: Kind) -> Kind:
     """Return the kind of a mapping of such names to texts of one line."""
-    check = _name_check(pattern, what)
 
     def read(node: Node) -> dict[str, str]:
-        found = {}
-        for name, entry in node.section().entries.items():
-            Node(entry.place, name).parse(check)
-            found[name] = _read_line(entry)
-        return found
+        return {name.read(Node(entry.place, key)): _read_line(entry) for key, entry in node.entries().items()}
 
     about = {"type": "string", "pattern": r"^[^\r\n\0]*$"}
-    return Kind(read, {"type": "object", "propertyNames": {"pattern": pattern}, "additionalProperties": about})
+    names = {"pattern": name.schema["pattern"]}
+    return Kind(read, {"type": "object", "propertyNames": names, "additionalProperties": about})
 
 
 def _read_line(node: Node) -> str:
@@ -86,17 +75,22 @@ def _read_line(node: Node) -> str:
     return text
 
 
-def _check_url(text: str) -> str:
+def parse_address(text: str, *, with_user: str) -> str:
+    """Return an http or https address. `with_user` is the error for one that contains a user name."""
     try:
         parts = urlsplit(text)
-        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and text.isprintable()
+        is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        sound = False
-    if not sound or any(char.isspace() for char in text):
+        is_sound = False
+    if not is_sound or not text.isprintable() or any(char.isspace() for char in text):
         raise ConfigError(f"{text!r} is no http or https address")
     if "@" in parts.netloc:
-        raise ConfigError("contains a user name; put credentials into 'headers', as ${VARIABLE}")
+        raise ConfigError(with_user)
     return text
+
+
+def _parse_url(text: str) -> str:
+    return parse_address(text, with_user="contains a user name; put credentials into 'headers', as ${VARIABLE}")
 
 
 @dataclass(frozen=True)
@@ -108,29 +102,29 @@ class ServerSettings:
     }
     command: str = setting(WORD, "the program to start", default="", example="npx")
     args: tuple[str, ...] = setting(TEXTS, "its arguments", default=(), example="[-y, some-mcp-server]")
-    env: Mapping[str, str] | None = setting(
-        _texts_by_name(VARIABLE_NAME, "a variable"),
+    env: Mapping[str, str] = setting(
+        _texts_by_name(VARIABLE),
         "variables it gets; ${NAME} is the value of one of yours",
+        default={},
         example='{TOKEN: "${TRACKER_TOKEN}"}',
     )
     inherit_env: tuple[str, ...] = setting(
-        list_of(
-            lambda node: node.parse(_name_check(VARIABLE_NAME, "a variable")), VARIABLE_NAME, what="a list of names"
-        ),
+        list_of(VARIABLE, what="a list of names"),
         "variables of yours that it gets unchanged, beside PATH, HOME and the like",
         default=(),
         example="[HTTPS_PROXY]",
     )
     cwd: str | None = setting(WORD, "the folder it is started in; the project's unless named", example="tools")
     url: str = setting(
-        Kind(lambda node: node.parse(_check_url), {"type": "string", "pattern": r"^https?://[^\s@]+$"}),
+        text_for(_parse_url, ADDRESS_PATTERN),
         "its address, for streamable HTTP",
         default="",
         example="https://mcp.example.com/mcp",
     )
-    headers: Mapping[str, str] | None = setting(
-        _texts_by_name(HEADER_NAME, "a header"),
+    headers: Mapping[str, str] = setting(
+        _texts_by_name(HEADER),
         "sent with every request",
+        default={},
         example='{Authorization: "Bearer ${TRACKER_TOKEN}"}',
     )
     timeout: float | None = setting(
@@ -147,7 +141,7 @@ class ServerSettings:
 def _read_servers(node: Node) -> tuple[McpServer, ...]:
     found = []
     names: dict[str, str] = {}
-    for name, entry in node.section().entries.items():
+    for name, entry in node.entries().items():
         Node(entry.place, name).parse(check_server_name)
         other = names.setdefault(name.casefold(), name)
         if other != name:
@@ -157,17 +151,13 @@ def _read_servers(node: Node) -> tuple[McpServer, ...]:
 
 
 def _read_server(name: str, node: Node) -> McpServer:
-    section = node.section()
-    values = read_section(ServerSettings, section)
+    values = read_section(ServerSettings, node)
     if bool(values.command) == bool(values.url):
         raise node.error("give it a 'command' to start, or a 'url' to reach" + (", not both" if values.url else ""))
     for key in ONLY_PROGRAM if values.url else ONLY_ADDRESS:
         if getattr(values, key):
-            raise section.entries[key].error(f"is for a server with a '{'command' if values.url else 'url'}'")
-    found = {
-        each.name: getattr(values, each.name) for each in list_settings(ServerSettings) if each.name in section.entries
-    }
-    return McpServer(name, **{key: value for key, value in found.items() if value is not None or key == "timeout"})
+            raise node.entries()[key].error(f"is for a server with a '{'command' if values.url else 'url'}'")
+    return McpServer(name, **vars(values))
 
 
 def _drop_servers(servers: tuple[McpServer, ...], _: Setting) -> tuple[tuple[McpServer, ...], list[Loosening]]:
@@ -201,13 +191,13 @@ def _check_tool(name: str) -> str:
     return name
 
 
-TOOL_NAMES = list_of(lambda node: node.parse(_check_tool), TOOL_PATTERN, what="a list of tools")
+TOOL_NAMES = list_of(text_for(_check_tool, TOOL_PATTERN), what="a list of tools")
 
 
 def check_tools(tools: Node | None, servers: tuple[McpServer, ...]) -> None:
     """Check that a profile's tools name servers that exist."""
     names = [server.name for server in servers]
-    for entry in tools.items() if tools is not None and tools.value is not None else ():
+    for entry in () if tools is None else tools.items():
         server = server_of(entry.value)
         if server and server not in names:
             there = ", ".join(names) or "none"

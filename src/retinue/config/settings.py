@@ -87,7 +87,7 @@ from retinue.config.coordination import (
 )
 from retinue.config.files import read_text
 from retinue.config.limits import make_limits
-from retinue.config.located import Node, Section
+from retinue.config.located import Node
 from retinue.config.location import Place
 from retinue.config.models import PROVIDERS
 from retinue.config.remote_agents import AGENTS, NEW_AGENTS, RemoteAgent
@@ -118,6 +118,7 @@ from retinue.config.schema import (
     section,
     section_schema,
     setting,
+    text_for,
     trust_for,
 )
 from retinue.config.servers import NEW_SERVERS, SERVERS, TOOL_NAMES, check_tools
@@ -145,7 +146,7 @@ from retinue.core.profiles import (
 from retinue.core.rules import MODES, RULE_PATTERN, Mode, Rule, Rules, parse_rule
 from retinue.core.servers import McpServer, server_of
 
-_RULES = list_of(lambda node: node.parse(parse_rule), RULE_PATTERN, what="a list of rules")
+_RULES = list_of(text_for(parse_rule, RULE_PATTERN), what="a list of rules")
 _COST = Kind(lambda node: parse_amount(node.number(minimum=0)), NUMBER.schema)
 _SERVER_EXAMPLE = '{files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}}'
 
@@ -248,7 +249,7 @@ class ProfileSettings:
         NETWORK, "the part of the network above that it may reach: hosts, none or full", example="[docs.python.org]"
     )
     approvals: ApprovalSettings | None = setting(
-        Kind(lambda node: read_section(ApprovalSettings, node.section()), section_schema(ApprovalSettings)),
+        Kind(lambda node: read_section(ApprovalSettings, node), section_schema(ApprovalSettings)),
         "rules on top of those above: stricter, never laxer",
         example="{deny: [shell]}",
     )
@@ -264,7 +265,7 @@ class ProfileSettings:
 def _read_profiles(node: Node) -> dict[str, ProfileSettings]:
     """Read the profiles, by name in lower case."""
     found: dict[str, ProfileSettings] = {}
-    for name, entry in node.section().entries.items():
+    for name, entry in node.entries().items():
         Node(entry.place, name).parse(check_name)
         other = found.get(name.casefold())
         if other is not None:
@@ -276,9 +277,8 @@ def _read_profiles(node: Node) -> dict[str, ProfileSettings]:
 def _read_profile(name: str, node: Node) -> ProfileSettings:
     if node.value is None:
         return ProfileSettings(name, node.place)
-    keys = node.section()
-    places = {key: entry.place for key, entry in keys.entries.items()}
-    return read_section(ProfileSettings, keys, name=name, place=node.place, places=places)
+    places = {key: entry.place for key, entry in node.entries().items()}
+    return read_section(ProfileSettings, node, name=name, place=node.place, places=places)
 
 
 def _restrict_profiles(
@@ -444,13 +444,13 @@ def parse_settings(text: str, path: Path) -> Settings:
     node = parse_yaml(text, str(path))
     if node.value is None:
         return Settings(file=path)
-    keys = node.section(what="'key: value' lines")
-    settings = read_section(Settings, keys, file=path)
-    check_orchestrator(settings.orchestrator, keys)
-    _check_members(settings, keys)
-    _check_fallback(settings, keys)
-    for each in keys.require("profiles").section().entries.values() if settings.profiles else ():
-        check_tools(None if each.value is None else each.section().entry("tools"), settings.mcp_servers)
+    node.entries(what="'key: value' lines")
+    settings = read_section(Settings, node, file=path)
+    check_orchestrator(settings.orchestrator, node)
+    _check_members(settings, node)
+    _check_fallback(settings, node)
+    for profile in settings.profiles.values():
+        check_tools(node.get("profiles", profile.name, "tools"), settings.mcp_servers)
     return settings
 
 
@@ -472,24 +472,23 @@ def settings_schema() -> dict[str, Any]:
     return {"$schema": DRAFT, **nullable(section_schema(Settings))}
 
 
-def _check_fallback(settings: Settings, keys: Section) -> None:
+def _check_fallback(settings: Settings, root: Node) -> None:
     """Check that the fallback can take effect: some run has a stricter runtime."""
     fallback = settings.coordination.subagent_runtime_fallback_mode
-    if fallback is None:
+    node = root.get("orchestrator", "coordination", "subagent_runtime_fallback_mode")
+    if fallback is None or node is None:
         return
     own = [profile.runtime for profile in settings.profiles.values() if profile.runtime is not None]
     why = explain_useless_fallback(fallback, [settings.coordination.subagent_runtime_mode or "isolated", *own])
     if why:
-        coordination = keys.require("orchestrator").section().require("coordination").section()
-        raise coordination.require("subagent_runtime_fallback_mode").error(why)
+        raise node.error(why)
 
 
-def _check_members(settings: Settings, keys: Section) -> None:
+def _check_members(settings: Settings, root: Node) -> None:
     """Check that the members of primaries and profiles can take effect."""
-    found = [(settings.subagent_agents, keys.entries.get("subagent_agents"))]
+    found = [(settings.subagent_agents, root.get("subagent_agents"))]
     for profile in settings.profiles.values():
-        entry = keys.require("profiles").section().entries[profile.name]
-        node = None if entry.value is None else entry.section().entries.get("subagent_agents")
+        node = root.get("profiles", profile.name, "subagent_agents")
         if profile.subagent_agents and node is not None and profile.leaf:
             raise node.error("has no effect with 'leaf: true', which lets it spawn no subagents: leave one of them out")
         found.append((profile.subagent_agents, node))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from retinue.config.location import show_text, suggest
@@ -60,12 +61,10 @@ def _read_folder(folder: Path, project: Path | None) -> dict[str, Skill]:
     for path, text in read_definitions(folder, FILE_NAME, project):
         keys, _ = parse_frontmatter(text, str(path))
         name = keys.require("name")
-        skill = Skill(name.parse(_check_skill_name), keys.require("description").word(), path.absolute())
+        skill = Skill(
+            name.parse(partial(check_name, what="skill name")), keys.require("description").word(), path.absolute()
+        )
         other = found.setdefault(skill.name.casefold(), skill)
         if other is not skill:
             raise name.error(f"'{skill.name}' is also the name in {other.path}")
     return found
-
-
-def _check_skill_name(name: str) -> str:
-    return check_name(name, what="skill name")

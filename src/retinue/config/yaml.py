@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from retinue.config.files import read_text
-from retinue.config.located import MAX_DEPTH, Node, Section, check_number, check_text
+from retinue.config.located import MAX_DEPTH, Node, check_number, check_text
 from retinue.config.location import Place
 from retinue.core.errors import ConfigError
 
@@ -28,6 +28,11 @@ _FLAGS = {"true": True, "True": True, "TRUE": True, "false": False, "False": Fal
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _ODD_FLOAT = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_HINTS = {
+    "alias": "quote a text that begins with '*', such as \"*\"",
+    "cannot start any token": "indent with spaces, not tabs, and quote a text that begins with '@', '%' or '`'",
+    "mapping values are not allowed": "quote a text that has ': ' in it",
+}
 _NOT_YAML = re.compile("[^\t\n\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -50,7 +55,7 @@ def parse_yaml(text: str, file: str) -> Node:
         raise Place(file, 1).error("is not valid YAML") from None
 
 
-def parse_frontmatter(text: str, file: str) -> tuple[Section, str]:
+def parse_frontmatter(text: str, file: str) -> tuple[Node, str]:
     """Read a Markdown text that begins with YAML between two `---` lines: its keys and its body."""
     lines = text.split("\n")
     if lines[0].rstrip() != FENCE:
@@ -59,8 +64,8 @@ def parse_frontmatter(text: str, file: str) -> tuple[Section, str]:
     if end is None:
         raise Place(file, 1).error(f"the frontmatter that begins here has no closing '{FENCE}' line")
     node = parse_yaml("\n".join(["", *lines[1:end]]), file)  # the empty line keeps the numbers of the others
-    entries = {} if node.value is None else node.section(what="'key: value' lines").entries
-    return Section(Place(file, 1), entries), "\n".join(lines[end + 1 :]).strip()
+    entries = {} if node.value is None else dict(node.entries(what="'key: value' lines"))
+    return Node(Place(file, 1), entries), "\n".join(lines[end + 1 :]).strip()
 
 
 def _limit_events(events: Iterator[Any], file: str) -> Iterator[Any]:
@@ -91,7 +96,10 @@ def _read_node(event: Any, events: Iterator[Any], place: Place) -> Node:
     if isinstance(event, yaml.ScalarEvent):
         return Node(place, _read_scalar(event, place))
     if isinstance(event, yaml.SequenceStartEvent):
-        return Node(place, tuple(_read_items(events, place)))
+        items: list[Node] = []
+        while not isinstance(event := next(events), yaml.SequenceEndEvent):
+            items.append(_read_node(event, events, place.child(len(items), _line_of(event))))
+        return Node(place, tuple(items))
     return Node(place, _read_entries(events, place))
 
 
@@ -102,13 +110,6 @@ def _check_bare(event: Any, place: Place) -> None:
         raise place.error(f"anchors are not allowed; quote a text that begins with '&': \"&{event.anchor}\"")
     if event.tag is not None:
         raise place.error(f"tags are not allowed ({event.tag}); quote a text that begins with '!'")
-
-
-def _read_items(events: Iterator[Any], place: Place) -> Iterator[Node]:
-    index = 0
-    while not isinstance(event := next(events), yaml.SequenceEndEvent):
-        yield _read_node(event, events, place.child(index, _line_of(event)))
-        index += 1
 
 
 def _read_entries(events: Iterator[Any], place: Place) -> dict[str, Node]:
@@ -163,11 +164,5 @@ def _make_syntax_error(error: yaml.MarkedYAMLError, file: str) -> ConfigError:
     mark = error.problem_mark or error.context_mark
     line = 1 if mark is None else mark.line + 1
     words = " ".join(part for part in (error.context, error.problem) if part)
-    hint = ""
-    if "alias" in words:
-        hint = "; quote a text that begins with '*', such as \"*\""
-    elif "cannot start any token" in words:
-        hint = "; indent with spaces, not tabs, and quote a text that begins with '@', '%' or '`'"
-    elif "mapping values are not allowed" in words:
-        hint = "; quote a text that has ': ' in it"
+    hint = next((f"; {hint}" for part, hint in _HINTS.items() if part in words), "")
     return Place(file, line).error(f"is not valid YAML: {words}{hint}")

@@ -54,21 +54,15 @@ class ControlClient:
     """The commands of Control. `address` comes from `address_files`."""
 
     def __init__(self, address: Address) -> None:
+        self.address = address
         self._channel = ControlChannel(address)
-
-    @property
-    def address(self) -> Address:
-        return self._channel.address
-
-    async def _call(self, command: Command[R], **arguments: Any) -> R:
-        return await self._channel.call(command, command.request(**arguments))
 
     # Starting runs
 
     async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
         """Wait for the MCP servers of that process, which tells its own user what it waits for."""
         name = None if profile is None else self._name_of(profile)
-        await self._call(protocol.PREPARE, profile=name)
+        await self._channel.call(protocol.PREPARE, profile=name)
 
     async def spawn(
         self,
@@ -83,21 +77,23 @@ class ControlClient:
         if limits is not None:
             raise self._refuse("limits that replace its own; `narrow` sends limits that hold beside them")
         name = self._name_of(profile)
-        ref = await self._call(protocol.SPAWN, profile=name, task=task, narrow=narrow, below=below, caller=caller)
+        ref = await self._channel.call(
+            protocol.SPAWN, profile=name, task=task, narrow=narrow, below=below, caller=caller
+        )
         return RunHandle(self, ref)
 
     async def open_client(self, options: ClientOptions) -> ClientHandle:
         if any(not isinstance(tool, str) for tool in options.tools or ()):
             raise self._refuse("tools made in Python; name its own")
-        request = protocol.OpenClientRequest(
+        lines = self._channel.stream(
+            protocol.OPEN_CLIENT,
             name=options.name,
             task=options.task,
             description=options.description,
-            tools=None if options.tools is None else list(options.tools),
+            tools=options.tools,
             limits=options.limits,
             caller=options.caller,
         )
-        lines = self._channel.stream(protocol.OPEN_CLIENT, request)
         ref = msgspec.json.decode(await anext(lines), type=RunRef)
 
         async def leave() -> None:
@@ -112,13 +108,13 @@ class ControlClient:
     async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
         self._check_overrides(overrides)
         model, unattended = overrides.model, overrides.unattended
-        return RunHandle(self, await self._call(protocol.RESUME, tree=tree, model=model, unattended=unattended))
+        return RunHandle(self, await self._channel.call(protocol.RESUME, tree=tree, model=model, unattended=unattended))
 
     async def continue_run(
         self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES
     ) -> RunHandle:
         self._check_overrides(overrides)
-        ref = await self._call(
+        ref = await self._channel.call(
             protocol.CONTINUE,
             tree=tree,
             run=run,
@@ -150,45 +146,44 @@ class ControlClient:
     # Steering runs
 
     async def cancel(self, tree: str, run: int = 0) -> bool:
-        return await self._call(protocol.CANCEL, tree=tree, run=run)
+        return await self._channel.call(protocol.CANCEL, tree=tree, run=run)
 
     async def interrupt_turn(self, tree: str, run: int = 0) -> bool:
-        return await self._call(protocol.INTERRUPT, tree=tree, run=run)
+        return await self._channel.call(protocol.INTERRUPT, tree=tree, run=run)
 
     async def end_conversation(self, tree: str, run: int = 0) -> bool:
-        return await self._call(protocol.END_CONVERSATION, tree=tree, run=run)
+        return await self._channel.call(protocol.END_CONVERSATION, tree=tree, run=run)
 
     async def change_model(self, tree: str, run: int, model: str) -> str:
-        return await self._call(protocol.CHANGE_MODEL, tree=tree, run=run, model=model)
+        return await self._channel.call(protocol.CHANGE_MODEL, tree=tree, run=run, model=model)
 
     async def kill(self, tree: str) -> None:
-        await self._call(protocol.KILL, tree=tree)
+        await self._channel.call(protocol.KILL, tree=tree)
 
     async def send(self, tree: str, run: int, text: str, *, source: str = "user", message_id: str = "") -> Receipt:
         if source != "user" or message_id:
             raise ConfigError("over loopback only the user sends messages")
-        return await self._call(protocol.SEND, tree=tree, run=run, text=text)
+        return await self._channel.call(protocol.SEND, tree=tree, run=run, text=text)
 
     async def pending(self, tree: str | None = None) -> list[Approval]:
-        return await self._call(protocol.PENDING, tree=tree)
+        return await self._channel.call(protocol.PENDING, tree=tree)
 
     async def watch_questions(self, tree: str | None = None) -> AsyncGenerator[QuestionChange]:
         """Watch the questions of that process. Breaks off with ControlUnreachable when the process is gone."""
-        request = protocol.PendingRequest(tree=tree)
-        async with aclosing(self._channel.stream(protocol.WATCH_QUESTIONS, request)) as lines:
+        async with aclosing(self._channel.stream(protocol.WATCH_QUESTIONS, tree=tree)) as lines:
             async for line in lines:
                 yield protocol.decode_question(line)
 
     async def answer(
         self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = ""
     ) -> Answered:
-        return await self._call(
+        return await self._channel.call(
             protocol.ANSWER, approval_id=approval_id, decision=decision, by=by, digest=digest, surface=surface
         )
 
     @asynccontextmanager
     async def attend(self, tree: str | None = None) -> AsyncIterator[None]:
-        async with aclosing(self._channel.stream(protocol.ATTEND, protocol.AttendRequest(tree=tree))) as lines:
+        async with aclosing(self._channel.stream(protocol.ATTEND, tree=tree)) as lines:
             await anext(lines)
             yield
 
@@ -208,16 +203,16 @@ class ControlClient:
         return result
 
     async def result(self, tree: str, run: int = 0) -> Result[Any] | None:
-        return await self._call(protocol.RESULT, tree=tree, run=run)
+        return await self._channel.call(protocol.RESULT, tree=tree, run=run)
 
     async def describe_run(self, tree: str, run: int = 0) -> Row:
-        return await self._call(protocol.DESCRIBE, tree=tree, run=run)
+        return await self._channel.call(protocol.DESCRIBE, tree=tree, run=run)
 
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
-        return await self._call(protocol.TREES, live=live)
+        return await self._channel.call(protocol.TREES, live=live)
 
     async def find_run(self, name: str) -> RunRef:
-        return await self._call(protocol.FIND, name=name)
+        return await self._channel.call(protocol.FIND, name=name)
 
     async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         """Watch a tree. If it breaks off with ControlUnreachable, `after=` the last event seen misses nothing."""
@@ -227,18 +222,18 @@ class ControlClient:
 
     def watch_lines(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[bytes, None]:
         """Watch a tree as the lines that came: events exactly as they are stored, deltas as `{"delta": ...}`."""
-        return self._channel.stream(protocol.WATCH, protocol.WatchRequest(tree=tree, after=after, deltas=deltas))
+        return self._channel.stream(protocol.WATCH, tree=tree, after=after, deltas=deltas)
 
     # Changes
 
     async def changes(self, tree: str, run: int = 0) -> Changes:
-        return await self._call(protocol.CHANGES, tree=tree, run=run)
+        return await self._channel.call(protocol.CHANGES, tree=tree, run=run)
 
     async def diff(self, tree: str, run: int = 0) -> str:
-        return await self._call(protocol.DIFF, tree=tree, run=run)
+        return await self._channel.call(protocol.DIFF, tree=tree, run=run)
 
     async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
-        return await self._call(protocol.APPLY, tree=tree, run=run)
+        return await self._channel.call(protocol.APPLY, tree=tree, run=run)
 
     async def close(self) -> None:
         """Do nothing: every command has a connection of its own, and runs are the other process's."""
@@ -258,9 +253,9 @@ class ControlChannel:
     def __init__(self, address: Address) -> None:
         self.address = address
 
-    async def call(self, command: Command[R], request: Arguments) -> R:
+    async def call(self, command: Command[R], **arguments: Any) -> R:
         """Send a command and return its reply. Raises the RetinueError that the server replies with."""
-        key = secrets.token_hex(16)
+        request, key = command.request(**arguments), secrets.token_hex(16)
         for _ in range(ATTEMPTS - 1):
             try:
                 return await self._call_once(command, request, key)
@@ -268,9 +263,9 @@ class ControlChannel:
                 continue
         return await self._call_once(command, request, key)
 
-    async def stream(self, command: StreamCommand, request: Arguments) -> AsyncGenerator[bytes, None]:
+    async def stream(self, command: StreamCommand, **arguments: Any) -> AsyncGenerator[bytes, None]:
         """Yield the lines of a stream. Raises ControlUnreachable if it breaks off."""
-        async with self._request(command, request) as (connection, response):
+        async with self._request(command, command.request(**arguments)) as (connection, response):
             if response.status != 200:
                 raise _read_error(response.status, await self._read(connection.read_body(REPLY_BYTES)))
             rest = b""
@@ -306,7 +301,8 @@ class ControlChannel:
         connection = await self._connect()
         try:
             if command.reads:
-                connection.send_request("GET", _make_target(command.path, request), headers, b"")
+                query = urlencode(protocol.encode_query(request))
+                connection.send_request("GET", f"{command.path}?{query}" if query else command.path, headers)
             else:
                 connection.send_request("POST", command.path, headers, encode_body(request))
             yield connection, await self._read(connection.read_response())
@@ -330,11 +326,6 @@ class ControlChannel:
             raise ReplyLost(f"process {self.address.pid} is gone") from None
         except ResponseError:
             raise ControlUnreachable(f"what answers for process {self.address.pid} is no control server") from None
-
-
-def _make_target(path: str, request: Arguments) -> str:
-    query = protocol.encode_query(request)
-    return f"{path}?{urlencode(query)}" if query else path
 
 
 def _read_error(status: int, body: bytes) -> RetinueError:

@@ -54,6 +54,12 @@ UNKNOWN = "there is no run '{run}': report under the runId of the call, or name 
 HAS_ENDED = "run '{run}' has ended{how}: it is not wanted any more"
 CALLER_ENDED = "the run that made the call of '{run}' has ended: it is not wanted any more"
 TOO_DEEP = f"runs are nested deeper than {BOUNDS.depth}"
+_REFUSALS = {
+    "too_deep": (403, TOO_DEEP),
+    "parent_ended": (409, CALLER_ENDED),
+    "ended": (409, HAS_ENDED),
+    "unknown": (403, NOT_YOURS),
+}
 RUNTIME = "foreign"  # the runtime of runs that a server reports, and the tier of their calls
 
 
@@ -68,19 +74,75 @@ class _Server:
     plain: dict[str, None] = field(default_factory=dict)
 
 
+@dataclass(slots=True, eq=False)
 class _ReportedRun:
-    """A run id that one server may report. `parent` is the key of the run it stands below; `give_up` ends the call
-    whose own run it is; `is_over` says that the call has come back."""
+    """A run id that one server may report, and what turns its events into reports. `parent` is the key of the run it
+    stands below; `give_up` ends the call whose own run it is; `is_over` says that the call has come back. Of its own
+    tool calls, `open_calls` have no result yet: each is an id, the name of the tool and the monotonic time."""
 
-    __slots__ = ("give_up", "is_over", "parent", "reports", "server", "tree")
+    server: _Server
+    tree: str
+    parent: str
+    give_up: Callable[[], object] | None = None
+    is_over: bool = False
+    open_calls: list[tuple[str, str, float]] = field(default_factory=list)
+    call_count: int = 0
 
-    def __init__(self, server: _Server, tree: str, parent: str, give_up: Callable[[], object] | None = None) -> None:
-        self.server = server
-        self.tree = tree
-        self.parent = parent
-        self.reports = ServerReports(server.name, parent, monotonic)
-        self.give_up = give_up
-        self.is_over = False
+    def spawn_report(self, event: Reported, *, size: int) -> Report:
+        """Return the report that makes the run, from the first event that a server posts about it."""
+        is_start = event.type == "subagent_start"
+        body = RemoteSpawned(
+            parent=self.parent,
+            agent=event.subagent_name,
+            task=event.payload or "" if is_start else "",
+            label=clean_name(event.run_id),
+            subagent_id=event.run_id,
+            is_at_work=True,
+        )
+        return Report(event.run_id, body, seq=event.seq if is_start else None, size=size if is_start else 0)
+
+    def body_report(self, event: Reported, *, size: int) -> Report | None:
+        """Return the report of what an event says beside that the run has begun."""
+        usage = event.usage
+        spent = None if usage is None else UsageReported(f"mcp:{self.server.name}", usage, event.spent)
+        body = self._body_of(event)
+        if body is None:
+            return None if spent is None else Report(event.run_id, spent)
+        return Report(event.run_id, body, seq=event.seq, size=size, spent=spent)
+
+    def _body_of(self, event: Reported) -> Body | None:
+        payload = event.payload or ""
+        match event.type:
+            case "thought_trace":
+                return Thinking(payload, event.reasoning_type or "")
+            case "tool_call":
+                return self._call_of(event, payload)
+            case "tool_result":
+                name = event.tool_name or ""
+                call_id, milliseconds = self._close_call(event.call_id, name)
+                return ToolResult(call_id, name, payload, event.success, milliseconds)
+            case "subagent_end":
+                return _ending_of(event.status, payload)
+            case _:
+                return None
+
+    def _call_of(self, event: Reported, payload: str) -> ToolCall:
+        name = event.tool_name or ""
+        self.call_count += 1
+        call_id = event.call_id or f"call-{self.call_count}"
+        self.open_calls.append((call_id, name, monotonic()))
+        args, raw = read_arguments(payload)
+        timeout = event.execution_timeout_seconds
+        return ToolCall(call_id, name, args, RUNTIME, timeout_seconds=timeout or None, raw=raw)
+
+    def _close_call(self, call_id: str | None, name: str) -> tuple[str, int]:
+        """Return the id of the call that a result belongs to, and its milliseconds: the call that the result names, or
+        the oldest open one of the tool."""
+        for call in self.open_calls:
+            if call[0] == call_id or (not call_id and call[1] == name):
+                self.open_calls.remove(call)
+                return call[0], round((monotonic() - call[2]) * 1000)
+        return call_id or "", 0
 
 
 class _ServerRuns:
@@ -209,7 +271,11 @@ class Collector(Listener):
             forget_secret(secret)
 
     async def respond(self, request: Request, connection: ServerConnection) -> None:
-        server = self._server(request)
+        server = self._paths.get(request.path)
+        if server is None:
+            raise HttpError(404, "there is no such address")
+        if request.method != "POST":
+            raise HttpError(405, "this address takes POST only", Allow="POST")
         body = await connection.read_json_body(request, collected.BODY_BYTES)
         try:
             event = collected.decode_report(body)
@@ -218,15 +284,6 @@ class Collector(Listener):
         self._take(server, event, len(body))
         connection.send_response(200, b"{}")
         await connection.drain()
-
-    def _server(self, request: Request) -> _Server:
-        """Return the server whose path it is. Nothing of the body was read yet."""
-        server = self._paths.get(request.path)
-        if server is None:
-            raise HttpError(404, "there is no such address")
-        if request.method != "POST":
-            raise HttpError(405, "this address takes POST only", Allow="POST")
-        return server
 
     # What arrives
 
@@ -248,13 +305,13 @@ class Collector(Listener):
         if adoption is None:
             raise HttpError(409, CALLER_ENDED.format(run=event.run_id))
         if node is None:
-            _adopt(adoption, run.reports.spawn_report(event, size=size))
+            _adopt(adoption, run.spawn_report(event, size=size))
             if adoption.run_of(event.run_id) is None:
                 return  # one too many, which its parent's log says
             self._keep_run(event.run_id, run)
             if event.root_id is None:
                 server.plain[event.run_id] = None
-        report = run.reports.body_report(event, size=size)
+        report = run.body_report(event, size=size)
         if report is not None:
             _adopt(adoption, report)
 
@@ -309,82 +366,8 @@ def _adopt(adoption: Adoption, report: Report) -> None:
     try:
         adoption.adopt(report)
     except Rejected as rejected:
-        match rejected.code:
-            case "too_deep":
-                raise HttpError(403, TOO_DEEP) from None
-            case "parent_ended":
-                raise HttpError(409, CALLER_ENDED.format(run=report.run)) from None
-            case "ended":
-                raise HttpError(409, HAS_ENDED.format(run=report.run, how="")) from None
-            case "unknown":
-                raise HttpError(403, NOT_YOURS.format(run=report.run)) from None
-
-
-class ServerReports:
-    """Turns the events of one run into reports. `parent` is the key of the run above it; `now` is a monotonic clock."""
-
-    def __init__(self, server: str, parent: str, now: Callable[[], float]) -> None:
-        self.parent = parent
-        self._server = server
-        self._now = now
-        self._open: list[tuple[str, str, float]] = []
-        self._calls = 0
-
-    def spawn_report(self, event: Reported, *, size: int) -> Report:
-        """Return the report that makes the run, from the first event that a server posts about it."""
-        is_start = event.type == "subagent_start"
-        body = RemoteSpawned(
-            parent=self.parent,
-            agent=event.subagent_name,
-            task=event.payload or "" if is_start else "",
-            label=clean_name(event.run_id),
-            subagent_id=event.run_id,
-            is_at_work=True,
-        )
-        return Report(event.run_id, body, seq=event.seq if is_start else None, size=size if is_start else 0)
-
-    def body_report(self, event: Reported, *, size: int) -> Report | None:
-        """Return the report of what an event says beside that the run has begun."""
-        usage = event.usage
-        spent = None if usage is None else UsageReported(f"mcp:{self._server}", usage, event.spent)
-        body = self._body_of(event)
-        if body is None:
-            return None if spent is None else Report(event.run_id, spent)
-        return Report(event.run_id, body, seq=event.seq, size=size, spent=spent)
-
-    def _body_of(self, event: Reported) -> Body | None:
-        payload = event.payload or ""
-        match event.type:
-            case "thought_trace":
-                return Thinking(payload, event.reasoning_type or "")
-            case "tool_call":
-                return self._call_of(event, payload)
-            case "tool_result":
-                name = event.tool_name or ""
-                call_id, milliseconds = self._close_call(event.call_id, name)
-                return ToolResult(call_id, name, payload, event.success, milliseconds)
-            case "subagent_end":
-                return _ending_of(event.status, payload)
-            case _:
-                return None
-
-    def _call_of(self, event: Reported, payload: str) -> ToolCall:
-        name = event.tool_name or ""
-        self._calls += 1
-        call_id = event.call_id or f"call-{self._calls}"
-        self._open.append((call_id, name, self._now()))
-        args, raw = read_arguments(payload)
-        timeout = event.execution_timeout_seconds
-        return ToolCall(call_id, name, args, RUNTIME, timeout_seconds=timeout or None, raw=raw)
-
-    def _close_call(self, call_id: str | None, name: str) -> tuple[str, int]:
-        """Return the id of the call that a result belongs to, and its milliseconds: the call that the result names, or
-        the oldest open one of the tool."""
-        for call in self._open:
-            if call[0] == call_id or (not call_id and call[1] == name):
-                self._open.remove(call)
-                return call[0], round((self._now() - call[2]) * 1000)
-        return call_id or "", 0
+        status, text = _REFUSALS[rejected.code]
+        raise HttpError(status, text.format(run=report.run, how="")) from None
 
 
 def _ending_of(status: str | None, payload: str) -> RunEnded:
@@ -427,8 +410,7 @@ class Downward:
         if tree is None or not 0 <= ref.run < len(tree.runs):
             return Caller(depth=0, deadline=0.0, parent_id=parent_id, root_id=root_id)
         found = left_to(tree, tree.runs[ref.run], self._clock)
-        above = self.supervisor.caller
-        bound = Caller(deadline=above.deadline)
+        bound = Caller(deadline=self.supervisor.caller.deadline)
         return narrow_caller(bound, msgspec.structs.replace(found, parent_id=parent_id, root_id=root_id))
 
 

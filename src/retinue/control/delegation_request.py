@@ -35,6 +35,8 @@ from retinue.workspaces.delegated import AllowedRoots, DelegatedWorkspace, Refus
 
 POLL_SECONDS = 0.5
 STOPPED = "cancelled before it was started"
+# A lock for each folder that requests name, so that no request copies a folder while another one writes it.
+FolderLocks = WeakValueDictionary[str, asyncio.Lock]
 
 
 @dataclass(frozen=True)
@@ -54,19 +56,6 @@ class Hosting:
     begun: Callable[[RunRef, str], None] = lambda _, __: None
     caller: Caller = NOBODY
     poll: float = POLL_SECONDS
-
-
-class FolderLocks:
-    """A lock for each folder that requests name, so that no request copies a folder while another one writes it."""
-
-    def __init__(self) -> None:
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-
-    def lock_of(self, folder: str) -> asyncio.Lock:
-        lock = self._locks.get(folder)
-        if lock is None:
-            lock = self._locks[folder] = asyncio.Lock()
-        return lock
 
 
 class DelegationRequest:
@@ -92,7 +81,7 @@ class DelegationRequest:
             if self._is_cancelled():
                 return failure_response(name, STOPPED, "cancelled")
             profile = self._host.find(request.profile)
-            async with self._locks.lock_of(request.workspace):
+            async with self._locks.setdefault(request.workspace, asyncio.Lock()):
                 readable = await asyncio.to_thread(self._copy_in, request)
             await self._control.prepare(profile)
             reach_failpoint("checked")
@@ -114,7 +103,7 @@ class DelegationRequest:
             await self._control.cancel(run.ref.tree)  # nobody would report how it goes on
             raise
         result = await run.result()
-        async with self._locks.lock_of(request.workspace):
+        async with self._locks.setdefault(request.workspace, asyncio.Lock()):
             await asyncio.to_thread(self._copy_back, request, workspace)
         reach_failpoint("copied_back")
         if request.ignored:

@@ -169,7 +169,9 @@ class Publisher:
             self._away_until = asyncio.get_running_loop().time() + AGAIN_SECONDS
             if not self._has_warned:
                 self._has_warned = True
-                self._warn(event, GOES_ON.format(why=why))
+                text = GOES_ON.format(why=why)
+                if self.runs is None or not self.runs.warn_run(event.tree, event.run, text, code="unreported"):
+                    _LOG.warning("%s", text)
         elif isinstance(event.body, RunEnded):
             _LOG.warning(UNTOLD, line.sender.run_id, why)
         else:
@@ -179,10 +181,6 @@ class Publisher:
         line.failure = why
         if self.runs is not None:
             self.runs.stop_run(event.tree, event.run, status, failure=why if status == "failed" else "")
-
-    def _warn(self, event: Event, text: str) -> None:
-        if self.runs is None or not self.runs.warn_run(event.tree, event.run, text, code="unreported"):
-            _LOG.warning("%s", text)
 
     async def close(self) -> None:
         """Wait for the posts on their way, as long as one post may take."""
@@ -378,10 +376,6 @@ class Reporting:
     def hook_log(self, log: Log) -> Log:
         """Return the log, with its events reported if there is a collector to report to."""
         return log if self.publisher is None else HookedLog(log, self.publisher)
-
-    @property
-    def hook(self) -> CommitHook | None:
-        return self.publisher
 
     def attach(self, supervisor: Supervisor) -> None:
         self._down.supervisor = supervisor

@@ -14,7 +14,6 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -78,9 +77,7 @@ class ControlServer(Listener):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._file.remove()
         await self.stop_listening()
         self._closing.set()
@@ -200,7 +197,7 @@ class CommandHandlers:
 
         return lines()
 
-    async def _attend(self, request: protocol.AttendRequest) -> AsyncIterator[bytes]:
+    async def _attend(self, request: protocol.QuestionsRequest) -> AsyncIterator[bytes]:
         async def lines() -> AsyncIterator[bytes]:
             async with self._control.attend(request.tree):
                 yield b"{}"
@@ -208,7 +205,7 @@ class CommandHandlers:
 
         return lines()
 
-    async def _watch_questions(self, request: protocol.PendingRequest) -> AsyncIterator[bytes]:
+    async def _watch_questions(self, request: protocol.QuestionsRequest) -> AsyncIterator[bytes]:
         async def lines() -> AsyncIterator[bytes]:
             async with aclosing(self._control.watch_questions(request.tree)) as changes:
                 async for change in changes:
@@ -250,10 +247,7 @@ class _KeyedCalls:
 
     async def close(self) -> None:
         """End the commands that are still at work."""
-        tasks = [task for _, task in self._calls.values() if not task.done()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close(None)
 
 
 async def _send_lines(lines: AsyncIterator[bytes], connection: ServerConnection, closing: asyncio.Event) -> None:

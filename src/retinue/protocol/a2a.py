@@ -62,8 +62,9 @@ def read_command_metadata(metadata: object) -> int:
 
 def read_number(text: object) -> int | None:
     """Return the number that a text of the other side is; None for any other value."""
-    is_number = isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
-    return int(text) if is_number and isinstance(text, str) else None
+    if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS:
+        return int(text)
+    return None
 
 
 def make_event_metadata(item: Event | Delta) -> dict[str, Any] | None:
@@ -134,10 +135,8 @@ def make_question(asked: Approval) -> dict[str, Any]:
 
 def make_answer(approval_id: str, digest: str, decision: Decision) -> dict[str, Any]:
     """Return the data part that answers a question."""
-    is_allowed = isinstance(decision, Allow)
-    reason = "" if isinstance(decision, Allow) else decision.reason
-    answer = {"type": ANSWERED, "approval_id": approval_id, "digest": digest, "reason": reason}
-    return {**answer, "decision": "allow" if is_allowed else "deny"}
+    word, reason = ("allow", "") if isinstance(decision, Allow) else ("deny", decision.reason)
+    return {"type": ANSWERED, "approval_id": approval_id, "digest": digest, "decision": word, "reason": reason}
 
 
 def read_approval_answer(data: object) -> ApprovalAnswer | None:

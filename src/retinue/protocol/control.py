@@ -61,8 +61,8 @@ class RunRequest(Arguments, frozen=True):
     run: int = 0
 
 
-class PendingRequest(Arguments, frozen=True):
-    """Asks for the open questions of one tree, or of all."""
+class QuestionsRequest(Arguments, frozen=True):
+    """Names the tree whose questions it is about; None is all."""
 
     tree: str | None = None
 
@@ -131,12 +131,6 @@ class OpenClientRequest(Arguments, frozen=True):
     caller: Caller = NOBODY
 
 
-class AttendRequest(Arguments, frozen=True):
-    """Counts this client as an approver of one tree, or of all, as long as the stream is open."""
-
-    tree: str | None = None
-
-
 class ListRequest(Arguments, frozen=True):
     live: bool = False
 
@@ -189,7 +183,7 @@ class StreamCommand:
 
 
 TREES = Command("/v1/trees", "list_trees", ListRequest, list[TreeInfo], reads=True)
-PENDING = Command("/v1/pending", "pending", PendingRequest, list[Approval], reads=True)
+PENDING = Command("/v1/pending", "pending", QuestionsRequest, list[Approval], reads=True)
 CANCEL = Command("/v1/cancel", "cancel", RunRequest, bool)
 INTERRUPT = Command("/v1/interrupt", "interrupt_turn", RunRequest, bool)
 END_CONVERSATION = Command("/v1/end-conversation", "end_conversation", RunRequest, bool)
@@ -215,9 +209,9 @@ COMMANDS: dict[str, Command[Any]] = {
     )
 }  # fmt: skip
 OPEN_CLIENT = StreamCommand("/v1/client", OpenClientRequest)
-ATTEND = StreamCommand("/v1/attend", AttendRequest)
+ATTEND = StreamCommand("/v1/attend", QuestionsRequest)  # an approver as long as the stream is open
 WATCH = StreamCommand("/v1/watch", WatchRequest, reads=True)
-WATCH_QUESTIONS = StreamCommand("/v1/questions", PendingRequest, reads=True)
+WATCH_QUESTIONS = StreamCommand("/v1/questions", QuestionsRequest, reads=True)
 
 
 def decode_query(query: dict[str, str], shape: type[Q]) -> Q:
@@ -268,9 +262,7 @@ class _QuestionLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encode_question(change: QuestionChange) -> bytes:
-    if isinstance(change, QuestionClosed):
-        return encode_body(_QuestionLine(closed=change))
-    return encode_body(_QuestionLine(asked=change))
+    return encode_body({"closed" if isinstance(change, QuestionClosed) else "asked": change})
 
 
 def decode_question(line: bytes) -> QuestionChange:

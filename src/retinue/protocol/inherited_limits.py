@@ -76,17 +76,11 @@ def from_meta(meta: Mapping[str, Any] | None) -> Caller:
     return _make_caller(found, traceparent=trace, baggage=baggage, **words)
 
 
-def _make_caller(found: Mapping[str, Any], *, traceparent: str, baggage: str, **words: str) -> Caller:
-    whole = {name: None if found[name] is None else _parse_whole(found[name]) for name in ("depth", "tokens")}
-    return Caller(
-        depth=whole["depth"],
-        deadline=None if found["deadline"] is None else _parse_number(found["deadline"]),
-        tokens=whole["tokens"],
-        cost=None if found["cost"] is None else _parse_amount(found["cost"]),
-        traceparent=traceparent_of(traceparent),
-        baggage=baggage_of(baggage),
-        **words,
-    )
+def _make_caller(found: Mapping[str, Any], *, traceparent: str, baggage: str, **words: Any) -> Caller:
+    limits: dict[str, Any] = {
+        name: None if found[name] is None else parse(found[name]) for name, parse in _PARSERS.items()
+    }
+    return Caller(**limits, traceparent=traceparent_of(traceparent), baggage=baggage_of(baggage), **words)
 
 
 def _parse_whole(value: Any) -> int:
@@ -110,6 +104,9 @@ def _parse_amount(value: Any) -> Decimal:
     except (InvalidOperation, ValueError):
         amount = None
     return amount if amount is not None and amount.is_finite() and amount > 0 else Decimal(0)
+
+
+_PARSERS = {"depth": _parse_whole, "deadline": _parse_number, "tokens": _parse_whole, "cost": _parse_amount}
 
 
 def _check_id(value: Any) -> str:

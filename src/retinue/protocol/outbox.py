@@ -35,12 +35,7 @@ SPENDING_KEYS = {"tokens": KEYS["tokens"][0], "cost": KEYS["cost"][0], "tracepar
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _STEER = re.compile(rf"steer_({_ID.pattern})_(\d{{4}})\.json")
 _REQUEST = re.compile(rf"request_({_ID.pattern})\.json")
-_LIKE_REQUEST = re.compile(r"request_.*\.json", re.DOTALL)
 SUBAGENT_ID_CHARACTERS = 200
-_KEYS = (
-    "version", "id", "subagent_id", "task", "profile", "workspace", "context_paths", "timeout_seconds", "depth",
-    "tokens", "cost", "traceparent", "baggage",
-)  # fmt: skip
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+")
 # A key with one of these words says how something is launched: it is no harmless addition.
 _LAUNCH = frozenset((
@@ -93,6 +88,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         """Limits of the side that asks, of whose levels the run itself takes one."""
         spending = {name: getattr(self, name) for name in SPENDING_KEYS}
         return Caller(depth=self.depth + 1, **spending)
+
+
+_KEYS = ("version", *(name for name in Request.__struct_fields__ if name != "ignored"))
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -158,7 +156,7 @@ def asked_id(file: str) -> str | None:
 
 def is_odd_request(file: str) -> bool:
     """Tell whether a file looks like a request, but its id is none."""
-    return _LIKE_REQUEST.fullmatch(file) is not None and asked_id(file) is None
+    return file.startswith("request_") and file.endswith(".json") and asked_id(file) is None
 
 
 def encode_request(request: Request) -> bytes:
@@ -183,7 +181,8 @@ def parse_request(data: bytes, name: str) -> Request:
     if not isinstance(subagent_id, str) or len(subagent_id) > SUBAGENT_ID_CHARACTERS or not subagent_id.isprintable():
         raise RequestError(f"'subagent_id' must be text of at most {SUBAGENT_ID_CHARACTERS} printable characters")
     timeout = fields.get("timeout_seconds")
-    if timeout is not None and not (_is_number(timeout) and 0 < timeout < math.inf):
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and 0 < timeout < math.inf):
         raise RequestError("'timeout_seconds' must be a number of seconds above 0")
     depth = fields.get("depth", 0)
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
@@ -286,10 +285,6 @@ def _is_launch(key: str) -> bool:
 def _quote_keys(keys: Sequence[str]) -> str:
     shown = ", ".join(repr(key[:64]) for key in sorted(keys)[:5])
     return shown if len(keys) <= 5 else f"{shown} and {len(keys) - 5} more"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _read_text(fields: dict[str, Any], key: str) -> str:

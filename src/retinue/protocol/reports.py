@@ -247,8 +247,6 @@ def format_time(at: float) -> str:
 
 def cut_payload(text: str) -> str:
     """Return the text, or its beginning with a mark that says how much is missing."""
-    if len(text) <= PAYLOAD_BYTES // 4:
-        return text
     data = text.encode("utf-8", "replace")
     if len(data) <= PAYLOAD_BYTES:
         return text

@@ -274,7 +274,7 @@ class SubagentTools:
         return {**reply, "next_offset": offset + len(found)} if left_out else reply
 
     async def continue_subagent(self, call: Call) -> Reply:
-        message, seconds = _read_message(call.args), _read_seconds(call.args, "timeout_seconds")
+        message, seconds = _read_message(call.args), _read_seconds(call.args)
         known = await self._scope.find_made(call)
         if known is None:
             known = await self._find(call.args)
@@ -287,7 +287,7 @@ class SubagentTools:
     async def send_message(self, call: Call) -> Reply:
         """Send a message to a running subagent; the reply is the receipt that `retinue send` gives."""
         known, message = await self._find(call.args), _read_message(call.args)
-        seconds = _read_seconds(call.args, "timeout_seconds")
+        seconds = _read_seconds(call.args)
         wait = READ_SECONDS if seconds is None else min(seconds, MAX_READ_SECONDS)
         receipt = await self._scope.send(known, message, seconds=wait)
         about = {"subagent_id": known.row.subagent_id, "session_id": known.name, "state": receipt.state}
@@ -309,7 +309,7 @@ class SubagentTools:
 
     async def wait(self, call: Call) -> Reply:
         """Wait for the run that is named, or for the next of all to end. Time that is over is no error."""
-        seconds = _read_seconds(call.args, "timeout_seconds")
+        seconds = _read_seconds(call.args)
         if any(call.args.get(key) is not None for key in ID_FIELDS):
             wanted = [await self._find(call.args)]
         else:
@@ -404,12 +404,12 @@ def _read_message(args: Mapping[str, Any]) -> str:
     return message
 
 
-def _read_seconds(args: Mapping[str, Any], key: str) -> float | None:
-    value = args.get(key)
+def _read_seconds(args: Mapping[str, Any]) -> float | None:
+    value = args.get("timeout_seconds")
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ToolError(f"Invalid '{key}' type: expected number, got {type(value).__name__}")
+        raise ToolError(f"Invalid 'timeout_seconds' type: expected number, got {type(value).__name__}")
     if not math.isfinite(value) or value < 0:
-        raise ToolError(f"Invalid '{key}': must be 0 or more, got {value}")
+        raise ToolError(f"Invalid 'timeout_seconds': must be 0 or more, got {value}")
     return float(value)

@@ -20,10 +20,6 @@ from retinue.core.usage import Usage
 LISTED_CHANGES = 50
 OPERATION = "spawn_subagents"
 SPAWN_ONE = "spawn_agent"
-TASK_KEYS = (
-    "task", "task_context", "subagent_type", "subagent_id", "context_paths", "include_parent_workspace",
-    "include_temp_workspace", "model", "timeout_seconds",
-)  # fmt: skip
 GRANT_HINT = "The user can grant it with --context-path, or with context_paths in retinue.yaml."
 
 TASK_SCHEMA: dict[str, Any] = {
@@ -105,9 +101,10 @@ def _read_task(index: int, value: Any, *, refine: bool) -> tuple[str | None, Tas
     text = value.get("task")
     if not isinstance(text, str) or not text.strip():
         raise ToolError(f"Task at index {index} missing required 'task' field")
-    unknown = sorted(set(value) - set(TASK_KEYS))
+    known = TASK_SCHEMA["properties"]
+    unknown = sorted(value.keys() - known.keys())
     if unknown:
-        raise ToolError(f"Task at index {index} has unknown field '{unknown[0]}'. Known fields: {', '.join(TASK_KEYS)}")
+        raise ToolError(f"Task at index {index} has unknown field '{unknown[0]}'. Known fields: {', '.join(known)}")
     timeout = _read_field(index, value, "timeout_seconds", (int, float), "number")
     if timeout is not None and not math.isfinite(timeout):
         raise ToolError(f"Task at index {index} has invalid 'timeout_seconds': must be finite, got {timeout}")

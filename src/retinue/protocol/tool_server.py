@@ -180,13 +180,10 @@ class FrameReader:
                 raise ProtocolError(f"a frame of {size} bytes is larger than {FRAME_BYTES}")
             if len(buffer) - at < HEAD + size:
                 break
-            frames.append(self._decode(bytes(buffer[at + HEAD : at + HEAD + size])))
+            try:
+                frames.append(self._decoder.decode(bytes(buffer[at + HEAD : at + HEAD + size])))
+            except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
+                raise ProtocolError(f"a frame that cannot be read: {error}") from None
             at += HEAD + size
         del buffer[:at]
         return frames
-
-    def _decode(self, body: bytes) -> Any:
-        try:
-            return self._decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
-            raise ProtocolError(f"a frame that cannot be read: {error}") from None
