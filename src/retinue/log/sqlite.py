@@ -20,16 +20,17 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable
-from contextlib import ExitStack, aclosing, suppress
+from collections.abc import Awaitable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import apsw
+from msgspec import structs
 
 from retinue.core.errors import LogError, LogLost, NotFound
-from retinue.core.events import Delta, Event, encode_stored_events
+from retinue.core.events import Event, encode_stored_events
 from retinue.log import locks, schema
-from retinue.log.feed import Feed
+from retinue.log.feed import Feed, WatchableLog
 from retinue.log.sqlite_reader import SqliteReader, read_events
 from retinue.log.tree_index import TreeRow
 
@@ -60,14 +61,15 @@ def lock_free_file(folder: Path) -> tuple[Path, int]:
         number += 1
 
 
-class SqliteLog(SqliteReader):
+class SqliteLog(SqliteReader, WatchableLog):
     """Made in the event loop whose tasks append to it; `close` writes what is left and lets the files go."""
 
     ahead = True
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._own = FileWriter(*lock_free_file(folder))
+        self._feeds = {}
+        self._own = FileWriter(*lock_free_file(folder), self._feeds)
         self._claimed: dict[str, FileWriter] = {}  # trees in files that are not the one for new trees
         self._claiming = asyncio.Lock()
 
@@ -90,37 +92,37 @@ class SqliteLog(SqliteReader):
         async with self._claiming:
             writer = next((writer for writer in self._writers() if writer.path == file), None)
             if writer is None:
-                writer = FileWriter(file, await locks.wait_for_lock(file))
-            if writer is not self._own:
+                writer = FileWriter(file, await locks.wait_for_lock(file), self._feeds)
+            if writer is not self._own and tree not in self._claimed:
                 self._claimed[tree] = writer
+                self._feeds.pop(tree, None)  # of a watcher that found nothing in the file for new trees
 
     async def flush(self) -> None:
         for writer in self._writers():
             await writer.flush()
-
-    def show(self, delta: Delta) -> None:
-        self._writer_of(delta.tree).show(delta)
-
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        return self._writer_of(tree).watch(tree, after=after, deltas=deltas)
 
     async def close(self) -> None:
         failed = [error for writer in self._writers() if (error := await writer.close()) is not None]
         if failed:
             raise failed[0]
 
-    def _writer_of(self, tree: str) -> FileWriter:
-        return self._claimed.get(tree, self._own)
+    def _make_feed(self, tree: str) -> Feed:
+        return self._claimed.get(tree, self._own).make_feed(tree)
+
+    async def _read_older(self, tree: str, after: int) -> list[Event]:
+        file = self._claimed.get(tree, self._own).path
+        return await asyncio.to_thread(read_events, file, tree, after=after, limit=READ_CHUNK)
 
     def _writers(self) -> list[FileWriter]:
         return list(dict.fromkeys((self._own, *self._claimed.values())))
 
 
 class FileWriter:
-    """The one writer of a log file: takes events in the event loop, commits them in a thread, and then shows them."""
+    """The one writer of a log file: takes events in the event loop, commits them in a thread, and then publishes them
+    to the `feeds` of trees that are watched."""
 
-    def __init__(self, path: Path, lock: int) -> None:
-        self.path, self._lock = path, lock
+    def __init__(self, path: Path, lock: int, feeds: dict[str, Feed]) -> None:
+        self.path, self._lock, self._feeds = path, lock, feeds
         with ExitStack() as undo:
             undo.callback(os.close, lock)
             self._db = schema.open_writer(path)
@@ -140,7 +142,6 @@ class FileWriter:
             undo.pop_all()
         locks.sign_lock(lock, self._first_batch)
         self._loop = asyncio.get_running_loop()
-        self._feeds: dict[str, Feed] = {}
         self._pending: list[Event] = []
         self._appended = self._kicked_for = self._written = 0  # so many events, since this writer was made
         self._index = schema.continue_index(self._db)
@@ -189,29 +190,6 @@ class FileWriter:
                 self._kick_later()
             await waiter
 
-    def show(self, delta: Delta) -> None:
-        """Show a delta to those who watch its tree now."""
-        feed = self._feeds.get(delta.tree)
-        if feed is not None:
-            feed.show(delta)
-
-    async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        """Yield the events of a tree of this file; see `Log.watch`."""
-
-        def read_older(seq: int) -> Awaitable[list[Event]]:
-            return asyncio.to_thread(read_events, self.path, tree, after=seq, limit=READ_CHUNK)
-
-        feed = self._feeds.get(tree)
-        if feed is None:
-            feed = self._feeds[tree] = self._make_feed(tree)
-        try:
-            async with aclosing(feed.watch(after=after, deltas=deltas, read_older=read_older)) as items:
-                async for item in items:
-                    yield item
-        finally:
-            if not feed.watchers:  # the next watcher reads all of it from the file
-                self._feeds.pop(tree, None)
-
     async def close(self) -> LogError | None:
         """Write what is left and let the file go; return the error if events are lost."""
         if self._closing:
@@ -226,9 +204,9 @@ class FileWriter:
         lost = LogLost if isinstance(self._error, LogLost) else LogError
         return lost(f"{self._error}; {len(self._pending)} events are lost")
 
-    def _make_feed(self, tree: str) -> Feed:
-        """Make the feed of a tree that nobody watches yet: all of it is read from the file. A tree that a process now
-        gone left without an ending gets none any more, unless this process goes on with it.
+    def make_feed(self, tree: str) -> Feed:
+        """Make the feed of a tree that nobody watches yet. A tree that a process now gone left without an ending gets
+        none any more, unless this process goes on with it.
 
         Blocks for a look-up: an event that is committed between reading and watching must not be missed."""
         if self._closing:
@@ -238,20 +216,17 @@ class FileWriter:
         unindexed = [event for _, batch in list(self._unindexed) for event in batch if event.tree == tree]
         row = schema.load_tree(self._reader, tree) or (TreeRow.begin(unindexed[0]) if unindexed else None)
         if row is None:
-            return Feed()
-        newer = [event for event in unindexed if event.seq > row.last_seq]
-        feed = Feed(first=1 + (newer[-1].seq if newer else row.last_seq))
-        feed.root, feed.ended = row.root, row.ended
-        for event in newer:
-            feed.follow_root(event)
-        if (unindexed or row.last_batch >= self._first_batch) and not feed.ended:
-            return feed
-        if feed.ended:
+            return Feed(TreeRow(tree, 0.0), first=1)
+        for event in unindexed:
+            if event.seq > row.last_seq:
+                row.apply(event)
+        first = row.last_seq + 1
+        if row.ended:
             for coming in pending:  # a run that continues a finished tree, and is not yet on disk
-                feed.follow_root(coming)
-        elif not pending:
-            feed.ended = True
-        return feed
+                row.apply(coming)
+        elif not (pending or unindexed or row.last_batch >= self._first_batch):
+            row = structs.replace(row, ended=True)
+        return Feed(row, first=first)
 
     def _kick_later(self) -> None:
         self._linger = self._loop.call_later(LINGER, self._kick)
