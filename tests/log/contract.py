@@ -25,6 +25,7 @@ from retinue.core.events import (
     RunResumed,
     RunSpawned,
     RunStarted,
+    RunWaiting,
     ToolCall,
     ToolResult,
     TurnStarted,
@@ -253,6 +254,19 @@ class LogContract:
             found = await log.read_runs(["t1"])
             assert [(run.tally.status, run.tally.ended_at) for run in found] == [("done", 100.0), ("done", 110.0)]
             assert found == summarize_runs(await log.read("t1"))
+
+    async def test_a_resumed_conversation_has_its_wait_counted_once(self, backend: Backend) -> None:
+        events = [
+            make_spawned(),
+            make_event(2, RunStarted("inherited")),
+            make_event(3, RunWaiting(), at=110.0),
+            make_event(4, RunResumed(), at=150.0),
+            make_event(5, TurnStarted(2), at=160.0),
+        ]
+        async with opened(backend) as log:
+            await write(log, *events)
+            [run] = await log.read_runs(["t1"])
+            assert run.tally.away == 50.0
 
     @pytest.mark.finding("R1")
     async def test_runs_are_found_by_the_beginning_of_a_name(self, backend: Backend) -> None:

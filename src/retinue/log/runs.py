@@ -341,8 +341,9 @@ class RunView(Struct, eq=False, gc=False):
         )
 
     def add_absence(self, seconds: float) -> None:
-        """Count the time in which no process had the run, up to its resuming."""
-        self.away += max(0.0, seconds)
+        """Count the time in which no process had the run, up to its resuming: that of one that waits counts as that."""
+        if not self.waits:
+            self.away += max(0.0, seconds)
 
     def measure_seconds(self, now: float) -> float:
         """Return how long the run took, or has taken until now; a queued run has taken nothing."""
@@ -578,7 +579,7 @@ class Runs(Struct, eq=False, gc=False):
         run = self.runs.get(event.run)
         if type(event.body) is not RunResumed:
             self.gone_at = event.at
-        elif run is not None and not run.waits:  # else that time counts as waiting
+        elif run is not None:
             run.add_absence(event.at - self.gone_at)
         if run is not None:
             run.apply(event)
