@@ -237,6 +237,9 @@ class LogContract:
             found = await backend.reader().read_runs(["t2", "t1", "nosuch"])
             assert [(run.first.tree, run.first.run) for run in found] == [("t2", 0), ("t1", 0), ("t1", 1)]
             assert found[1:] == summarize_runs(events)
+            assert [run.tally for run in found[1:]] == [
+                view.make_tally() for view in Runs.of("t1", events).runs.values()
+            ]
             views = Runs("t1")
             for run in found[1:]:
                 views.restore(run)

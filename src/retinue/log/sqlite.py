@@ -316,8 +316,7 @@ class FileWriter:
             for batch, events in self._unindexed[self._folded :]:
                 self._index.apply(events, batch)
                 self._folded += 1
-            changes = self._index.list_changes()
-            schema.index_batches(self._db, epoch=self._epoch, batch=self._next_batch - 1, changes=changes)
+            schema.index_batches(self._db, epoch=self._epoch, batch=self._next_batch - 1, index=self._index)
         except Exception as error:  # noqa: BLE001 - as above
             failure = self._describe_failure("cannot write the index of the log", error)
             if isinstance(failure, LogLost):  # the index is the other writer's now; this one's events are on disk
@@ -328,7 +327,6 @@ class FileWriter:
                 self._index_failed = True
                 _LOG.warning("%s", failure)
             return
-        self._index.settle()
         self._unindexed = []
         self._unindexed_bytes = self._folded = 0
         self._index_failed = False
