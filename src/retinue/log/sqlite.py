@@ -19,10 +19,10 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Awaitable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 import apsw
 from msgspec import structs
@@ -117,6 +117,10 @@ class SqliteLog(SqliteReader, WatchableLog):
         return list(dict.fromkeys((self._own, *self._claimed.values())))
 
 
+# The number of events to write of all that were ever appended, who waits for them, and whether they are the last.
+_Kick = tuple[int, list[asyncio.Future[None]], bool]
+
+
 class FileWriter:
     """The one writer of a log file: takes events in the event loop, commits them in a thread, and then publishes them
     to the `feeds` of trees that are watched."""
@@ -134,9 +138,8 @@ class FileWriter:
                 self._files = schema.identify_files(path)
                 self._reader = schema.open_reader(path)
                 self._journal_pages = 0
-                self._db.set_wal_hook(
-                    self._note_journal
-                )  # instead of SQLite's own, which works before a commit returns
+                # Instead of SQLite's own, which works before a commit returns.
+                self._db.set_wal_hook(self._note_journal)
             except apsw.Error as error:
                 raise LogError(schema.describe_error(f"cannot open the log {path}", error, self._db)) from None
             undo.pop_all()
@@ -152,8 +155,7 @@ class FileWriter:
         self._waiters: list[asyncio.Future[None]] = []
         self._linger: asyncio.TimerHandle | None = None
         self._hurries = False
-        self._kicks: deque[tuple[int, list[asyncio.Future[None]]]] = deque()
-        self._kicked = threading.Event()
+        self._kicks: SimpleQueue[_Kick] = SimpleQueue()
         self._closing = False
         self._error: LogError | None = None
         self._closed = asyncio.Event()
@@ -172,7 +174,7 @@ class FileWriter:
         self._appended += 1
         if not wait:
             if self._linger is None:
-                self._kick_later()
+                self._linger = self._loop.call_later(LINGER, self._kick)
             return None
         waiter = self._loop.create_future()
         self._waiters.append(waiter)
@@ -187,7 +189,7 @@ class FileWriter:
             waiter = self._loop.create_future()
             self._waiters.append(waiter)
             if self._linger is None:  # also if a batch is being written: it may have left before this waiter came
-                self._kick_later()
+                self._linger = self._loop.call_later(LINGER, self._kick)
             await waiter
 
     async def close(self) -> LogError | None:
@@ -228,9 +230,6 @@ class FileWriter:
             row = structs.replace(row, ended=True)
         return Feed(row, first=first)
 
-    def _kick_later(self) -> None:
-        self._linger = self._loop.call_later(LINGER, self._kick)
-
     def _kick(self) -> None:
         """Have the writer thread write what was appended up to now, and tell those who wait for it."""
         self._hurries = False
@@ -239,19 +238,18 @@ class FileWriter:
             self._linger = None
         waiters, self._waiters = self._waiters, []
         self._kicked_for = self._appended
-        self._kicks.append((self._appended, waiters))
-        self._kicked.set()
+        self._kicks.put((self._appended, waiters, self._closing))
 
     # The methods up to `_settle` run in the writer thread.
 
     def _write_batches(self) -> None:
         while True:
-            if not self._kicked.wait(self._seconds_to_index()):
+            kicks = self._take_kicks()
+            if not kicks:
                 self._write_index()
                 continue
-            self._kicked.clear()
-            closing = self._closing
-            appended, waiters = self._take_kicks()
+            appended, _, is_last = kicks[-1]
+            waiters = [waiter for _, waiting, _ in kicks for waiter in waiting]
             batch = self._pending[: appended - self._written]
             if batch and not isinstance(self._error, LogLost):
                 self._error = self._write(batch)
@@ -261,7 +259,7 @@ class FileWriter:
                 self._written += len(batch)
             with suppress(RuntimeError):  # the loop is gone; what is written is written
                 self._loop.call_soon_threadsafe(self._settle, batch if error is None else [], waiters, error)
-            if closing or self._loop.is_closed():
+            if is_last or self._loop.is_closed():
                 break
             is_much = self._unindexed_bytes >= INDEX_BYTES and not self._index_failed
             if is_much or (self._unindexed and time.monotonic() >= self._index_due):
@@ -277,13 +275,15 @@ class FileWriter:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._closed.set)
 
-    def _take_kicks(self) -> tuple[int, list[asyncio.Future[None]]]:
-        """Return how many events are to be written, of all that were ever appended, and who waits for them."""
-        appended, waiters = self._written, []
-        while self._kicks:
-            appended, more = self._kicks.popleft()
-            waiters += more
-        return appended, waiters
+    def _take_kicks(self) -> list[_Kick]:
+        """Wait for kicks and return all that have come; none when it is time to write the index."""
+        try:
+            kicks = [self._kicks.get(timeout=self._seconds_to_index())]
+        except Empty:
+            return []
+        while not self._kicks.empty():
+            kicks.append(self._kicks.get())
+        return kicks
 
     def _write(self, batch: list[Event]) -> LogError | None:
         lines = encode_stored_events(batch)
