@@ -485,19 +485,19 @@ def load_run(db: apsw.Connection, tree: str, run: int) -> StoredRun | None:
     return None if found is None else _make_run(db, Sealer(), found)
 
 
-def read_runs(db: apsw.Connection, trees: Iterable[str]) -> Iterator[StoredRun]:
-    """Yield the runs of these trees, in any order: SQLite sorts long rows in a file."""
+def read_runs(db: apsw.Connection, trees: Iterable[str]) -> list[StoredRun]:
+    """Return the runs of these trees, in any order: SQLite sorts long rows in a file."""
     query = f"""
         SELECT {_RUN}, trees.reported <> '' FROM json_each(?)
         JOIN trees ON trees.tree = value JOIN runs ON runs.tree = value JOIN tallies USING (tree, run)
     """
     sealer = Sealer()
-    for row in db.execute(query, (msgspec.json.encode(list(trees)).decode(),)):
-        yield _make_run(db, sealer, row)
+    names = msgspec.json.encode(list(trees)).decode()
+    return [_make_run(db, sealer, row) for row in db.execute(query, (names,))]
 
 
-def find_runs(db: apsw.Connection, name: str) -> Iterator[StoredRun]:
-    """Yield the runs that have a name which begins with this one; those of newer trees first."""
+def find_runs(db: apsw.Connection, name: str) -> list[StoredRun]:
+    """Return the runs that have a name which begins with this one; those of newer trees first."""
     query = f"""
         SELECT spawned_at, trees.id, {_RUN}, trees.reported <> ''
         FROM (SELECT DISTINCT tree, run FROM names WHERE name >= ?1 AND name < ?2)
@@ -505,8 +505,7 @@ def find_runs(db: apsw.Connection, name: str) -> Iterator[StoredRun]:
         ORDER BY spawned_at DESC, trees.id DESC, runs.run
     """
     sealer = Sealer()
-    for _, _, *row in db.execute(query, (name, name + "\U0010ffff")):
-        yield _make_run(db, sealer, row)
+    return [_make_run(db, sealer, row) for _, _, *row in db.execute(query, (name, name + "\U0010ffff"))]
 
 
 def _make_tree(db: apsw.Connection, sealer: Sealer, row: Sequence[Any]) -> TreeRow:
