@@ -10,6 +10,7 @@ with its diff or the end of its output. Text is left as models and tools gave it
 from __future__ import annotations
 
 from decimal import Decimal
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -81,18 +82,16 @@ class Totals(msgspec.Struct, frozen=True):
     seconds_left: float | None = None
 
 
-class _Present:
+class _Present(msgspec.Struct):
     """The present of a run that has not ended: since when its model is awaited, what it says and in which turn, when
-    its calls began."""
+    its calls began, and the newest output of each."""
 
-    __slots__ = ("began", "kind", "outputs", "since", "spoken", "turn")
-
-    def __init__(self, at: float) -> None:
-        self.since = at
-        self.kind: Kind = "model"
-        self.spoken, self.turn = "", 0
-        self.outputs: dict[str, str] = {}  # the newest output of its calls
-        self.began: dict[str, float] = {}
+    since: float
+    kind: Kind = "model"
+    spoken: str = ""
+    turn: int = 0
+    outputs: dict[str, str] = {}
+    began: dict[str, float] = {}
 
 
 class Activity:
@@ -141,7 +140,8 @@ class Activity:
                 if self.questions.pop(approval_id, None) is not None:
                     present.began[call_id] = event.at  # what a person takes is no time of the call
             case RunResumed() | RunEnded():
-                self._drop_questions(event.run)
+                for approval_id in [each.id for each in self.questions.values() if each.run == event.run]:
+                    del self.questions[approval_id]
                 if isinstance(event.body, RunEnded):
                     del self._live[event.run]
 
@@ -168,10 +168,6 @@ class Activity:
             present.kind, present.spoken = kind, (spoken + delta.text)[-SPOKEN_CHARACTERS:]
             present.turn = delta.turn
 
-    def _drop_questions(self, run: int) -> None:
-        for approval_id in [each.id for each in self.questions.values() if each.run == run]:
-            del self.questions[approval_id]
-
     def list_work(self) -> list[Work]:
         """Return what goes on now, the primary first, members below their team. Calls that wait for other runs or for a
         person are no work."""
@@ -194,43 +190,38 @@ class Activity:
         if run.started_at is None:
             return []
         number = run.number
-        label = run.label if number else None
+        begin = partial(Work, run=number, agent=run.agent, label=run.label if number else None)
         if run.members:
-            text = describe_team(run)
-            return [Work(run=number, agent=run.agent, label=label, kind="team", since=run.started_at, text=text)]
-        open_calls = [call for call in run.calls if not call.waits and (number, call.call_id) not in asked]
+            return [begin(kind="team", since=run.started_at, text=describe_team(run))]
         works = [
-            Work(
-                run=number,
-                agent=run.agent,
-                label=label,
+            begin(
                 kind="call",
                 since=present.began.get(call.call_id, present.since),
                 text=present.outputs.get(call.call_id, ""),
                 call=call,
             )
-            for call in open_calls
+            for call in run.calls
+            if not call.waits and (number, call.call_id) not in asked
         ]
-        if not run.calls and not run.waits and _has_model(run):
-            since, text = present.since, present.spoken
-            works.append(Work(run=number, agent=run.agent, label=label, kind=present.kind, since=since, text=text))
+        has_model = run.turns > 0 or bool(run.spawned.model)  # unlike one that stands for a client or lives elsewhere
+        if not run.calls and not run.waits and has_model:
+            works.append(begin(kind=present.kind, since=present.since, text=present.spoken))
         return works
 
     def measure_totals(self, now: float) -> Totals:
         """Return the totals at this time of the wall clock."""
-        every, primary = self.runs.runs.values(), self.runs.primary
-        counts = self.runs.counts()
+        every = self.runs.runs.values()
+        if not every:
+            return Totals()
+        root = self.runs.runs[min(self.runs.runs)]
+        primary, running, finished = self.runs.counts()
         tokens, cost = self.runs.usage().total_tokens, sum((run.cost for run in every), NOTHING)
-        first = min(self.runs.runs, default=0) if primary is None else 0
-        root = self.runs.runs.get(first)
-        seconds = 0.0 if root is None else root.measure_seconds(now)
-        spawned = None if root is None else root.spawned
-        most, most_cost = (None, None) if spawned is None else (spawned.max_tokens, spawned.max_cost)
-        time_limit = None if spawned is None else spawned.timeout_seconds
+        seconds = root.measure_seconds(now)
+        most, most_cost, time_limit = root.spawned.max_tokens, root.spawned.max_cost, root.spawned.timeout_seconds
         return Totals(
-            primary=counts[0],
-            running=counts[1],
-            finished=counts[2],
+            primary=primary,
+            running=running,
+            finished=finished,
             tokens=tokens,
             cost=cost,
             unpriced=sum(run.unpriced for run in every),
@@ -239,11 +230,6 @@ class Activity:
             cost_left=None if most_cost is None else max(NOTHING, most_cost - cost),
             seconds_left=None if time_limit is None else max(0.0, time_limit - seconds),
         )
-
-
-def _has_model(run: RunView) -> bool:
-    """Return whether a model is awaited by the run: not by one that stands for a client or lives elsewhere."""
-    return run.turns > 0 or bool(run.spawned.model)
 
 
 def restore_approval(event: Event, asked: ApprovalAsked, number: int = 0) -> Approval:
