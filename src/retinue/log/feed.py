@@ -44,12 +44,12 @@ class Watcher:
 
 class Feed:
     """The newest events of a tree that is watched, newest last; the oldest of them has number `first`. `row` is how
-    the tree stands with them."""
+    the tree stands: before them when the feed is made, with them later."""
 
     __slots__ = ("events", "first", "row", "watchers")
 
-    def __init__(self, row: TreeRow, *, first: int) -> None:
-        self.row, self.first = row, first
+    def __init__(self, row: TreeRow) -> None:
+        self.row, self.first = row, row.last_seq + 1
         self.events: list[Event] = []
         self.watchers: tuple[Watcher, ...] = ()
 

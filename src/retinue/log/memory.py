@@ -116,7 +116,7 @@ class MemoryLog(WatchableLog):
 
     def _make_feed(self, tree: str) -> Feed:
         events = self._events(tree)
-        return Feed(_fold_row(events) if events else TreeRow(tree, 0.0), first=len(events) + 1)
+        return Feed(_fold_row(events) if events else TreeRow(tree, 0.0))
 
     async def _read_older(self, tree: str, after: int) -> list[Event]:
         return await self.read(tree, after=after)

@@ -218,17 +218,16 @@ class FileWriter:
         unindexed = [event for _, batch in list(self._unindexed) for event in batch if event.tree == tree]
         row = schema.load_tree(self._reader, tree) or (TreeRow.begin(unindexed[0]) if unindexed else None)
         if row is None:
-            return Feed(TreeRow(tree, 0.0), first=1)
+            return Feed(TreeRow(tree, 0.0))
+        if not (pending or unindexed or row.last_batch >= self._first_batch):
+            row = structs.replace(row, ended=True)
+        feed = Feed(row)
         for event in unindexed:
             if event.seq > row.last_seq:
-                row.apply(event)
-        first = row.last_seq + 1
-        if row.ended:
-            for coming in pending:  # a run that continues a finished tree, and is not yet on disk
-                row.apply(coming)
-        elif not (pending or unindexed or row.last_batch >= self._first_batch):
-            row = structs.replace(row, ended=True)
-        return Feed(row, first=first)
+                feed.publish(event)
+        for coming in pending if row.ended else ():  # a run that continues a finished tree, and is not yet on disk
+            row.apply(coming)
+        return feed
 
     def _kick(self) -> None:
         """Have the writer thread write what was appended up to now, and tell those who wait for it."""
