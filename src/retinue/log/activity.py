@@ -272,7 +272,6 @@ class Entries:
 
     def __init__(self) -> None:
         self._blocks = Blocks(tells_unfetched=False)  # an answer stands below the line of its run
-        self._calls: dict[tuple[int, str], ToolCall] = {}
         self._previews: dict[tuple[int, str], str] = {}
         self._denied: set[tuple[int, str]] = set()
 
@@ -281,8 +280,7 @@ class Entries:
         block = self._blocks.apply(event)
         key = event.run, getattr(event.body, "call_id", "")
         match event.body:
-            case ToolCall() as call:
-                self._calls[key] = call
+            case ToolCall():
                 return None
             case ApprovalAsked(preview=preview):
                 self._previews[key] = preview
@@ -290,11 +288,11 @@ class Entries:
             case ApprovalDecided() as decided:
                 return self._tell_decision(event, decided, block)
             case ToolResult() as result:
-                made, preview = self._calls.pop(key, None), self._previews.pop(key, "")
+                preview = self._previews.pop(key, "")
                 if key in self._denied:  # the line of the answer told it
                     self._denied.discard(key)
                     return None
-                return None if block is None else _tell_result(event, result, block, made, preview)
+                return None if block is None else _tell_result(event, result, block, preview)
             case RunEnded() as ended:
                 return self._tell_ending(event, ended, block)
         return None if block is None else _tell_words(event, block)
@@ -302,11 +300,8 @@ class Entries:
     def _tell_decision(self, event: Event, decided: ApprovalDecided, block: Block | None) -> Entry | None:
         """Return a line for an answer that says more than yes: the entry of the call tells that."""
         key = event.run, decided.call_id
-        call = self._calls.get(key)
         if decided.args is not None:
             self._previews.pop(key, None)  # it showed another call
-            if call is not None:
-                self._calls[key] = msgspec.structs.replace(call, args=decided.args)
         plain = decided.allowed and decided.scope == "call" and decided.args is None and decided.by in _PLAIN_ANSWERS
         if block is None or plain:
             return None
@@ -315,8 +310,6 @@ class Entries:
         return Entry(kind=event.kind, spans=block.spans, is_brief=True, run=event.run)
 
     def _tell_ending(self, event: Event, ended: RunEnded, block: Block | None) -> Entry | None:
-        for key in [key for key in self._calls if key[0] == event.run]:
-            del self._calls[key]
         if block is None:
             return None
         if event.run == 0:
@@ -345,8 +338,9 @@ def _tell_words(event: Event, block: Block) -> Entry:
     return Entry(kind=event.kind, spans=who, body=block.body, run=event.run)
 
 
-def _tell_result(event: Event, result: ToolResult, block: Block, call: ToolCall | None, preview: str) -> Entry | None:
+def _tell_result(event: Event, result: ToolResult, block: Block, preview: str) -> Entry | None:
     """Return the entry of a finished call; none for one that told of itself: the runs it waited for have."""
+    call = block.call
     args: dict[str, Any] = {} if call is None else call.args
     if result.name == FINAL_ANSWER or (call is not None and call.waits and result.success):
         return None

@@ -62,8 +62,8 @@ Span = tuple[Role, str]
 class Block(msgspec.Struct, frozen=True):
     """One thing to show. `spans` are the header in pieces with what each is; `line` means the header is all of it.
 
-    `brief` says a finished call in one line, `label` is the run's. A block that `is_detail` tells nothing that others
-    do not."""
+    `brief` says a finished call in one line, `call` is the call as it was made, `label` is the run's. A block that
+    `is_detail` tells nothing that others do not."""
 
     kind: str
     spans: tuple[Span, ...]
@@ -71,6 +71,7 @@ class Block(msgspec.Struct, frozen=True):
     label: str = ""
     line: bool = False
     brief: tuple[Span, ...] = ()
+    call: ToolCall | None = None
     is_detail: bool = False
 
     @property
@@ -323,7 +324,9 @@ class Blocks:
         said: Span = ("plain" if result.success else "bad", summary)
         who = self._who(event, seen)
         brief = (*who, *make_call_spans(result.name, args), ("plain", " -> "), said)
-        return _about(event, seen, (("mark", "#### "), *who, *title), reformat_json(result.text), brief=brief)
+        return _about(
+            event, seen, (("mark", "#### "), *who, *title), reformat_json(result.text), brief=brief, call=call
+        )
 
 
 def is_team_call(call: ToolCall) -> bool:

@@ -266,7 +266,6 @@ class InterruptedRun(Struct, eq=False):
     seconds: float = 0.0
     set_up: bool = False
     open: dict[str, OpenCall] = {}
-    call_ids: set[str] = set()
     tools: dict[str, str] = {}
     told: set[int] = set()
 
@@ -281,7 +280,6 @@ class InterruptedRun(Struct, eq=False):
                     call.asked = call.asked and call.decision is not None
             case ToolCall(call_id=call_id, name=name):
                 self.open[call_id] = OpenCall(call_id, name, body.tier, body.host)
-                self.call_ids.add(call_id)
                 self.tools[call_id] = name
             case ToolResult(call_id=call_id):
                 if call_id in self.open:
