@@ -40,7 +40,7 @@ from msgspec import structs
 
 from retinue.core.errors import LogDamaged, LogError, LogVersionError
 from retinue.core.events import Event, Gap, decode_event, decode_event_or_gap, encode_event, make_line
-from retinue.core.ports import OnProblem, RunTally, StoredRun, Unfinished, ignore_problem
+from retinue.core.ports import OnProblem, RunTally, StoredLine, StoredRun, Unfinished, ignore_problem
 from retinue.files.locks import open_own_file
 from retinue.files.user_key import load_user_key
 from retinue.log.tree_index import TreeIndex, TreeRow, list_names
@@ -522,8 +522,8 @@ def _make_run(db: apsw.Connection, sealer: Sealer, row: Sequence[Any]) -> Stored
     return StoredRun(first=decode_event(first), tally=_TALLY.decode(tally), is_reported=bool(reported))
 
 
-def read_tree(db: apsw.Connection, tree: str, *, after: int) -> Iterator[tuple[int, bytes]]:
-    """Yield number and line of the events of a tree after that number. A batch that cannot be read is a `gap`."""
+def read_tree(db: apsw.Connection, tree: str, *, after: int) -> Iterator[StoredLine]:
+    """Yield the events of a tree after that number. A batch that cannot be read is a `gap`."""
     query = """
         SELECT seq, batch FROM places
         WHERE tree = ?1 AND seq >= (SELECT coalesce(max(seq), 0) FROM places WHERE tree = ?1 AND seq <= ?2)
@@ -533,25 +533,25 @@ def read_tree(db: apsw.Connection, tree: str, *, after: int) -> Iterator[tuple[i
     newest = max(after, 0)
     for first, batch in db.execute(query, (tree, newest + 1)):
         if newest + 1 < first:
-            yield first - 1, _make_gap(row, tree, first - 1, count=first - 1 - newest)
+            yield _make_gap(row, tree, first - 1, count=first - 1 - newest)
             newest = first - 1
         try:
             own = lines_of_tree(db, tree, batch)
         except LogDamaged:
             continue
-        for seq, line in own:
-            if seq > newest:
-                newest = seq
-                yield seq, line
+        for stored in own:
+            if stored.seq > newest:
+                newest = stored.seq
+                yield stored
     if row is not None and newest < row.last_seq:
-        yield row.last_seq, _make_gap(row, tree, row.last_seq, count=row.last_seq - newest)
+        yield _make_gap(row, tree, row.last_seq, count=row.last_seq - newest)
 
 
-def _make_gap(row: TreeRow | None, tree: str, seq: int, *, count: int) -> bytes:
+def _make_gap(row: TreeRow | None, tree: str, seq: int, *, count: int) -> StoredLine:
     """Return the line that stands for the damaged events of a tree up to that number."""
     at = 0.0 if row is None else row.spawned_at
     gap = Gap(count, "the log is damaged here", code="damaged")
-    return encode_event(Event(seq=seq, tree=tree, run=0, path="/", agent="", at=at, body=gap))
+    return StoredLine(seq, encode_event(Event(seq=seq, tree=tree, run=0, path="/", agent="", at=at, body=gap)))
 
 
 def load_batch(db: apsw.Connection, row: int) -> bytes:
@@ -567,15 +567,15 @@ def load_batch(db: apsw.Connection, row: int) -> bytes:
     return bytes(lines)
 
 
-def lines_of_tree(db: apsw.Connection, tree: str, row: int) -> list[tuple[int, bytes]]:
-    """Pick the lines of one tree out of a batch: number and line of each. Raises LogDamaged as `load_batch`."""
+def lines_of_tree(db: apsw.Connection, tree: str, row: int) -> list[StoredLine]:
+    """Pick the lines of one tree out of a batch. Raises LogDamaged as `load_batch`."""
     name, found = tree.encode(), []
     for line in load_batch(db, row).split(b"\n"):
         place = _PLACE.match(line)
         if place is None:
             raise LogDamaged(f"{db.filename} holds a line that is not an event")
         if place[2] == name:
-            found.append((int(place[1]), make_line(line)))
+            found.append(StoredLine(int(place[1]), make_line(line)))
     return found
 
 

@@ -164,9 +164,7 @@ class SqliteReader:
     @make_awaitable
     def read_lines(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[StoredLine]:
         file = self.find_file(tree)
-        if file is None:
-            return []
-        return [StoredLine(seq, line) for seq, line in _read_tree(file, tree, after=after, limit=limit)]
+        return [] if file is None else _read_tree(file, tree, after=after, limit=limit)
 
     @make_awaitable
     def remove_trees(
@@ -263,10 +261,10 @@ def _check_file(db: apsw.Connection, ends: float) -> int:
 
 def read_events(file: Path, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
     """Read events of a tree from its file."""
-    return [decode_line(line, file) for _, line in _read_tree(file, tree, after=after, limit=limit)]
+    return [decode_line(stored.line, file) for stored in _read_tree(file, tree, after=after, limit=limit)]
 
 
-def _read_tree(file: Path, tree: str, *, after: int, limit: int | None) -> list[tuple[int, bytes]]:
+def _read_tree(file: Path, tree: str, *, after: int, limit: int | None) -> list[StoredLine]:
     return query_file(file, lambda db: list(islice(schema.read_tree(db, tree, after=after), limit)), trees=[tree])
 
 
