@@ -25,6 +25,7 @@ from retinue.core.events import (
     RunResumed,
     RunSpawned,
     RunStarted,
+    RunWaiting,
     ToolCall,
     ToolResult,
     TurnStarted,
@@ -236,6 +237,9 @@ class LogContract:
             found = await backend.reader().read_runs(["t2", "t1", "nosuch"])
             assert [(run.first.tree, run.first.run) for run in found] == [("t2", 0), ("t1", 0), ("t1", 1)]
             assert found[1:] == summarize_runs(events)
+            assert [run.tally for run in found[1:]] == [
+                view.make_tally() for view in Runs.of("t1", events).runs.values()
+            ]
             views = Runs("t1")
             for run in found[1:]:
                 views.restore(run)
@@ -253,6 +257,19 @@ class LogContract:
             found = await log.read_runs(["t1"])
             assert [(run.tally.status, run.tally.ended_at) for run in found] == [("done", 100.0), ("done", 110.0)]
             assert found == summarize_runs(await log.read("t1"))
+
+    async def test_a_resumed_conversation_has_its_wait_counted_once(self, backend: Backend) -> None:
+        events = [
+            make_spawned(),
+            make_event(2, RunStarted("inherited")),
+            make_event(3, RunWaiting(), at=110.0),
+            make_event(4, RunResumed(), at=150.0),
+            make_event(5, TurnStarted(2), at=160.0),
+        ]
+        async with opened(backend) as log:
+            await write(log, *events)
+            [run] = await log.read_runs(["t1"])
+            assert run.tally.away == 50.0
 
     @pytest.mark.finding("R1")
     async def test_runs_are_found_by_the_beginning_of_a_name(self, backend: Backend) -> None:

@@ -103,6 +103,23 @@ class TestSqliteLogWithoutIndex(LogContract, DurableLogContract):
         return Files(tmp_path / "logs")
 
 
+async def test_a_watcher_that_came_before_a_tree_was_claimed_hides_nothing_from_the_next(tmp_path: Path) -> None:
+    first = SqliteLog(tmp_path)
+    await fill(first, 2, end=False)
+    log = SqliteLog(tmp_path)
+    early = log.watch("t1")
+    waiting = asyncio.ensure_future(anext(early))
+    await asyncio.sleep(0)
+    await first.close()
+    await log.claim("t1")
+    await write(log, make_ended(3))
+    assert [event.seq async for event in log.watch("t1") if isinstance(event, Event)] == [1, 2, 3]
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await early.aclose()
+    await log.close()
+
+
 async def test_one_file_has_one_writer_and_is_taken_again_when_free(tmp_path: Path) -> None:
     first = SqliteLog(tmp_path)
     second = SqliteLog(tmp_path)

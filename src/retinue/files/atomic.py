@@ -37,7 +37,7 @@ def open_replacement(
     mode: int | None = PRIVATE_MODE,
     sync: bool = False,
     prefix: str = TEMPORARY_PREFIX,
-    before_rename: Callable[[], None] = lambda: None,
+    before_rename: Callable[[], None] | None = None,
 ) -> Iterator[int]:
     """Yield a descriptor to write the new content to; it takes the place of `path` when the block ends without error.
 
@@ -56,7 +56,8 @@ def open_replacement(
                 os.fsync(fd)
         finally:
             os.close(fd)
-        before_rename()
+        if before_rename is not None:
+            before_rename()
         os.replace(temporary, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except BaseException:
         with suppress(OSError):

@@ -12,6 +12,7 @@ import stat
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from retinue.core.errors import ConfigError
@@ -45,13 +46,8 @@ class Mailbox:
 
     def list_names(self) -> list[str]:
         """Return the names in the folder, sorted; of a flood only the first `MAX_NAMES`."""
-        found: list[str] = []
         with os.scandir(self.fd) as entries:
-            for entry in entries:
-                found.append(entry.name)
-                if len(found) == MAX_NAMES:
-                    break
-        return sorted(found)
+            return sorted(entry.name for entry in islice(entries, MAX_NAMES))
 
     def modified_at(self) -> int:
         """Return when a name last came or went, in nanoseconds; two changes at once may count as one."""

@@ -83,11 +83,9 @@ def verify_state_folder(state: Path) -> bool:
     if not _check_folders(state):
         return False
     owner = _read_owner(state)
-    if owner is None:
-        if _is_empty(state):
-            return False
-        raise ConfigError(FOREIGN.format(path=state))
-    if not _is_here(owner, state):
+    if owner is None and _is_empty(state):
+        return False
+    if owner is None or not _is_here(owner, state):
         raise ConfigError(FOREIGN.format(path=state))
     return True
 

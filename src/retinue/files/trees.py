@@ -47,6 +47,7 @@ def walk_tree(top: AnyPath | int, *, errors: list[OSError] | None = None) -> Ite
 
     The way up is `..`, and must lead to the folder that the walk came from: else somebody has moved it away, and the
     walk ends with an OSError."""
+    errors = [] if errors is None else errors
     fd = os.dup(top) if isinstance(top, int) else open_folder(top)
     levels = [_Level("", file_id(fd))]
     steps: list[str] = []
@@ -64,7 +65,7 @@ def walk_tree(top: AnyPath | int, *, errors: list[OSError] | None = None) -> Ite
                 try:
                     inner = open_folder(name, dir_fd=fd)
                 except OSError as error:
-                    _collect(errors, error)
+                    errors.append(error)
                     continue
                 os.close(fd)
                 fd, is_new = inner, True
@@ -85,7 +86,7 @@ def walk_tree(top: AnyPath | int, *, errors: list[OSError] | None = None) -> Ite
         os.close(fd)
 
 
-def _list_entries(fd: int, errors: list[OSError] | None) -> tuple[list[str], list[str]]:
+def _list_entries(fd: int, errors: list[OSError]) -> tuple[list[str], list[str]]:
     folders: list[str] = []
     others: list[str] = []
     try:
@@ -93,13 +94,8 @@ def _list_entries(fd: int, errors: list[OSError] | None) -> tuple[list[str], lis
             for entry in entries:
                 (folders if entry.is_dir(follow_symlinks=False) else others).append(entry.name)
     except OSError as error:
-        _collect(errors, error)
-    return folders, others
-
-
-def _collect(errors: list[OSError] | None, error: OSError) -> None:
-    if errors is not None:
         errors.append(error)
+    return folders, others
 
 
 def remove_tree(folder: AnyPath) -> bool:

@@ -10,6 +10,7 @@ with its diff or the end of its output. Text is left as models and tools gave it
 from __future__ import annotations
 
 from decimal import Decimal
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -81,18 +82,16 @@ class Totals(msgspec.Struct, frozen=True):
     seconds_left: float | None = None
 
 
-class _Present:
+class _Present(msgspec.Struct):
     """The present of a run that has not ended: since when its model is awaited, what it says and in which turn, when
-    its calls began."""
+    its calls began, and the newest output of each."""
 
-    __slots__ = ("began", "kind", "outputs", "since", "spoken", "turn")
-
-    def __init__(self, at: float) -> None:
-        self.since = at
-        self.kind: Kind = "model"
-        self.spoken, self.turn = "", 0
-        self.outputs: dict[str, str] = {}  # the newest output of its calls
-        self.began: dict[str, float] = {}
+    since: float
+    kind: Kind = "model"
+    spoken: str = ""
+    turn: int = 0
+    outputs: dict[str, str] = {}
+    began: dict[str, float] = {}
 
 
 class Activity:
@@ -141,7 +140,8 @@ class Activity:
                 if self.questions.pop(approval_id, None) is not None:
                     present.began[call_id] = event.at  # what a person takes is no time of the call
             case RunResumed() | RunEnded():
-                self._drop_questions(event.run)
+                for approval_id in [each.id for each in self.questions.values() if each.run == event.run]:
+                    del self.questions[approval_id]
                 if isinstance(event.body, RunEnded):
                     del self._live[event.run]
 
@@ -168,10 +168,6 @@ class Activity:
             present.kind, present.spoken = kind, (spoken + delta.text)[-SPOKEN_CHARACTERS:]
             present.turn = delta.turn
 
-    def _drop_questions(self, run: int) -> None:
-        for approval_id in [each.id for each in self.questions.values() if each.run == run]:
-            del self.questions[approval_id]
-
     def list_work(self) -> list[Work]:
         """Return what goes on now, the primary first, members below their team. Calls that wait for other runs or for a
         person are no work."""
@@ -194,43 +190,38 @@ class Activity:
         if run.started_at is None:
             return []
         number = run.number
-        label = run.label if number else None
+        begin = partial(Work, run=number, agent=run.agent, label=run.label if number else None)
         if run.members:
-            text = describe_team(run)
-            return [Work(run=number, agent=run.agent, label=label, kind="team", since=run.started_at, text=text)]
-        open_calls = [call for call in run.calls if not call.waits and (number, call.call_id) not in asked]
+            return [begin(kind="team", since=run.started_at, text=describe_team(run))]
         works = [
-            Work(
-                run=number,
-                agent=run.agent,
-                label=label,
+            begin(
                 kind="call",
                 since=present.began.get(call.call_id, present.since),
                 text=present.outputs.get(call.call_id, ""),
                 call=call,
             )
-            for call in open_calls
+            for call in run.calls
+            if not call.waits and (number, call.call_id) not in asked
         ]
-        if not run.calls and not run.waits and _has_model(run):
-            since, text = present.since, present.spoken
-            works.append(Work(run=number, agent=run.agent, label=label, kind=present.kind, since=since, text=text))
+        has_model = run.turns > 0 or bool(run.spawned.model)  # unlike one that stands for a client or lives elsewhere
+        if not run.calls and not run.waits and has_model:
+            works.append(begin(kind=present.kind, since=present.since, text=present.spoken))
         return works
 
     def measure_totals(self, now: float) -> Totals:
         """Return the totals at this time of the wall clock."""
-        every, primary = self.runs.runs.values(), self.runs.primary
-        counts = self.runs.counts()
+        every = self.runs.runs.values()
+        if not every:
+            return Totals()
+        root = self.runs.runs[min(self.runs.runs)]
+        primary, running, finished = self.runs.counts()
         tokens, cost = self.runs.usage().total_tokens, sum((run.cost for run in every), NOTHING)
-        first = min(self.runs.runs, default=0) if primary is None else 0
-        root = self.runs.runs.get(first)
-        seconds = 0.0 if root is None else root.measure_seconds(now)
-        spawned = None if root is None else root.spawned
-        most, most_cost = (None, None) if spawned is None else (spawned.max_tokens, spawned.max_cost)
-        time_limit = None if spawned is None else spawned.timeout_seconds
+        seconds = root.measure_seconds(now)
+        most, most_cost, time_limit = root.spawned.max_tokens, root.spawned.max_cost, root.spawned.timeout_seconds
         return Totals(
-            primary=counts[0],
-            running=counts[1],
-            finished=counts[2],
+            primary=primary,
+            running=running,
+            finished=finished,
             tokens=tokens,
             cost=cost,
             unpriced=sum(run.unpriced for run in every),
@@ -239,11 +230,6 @@ class Activity:
             cost_left=None if most_cost is None else max(NOTHING, most_cost - cost),
             seconds_left=None if time_limit is None else max(0.0, time_limit - seconds),
         )
-
-
-def _has_model(run: RunView) -> bool:
-    """Return whether a model is awaited by the run: not by one that stands for a client or lives elsewhere."""
-    return run.turns > 0 or bool(run.spawned.model)
 
 
 def restore_approval(event: Event, asked: ApprovalAsked, number: int = 0) -> Approval:
@@ -286,7 +272,6 @@ class Entries:
 
     def __init__(self) -> None:
         self._blocks = Blocks(tells_unfetched=False)  # an answer stands below the line of its run
-        self._calls: dict[tuple[int, str], ToolCall] = {}
         self._previews: dict[tuple[int, str], str] = {}
         self._denied: set[tuple[int, str]] = set()
 
@@ -295,8 +280,7 @@ class Entries:
         block = self._blocks.apply(event)
         key = event.run, getattr(event.body, "call_id", "")
         match event.body:
-            case ToolCall() as call:
-                self._calls[key] = call
+            case ToolCall():
                 return None
             case ApprovalAsked(preview=preview):
                 self._previews[key] = preview
@@ -304,11 +288,11 @@ class Entries:
             case ApprovalDecided() as decided:
                 return self._tell_decision(event, decided, block)
             case ToolResult() as result:
-                made, preview = self._calls.pop(key, None), self._previews.pop(key, "")
+                preview = self._previews.pop(key, "")
                 if key in self._denied:  # the line of the answer told it
                     self._denied.discard(key)
                     return None
-                return None if block is None else _tell_result(event, result, block, made, preview)
+                return None if block is None else _tell_result(event, result, block, preview)
             case RunEnded() as ended:
                 return self._tell_ending(event, ended, block)
         return None if block is None else _tell_words(event, block)
@@ -316,11 +300,8 @@ class Entries:
     def _tell_decision(self, event: Event, decided: ApprovalDecided, block: Block | None) -> Entry | None:
         """Return a line for an answer that says more than yes: the entry of the call tells that."""
         key = event.run, decided.call_id
-        call = self._calls.get(key)
         if decided.args is not None:
             self._previews.pop(key, None)  # it showed another call
-            if call is not None:
-                self._calls[key] = msgspec.structs.replace(call, args=decided.args)
         plain = decided.allowed and decided.scope == "call" and decided.args is None and decided.by in _PLAIN_ANSWERS
         if block is None or plain:
             return None
@@ -329,8 +310,6 @@ class Entries:
         return Entry(kind=event.kind, spans=block.spans, is_brief=True, run=event.run)
 
     def _tell_ending(self, event: Event, ended: RunEnded, block: Block | None) -> Entry | None:
-        for key in [key for key in self._calls if key[0] == event.run]:
-            del self._calls[key]
         if block is None:
             return None
         if event.run == 0:
@@ -359,8 +338,9 @@ def _tell_words(event: Event, block: Block) -> Entry:
     return Entry(kind=event.kind, spans=who, body=block.body, run=event.run)
 
 
-def _tell_result(event: Event, result: ToolResult, block: Block, call: ToolCall | None, preview: str) -> Entry | None:
+def _tell_result(event: Event, result: ToolResult, block: Block, preview: str) -> Entry | None:
     """Return the entry of a finished call; none for one that told of itself: the runs it waited for have."""
+    call = block.call
     args: dict[str, Any] = {} if call is None else call.args
     if result.name == FINAL_ANSWER or (call is not None and call.waits and result.success):
         return None

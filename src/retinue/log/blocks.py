@@ -41,6 +41,7 @@ from retinue.core.events import (
     Warned,
 )
 from retinue.core.messages import ASKER, REMINDER, USER_WORDS
+from retinue.core.rounds import Rounds
 from retinue.core.rules import CODE_MODE
 from retinue.core.teams import NEW_ANSWER, VOTE
 from retinue.log.summaries import describe_call, shorten_text, summarize_result
@@ -61,61 +62,48 @@ Span = tuple[Role, str]
 class Block(msgspec.Struct, frozen=True):
     """One thing to show. `spans` are the header in pieces with what each is; `line` means the header is all of it.
 
-    `brief` says a finished call in one line, `args` are those of a call or question, `number` is the run's. A
-    block that `is_detail` tells nothing that others do not."""
+    `brief` says a finished call in one line, `call` is the call as it was made, `label` is the run's. A block that
+    `is_detail` tells nothing that others do not."""
 
     kind: str
     spans: tuple[Span, ...]
     body: str = ""
-    agent: str = ""
     label: str = ""
-    path: str = ""
-    number: int = 0
     line: bool = False
-    tool: str = ""
-    call_id: str = ""
-    args: dict[str, Any] = {}
-    success: bool = True
     brief: tuple[Span, ...] = ()
+    call: ToolCall | None = None
     is_detail: bool = False
 
     @property
     def header(self) -> str:
         return "".join(text for _, text in self.spans)
 
-    @property
-    def primary(self) -> bool:
-        return self.number == 0
 
-
-class _Seen:
+class _Seen(msgspec.Struct, eq=False):
     """The state that blocks need of a run that has not ended. `held` are replies that its answer will have, `told` are
     those before them that were shown, `shown` is the last other text it said, `unfetched` the answers of its
     background children that no result has had yet. With `reply_has_words` the result of its parent's call has what it
     said, however it ends."""
 
-    __slots__ = (
-        "asked", "calls", "depth", "has_user_words", "held", "is_background", "is_team", "label", "parent",
-        "reply_has_words", "rounds", "shown", "superseded", "team", "tokens", "told", "tools", "turns", "unfetched",
-    )  # fmt: skip
-
-    def __init__(self, spawned: RunSpawned | None, *, team: _Seen | None = None, reply_has_words: bool = False) -> None:
-        self.label = "" if spawned is None else spawned.label
-        self.depth = None if spawned is None else spawned.depth
-        self.rounds = None if spawned is None else spawned.rounds
-        self.team = team
-        self.parent = None if spawned is None else spawned.parent
-        self.is_background = spawned is not None and spawned.background
-        self.is_team = False
-        self.reply_has_words = reply_has_words
-        self.held: list[str] = []
-        self.told: list[str] = []
-        self.shown = ""
-        self.superseded = self.has_user_words = False
-        self.unfetched: dict[int, str] = {}
-        self.calls: dict[str, ToolCall] = {}
-        self.asked: dict[str, ApprovalAsked] = {}
-        self.turns = self.tools = self.tokens = 0
+    label: str = ""
+    depth: int | None = None
+    rounds: Rounds | None = None
+    parent: int | None = None
+    is_background: bool = False
+    team: _Seen | None = None
+    is_team: bool = False
+    reply_has_words: bool = False
+    held: list[str] = []
+    told: list[str] = []
+    shown: str = ""
+    superseded: bool = False
+    has_user_words: bool = False
+    unfetched: dict[int, str] = {}
+    calls: dict[str, ToolCall] = {}
+    asked: dict[str, ApprovalAsked] = {}
+    turns: int = 0
+    tools: int = 0
+    tokens: int = 0
 
     @property
     def has_team_events(self) -> bool:
@@ -152,7 +140,10 @@ class Blocks:
             self._alive[event.tree, event.agent].add(event.run)
         block = self._block(event, seen)
         if isinstance(event.body, RunEnded):
-            self._count_for_team(seen)
+            if seen.team is not None:  # which uses nothing itself
+                seen.team.turns += seen.turns
+                seen.team.tools += seen.tools
+                seen.team.tokens += seen.tokens
             del self._runs[key]
             self._alive[event.tree, event.agent].discard(event.run)
         return block
@@ -160,27 +151,16 @@ class Blocks:
     def _begin(self, event: Event) -> _Seen:
         """Return the state of a run that is new here. A child at the depth of its parent is a member of a team."""
         if not isinstance(event.body, RunSpawned):
-            return _Seen(None)
+            return _Seen()
         spawned = event.body
+        seen = _Seen(spawned.label, spawned.depth, spawned.rounds, spawned.parent, spawned.background)
         parent = None if spawned.parent is None else self._runs.get((event.tree, spawned.parent))
-        if parent is None:
-            return _Seen(spawned)
-        call = parent.calls.get(spawned.call_id)
-        is_member = parent.depth == spawned.depth
-        parent.is_team |= is_member
-        return _Seen(
-            spawned,
-            team=parent if is_member else None,
-            reply_has_words=call is not None and call.name in _WHOLE_REPLIES,
-        )
-
-    def _count_for_team(self, seen: _Seen) -> None:
-        """Add what a member has used to its team, which uses nothing itself."""
-        team = seen.team
-        if team is not None:
-            team.turns += seen.turns
-            team.tools += seen.tools
-            team.tokens += seen.tokens
+        if parent is not None:
+            call = parent.calls.get(spawned.call_id)
+            seen.reply_has_words = call is not None and call.name in _WHOLE_REPLIES
+            if parent.depth == spawned.depth:
+                seen.team, parent.is_team = parent, True
+        return seen
 
     def _block(self, event: Event, seen: _Seen) -> Block | None:
         match event.body:
@@ -195,7 +175,7 @@ class Blocks:
             case ApprovalAsked() as asked:
                 seen.asked[asked.approval_id] = asked
                 spans, body = make_question_spans(asked.label, asked.tool, asked.args), format_question_body(asked)
-                return _about(event, seen, spans, body, tool=asked.tool, call_id=asked.call_id, args=asked.args)
+                return _about(event, seen, spans, body)
             case ApprovalDecided() as decided:
                 return _decision(event, seen, decided)
             case Warned(text=text):
@@ -212,7 +192,7 @@ class Blocks:
                 return self._ending(event, seen, ended)
             case RunSpawned() | RunResumed() if event.run != 0:
                 return _lifecycle(event, seen)
-        return self._round(event, seen)
+        return self._round(event, seen, event.body) if isinstance(event.body, RoundFact) else None
 
     def _words(self, event: Event, seen: _Seen) -> Block | None:
         """Return the block of what the run thinks, says or is told. A reply without tool calls is held: its answer has
@@ -222,17 +202,17 @@ class Blocks:
                 seen.turns = turn
                 return self._supersede(event, seen)
             case Thinking(text=text) if text:  # a redacted thought has none
-                return self._titled(event, seen, (("plain", "thought trace"),), text)
+                return self._titled(event, seen, "thought trace", text)
             case Message(text=text, final=False):
                 seen.shown = text
-                return self._titled(event, seen, (("plain", "message"),), text)
+                return self._titled(event, seen, "message", text)
             case Message(text=text, host=False) if text:
                 seen.held.append(text)
             case Inbox(text=text, source=source):
                 seen.has_user_words |= source in USER_WORDS
                 seen.superseded |= seen.has_user_words or source == REMINDER
                 title = "inbox of the side that asked" if source == ASKER else "inbox"
-                return self._titled(event, seen, (("plain", title),), text)
+                return self._titled(event, seen, title, text)
         return None
 
     def _supersede(self, event: Event, seen: _Seen) -> Block | None:
@@ -246,7 +226,7 @@ class Blocks:
         if not (held and superseded):
             return None
         seen.held = []
-        return self._titled(event, seen, (("plain", "message"),), "\n\n".join(held))
+        return self._titled(event, seen, "message", "\n\n".join(held))
 
     def _team(self, event: Event, seen: _Seen, fact: TeamFact) -> Block | None:
         """Return the block of what happens in a team. An answer that its member said as text is shown here only."""
@@ -263,12 +243,9 @@ class Blocks:
             member.told, member.held = [*member.told, *member.held], []
         return _about(event, seen, spans, fact.text, brief=spans)
 
-    def _round(self, event: Event, seen: _Seen) -> Block | None:
+    def _round(self, event: Event, seen: _Seen, fact: RoundFact) -> Block:
         """Return the block of what happens between rounds. The last answer that there may be is the run's own, which is
         shown as that."""
-        fact = event.body
-        if not isinstance(fact, RoundFact):
-            return None
         spans: tuple[Span, ...] = (("mark", "◇ "), *make_round_spans(fact))
         if not isinstance(fact, RoundAnswered):
             return _about(event, seen, spans, line=True, brief=spans)
@@ -282,9 +259,9 @@ class Blocks:
         seen.told = [*seen.told, *held]
         why = "" if waiting.after == "answered" else waiting.after + (f": {waiting.text}" if waiting.text else "")
         if not held:
-            return _about(event, seen, (("bad", "⚠ "), ("plain", why)), line=True, success=False) if why else None
+            return _about(event, seen, (("bad", "⚠ "), ("plain", why)), line=True) if why else None
         body = "\n\n".join([*held, f"[{why}]"] if why else held)
-        return self._titled(event, seen, (("plain", "message"),), body)
+        return self._titled(event, seen, "message", body)
 
     def _ending(self, event: Event, seen: _Seen, ended: RunEnded) -> Block | None:
         """Return the block of an ending, with what is shown nowhere else: words that are not in the answer, and answers
@@ -304,7 +281,7 @@ class Blocks:
         if event.run != 0:
             block = _lifecycle(event, seen)
             return structs.replace(block, body=body, line=False) if body else block
-        return self._titled(event, seen, (("plain", "message"),), body) if body else None
+        return self._titled(event, seen, "message", body) if body else None
 
     def _who(self, event: Event, seen: _Seen) -> tuple[Span, ...]:
         """Nothing for the primary; the name, and the label when another run of that name is alive."""
@@ -314,8 +291,8 @@ class Blocks:
         label: tuple[Span, ...] = (("label", f"[{seen.label}] "),) if others and seen.label else ()
         return (("name", f"{event.agent} "), *label)
 
-    def _titled(self, event: Event, seen: _Seen, title: tuple[Span, ...], body: str, **more: Any) -> Block:
-        return _about(event, seen, (("mark", "#### "), *self._who(event, seen), *title), body, **more)
+    def _titled(self, event: Event, seen: _Seen, title: str, body: str) -> Block:
+        return _about(event, seen, (("mark", "#### "), *self._who(event, seen), ("plain", title)), body)
 
     def _call(self, event: Event, seen: _Seen, call: ToolCall) -> Block | None:
         seen.tools += 1
@@ -323,9 +300,12 @@ class Blocks:
         if call.name == FINAL_ANSWER or (seen.has_team_events and is_team_call(call)):
             return None
         timeout = "" if call.timeout_seconds is None else f" (timeout: {format_seconds(call.timeout_seconds)})"
-        title: tuple[Span, ...] = (("plain", f"[tool call]{timeout}"),)
-        body = f"{call.name}\n{_format_arguments(call)}"
-        return self._titled(event, seen, title, body, tool=call.name, call_id=call.call_id, args=call.args)
+        code = call.args.get("code")
+        if call.name in CODE_MODES and isinstance(code, str):  # a program is shown as it was written
+            args = code
+        else:
+            args = reformat_json(call.raw) if call.raw else format_json(call.args)
+        return self._titled(event, seen, f"[tool call]{timeout}", f"{call.name}\n{args}")
 
     def _result(self, event: Event, seen: _Seen, result: ToolResult) -> Block | None:
         call = seen.calls.pop(result.call_id, None)
@@ -340,13 +320,13 @@ class Blocks:
         title: tuple[Span, ...] = (("plain", 'Tool "'), ("tool", result.name), ("plain", '" result:'))
         if result.name in CODE_MODES:
             title = (("plain", "Code execution output:"),)
-        said: Span = (
-            "plain" if result.success else "bad",
-            summarize_result(result.name, result.text, result.success, spoken=True),
+        summary = summarize_result(result.name, result.text, result.success, spoken=True)
+        said: Span = ("plain" if result.success else "bad", summary)
+        who = self._who(event, seen)
+        brief = (*who, *make_call_spans(result.name, args), ("plain", " -> "), said)
+        return _about(
+            event, seen, (("mark", "#### "), *who, *title), reformat_json(result.text), brief=brief, call=call
         )
-        brief = (*self._who(event, seen), *make_call_spans(result.name, args), ("plain", " -> "), said)
-        more: dict[str, Any] = {"call_id": result.call_id, "args": args, "success": result.success, "brief": brief}
-        return self._titled(event, seen, title, reformat_json(result.text), tool=result.name, **more)
 
 
 def is_team_call(call: ToolCall) -> bool:
@@ -354,18 +334,8 @@ def is_team_call(call: ToolCall) -> bool:
     return call.waits and call.name in TEAM_TOOLS
 
 
-def _format_arguments(call: ToolCall) -> str:
-    """Return a program as it was written, and the arguments of any other call as JSON."""
-    code = call.args.get("code")
-    if call.name in CODE_MODES and isinstance(code, str):
-        return code
-    return reformat_json(call.raw) if call.raw else format_json(call.args)
-
-
 def _about(event: Event, seen: _Seen, spans: tuple[Span, ...], body: str = "", **more: Any) -> Block:
-    return Block(
-        event.kind, spans, body, agent=event.agent, label=seen.label, path=event.path, number=event.run, **more
-    )
+    return Block(event.kind, spans, body, seen.label, **more)
 
 
 def _decision(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block | None:
@@ -385,9 +355,9 @@ def _decision(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block | No
         reach = "" if decided.by.startswith("rule") else _REACH.get(decided.scope, "")  # a rule names its own
         how = reach + (", with edited arguments" if decided.args is not None else "")
         spans = (("good", "✓ approved"), *about, ("plain", how))
-        return _about(event, seen, spans, line=True, call_id=decided.call_id)
+        return _about(event, seen, spans, line=True)
     reason: Span = ("plain", f": {decided.reason}" if decided.reason else "")
-    return _about(event, seen, (("bad", "✗ denied"), *about, reason), line=True, call_id=decided.call_id, success=False)
+    return _about(event, seen, (("bad", "✗ denied"), *about, reason), line=True)
 
 
 _REACH = {
@@ -419,7 +389,6 @@ def _lifecycle(event: Event, seen: _Seen) -> Block:
                 seen,
                 (("mark", "● "), *who, state, stats, ("plain", why)),
                 line=True,
-                success=good,
                 is_detail=good and seen.team is not None,
             )
     return _about(event, seen, (("mark", "○ "), *who, ("plain", "resumed")), line=True)

@@ -1,33 +1,23 @@
-"""The live end of one tree's events. A watcher is a cursor: nothing is queued for it and nobody waits for it.
+"""The live end of a log. A watcher is a cursor: nothing is queued for it and nobody waits for it.
 
-Written events come in through `publish`; the feed keeps the newest, older ones are read from the log. So a slow watcher
-costs nothing and misses nothing, and a tree that nobody watches needs no feed. Deltas go to a bounded queue per watcher
-that asked for them; those that do not fit are counted, and the watcher is told. A feed knows no file and no writer.
+Written events come in through `publish`; the feed of their tree keeps the newest, older ones are read from the log. So
+a slow watcher costs nothing and misses nothing, and a tree that nobody watches needs no feed. Deltas go to a bounded
+queue per watcher that asked for them; those that do not fit are counted, and the watcher is told. Knows no file and no
+writer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterator
 
-from retinue.core.events import Delta, Event, RunEnded, RunSpawned
+from retinue.core.events import Delta, Event
+from retinue.log.tree_index import TreeRow
 
 KEEP = 2048
 DELTAS_KEPT = 4096
-ReadOlder = Callable[[int], Awaitable[list[Event]]]
-
-
-def find_root(events: Iterable[Event]) -> tuple[int, bool]:
-    """Return the run with whose ending a tree ends, and whether it has: the primary, or a run that continues a
-    finished tree."""
-    root, ended = 0, False
-    for event in events:
-        if event.run == root and type(event.body) is RunEnded:
-            ended = True
-        elif ended and type(event.body) is RunSpawned:
-            root, ended = event.run, False
-    return root, ended
 
 
 class Watcher:
@@ -42,18 +32,26 @@ class Watcher:
         self.dropped = 0
         self.wake: asyncio.Event = asyncio.Event()
 
+    def take_deltas(self, before: float = math.inf) -> Iterator[Delta]:
+        """Take the deltas that came before an event, and before the first of them one that counts the dropped ones."""
+        while self.deltas and self.deltas[0][0] < before:
+            _, delta = self.deltas.popleft()
+            if self.dropped:
+                dropped, self.dropped = self.dropped, 0
+                yield Delta(delta.tree, delta.run, delta.path, delta.agent, "", "dropped", dropped)
+            yield delta
+
 
 class Feed:
-    """The newest events of a tree that is watched, newest last; the oldest of them has number `first`."""
+    """The newest events of a tree that is watched, newest last; the oldest of them has number `first`. `row` is how
+    the tree stands: before them when the feed is made, with them later."""
 
-    __slots__ = ("ended", "events", "first", "root", "watchers")
+    __slots__ = ("events", "first", "row", "watchers")
 
-    def __init__(self, *, first: int = 1) -> None:
-        self.first = first
+    def __init__(self, row: TreeRow) -> None:
+        self.row, self.first = row, row.last_seq + 1
         self.events: list[Event] = []
         self.watchers: tuple[Watcher, ...] = ()
-        self.ended = False
-        self.root = 0  # the run with whose ending the tree ends
 
     def publish(self, event: Event) -> None:
         """Take an event that is written, and wake the watchers."""
@@ -62,16 +60,9 @@ class Feed:
             dropped = len(self.events) - KEEP
             del self.events[:dropped]
             self.first += dropped
-        self.follow_root(event)
+        self.row.apply(event)
         for watcher in self.watchers:
             watcher.wake.set()
-
-    def follow_root(self, event: Event) -> None:
-        """Note whether the tree has ended with this event, or goes on with it."""
-        if event.run == self.root and type(event.body) is RunEnded:
-            self.ended = True
-        elif self.ended and type(event.body) is RunSpawned:
-            self.root, self.ended = event.run, False
 
     def show(self, delta: Delta) -> None:
         """Queue a delta for the watchers that asked for them."""
@@ -84,41 +75,52 @@ class Feed:
                     watcher.dropped += 1
                 watcher.wake.set()
 
-    async def watch(self, *, after: int, deltas: bool, read_older: ReadOlder) -> AsyncGenerator[Event | Delta]:
-        """Yield the events after that number and then live ones, until the tree has ended. `read_older` reads events
-        that are no longer kept here."""
+
+class WatchableLog:
+    """The part of a log that its watchers see. `_feeds` are those of the trees that are watched."""
+
+    _feeds: dict[str, Feed]
+
+    def show(self, delta: Delta) -> None:
+        feed = self._feeds.get(delta.tree)
+        if feed is not None:
+            feed.show(delta)
+
+    async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
+        feed = self._feeds.get(tree)
+        if feed is None:
+            feed = self._feeds[tree] = self._make_feed(tree)
         watcher = Watcher(max(after, 0), deltas=deltas)
-        self.watchers += (watcher,)
+        feed.watchers += (watcher,)
         try:
             while True:
                 watcher.wake.clear()
-                while batch := await self._next(watcher.seq, read_older):
-                    for event in batch:
-                        while watcher.deltas and watcher.deltas[0][0] < event.seq:
-                            for delta in _take_delta(watcher, watcher.deltas):
-                                yield delta
-                        watcher.seq = event.seq
-                        yield event
-                while watcher.deltas:
-                    for delta in _take_delta(watcher, watcher.deltas):
+                if watcher.seq + 1 < feed.first:
+                    batch = await self._read_older(tree, watcher.seq)
+                else:
+                    batch = feed.events[watcher.seq + 1 - feed.first :]
+                for event in batch:
+                    for delta in watcher.take_deltas(event.seq) if watcher.deltas else ():
                         yield delta
+                    watcher.seq = event.seq
+                    yield event
+                if batch:
+                    continue
+                for delta in watcher.take_deltas():
+                    yield delta
                 if not watcher.wake.is_set():
-                    if self.ended:
+                    if feed.row.ended:
                         return
                     await watcher.wake.wait()
         finally:
-            self.watchers = tuple(other for other in self.watchers if other is not watcher)
+            feed.watchers = tuple(other for other in feed.watchers if other is not watcher)
+            if not feed.watchers and self._feeds.get(tree) is feed:  # the next watcher reads all of it from the log
+                del self._feeds[tree]
 
-    async def _next(self, seq: int, read_older: ReadOlder) -> list[Event]:
-        if seq + 1 < self.first:
-            return await read_older(seq)
-        return self.events[seq + 1 - self.first :]
+    def _make_feed(self, tree: str) -> Feed:
+        """Make the feed of a tree that nobody watches yet: all of it is read from the log."""
+        raise NotImplementedError
 
-
-def _take_delta(watcher: Watcher, deltas: deque[tuple[int, Delta]]) -> list[Delta]:
-    """Take the next delta, and before it one that counts the dropped ones, if there are any."""
-    _, delta = deltas.popleft()
-    if not watcher.dropped:
-        return [delta]
-    dropped, watcher.dropped = watcher.dropped, 0
-    return [Delta(delta.tree, delta.run, delta.path, delta.agent, "", "dropped", dropped), delta]
+    async def _read_older(self, tree: str, after: int) -> list[Event]:
+        """Read events of a tree that its feed no longer keeps."""
+        raise NotImplementedError

@@ -53,9 +53,7 @@ class Listing(msgspec.Struct, frozen=True, eq=False, gc=False):
     def list_runs(self) -> list[RunView]:
         """Return parents before children, siblings in the order they were made."""
         primary = self.runs.primary
-        if primary is None:
-            return []
-        return list(primary.walk()) if primary.children else [primary]
+        return [] if primary is None else list(primary.walk())
 
     def make_row(self, run: RunView, now: float) -> dict[str, Any]:
         """Return one run as `ps --json` prints it. Fields are only ever added."""

@@ -109,9 +109,9 @@ async def find_reported_run(log: LogReader, agent: str, run_id: str) -> RunRef |
 
 async def _find_by_number(log: LogReader, name: str) -> list[StoredRun]:
     """Find TREE/N, where the beginning of TREE is enough."""
-    tree, slash, number = name.rpartition("/")
+    tree, _, number = name.rpartition("/")
     wanted = read_run_number(number)
-    if not slash or not tree or wanted is None:
+    if not tree or wanted is None:
         return []
     begun = [run.first.tree for run in await log.find_runs(tree) if run.first.tree.startswith(tree)]
     trees = [tree] if tree in begun else list(dict.fromkeys(begun))
@@ -121,7 +121,9 @@ async def _find_by_number(log: LogReader, name: str) -> list[StoredRun]:
 def _choose_runs(runs: Sequence[StoredRun], name: str) -> list[StoredRun]:
     """Return the runs that a name means: TREE/N, a tree, else those with exactly that name, else those where one
     begins with it."""
-    by_number = [run for run in runs if _is_number_of(name, run.ref)]
+    tree, _, number = name.rpartition("/")
+    wanted = read_run_number(number) if tree else None
+    by_number = [run for run in runs if run.first.run == wanted and run.first.tree.startswith(tree)]
     trees = [run for run in runs if run.first.tree == name and run.first.run == 0]
     exact = [run for run in runs if name in (run.ref.path, run.ref.label, run.ref.subagent_id)]
     continued = {  # by runs that are found too: a subagent_id names the newest
@@ -133,14 +135,12 @@ def _choose_runs(runs: Sequence[StoredRun], name: str) -> list[StoredRun]:
     return by_number or trees or newest or [run for run in runs if _begins_name(name, run.ref)]
 
 
-def _is_number_of(name: str, ref: RunRef) -> bool:
-    tree, slash, number = name.rpartition("/")
-    return bool(slash and tree) and ref.tree.startswith(tree) and read_run_number(number) == ref.run
-
-
 def _begins_name(name: str, ref: RunRef) -> bool:
+    """Return whether a name of the run begins so. Of its path, the last part has to: `/main/ex` is `/main/explorer-1`,
+    not a run below it."""
     others = (ref.label, ref.subagent_id, ref.tree if ref.run == 0 else "")
-    return _begins_path(name, ref.path) or any(other.startswith(name) for other in others)
+    is_path = ref.path.startswith(name) and "/" not in ref.path[len(name) :]
+    return is_path or any(other.startswith(name) for other in others)
 
 
 async def _find_similar(log: LogReader, name: str) -> str:
@@ -152,21 +152,14 @@ async def _find_similar(log: LogReader, name: str) -> str:
     return "; near are " + ", ".join(f"'{word}'" for word in close) if close else ""
 
 
-def _begins_path(name: str, path: str) -> bool:
-    """Return whether the name ends in the path's last part: `/main/ex` is `/main/explorer-1`, not a run below it."""
-    return path.startswith(name) and "/" not in path[len(name) :]
-
-
 def _list_candidates(found: Sequence[StoredRun]) -> list[str]:
+    """Return what tells runs from others of the same name: their numbers, when they began, and their tasks."""
     more = len(found) - MOST_CANDIDATES
-    listed = [_describe_candidate(run) for run in found[:MOST_CANDIDATES]]
+    listed = [
+        f"{run.ref.name} ({run.ref.path}, '{run.ref.label}') of {describe_origin(run)}"
+        for run in found[:MOST_CANDIDATES]
+    ]
     return [*listed, f"and {more} more: `retinue ps --all` lists them"] if more > 0 else listed
-
-
-def _describe_candidate(run: StoredRun) -> str:
-    """Return what tells a run from others of the same name: its number, when it began, and its task."""
-    ref = run.ref
-    return f"{ref.name} ({ref.path}, '{ref.label}') of {describe_origin(run)}"
 
 
 def describe_origin(run: StoredRun) -> str:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from retinue.core.errors import NotFound
-from retinue.core.events import Delta, Event, encode_event
+from retinue.core.events import Event, encode_event
 from retinue.core.ports import OnProblem, Removal, StoredLine, StoredRun, StoredTree, Unfinished, ignore_problem
-from retinue.log.feed import Feed, find_root
+from retinue.log.feed import Feed, WatchableLog
 from retinue.log.tree_index import TreeRow, list_names, summarize_runs
 
 
-class MemoryLog:
+class MemoryLog(WatchableLog):
     """All events, by tree."""
 
     ahead = True
@@ -22,7 +21,7 @@ class MemoryLog:
 
     def __init__(self) -> None:
         self._trees: defaultdict[str, list[Event]] = defaultdict(list)
-        self._feeds: dict[str, Feed] = {}  # of trees that are watched
+        self._feeds = {}
         self._writer: int | None = os.getpid()
 
     # Writing
@@ -39,28 +38,6 @@ class MemoryLog:
 
     async def flush(self) -> None:
         pass
-
-    def show(self, delta: Delta) -> None:
-        feed = self._feeds.get(delta.tree)
-        if feed is not None:
-            feed.show(delta)
-
-    async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        def read_older(seq: int) -> Awaitable[list[Event]]:
-            return self.read(tree, after=seq)
-
-        feed = self._feeds.get(tree)
-        if feed is None:
-            events = self._events(tree)
-            feed = self._feeds[tree] = Feed(first=len(events) + 1)
-            feed.root, feed.ended = find_root(events)
-        try:
-            async with aclosing(feed.watch(after=after, deltas=deltas, read_older=read_older)) as items:
-                async for item in items:
-                    yield item
-        finally:
-            if not feed.watchers:
-                self._feeds.pop(tree, None)
 
     async def close(self) -> None:
         self._writer = None
@@ -135,10 +112,21 @@ class MemoryLog:
         return f"{count} tree{'' if count == 1 else 's'} in memory" if count else ""
 
     def _describe_tree(self, events: list[Event]) -> StoredTree:
-        row = TreeRow.begin(events[0])
-        for event in events:
-            row.apply(event)
-        return row.describe(self._writer)
+        return _fold_row(events).describe(self._writer)
+
+    def _make_feed(self, tree: str) -> Feed:
+        events = self._events(tree)
+        return Feed(_fold_row(events) if events else TreeRow(tree, 0.0))
+
+    async def _read_older(self, tree: str, after: int) -> list[Event]:
+        return await self.read(tree, after=after)
 
     def _events(self, tree: str) -> list[Event]:
         return self._trees.get(tree, [])
+
+
+def _fold_row(events: list[Event]) -> TreeRow:
+    row = TreeRow.begin(events[0])
+    for event in events:
+        row.apply(event)
+    return row

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -14,6 +15,7 @@ from retinue.log.receipts import ENDED_UNREAD
 
 PAGE = 1000
 POLL_SECONDS = 0.1
+T = TypeVar("T", Event, StoredLine)
 
 
 def decode_line(line: bytes, location: object) -> Event:
@@ -24,25 +26,24 @@ def decode_line(line: bytes, location: object) -> Event:
         raise LogError(f"{location} holds a line that is not an event: {' '.join(str(error).split())}") from None
 
 
-async def iterate_events(log: LogReader, tree: str) -> AsyncIterator[Event]:
+async def _iterate_pages(read: Callable[..., Awaitable[list[T]]], tree: str, after: int) -> AsyncIterator[T]:
+    """Yield what a log has of a tree after that number, a page in memory at a time."""
+    while page := await read(tree, after=after, limit=PAGE):
+        for each in page:
+            yield each
+        if len(page) < PAGE:
+            return
+        after = page[-1].seq
+
+
+def iterate_events(log: LogReader, tree: str) -> AsyncIterator[Event]:
     """Yield the events of a tree, a page in memory at a time."""
-    after = 0
-    while page := await log.read(tree, after=after, limit=PAGE):
-        for event in page:
-            yield event
-        if len(page) < PAGE:
-            return
-        after = page[-1].seq
+    return _iterate_pages(log.read, tree, 0)
 
 
-async def iterate_lines(log: LogReader, tree: str, *, after: int = 0) -> AsyncIterator[StoredLine]:
+def iterate_lines(log: LogReader, tree: str, *, after: int = 0) -> AsyncIterator[StoredLine]:
     """Yield the same as they are stored."""
-    while page := await log.read_lines(tree, after=after, limit=PAGE):
-        for line in page:
-            yield line
-        if len(page) < PAGE:
-            return
-        after = page[-1].seq
+    return _iterate_pages(log.read_lines, tree, after)
 
 
 async def is_at_work(log: LogReader, tree: str) -> bool:

@@ -152,28 +152,27 @@ class RunView(Struct, eq=False, gc=False):
         if apply_body is not None and self.ended is None:
             apply_body(self, body, event)
 
-    def _apply_start(self, started: RunStarted, event: Event) -> None:
-        if self.started_at is None:
-            self.started_at = event.at
-        self.place = started  # of one that goes on, where it does that
-
-    def _apply_remote(self, remote: RunRemote, event: Event) -> None:
-        self.remote = remote
-
-    def _apply_resume(self, resumed: RunResumed, event: Event) -> None:
-        self.approvals = ()  # what is still a question is asked again
-
     @property
     def waits(self) -> bool:
         """True for a conversation that waits for the next message."""
         return self.waiting_since is not None
 
-    def _apply_waiting(self, waiting: RunWaiting, event: Event) -> None:
-        self.waiting_since = event.at
-        self.calls, self.approvals = (), ()
-
-    def _apply_model(self, changed: ModelChanged, event: Event) -> None:
-        self.spawned = structs.replace(self.spawned, model=changed.model)
+    def _apply_standing(self, body: Body, event: Event) -> None:
+        """Fold what a run says of where it is and with which model."""
+        match body:
+            case RunStarted():
+                if self.started_at is None:
+                    self.started_at = event.at
+                self.place = body  # of one that goes on, where it does that
+            case RunWaiting():
+                self.waiting_since = event.at
+                self.calls, self.approvals = (), ()
+            case RunResumed():
+                self.approvals = ()  # what is still a question is asked again
+            case RunRemote():
+                self.remote = body
+            case ModelChanged():
+                self.spawned = structs.replace(self.spawned, model=body.model)
 
     def _apply_turn(self, started: TurnStarted, event: Event) -> None:
         self.turns = started.turn
@@ -290,10 +289,8 @@ class RunView(Struct, eq=False, gc=False):
 
     def _apply_ending(self, ended: RunEnded, event: Event) -> None:
         self.ended, self.ended_at = ended, event.at
-        if self.waiting_since is not None:
-            self.waiting_since = None
-        if self.calls or self.approvals:
-            self.calls, self.approvals = (), ()
+        self.waiting_since = None
+        self.calls, self.approvals = (), ()
 
     def describe_progress(
         self, tree: str, tool: str, about: str, *, nickname: str | None, max_turns: int | None, success: bool | None
@@ -341,8 +338,9 @@ class RunView(Struct, eq=False, gc=False):
         )
 
     def add_absence(self, seconds: float) -> None:
-        """Count the time in which no process had the run, up to its resuming."""
-        self.away += max(0.0, seconds)
+        """Count the time in which no process had the run, up to its resuming: that of one that waits counts as that."""
+        if not self.waits:
+            self.away += max(0.0, seconds)
 
     def measure_seconds(self, now: float) -> float:
         """Return how long the run took, or has taken until now; a queued run has taken nothing."""
@@ -415,14 +413,11 @@ class RunView(Struct, eq=False, gc=False):
             "inherited" if place is None else place.runtime,
             () if place is None else place.sandbox,
             ended.code,
-            self._list_results(tree) if self.children else (),
+            tuple([child.result(tree) for child in self.children if child.ended is not None]),
             self.replies,
             None if self.team is None else self.report_team(),
             () if self.rounds is None else self.report_rounds(),
         )
-
-    def _list_results(self, tree: str) -> tuple[Result[Any], ...]:
-        return tuple([child.result(tree) for child in self.children if child.ended is not None])
 
     def find_presented(self) -> RunView:
         """Return the run whose work is handed over: this one, or of a team its presenter."""
@@ -433,15 +428,11 @@ class RunView(Struct, eq=False, gc=False):
     def report_team(self) -> TeamReport:
         """Return what the members of a team have given so far."""
         team = self.team or TeamState()
-        decided = team.decided
-        return TeamReport(
-            strategy="" if decided is None else decided.strategy,
-            winner="" if decided is None else decided.winner,
-            reason="" if decided is None else decided.reason,
-            presented=None if decided is None else decided.member_run,
-            contributions=tuple(child._describe_contribution(team) for child in self.children),
-            votes={} if decided is None else decided.votes,
-        )
+        contributions = tuple(child._describe_contribution(team) for child in self.children)
+        if team.decided is None:
+            return TeamReport("", "", "", None, contributions)
+        by = team.decided
+        return TeamReport(by.strategy, by.winner, by.reason, by.member_run, contributions, by.votes)
 
     def report_rounds(self) -> tuple[RoundReport, ...]:
         """Return the rounds so far, with what each started from and the answer it ended with."""
@@ -482,11 +473,7 @@ class RunView(Struct, eq=False, gc=False):
 # Kinds without a fold, and events after the ending, change nothing.
 FOLDS: dict[type, Callable[[RunView, Any, Event], None] | None] = {
     **dict.fromkeys((*KINDS.values(), Unknown)),
-    RunStarted: RunView._apply_start,
-    RunRemote: RunView._apply_remote,
-    RunResumed: RunView._apply_resume,
-    RunWaiting: RunView._apply_waiting,
-    ModelChanged: RunView._apply_model,
+    **dict.fromkeys((RunStarted, RunRemote, RunResumed, RunWaiting, ModelChanged), RunView._apply_standing),
     TurnStarted: RunView._apply_turn,
     TurnEnded: RunView._apply_turn_end,
     Message: RunView._apply_message,
@@ -499,16 +486,10 @@ FOLDS: dict[type, Callable[[RunView, Any, Event], None] | None] = {
     Gap: RunView._apply_gap,
     Warned: RunView._apply_warning,
     RunEnded: RunView._apply_ending,
-    AnswerGiven: RunView._apply_team,
-    AnswersShown: RunView._apply_team,
-    VoteCast: RunView._apply_team,
-    MemberLost: RunView._apply_team,
-    TeamDecided: RunView._apply_team,
-    RoundAnswered: RunView._apply_rounds,
-    RoundEvaluated: RunView._apply_rounds,
-    ChecklistAccepted: RunView._apply_rounds,
-    ImprovementsProposed: RunView._apply_rounds,
-    RoundVoted: RunView._apply_rounds,
+    **dict.fromkeys((AnswerGiven, AnswersShown, VoteCast, MemberLost, TeamDecided), RunView._apply_team),
+    **dict.fromkeys(
+        (RoundAnswered, RoundEvaluated, ChecklistAccepted, ImprovementsProposed, RoundVoted), RunView._apply_rounds
+    ),
 }
 
 
@@ -542,13 +523,6 @@ def make_view(stored: StoredRun, *, keeps_texts: bool = True) -> RunView:
     )
 
 
-def strip_spawned(event: Event) -> Event:
-    """Return the first event of a run without the profile and the tools, which no list shows."""
-    if not isinstance(event.body, RunSpawned):
-        return event
-    return structs.replace(event, body=structs.replace(event.body, profile={}, tools=[]))
-
-
 class Runs(Struct, eq=False, gc=False):
     """All runs of one tree. An event of a run nobody has spawned yet, or after its ending, changes nothing. `gone_at`
     is the time of the newest event that is no `run.resumed`: runs that are resumed together say so in a row."""
@@ -578,7 +552,7 @@ class Runs(Struct, eq=False, gc=False):
         run = self.runs.get(event.run)
         if type(event.body) is not RunResumed:
             self.gone_at = event.at
-        elif run is not None and not run.waits:  # else that time counts as waiting
+        elif run is not None:
             run.add_absence(event.at - self.gone_at)
         if run is not None:
             run.apply(event)

@@ -40,10 +40,10 @@ from msgspec import structs
 
 from retinue.core.errors import LogDamaged, LogError, LogVersionError
 from retinue.core.events import Event, Gap, decode_event, decode_event_or_gap, encode_event, make_line
-from retinue.core.ports import OnProblem, RunTally, StoredRun, Unfinished, ignore_problem
+from retinue.core.ports import OnProblem, RunTally, StoredLine, StoredRun, Unfinished, ignore_problem
 from retinue.files.locks import open_own_file
 from retinue.files.user_key import load_user_key
-from retinue.log.tree_index import IndexChanges, TreeIndex, TreeRow, list_names
+from retinue.log.tree_index import TreeIndex, TreeRow, list_names
 
 SEAL_BYTES = 16
 T = TypeVar("T")
@@ -247,35 +247,37 @@ class Sealer:
     def __init__(self) -> None:
         self._begun = _begin_seal(*map(os.environ.get, _KEY_VARIABLES))
 
-    def seal_lines(self, lines: bytes) -> bytes:
+    def hash_data(self, data: bytes) -> blake2b:
         seal = self._begun.copy()
-        seal.update(lines)
-        return seal.digest()
-
-    def seal_text(self, text: bytes) -> str:
-        seal = self._begun.copy()
-        seal.update(text)
-        return seal.hexdigest()
+        seal.update(data)
+        return seal
 
     def seal_tally(self, tree: str, run: int, tally: bytes) -> str:
-        return self.seal_text(b"%b/%d %b" % (tree.encode(), run, tally))
+        return self.hash_data(b"%b/%d %b" % (tree.encode(), run, tally)).hexdigest()
 
     def seal_tree(self, values: Sequence[Any]) -> str:
         tree, spawned_at, origin, reported, last_seq, last_at, gone_at, root, ended, _ = values
         times = float(spawned_at), float(last_at), float(gone_at)
-        return self.seal_text(msgspec.json.encode((tree, origin, reported, last_seq, root, bool(ended), *times)))
+        fields = tree, origin, reported, last_seq, root, bool(ended), *times
+        return self.hash_data(msgspec.json.encode(fields)).hexdigest()
+
+
+@lru_cache(4)
+def _begin_seal(*variables: str | None) -> blake2b:
+    """Return the seal of nothing under the user's key, which is read once for each place it may be in: every row needs
+    it."""
+    return blake2b(digest_size=SEAL_BYTES, key=load_user_key(), person=b"retinue log")
 
 
 def seal_lines(lines: bytes) -> bytes:
     """Return the checksum of a batch under the user's key."""
-    return Sealer().seal_lines(lines)
+    return Sealer().hash_data(lines).digest()
 
 
-def check_seal(db: apsw.Connection, lines: bytes, seal: bytes) -> bytes:
-    """Return the lines of a batch; raises LogError if they are not as this user wrote them."""
-    if not compare_digest(seal_lines(lines), seal):
+def check_seal(db: apsw.Connection, seal: bytes | str, found: Any) -> None:
+    """Raise LogDamaged if the seal that was found is not the one that this user would write."""
+    if not compare_digest(seal, found):
         raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
-    return lines
 
 
 def reseal_batches(db: apsw.Connection) -> None:
@@ -283,7 +285,7 @@ def reseal_batches(db: apsw.Connection) -> None:
     with db:
         for table in _INDEX:
             db.execute(f"DELETE FROM {table}")
-        index = TreeIndex(lambda _: None, lambda _, __: None, keep=True)
+        index = TreeIndex()
         rows: list[int] = [row for (row,) in db.execute("SELECT id FROM batches ORDER BY id")]
         for row in rows:
             lines = db.execute("SELECT lines FROM batches WHERE id = ?", (row,)).get
@@ -355,7 +357,7 @@ def _fold_tail(
 
 
 def _insert_changes(db: apsw.Connection, index: TreeIndex, prefix: str = "") -> None:
-    db.execute(f"INSERT INTO {prefix}changes VALUES (?, ?, ?, ?, ?)", _encode_changes(index.list_changes()))
+    db.execute(f"INSERT INTO {prefix}changes VALUES (?, ?, ?, ?, ?)", _encode_changes(index))
     index.settle()
 
 
@@ -366,13 +368,6 @@ def decode_lines(lines: bytes, trees: Collection[bytes] | None = None) -> list[E
     if trees is not None:
         found = [line for line in found if (place := _PLACE.match(line)) is not None and place[2] in trees]
     return [decode_event_or_gap(make_line(line)) for line in found]
-
-
-@lru_cache(4)
-def _begin_seal(*variables: str | None) -> blake2b:
-    """Return the seal of nothing under the user's key, which is read once for each place it may be in: every row needs
-    it."""
-    return blake2b(digest_size=SEAL_BYTES, key=load_user_key(), person=b"retinue log")
 
 
 # Writing
@@ -393,26 +388,26 @@ def append_batch(db: apsw.Connection, *, epoch: int, batch: int, lines: bytes) -
     db.execute("INSERT INTO appended VALUES (?, ?, ?, ?)", (epoch, batch, lines, seal_lines(lines)))
 
 
-def index_batches(db: apsw.Connection, *, epoch: int, batch: int, changes: IndexChanges) -> None:
+def index_batches(db: apsw.Connection, *, epoch: int, batch: int, index: TreeIndex) -> None:
     """Write the changes that the batches up to this one make to the index. They are not synced: a crash of the machine
     may lose them, and then the next writer makes them again."""
     db.pragma("synchronous", "normal")
     try:
-        rows = _encode_changes(changes)
-        db.execute("INSERT INTO indexed VALUES (?, ?, ?, ?, ?, ?, ?)", (epoch, batch, *rows))
+        db.execute("INSERT INTO indexed VALUES (?, ?, ?, ?, ?, ?, ?)", (epoch, batch, *_encode_changes(index)))
     finally:
         db.pragma("synchronous", "full")
+    index.settle()
 
 
-def _encode_changes(changes: IndexChanges) -> list[str]:
+def _encode_changes(index: TreeIndex) -> list[str]:
     """Return the rows of the index that change, each table's as one JSON text."""
-    sealer = Sealer()
+    sealer, changes = Sealer(), index.list_changes()
     firsts = [(run.first.tree, run.first.run, encode_event(run.first)) for run in changes.spawned]
     tallies = [(run.first.tree, run.first.run, msgspec.json.encode(run.tally)) for run in changes.tallied]
     tables = (
         changes.places,
         [(*(values := structs.astuple(row)), sealer.seal_tree(values)) for row in changes.trees],
-        [(tree, run, first.decode(), sealer.seal_text(first)) for tree, run, first in firsts],
+        [(tree, run, first.decode(), sealer.hash_data(first).hexdigest()) for tree, run, first in firsts],
         [(tree, run, tally.decode(), sealer.seal_tally(tree, run, tally)) for tree, run, tally in tallies],
         [(name, run.first.tree, run.first.run) for run in changes.spawned for name in list_names(run)],
     )
@@ -490,19 +485,19 @@ def load_run(db: apsw.Connection, tree: str, run: int) -> StoredRun | None:
     return None if found is None else _make_run(db, Sealer(), found)
 
 
-def read_runs(db: apsw.Connection, trees: Iterable[str]) -> Iterator[StoredRun]:
-    """Yield the runs of these trees, in any order: SQLite sorts long rows in a file."""
+def read_runs(db: apsw.Connection, trees: Iterable[str]) -> list[StoredRun]:
+    """Return the runs of these trees, in any order: SQLite sorts long rows in a file."""
     query = f"""
         SELECT {_RUN}, trees.reported <> '' FROM json_each(?)
         JOIN trees ON trees.tree = value JOIN runs ON runs.tree = value JOIN tallies USING (tree, run)
     """
     sealer = Sealer()
-    for row in db.execute(query, (msgspec.json.encode(list(trees)).decode(),)):
-        yield _make_run(db, sealer, row)
+    names = msgspec.json.encode(list(trees)).decode()
+    return [_make_run(db, sealer, row) for row in db.execute(query, (names,))]
 
 
-def find_runs(db: apsw.Connection, name: str) -> Iterator[StoredRun]:
-    """Yield the runs that have a name which begins with this one; those of newer trees first."""
+def find_runs(db: apsw.Connection, name: str) -> list[StoredRun]:
+    """Return the runs that have a name which begins with this one; those of newer trees first."""
     query = f"""
         SELECT spawned_at, trees.id, {_RUN}, trees.reported <> ''
         FROM (SELECT DISTINCT tree, run FROM names WHERE name >= ?1 AND name < ?2)
@@ -510,59 +505,53 @@ def find_runs(db: apsw.Connection, name: str) -> Iterator[StoredRun]:
         ORDER BY spawned_at DESC, trees.id DESC, runs.run
     """
     sealer = Sealer()
-    for _, _, *row in db.execute(query, (name, name + "\U0010ffff")):
-        yield _make_run(db, sealer, row)
+    return [_make_run(db, sealer, row) for _, _, *row in db.execute(query, (name, name + "\U0010ffff"))]
 
 
 def _make_tree(db: apsw.Connection, sealer: Sealer, row: Sequence[Any]) -> TreeRow:
     *values, seal = row
-    if not compare_digest(sealer.seal_tree(values), seal):
-        raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
+    check_seal(db, sealer.seal_tree(values), seal)
     values[-2] = bool(values[-2])  # SQLite has no booleans
     return TreeRow(*values)
 
 
 def _make_run(db: apsw.Connection, sealer: Sealer, row: Sequence[Any]) -> StoredRun:
     tree, run, first, first_seal, tally, tally_seal, reported = row
-    is_first_whole = compare_digest(sealer.seal_text(first), first_seal)
-    if not (is_first_whole and compare_digest(sealer.seal_tally(tree, run, tally), tally_seal)):
-        raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
+    check_seal(db, sealer.hash_data(first).hexdigest(), first_seal)
+    check_seal(db, sealer.seal_tally(tree, run, tally), tally_seal)
     return StoredRun(first=decode_event(first), tally=_TALLY.decode(tally), is_reported=bool(reported))
 
 
-def read_tree(db: apsw.Connection, tree: str, *, after: int) -> Iterator[tuple[int, bytes]]:
-    """Yield number and line of the events of a tree after that number. A batch that cannot be read is a `gap`."""
+def read_tree(db: apsw.Connection, tree: str, *, after: int) -> Iterator[StoredLine]:
+    """Yield the events of a tree after that number. A batch that cannot be read is a `gap`."""
     query = """
         SELECT seq, batch FROM places
         WHERE tree = ?1 AND seq >= (SELECT coalesce(max(seq), 0) FROM places WHERE tree = ?1 AND seq <= ?2)
         ORDER BY seq
     """
-    after = max(after, 0)
-    newest = after
-    for first, batch in db.execute(query, (tree, after + 1)):
+    row = load_tree(db, tree)
+    newest = max(after, 0)
+    for first, batch in db.execute(query, (tree, newest + 1)):
         if newest + 1 < first:
-            yield first - 1, _make_gap(db, tree, first - 1, count=first - 1 - newest)
+            yield _make_gap(row, tree, first - 1, count=first - 1 - newest)
             newest = first - 1
         try:
-            own = lines_of_tree(db, tree, load_batch(db, batch))
+            own = lines_of_tree(db, tree, batch)
         except LogDamaged:
             continue
-        for seq, line in own:
-            if seq > newest:
-                newest = seq
-                yield seq, line
-    found = load_tree(db, tree)
-    if found is not None and newest < found.last_seq:
-        last = found.last_seq
-        yield last, _make_gap(db, tree, last, count=last - newest)
+        for stored in own:
+            if stored.seq > newest:
+                newest = stored.seq
+                yield stored
+    if row is not None and newest < row.last_seq:
+        yield _make_gap(row, tree, row.last_seq, count=row.last_seq - newest)
 
 
-def _make_gap(db: apsw.Connection, tree: str, seq: int, *, count: int) -> bytes:
+def _make_gap(row: TreeRow | None, tree: str, seq: int, *, count: int) -> StoredLine:
     """Return the line that stands for the damaged events of a tree up to that number."""
-    found = load_tree(db, tree)
-    at = 0.0 if found is None else found.spawned_at
+    at = 0.0 if row is None else row.spawned_at
     gap = Gap(count, "the log is damaged here", code="damaged")
-    return encode_event(Event(seq=seq, tree=tree, run=0, path="/", agent="", at=at, body=gap))
+    return StoredLine(seq, encode_event(Event(seq=seq, tree=tree, run=0, path="/", agent="", at=at, body=gap)))
 
 
 def load_batch(db: apsw.Connection, row: int) -> bytes:
@@ -573,7 +562,21 @@ def load_batch(db: apsw.Connection, row: int) -> bytes:
         raise LogDamaged(describe_error(f"cannot read the log {db.filename}", error)) from None
     if found is None:
         raise LogDamaged(f"{db.filename} has lost a batch of events")
-    return check_seal(db, *found)
+    lines, seal = found
+    check_seal(db, seal_lines(lines), seal)
+    return bytes(lines)
+
+
+def lines_of_tree(db: apsw.Connection, tree: str, row: int) -> list[StoredLine]:
+    """Pick the lines of one tree out of a batch. Raises LogDamaged as `load_batch`."""
+    name, found = tree.encode(), []
+    for line in load_batch(db, row).split(b"\n"):
+        place = _PLACE.match(line)
+        if place is None:
+            raise LogDamaged(f"{db.filename} holds a line that is not an event")
+        if place[2] == name:
+            found.append(StoredLine(int(place[1]), make_line(line)))
+    return found
 
 
 def find_last_batch(db: apsw.Connection) -> int:
@@ -604,7 +607,7 @@ def recover_file(db: apsw.Connection) -> apsw.Connection:
     damaged index; it costs as much as the file is long."""
     recovered = apsw.Connection("")  # SQLite's name for a file of its own that it removes
     recovered.execute(_CREATE)
-    index = TreeIndex(lambda _: None, lambda _, __: None, keep=True)
+    index = TreeIndex()
     with recovered:
         for row in range(1, find_last_batch(db) + 1):
             try:
@@ -649,18 +652,3 @@ def check_pages(db: apsw.Connection) -> None:
     found = db.pragma("integrity_check", 1)
     if found != "ok":
         raise LogDamaged(f"the log {db.filename} is damaged: {' '.join(found.split())}")
-
-
-def lines_of_tree(db: apsw.Connection, tree: str, lines: bytes) -> list[tuple[int, bytes]]:
-    """Pick the lines of one tree out of a batch: number and line of each."""
-    name = tree.encode()
-    if b'"tree":"%b"' % name not in lines:
-        return []
-    found = []
-    for line in lines.split(b"\n"):
-        place = _PLACE.match(line)
-        if place is None:
-            raise LogDamaged(f"{db.filename} holds a line that is not an event")
-        if place[2] == name:
-            found.append((int(place[1]), make_line(line)))
-    return found

@@ -19,17 +19,18 @@ import logging
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable
-from contextlib import ExitStack, aclosing, suppress
+from collections.abc import Awaitable
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 import apsw
+from msgspec import structs
 
 from retinue.core.errors import LogError, LogLost, NotFound
-from retinue.core.events import Delta, Event, encode_stored_events
+from retinue.core.events import Event, encode_stored_events
 from retinue.log import locks, schema
-from retinue.log.feed import Feed
+from retinue.log.feed import Feed, WatchableLog
 from retinue.log.sqlite_reader import SqliteReader, read_events
 from retinue.log.tree_index import TreeRow
 
@@ -60,14 +61,15 @@ def lock_free_file(folder: Path) -> tuple[Path, int]:
         number += 1
 
 
-class SqliteLog(SqliteReader):
+class SqliteLog(SqliteReader, WatchableLog):
     """Made in the event loop whose tasks append to it; `close` writes what is left and lets the files go."""
 
     ahead = True
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._own = FileWriter(*lock_free_file(folder))
+        self._feeds = {}
+        self._own = FileWriter(*lock_free_file(folder), self._feeds)
         self._claimed: dict[str, FileWriter] = {}  # trees in files that are not the one for new trees
         self._claiming = asyncio.Lock()
 
@@ -90,37 +92,41 @@ class SqliteLog(SqliteReader):
         async with self._claiming:
             writer = next((writer for writer in self._writers() if writer.path == file), None)
             if writer is None:
-                writer = FileWriter(file, await locks.wait_for_lock(file))
-            if writer is not self._own:
+                writer = FileWriter(file, await locks.wait_for_lock(file), self._feeds)
+            if writer is not self._own and tree not in self._claimed:
                 self._claimed[tree] = writer
+                self._feeds.pop(tree, None)  # of a watcher that found nothing in the file for new trees
 
     async def flush(self) -> None:
         for writer in self._writers():
             await writer.flush()
-
-    def show(self, delta: Delta) -> None:
-        self._writer_of(delta.tree).show(delta)
-
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        return self._writer_of(tree).watch(tree, after=after, deltas=deltas)
 
     async def close(self) -> None:
         failed = [error for writer in self._writers() if (error := await writer.close()) is not None]
         if failed:
             raise failed[0]
 
-    def _writer_of(self, tree: str) -> FileWriter:
-        return self._claimed.get(tree, self._own)
+    def _make_feed(self, tree: str) -> Feed:
+        return self._claimed.get(tree, self._own).make_feed(tree)
+
+    async def _read_older(self, tree: str, after: int) -> list[Event]:
+        file = self._claimed.get(tree, self._own).path
+        return await asyncio.to_thread(read_events, file, tree, after=after, limit=READ_CHUNK)
 
     def _writers(self) -> list[FileWriter]:
         return list(dict.fromkeys((self._own, *self._claimed.values())))
 
 
-class FileWriter:
-    """The one writer of a log file: takes events in the event loop, commits them in a thread, and then shows them."""
+# The number of events to write of all that were ever appended, who waits for them, and whether they are the last.
+_Kick = tuple[int, list[asyncio.Future[None]], bool]
 
-    def __init__(self, path: Path, lock: int) -> None:
-        self.path, self._lock = path, lock
+
+class FileWriter:
+    """The one writer of a log file: takes events in the event loop, commits them in a thread, and then publishes them
+    to the `feeds` of trees that are watched."""
+
+    def __init__(self, path: Path, lock: int, feeds: dict[str, Feed]) -> None:
+        self.path, self._lock, self._feeds = path, lock, feeds
         with ExitStack() as undo:
             undo.callback(os.close, lock)
             self._db = schema.open_writer(path)
@@ -132,15 +138,13 @@ class FileWriter:
                 self._files = schema.identify_files(path)
                 self._reader = schema.open_reader(path)
                 self._journal_pages = 0
-                self._db.set_wal_hook(
-                    self._note_journal
-                )  # instead of SQLite's own, which works before a commit returns
+                # Instead of SQLite's own, which works before a commit returns.
+                self._db.set_wal_hook(self._note_journal)
             except apsw.Error as error:
                 raise LogError(schema.describe_error(f"cannot open the log {path}", error, self._db)) from None
             undo.pop_all()
         locks.sign_lock(lock, self._first_batch)
         self._loop = asyncio.get_running_loop()
-        self._feeds: dict[str, Feed] = {}
         self._pending: list[Event] = []
         self._appended = self._kicked_for = self._written = 0  # so many events, since this writer was made
         self._index = schema.continue_index(self._db)
@@ -151,8 +155,7 @@ class FileWriter:
         self._waiters: list[asyncio.Future[None]] = []
         self._linger: asyncio.TimerHandle | None = None
         self._hurries = False
-        self._kicks: deque[tuple[int, list[asyncio.Future[None]]]] = deque()
-        self._kicked = threading.Event()
+        self._kicks: SimpleQueue[_Kick] = SimpleQueue()
         self._closing = False
         self._error: LogError | None = None
         self._closed = asyncio.Event()
@@ -171,7 +174,7 @@ class FileWriter:
         self._appended += 1
         if not wait:
             if self._linger is None:
-                self._kick_later()
+                self._linger = self._loop.call_later(LINGER, self._kick)
             return None
         waiter = self._loop.create_future()
         self._waiters.append(waiter)
@@ -186,31 +189,8 @@ class FileWriter:
             waiter = self._loop.create_future()
             self._waiters.append(waiter)
             if self._linger is None:  # also if a batch is being written: it may have left before this waiter came
-                self._kick_later()
+                self._linger = self._loop.call_later(LINGER, self._kick)
             await waiter
-
-    def show(self, delta: Delta) -> None:
-        """Show a delta to those who watch its tree now."""
-        feed = self._feeds.get(delta.tree)
-        if feed is not None:
-            feed.show(delta)
-
-    async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        """Yield the events of a tree of this file; see `Log.watch`."""
-
-        def read_older(seq: int) -> Awaitable[list[Event]]:
-            return asyncio.to_thread(read_events, self.path, tree, after=seq, limit=READ_CHUNK)
-
-        feed = self._feeds.get(tree)
-        if feed is None:
-            feed = self._feeds[tree] = self._make_feed(tree)
-        try:
-            async with aclosing(feed.watch(after=after, deltas=deltas, read_older=read_older)) as items:
-                async for item in items:
-                    yield item
-        finally:
-            if not feed.watchers:  # the next watcher reads all of it from the file
-                self._feeds.pop(tree, None)
 
     async def close(self) -> LogError | None:
         """Write what is left and let the file go; return the error if events are lost."""
@@ -226,9 +206,9 @@ class FileWriter:
         lost = LogLost if isinstance(self._error, LogLost) else LogError
         return lost(f"{self._error}; {len(self._pending)} events are lost")
 
-    def _make_feed(self, tree: str) -> Feed:
-        """Make the feed of a tree that nobody watches yet: all of it is read from the file. A tree that a process now
-        gone left without an ending gets none any more, unless this process goes on with it.
+    def make_feed(self, tree: str) -> Feed:
+        """Make the feed of a tree that nobody watches yet. A tree that a process now gone left without an ending gets
+        none any more, unless this process goes on with it.
 
         Blocks for a look-up: an event that is committed between reading and watching must not be missed."""
         if self._closing:
@@ -238,23 +218,16 @@ class FileWriter:
         unindexed = [event for _, batch in list(self._unindexed) for event in batch if event.tree == tree]
         row = schema.load_tree(self._reader, tree) or (TreeRow.begin(unindexed[0]) if unindexed else None)
         if row is None:
-            return Feed()
-        newer = [event for event in unindexed if event.seq > row.last_seq]
-        feed = Feed(first=1 + (newer[-1].seq if newer else row.last_seq))
-        feed.root, feed.ended = row.root, row.ended
-        for event in newer:
-            feed.follow_root(event)
-        if (unindexed or row.last_batch >= self._first_batch) and not feed.ended:
-            return feed
-        if feed.ended:
-            for coming in pending:  # a run that continues a finished tree, and is not yet on disk
-                feed.follow_root(coming)
-        elif not pending:
-            feed.ended = True
+            return Feed(TreeRow(tree, 0.0))
+        if not (pending or unindexed or row.last_batch >= self._first_batch):
+            row = structs.replace(row, ended=True)
+        feed = Feed(row)
+        for event in unindexed:
+            if event.seq > row.last_seq:
+                feed.publish(event)
+        for coming in pending if row.ended else ():  # a run that continues a finished tree, and is not yet on disk
+            row.apply(coming)
         return feed
-
-    def _kick_later(self) -> None:
-        self._linger = self._loop.call_later(LINGER, self._kick)
 
     def _kick(self) -> None:
         """Have the writer thread write what was appended up to now, and tell those who wait for it."""
@@ -264,19 +237,18 @@ class FileWriter:
             self._linger = None
         waiters, self._waiters = self._waiters, []
         self._kicked_for = self._appended
-        self._kicks.append((self._appended, waiters))
-        self._kicked.set()
+        self._kicks.put((self._appended, waiters, self._closing))
 
     # The methods up to `_settle` run in the writer thread.
 
     def _write_batches(self) -> None:
         while True:
-            if not self._kicked.wait(self._seconds_to_index()):
+            kicks = self._take_kicks()
+            if not kicks:
                 self._write_index()
                 continue
-            self._kicked.clear()
-            closing = self._closing
-            appended, waiters = self._take_kicks()
+            appended, _, is_last = kicks[-1]
+            waiters = [waiter for _, waiting, _ in kicks for waiter in waiting]
             batch = self._pending[: appended - self._written]
             if batch and not isinstance(self._error, LogLost):
                 self._error = self._write(batch)
@@ -286,7 +258,7 @@ class FileWriter:
                 self._written += len(batch)
             with suppress(RuntimeError):  # the loop is gone; what is written is written
                 self._loop.call_soon_threadsafe(self._settle, batch if error is None else [], waiters, error)
-            if closing or self._loop.is_closed():
+            if is_last or self._loop.is_closed():
                 break
             is_much = self._unindexed_bytes >= INDEX_BYTES and not self._index_failed
             if is_much or (self._unindexed and time.monotonic() >= self._index_due):
@@ -302,13 +274,15 @@ class FileWriter:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._closed.set)
 
-    def _take_kicks(self) -> tuple[int, list[asyncio.Future[None]]]:
-        """Return how many events are to be written, of all that were ever appended, and who waits for them."""
-        appended, waiters = self._written, []
-        while self._kicks:
-            appended, more = self._kicks.popleft()
-            waiters += more
-        return appended, waiters
+    def _take_kicks(self) -> list[_Kick]:
+        """Wait for kicks and return all that have come; none when it is time to write the index."""
+        try:
+            kicks = [self._kicks.get(timeout=self._seconds_to_index())]
+        except Empty:
+            return []
+        while not self._kicks.empty():
+            kicks.append(self._kicks.get())
+        return kicks
 
     def _write(self, batch: list[Event]) -> LogError | None:
         lines = encode_stored_events(batch)
@@ -341,8 +315,7 @@ class FileWriter:
             for batch, events in self._unindexed[self._folded :]:
                 self._index.apply(events, batch)
                 self._folded += 1
-            changes = self._index.list_changes()
-            schema.index_batches(self._db, epoch=self._epoch, batch=self._next_batch - 1, changes=changes)
+            schema.index_batches(self._db, epoch=self._epoch, batch=self._next_batch - 1, index=self._index)
         except Exception as error:  # noqa: BLE001 - as above
             failure = self._describe_failure("cannot write the index of the log", error)
             if isinstance(failure, LogLost):  # the index is the other writer's now; this one's events are on disk
@@ -353,7 +326,6 @@ class FileWriter:
                 self._index_failed = True
                 _LOG.warning("%s", failure)
             return
-        self._index.settle()
         self._unindexed = []
         self._unindexed_bytes = self._folded = 0
         self._index_failed = False

@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from itertools import islice
@@ -116,24 +116,17 @@ class SqliteReader:
         only: Unfinished | None = None,
         reported: bool = True,
     ) -> list[StoredTree]:
+        ask = partial(_list_trees_of, on_problem=on_problem, latest=latest, only=only, reported=reported)
         found: list[StoredTree] = []
-        for file in self.list_files():
-            try:
-                there = _list_trees_of(file, on_problem, latest=latest, only=only, reported=reported)
-                found += there[::-1]
-                self._files |= {stored.tree: file for stored in there}
-            except LogError as error:
-                if locks.read_holder(file) is None:  # else it is being created this moment
-                    on_problem(error)
+        for file, there in self._ask_files(ask, on_problem):
+            found += there[::-1]
+            self._files |= {stored.tree: file for stored in there}
         return sorted(found, key=lambda stored: stored.spawned_at)[::-1][:latest]
 
     @make_awaitable
     def count_trees(self, *, reported: bool = True) -> int:
-        count = 0
-        for file in self.list_files():
-            with suppress(LogError):  # `list_trees` tells of it
-                count += query_file(file, lambda db: schema.count_trees(db, reported=reported))
-        return count
+        ask = partial(query_file, query=partial(schema.count_trees, reported=reported))
+        return sum(count for _, count in self._ask_files(ask, ignore_problem))  # `list_trees` tells of problems
 
     @make_awaitable
     def read_status(self, tree: str) -> StoredTree:
@@ -145,15 +138,11 @@ class SqliteReader:
 
     @make_awaitable
     def read_runs(self, trees: Sequence[str], on_problem: OnProblem = ignore_problem) -> list[StoredRun]:
-        by_file: dict[Path, list[str]] = {}
-        for tree in trees:
-            file = self.find_file(tree)
-            if file is not None:
-                by_file.setdefault(file, []).append(tree)
         found: list[StoredRun] = []
-        for file, names in by_file.items():
+        for file, names in self._group_by_file(trees).items():
             try:
-                found += query_file(file, partial(_list_runs, trees=names), on_problem, trees=names)
+                query = partial(schema.read_runs, trees=names)
+                found += query_file(file, query, on_problem, trees=names)
             except LogError as error:
                 on_problem(error)
         places = {tree: place for place, tree in enumerate(trees)}
@@ -161,14 +150,11 @@ class SqliteReader:
 
     @make_awaitable
     def find_runs(self, name: str, on_problem: OnProblem = ignore_problem) -> list[StoredRun]:
-        found: list[list[StoredRun]] = []
-        for file in self.list_files() if is_text(name) else ():
-            try:
-                found.append(query_file(file, lambda db: list(schema.find_runs(db, name)), on_problem))
-            except LogError as error:
-                if locks.read_holder(file) is None:
-                    on_problem(error)
-        return list(heapq.merge(*found, key=lambda run: -run.first.at)) if len(found) > 1 else found[0] if found else []
+        if not is_text(name):
+            return []
+        ask = partial(query_file, query=partial(schema.find_runs, name=name), on_problem=on_problem)
+        found = [runs for _, runs in self._ask_files(ask, on_problem)]
+        return list(heapq.merge(*found, key=lambda run: -run.first.at))
 
     @make_awaitable
     def read(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
@@ -178,21 +164,14 @@ class SqliteReader:
     @make_awaitable
     def read_lines(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[StoredLine]:
         file = self.find_file(tree)
-        if file is None:
-            return []
-        return [StoredLine(seq, line) for seq, line in _read_tree(file, tree, after=after, limit=limit)]
+        return [] if file is None else _read_tree(file, tree, after=after, limit=limit)
 
     @make_awaitable
     def remove_trees(
         self, trees: Mapping[str, int], *, discard: Callable[[str], bool], dry_run: bool = False
     ) -> Removal:
         removal = Removal()
-        by_file: dict[Path, list[str]] = {}
-        for tree in trees:
-            file = self.find_file(tree)
-            if file is not None:
-                by_file.setdefault(file, []).append(tree)
-        for file, names in by_file.items():
+        for file, names in self._group_by_file(trees).items():
             try:
                 lock = locks.try_lock(file)
                 if lock is None:
@@ -232,9 +211,25 @@ class SqliteReader:
             return f"{count}, the newest of them whole ({left} batches of older events were not checked)"
         return f"{count}, all of them whole, version {schema.VERSION}"
 
+    def _ask_files(self, ask: Callable[[Path], T], on_problem: OnProblem) -> Iterator[tuple[Path, T]]:
+        """Yield each file with its answer. `on_problem` is told of one that cannot be read."""
+        for file in self.list_files():
+            try:
+                answer = ask(file)
+            except LogError as error:
+                if locks.read_holder(file) is None:  # else it is being created this moment
+                    on_problem(error)
+            else:
+                yield file, answer
 
-def _list_runs(db: apsw.Connection, trees: list[str]) -> list[StoredRun]:
-    return list(schema.read_runs(db, trees))
+    def _group_by_file(self, trees: Iterable[str]) -> dict[Path, list[str]]:
+        """Return the files that trees are in, each with its trees."""
+        found: dict[Path, list[str]] = {}
+        for tree in trees:
+            file = self.find_file(tree)
+            if file is not None:
+                found.setdefault(file, []).append(tree)
+        return found
 
 
 def _check_file(db: apsw.Connection, ends: float) -> int:
@@ -266,10 +261,10 @@ def _check_file(db: apsw.Connection, ends: float) -> int:
 
 def read_events(file: Path, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
     """Read events of a tree from its file."""
-    return [decode_line(line, file) for _, line in _read_tree(file, tree, after=after, limit=limit)]
+    return [decode_line(stored.line, file) for stored in _read_tree(file, tree, after=after, limit=limit)]
 
 
-def _read_tree(file: Path, tree: str, *, after: int, limit: int | None) -> list[tuple[int, bytes]]:
+def _read_tree(file: Path, tree: str, *, after: int, limit: int | None) -> list[StoredLine]:
     return query_file(file, lambda db: list(islice(schema.read_tree(db, tree, after=after), limit)), trees=[tree])
 
 
@@ -336,23 +331,20 @@ def _list_trees_of(
     file: Path, on_problem: OnProblem, *, latest: int | None, only: Unfinished | None, reported: bool
 ) -> list[StoredTree]:
     """List trees of a file. Files are used again: a held lock alone does not make its holder the writer of a tree."""
-    holder = locks.read_holder(file)
-    first_batch = _NEVER if holder is None else holder.first_batch
-
-    def list_rows(db: apsw.Connection) -> list[TreeRow]:
-        return schema.list_trees(db, latest=latest, only=only, reported=reported, first_batch=first_batch)
-
-    rows = query_file(file, list_rows, on_problem)
-    return [row.describe(holder.pid if holder is not None and row.last_batch >= first_batch else None) for row in rows]
+    holder = locks.read_holder(file) or locks.Holder(0, _NEVER)
+    query = partial(schema.list_trees, latest=latest, only=only, reported=reported, first_batch=holder.first_batch)
+    return [_describe_tree(row, holder) for row in query_file(file, query, on_problem)]
 
 
 def _load_status(file: Path, tree: str) -> StoredTree | None:
     """Return how a tree of the file stands; None if there is none."""
-    holder = locks.read_holder(file)
-    row = query_file(file, lambda db: schema.load_tree(db, tree), trees=[tree])
-    if row is None:
-        return None
-    return row.describe(holder.pid if holder is not None and row.last_batch >= holder.first_batch else None)
+    holder = locks.read_holder(file) or locks.Holder(0, _NEVER)
+    row = query_file(file, partial(schema.load_tree, tree=tree), trees=[tree])
+    return None if row is None else _describe_tree(row, holder)
+
+
+def _describe_tree(row: TreeRow, holder: locks.Holder) -> StoredTree:
+    return row.describe(holder.pid if row.last_batch >= holder.first_batch else None)
 
 
 def _list_batches(file: Path, since: float) -> Sequence[int]:

@@ -38,13 +38,9 @@ def describe_call(name: str, args: dict[str, Any]) -> str:
     for key in _CONTEXT_ARGS.get(name, ()):
         value = args.get(key)
         if isinstance(value, str):
-            return (
-                shorten_text(value, 60, 57)
-                if key == "command"
-                else _describe_program(value)
-                if key == "code"
-                else value
-            )
+            if key == "code":
+                return _describe_program(value)
+            return shorten_text(value, 60, 57) if key == "command" else value
     return ""
 
 
@@ -65,11 +61,6 @@ def split_lines(text: str) -> list[str]:
     return [*lines, rest] if rest else lines
 
 
-def _count_lines(text: str) -> int:
-    """Count the lines of `split_lines`, without making them."""
-    return 1 if "\n" not in text else text.count("\n") + (not text.endswith("\n"))
-
-
 def summarize_result(name: str, text: str, success: bool, spoken: bool = False) -> str:
     """Summarize the result of a call: a count, a fixed word, or the first line of an error. A program reads `1 lines`,
     a person (`spoken`) `1 line`."""
@@ -77,7 +68,7 @@ def summarize_result(name: str, text: str, success: bool, spoken: bool = False) 
         return shorten_text(split_lines(text)[0] if text else "Error", 50, 47)
     if name in _FIXED:
         return _FIXED[name]
-    count = _count_lines(text) if text else 0
+    count = text.count("\n") + (not text.endswith("\n")) if text else 0  # of `split_lines`, without making them
     if not count and name not in _COUNTED:
         return "done"
     if count == 1 and name in ("bash", "shell"):

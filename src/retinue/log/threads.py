@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from retinue.core.approvals import Allow, Decision, Deny
 from retinue.core.errors import LogDamaged, LogError
@@ -75,14 +75,12 @@ def extend_reply(reply: Reply, body: Body | Unknown, *, strict: bool = True) -> 
         case ToolCall(host=False):
             return structs.replace(reply, calls=(*reply.calls, Call(body.call_id, body.name, body.args)))
         case ToolResult() if reply.natives:
-            return structs.replace(reply, natives=tuple(_add_result(native, body) for native in reply.natives))
+            result = {"result": body.text, "success": body.success, "content": body.content, "origin": body.origin}
+            natives = tuple(
+                structs.replace(native, **result) if native.id == body.call_id else native for native in reply.natives
+            )
+            return structs.replace(reply, natives=natives)
     return reply
-
-
-def _add_result(native: Native, body: ToolResult) -> Native:
-    if native.id != body.call_id:
-        return native
-    return structs.replace(native, result=body.text, success=body.success, content=body.content, origin=body.origin)
 
 
 def _read_whole_text(text: str, file: str, *, strict: bool) -> str:
@@ -238,19 +236,18 @@ def fold_earlier_turns(histories: Histories, tree: str, spawned: RunSpawned) -> 
     return turns
 
 
-class OpenCall:
+class OpenCall(Struct):
     """A tool call that has no result. `asked`: a person was asked. `decision`: what was answered, of the tool
     with this `seal`. `started`: the answer has taken effect, so the tool may have run."""
 
-    def __init__(self, body: ToolCall) -> None:
-        self.call_id = body.call_id
-        self.name = body.name
-        self.tier = body.tier
-        self.host = body.host
-        self.asked = False
-        self.started = False
-        self.decision: Decision | None = None
-        self.seal = ""
+    call_id: str
+    name: str
+    tier: str
+    host: bool
+    asked: bool = False
+    started: bool = False
+    decision: Decision | None = None
+    seal: str = ""
 
     def may_have_run(self) -> bool:
         """Return whether nobody knows if it ran. A call that a person was asked about did not run before the answer
@@ -260,18 +257,17 @@ class OpenCall:
         return self.started or not self.asked
 
 
-class InterruptedRun:
-    """One run as its process left it. `told` are the children whose ending it has been told of."""
+class InterruptedRun(Struct, eq=False):
+    """One run as its process left it. `tools` says which tool a call was of; `told` are the children whose ending it
+    has been told of."""
 
-    def __init__(self, before: Sequence[Turn]) -> None:
-        self.thread = Thread(before)
-        self.started = False
-        self.seconds = 0.0
-        self.set_up = False
-        self.open: dict[str, OpenCall] = {}
-        self.call_ids: set[str] = set()
-        self.tools: dict[str, str] = {}  # which tool a call was of
-        self.told: set[int] = set()
+    thread: Thread
+    started: bool = False
+    seconds: float = 0.0
+    set_up: bool = False
+    open: dict[str, OpenCall] = {}
+    tools: dict[str, str] = {}
+    told: set[int] = set()
 
     def apply(self, event: Event) -> None:
         body = event.body
@@ -283,8 +279,7 @@ class InterruptedRun:
                 for call in self.open.values():  # what was not answered is asked again, under another name
                     call.asked = call.asked and call.decision is not None
             case ToolCall(call_id=call_id, name=name):
-                self.open[call_id] = OpenCall(body)
-                self.call_ids.add(call_id)
+                self.open[call_id] = OpenCall(call_id, name, body.tier, body.host)
                 self.tools[call_id] = name
             case ToolResult(call_id=call_id):
                 if call_id in self.open:
@@ -312,7 +307,7 @@ def fold_interrupted_runs(
     for event in events:
         clocks.apply(event)
         if isinstance(event.body, RunSpawned):
-            runs[event.run] = InterruptedRun(before.get(event.run, ()))
+            runs[event.run] = InterruptedRun(Thread(before.get(event.run, ())))
         if event.run in runs:
             runs[event.run].apply(event)
     for run, seconds in clocks.measure_seconds().items():
@@ -333,16 +328,15 @@ def find_standing_answers(events: Iterable[Event]) -> Iterable[tuple[int, Approv
 _NEXT_MESSAGE = "the next message"
 
 
-class _Clock:
+class _Clock(Struct, eq=False):
     """The time that a run has been at work. It stands still while a question of the run, or of one below it, is
     open; the next message of a conversation counts as one."""
 
-    def __init__(self, parent: _Clock | None) -> None:
-        self.parent = parent
-        self.used = 0.0
-        self.since: float | None = None
-        self.started = False
-        self.questions: set[str] = set()
+    parent: _Clock | None
+    used: float = 0.0
+    since: float | None = None
+    started: bool = False
+    questions: set[str] = set()
 
     def stop(self, at: float) -> None:
         if self.since is not None:

@@ -27,20 +27,11 @@ from retinue.core.events import (
 )
 from retinue.log.blocks import make_team_spans
 
-_TOLD = frozenset(
-    {
-        RunSpawned, Thinking, Message, ToolCall, ToolResult, Inbox, Warned, RunEnded,
-        AnswerGiven, VoteCast, MemberLost, TeamDecided,
-    }
-)  # fmt: skip
-
 
 def format_transcript(events: Iterable[Event]) -> str:
     """Format the events of a run in order: task, thoughts, messages, calls. Texts of others are quoted or fenced."""
     parts: list[str] = []
     for event in events:
-        if type(event.body) not in _TOLD:
-            continue
         match event.body:
             case RunSpawned(label=label, task=task):
                 parts.append(f"# {event.agent} [{label}]\n\n{event.path} in tree {event.tree}\n\n## Task\n\n{task}")

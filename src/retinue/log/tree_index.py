@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from retinue.core.events import Event, RunEnded, RunResumed, RunSpawned
 from retinue.core.ports import StoredRun, StoredTree
-from retinue.log.runs import Runs, RunView, make_view, strip_spawned
+from retinue.log.runs import RunView, make_view
 
 
 class TreeRow(Struct, eq=False, gc=False):
@@ -88,10 +88,10 @@ LoadRun = Callable[[str, int], StoredRun | None]
 
 class TreeIndex:
     """The rows of the trees that one writer writes. Holds what has not ended; `load_tree` and `load_run` read the rows
-    of a tree that goes on, unless all are kept (`keep`)."""
+    of a tree that goes on. Without them it holds all: there are no other rows."""
 
-    def __init__(self, load_tree: LoadTree, load_run: LoadRun, *, keep: bool = False) -> None:
-        self._load_tree, self._load_run, self._keep = load_tree, load_run, keep
+    def __init__(self, load_tree: LoadTree | None = None, load_run: LoadRun | None = None) -> None:
+        self._load_tree, self._load_run = load_tree, load_run
         self._trees: dict[str, _Tree] = {}
         self._changed: dict[str, None] = {}
         self._places: list[tuple[str, int, int]] = []
@@ -101,7 +101,8 @@ class TreeIndex:
         for event in events:
             tree = self._trees.get(event.tree)
             if tree is None:
-                tree = self._trees[event.tree] = _Tree(self._load_tree(event.tree) or TreeRow.begin(event))
+                row = None if self._load_tree is None else self._load_tree(event.tree)
+                tree = self._trees[event.tree] = _Tree(row or TreeRow.begin(event))
             if event.seq <= tree.row.last_seq:
                 continue
             if tree.row.last_batch != batch:
@@ -133,14 +134,15 @@ class TreeIndex:
 
     def settle(self) -> None:
         """Forget the changes, which are written now, and the trees and runs that have ended."""
+        keeps_all = self._load_tree is None
         for name in self._changed:
             tree = self._trees[name]
             for number in tree.changed:
-                if tree.runs[number][1].ended is not None and not self._keep:
+                if tree.runs[number][1].ended is not None and not keeps_all:
                     del tree.runs[number]
             tree.changed.clear()
             tree.spawned.clear()
-            if tree.row.ended and not self._keep:
+            if tree.row.ended and not keeps_all:
                 del self._trees[name]
         self._changed.clear()
         self._places = []
@@ -149,12 +151,12 @@ class TreeIndex:
         """Return the run of an event that is not held: a new one, or one that is stored. Events of others change
         nothing."""
         if isinstance(event.body, RunSpawned):
-            first = strip_spawned(event)
-            assert isinstance(first.body, RunSpawned)
-            known = first, RunView(event.run, event.path, event.agent, event.at, first.body, keeps_texts=False)
+            body = structs.replace(event.body, profile={}, tools=[])  # which no list shows
+            first = structs.replace(event, body=body)
+            known = first, RunView(event.run, event.path, event.agent, event.at, body, keeps_texts=False)
             tree.spawned[event.run] = None
         else:
-            stored = self._load_run(event.tree, event.run)
+            stored = None if self._load_run is None else self._load_run(event.tree, event.run)
             if stored is None:
                 return None
             known = stored.first, make_view(stored, keeps_texts=False)
@@ -164,17 +166,11 @@ class TreeIndex:
 
 def summarize_runs(events: Sequence[Event]) -> list[StoredRun]:
     """Return the runs of a tree from its events, as the index has them."""
-    if not events:
-        return []
-    runs, firsts = Runs.of(events[0].tree, events), dict[int, Event]()
-    for event in events:
-        if isinstance(event.body, RunSpawned):
-            firsts.setdefault(event.run, event)
-    is_reported = TreeRow.begin(events[0]).reported != ""
-    return [
-        StoredRun(first=strip_spawned(firsts[number]), tally=view.make_tally(), is_reported=is_reported)
-        for number, view in runs.runs.items()
-    ]
+    index = TreeIndex()
+    index.apply(events, 1)
+    changes = index.list_changes()
+    is_reported = any(row.reported for row in changes.trees)
+    return [structs.replace(run, is_reported=is_reported) for run in changes.tallied]
 
 
 def list_names(run: StoredRun) -> list[str]:

@@ -414,7 +414,7 @@ class TreeRestorer:
         if is_driven_remotely(run):
             return self._restore_remote(tree, run)
         known, parts = self._known[run.ref.run], self._parts
-        run.restore_call_ids(known.call_ids)
+        run.restore_call_ids(set(known.tools))
         run.folders.resume_spilling()
         history, outcomes = known.thread.past(known.seconds), {}
         for call in list(known.open.values()):

@@ -26,6 +26,7 @@ from queue import SimpleQueue
 from typing import Any
 from urllib.parse import quote, unquote
 
+from msgspec import Struct
 from opentelemetry.baggage import get_all as get_all_baggage
 from opentelemetry.context import Context
 from opentelemetry.metrics import MeterProvider
@@ -191,10 +192,9 @@ class ObservedLog(ForwardingLog):
 
     async def _drain_queue(self) -> None:
         """Wait until the thread has worked off the queue."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        self._queue.put(lambda: _resolve_in_loop(loop, done))
-        await done
+        set_done, done = _make_signal()
+        self._queue.put(set_done)
+        await done.wait()
 
     def _run_queue(self) -> None:
         while (work := self._queue.get()) is not None:
@@ -206,28 +206,28 @@ class ObservedLog(ForwardingLog):
 
 async def _run_in_thread(work: Callable[[], object]) -> None:
     """Run work in a thread, as `asyncio.to_thread` does, but one that the end of the program does not wait for."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
+    set_done, done = _make_signal()
 
     def run() -> None:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - the boundary to somebody else's exporters
             _LOG.warning("telemetry was not sent: %s: %s", type(error).__name__, error)
-        _resolve_in_loop(loop, done)
+        set_done()
 
     threading.Thread(target=run, name="retinue-telemetry-end", daemon=True).start()
-    await done
+    await done.wait()
 
 
-def _resolve_in_loop(loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> None:
-    with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
-        loop.call_soon_threadsafe(_resolve, done)
+def _make_signal() -> tuple[Callable[[], None], asyncio.Event]:
+    """Return an event of this loop, and a function that sets it from another thread."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
 
+    def set_done() -> None:
+        with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+            loop.call_soon_threadsafe(done.set)
 
-def _resolve(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_result(None)
+    return set_done, done
 
 
 # Events in, spans and metrics out
@@ -258,32 +258,27 @@ class MintedIds:
 IDS = MintedIds()
 
 
-class _Run:
+class _Run(Struct, eq=False):
     """The open spans and the totals of one run."""
 
-    __slots__ = ("asked", "chat", "model", "provider", "span", "spawned", "tools", "turn", "turns", "usage")
-
-    def __init__(self, spawned: RunSpawned, span: Span) -> None:
-        self.spawned = spawned
-        self.span = span
-        self.provider, self.model = split_model_name(spawned.model)
-        self.chat: Span | None = None
-        self.asked: SpanContext | None = None
-        self.tools: dict[str, Span] = {}
-        self.turn: int | None = None
-        self.turns = 0
-        self.usage = NO_USAGE
+    spawned: RunSpawned
+    span: Span
+    provider: str
+    model: str
+    chat: Span | None = None
+    asked: SpanContext | None = None
+    tools: dict[str, Span] = {}
+    turn: int | None = None
+    turns: int = 0
+    usage: Usage = NO_USAGE
 
 
-class _Tree:
+class _Tree(Struct, eq=False):
     """The open runs of one tree, and the spans of ended ones: a continued run may have such a parent."""
 
-    __slots__ = ("baggage", "over", "runs")
-
-    def __init__(self) -> None:
-        self.baggage: dict[str, str] = {}
-        self.runs: dict[int, _Run] = {}
-        self.over: dict[int, SpanContext] = {}
+    baggage: dict[str, str] = {}
+    runs: dict[int, _Run] = {}
+    over: dict[int, SpanContext] = {}
 
 
 class Recorder:
@@ -342,8 +337,7 @@ class Recorder:
                 if call.tier != "provider":  # such a one ran inside the model call
                     self._end_chat(run, news=news)
                 kind = "extension" if call.tier == "provider" else "function"
-                attributes = {TOOL: call.name, TOOL_CALL: call.call_id, TOOL_TYPE: kind}
-                attributes[OPERATION] = EXECUTE_TOOL
+                attributes = {OPERATION: EXECUTE_TOOL, TOOL: call.name, TOOL_CALL: call.call_id, TOOL_TYPE: kind}
                 above = run.tools.get(call.within, run.span)
                 run.tools[call.call_id] = self._start_span(
                     f"{EXECUTE_TOOL} {call.name}", event, run, attributes, above=above
@@ -357,8 +351,6 @@ class Recorder:
                 run.tools[call_id].add_event("retinue.approval.decided", decided, _nanoseconds(event))
             case TurnEnded():
                 self._end_chat(run, news=news)
-            case _:
-                pass
 
     def _start_run(self, event: Event, body: RunSpawned, tree: _Tree) -> _Run:
         parent = None if body.parent is None else tree.runs.get(body.parent)
@@ -390,7 +382,7 @@ class Recorder:
             f"{INVOKE_AGENT} {event.agent}", _make_context(above), SpanKind.INTERNAL, attributes, links,
             _nanoseconds(event),
         )  # fmt: skip
-        return _Run(body, span)
+        return _Run(body, span, provider, model)
 
     def _start_span(
         self, name: str, event: Event, run: _Run, attributes: dict[str, Any], *, above: Span | None = None
@@ -446,12 +438,7 @@ def _is_delegated(spawned: RunSpawned) -> bool:
 
 
 def _run_attributes(event: Event) -> dict[str, Any]:
-    return {
-        CONVERSATION: event.tree,
-        AGENT: event.agent,
-        RUN: event.run,
-        PATH: event.path,
-    }
+    return {CONVERSATION: event.tree, AGENT: event.agent, RUN: event.run, PATH: event.path}
 
 
 def _token_attributes(usage: Usage) -> dict[str, Any]:

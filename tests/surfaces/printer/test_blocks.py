@@ -141,7 +141,7 @@ def test_a_child_s_life_is_told_in_lines() -> None:
     blocks, facts = started()
     task = "\n  look " + "very " * 30 + "closely\nand more"
     spawned = blocks.apply(facts.spawn(ANNA, "first", task=task, queued=True))
-    assert spawned is not None and spawned.line and not spawned.primary
+    assert spawned is not None and spawned.line and spawned.label == "first"
     assert spawned.header.startswith("○ anna [first] spawned (queued): look very very")
     assert len(spawned.header.partition(": ")[2]) == 80
     for body in (TurnStarted(3), CALL, UsageReported("m", Usage(100, 20))):
@@ -151,7 +151,7 @@ def test_a_child_s_life_is_told_in_lines() -> None:
     assert ended.header == "● anna [first] done (3 turns, 1 tool, 120 tokens, 0.4s)"
     blocks.apply(facts.spawn(BERT, "other"))
     failed = blocks.apply(facts.end(BERT, "failed", "it\nbroke"))
-    assert failed is not None and not failed.success
+    assert failed is not None and ("bad", "failed") in failed.spans
     assert failed.header == "● bert [other] failed (0 turns, 0 tools, 0 tokens, 0.4s): it broke"
 
 
