@@ -193,7 +193,9 @@ def make_parser(*chosen: str) -> tuple[Parser, dict[str, Parser]]:
         default=[],
         help="run as if started in DIR; stands before COMMAND, and paths in other options are then relative to DIR",
     )
-    commands = top.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
+    commands = top.add_subparsers(
+        title="commands", prog=top.prog, dest="command", metavar="COMMAND", parser_class=Parser
+    )
     made = {name: commands.add_parser(name, help=text) for name, text in COMMANDS.items()}
     for name in chosen:
         load_function(name, "configure")(made[name])
@@ -214,7 +216,7 @@ def add_actions(
     """Add the actions of a command, such as `serve`: each with a word about it, the function that adds its options, and
     the one that executes it, whose docstring is its help. The arguments have that one as `execute_action`."""
     chosen = parser.add_subparsers(
-        title="actions", dest="action", metavar="ACTION", required=True, parser_class=type(parser)
+        title="actions", prog=parser.prog, dest="action", metavar="ACTION", required=True, parser_class=type(parser)
     )
     for name, (about, configure, execute) in actions.items():
         action = chosen.add_parser(name, help=about)
@@ -257,22 +259,21 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_command(argv: list[str]) -> int:
-    if _is_conversation(argv):
-        return _hold_conversation(argv)
-    chosen = _find_command(argv)
-    if chosen is not None and chosen not in COMMANDS:
-        complain(explain_unknown_command(chosen, COMMANDS))
+    is_talk = _is_conversation(argv)
+    chosen = "talk" if is_talk else _find_command(argv)
+    if chosen is not None and chosen not in COMMANDS and not is_talk:
+        complain(explain_unknown_command(chosen))
         return USAGE
     show_start_line(chosen, argv)
     try:
-        top, _ = make_parser(*([chosen] if chosen else []))
-        args = top.parse_all(argv)
+        parser = _make_talk_parser() if is_talk else make_parser(*([chosen] if chosen else []))[0]
+        args = parser.parse_all(argv)
     except SystemExit as done:  # argparse's way to say that all is said
         sys.stdout.flush()
         return int(done.code or 0)
     _change_folder(args.folders)
     if chosen is None:
-        top.print_help(sys.stderr)
+        parser.print_help(sys.stderr)
         return USAGE
     code: int = load_function(chosen, "execute")(args)
     return code
@@ -290,18 +291,12 @@ def _is_conversation(argv: list[str]) -> bool:
     return can_draw()
 
 
-def _hold_conversation(argv: list[str]) -> int:
-    show_start_line("talk", argv)
+def _make_talk_parser() -> Parser:
+    """Return the parser of `retinue` without a command."""
     parser = Parser(prog="retinue")
     parser.add_argument("-C", dest="folders", metavar="DIR", action="append", default=[])
     load_function("talk", "configure")(parser)
-    try:
-        args = parser.parse_all(argv)
-    except SystemExit as done:
-        return int(done.code or 0)
-    _change_folder(args.folders)
-    code: int = load_function("talk", "execute")(args)
-    return code
+    return parser
 
 
 def _find_command(argv: list[str]) -> str | None:
@@ -496,27 +491,27 @@ def _wrap_line(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-def explain_unknown_command(word: str, commands: Mapping[str, str]) -> str:
+def explain_unknown_command(word: str) -> str:
     """Say that there is no such command, and which one is meant if that is known."""
     text = f"there is no command '{word}'"
-    meant = _find_meant(word, commands)
+    meant = _find_meant(word)
     if meant is None:
         return f"{text} (see `retinue --help`)"
     if not meant:
         return f"{text}; use `retinue` without a command to talk to an agent"
-    about = commands.get(meant.split()[0], "")
+    about = COMMANDS.get(meant.split()[0], "")
     return f"{text}; use `retinue {meant}`{f' to {about}' if about else ''}"
 
 
-def _find_meant(word: str, commands: Mapping[str, str]) -> str | None:
+def _find_meant(word: str) -> str | None:
     lower = word.casefold()
     if lower in SYNONYMS:
         return SYNONYMS[lower]
-    if lower in commands:
+    if lower in COMMANDS:
         return lower
     if len(word.split()) > 1:
         return "run TASK"
-    slips = [command for command in commands if _is_slip(lower, command)]
+    slips = [command for command in COMMANDS if _is_slip(lower, command)]
     return slips[0] if len(slips) == 1 else None
 
 
