@@ -78,13 +78,6 @@ class KeyParser:
         kept, self._bytes = self._bytes, b""
         return [Key(ESCAPE)] if kept == b"\x1b" else []
 
-    def discard(self) -> None:
-        """Forget what is kept, a paste that has not ended included: its end is dropped when it comes."""
-        if self._paste is not None:
-            self._paste = bytearray()
-        else:
-            self._bytes = b""
-
     def _parse_paste(self, found: list[Key | Paste]) -> bool:
         """Take bytes of the paste; return whether it has ended."""
         assert self._paste is not None
