@@ -44,9 +44,7 @@ from retinue.surfaces.cli.questions import (
 )
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.approver import TerminalApprover
-from retinue.surfaces.printer.edit_call import edit_in_editor, find_editor
 from retinue.surfaces.printer.keys import Key, Paste
-from retinue.surfaces.printer.live_view import ARM_SECONDS
 from retinue.surfaces.printer.printer import Printer
 from retinue.surfaces.printer.question_panel import QuestionPanel
 from retinue.surfaces.printer.screen import Bottom, Line, Screen
@@ -348,13 +346,11 @@ class PanelAsker:
     def __init__(self, on_left: Callable[[], object]) -> None:
         self._on_left = on_left
         self._screen = Screen(Terminal(input_fd=0, output_fd=1), color=colors.wants_color(sys.stdout))
-        edit = self._open_editor if find_editor() else None
-        self._panel = QuestionPanel(self._take_answer, edit, self._screen.request_redraw)
+        self._panel = QuestionPanel(self._screen, self._take_answer)
         self._questions: dict[str, Approval] = {}
         self._answers: dict[str, asyncio.Future[Decision]] = {}
-        self._tasks = TaskOwner()
         self._screen.compose = self._compose
-        self._screen.on_drawn = self._arm_question
+        self._screen.on_drawn = self._panel.arm_later
         self._screen.terminal.on_key = self._press_key
         self._screen.terminal.on_closed = self._leave
         self._screen.open()
@@ -374,7 +370,6 @@ class PanelAsker:
         self._screen.print_text(colors.paint_faint(safe.escape_text(text), color=self._screen.color))
 
     async def close(self) -> None:
-        await self._tasks.close()
         await self._screen.close()
 
     def _show_questions(self) -> None:
@@ -392,31 +387,11 @@ class PanelAsker:
             if not answer.done():
                 answer.set_exception(ApproverLeft())
 
-    def _open_editor(self, question: Approval) -> None:
-        self._tasks.start(self._edit(question))
-
-    async def _edit(self, question: Approval) -> None:
-        with self._screen.lend_terminal() as fd:
-            args = await edit_in_editor(find_editor(), question.args, fd=fd)
-        self._panel.offer_edit(question, args)
-
     def _press_key(self, key: Key | Paste) -> None:
         if isinstance(key, Key) and key.name == "ctrl-d":
             self._leave()
         else:
             self._panel.press_key(key)
-
-    def _arm_question(self, mark: object) -> None:
-        """Take keys for a question once it was on screen for a moment. Those typed before that are dropped."""
-
-        def arm() -> None:
-            current = self._panel.current
-            if current is not None and current.id == mark and not self._panel.is_armed:
-                self._screen.terminal.discard_typed()
-                self._panel.arm(current.id)
-
-        if not self._panel.is_armed:
-            self._screen.call_later(ARM_SECONDS, arm)
 
     def _compose(self, columns: int, rows: int) -> Bottom:
         lines, cursor = self._panel.layout_lines(columns, max(3, rows - 2))

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from retinue.concurrency import TaskOwner
 from retinue.control.client import ControlUnreachable
-from retinue.core.approvals import Allow, Approval, Decision, Deny
+from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.events import Delta, Event, Inbox, RunEnded, RunSpawned, RunWaiting, TurnStarted
@@ -87,8 +87,8 @@ class Conversation:
         self.control = control
         self.run: RunHandle | None = None
         self.parting: Parting = ""
-        self._live = live
-        self._view = live.view
+        self.live = live
+        self.view = live.view
         self._signals = signals
         self._begin = begin
         self._known, self._shown = known, shown
@@ -106,7 +106,7 @@ class Conversation:
     @property
     def runs(self) -> Runs:
         """The runs of the conversation as the log tells them."""
-        return self._view.activity.runs
+        return self.view.activity.runs
 
     @property
     def is_waiting(self) -> bool:
@@ -117,15 +117,7 @@ class Conversation:
     @property
     def questions(self) -> Sequence[Approval]:
         """The questions of the conversation that wait."""
-        return list(self._view.activity.questions.values())
-
-    def show_question(self, question: Approval) -> None:
-        """Pin this question, whole and with its keys."""
-        self._view.show_question(question)
-
-    def answer(self, question: Approval, decision: Decision) -> None:
-        """Answer a question that is listed here. The screen tells what became of it."""
-        self._live.send_answer(question, decision)
+        return list(self.view.activity.questions.values())
 
     def list_children(self) -> list[RunView]:
         """Return the runs below that have not ended."""
@@ -151,14 +143,11 @@ class Conversation:
         """Wait until the conversation waits and nothing below it is at work any more."""
         assert self.run is not None
         async with aclosing(self.control.watch(self.run.tree, after=self._last_seq())) as items:
-            while self._is_at_work():
+            while any(run.ended is None and not run.waits for run in self.runs.runs.values()):
                 item = await anext(items, None)
                 if item is None:
                     return
-                self._view.activity.apply(item)
-
-    def _is_at_work(self) -> bool:
-        return any(run.ended is None and not run.waits for run in self.runs.runs.values())
+                self.view.activity.apply(item)
 
     # What is said
 
@@ -169,7 +158,7 @@ class Conversation:
             try:
                 await self._take_line(text)
             except RetinueError as error:
-                self.show_note(str(error))
+                self.view.show_note(str(error))
 
     async def _take_line(self, text: str) -> None:
         command = find_command(text)
@@ -182,14 +171,14 @@ class Conversation:
 
     async def _start_run(self, text: str) -> None:
         assert self._begin is not None
-        self._view.starting = "starting"
+        self.view.starting = "starting"
         try:
             self._attach(await self._begin(self.control, text))
         except RetinueError:
-            self._view.input.replace_text(text)  # to be sent once more
+            self.view.input.replace_text(text)  # to be sent once more
             raise
         finally:
-            self._view.starting = ""
+            self.view.starting = ""
 
     async def _send(self, run: RunHandle, text: str) -> None:
         try:
@@ -205,17 +194,17 @@ class Conversation:
         lines = []
         while not self._typed.empty():
             lines.append(self._typed.get_nowait())
-        return lines, self._view.input.text
+        return lines, self.view.input.text
 
     def restore_unsent(self, lines: list[str], draft: str) -> None:
         """Carry out lines that were typed for a process that is gone, and go on with the text."""
         for line in lines:
             self.submit(line)
-        self._view.input.replace_text(draft)
+        self.view.input.replace_text(draft)
 
     def _attach(self, run: RunHandle) -> None:
         self.run = run
-        self._live.attach(run, self._signals)
+        self.live.attach(run, self._signals)
         self._aim_signals()
         self._tasks.start(self._show_run(run))
 
@@ -228,13 +217,13 @@ class Conversation:
             self._leave("ended" if self.runs.primary is not None and self.runs.primary.ended else "lost")
 
     def _show_item(self, item: Event | Delta) -> None:
-        self._view.apply(item)
+        self.view.apply(item)
         if isinstance(item, Delta) or item.run != 0:
             return
         match item.body:
             case RunSpawned(task=text):
                 if item.seq > self._shown:
-                    self.show_note(f"› {text}")
+                    self.view.show_note(f"› {text}")
                 self._remember(text, item.seq)
             case Inbox(text=text, source="user"):
                 self._remember(text, item.seq)
@@ -246,35 +235,24 @@ class Conversation:
     def _remember(self, text: str, seq: int) -> None:
         """Put a message of an earlier process into the history of the input line."""
         if seq <= self._known:
-            self._view.input.add_history(text)
+            self.view.input.add_history(text)
 
     def show_receipt(self, receipt: Receipt) -> None:
         """Show that a message cannot be read any more. The view tells of those that are."""
         if receipt.state == "too_late":
-            self.show_note(receipt.describe())
+            self.view.show_note(receipt.describe())
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside what is typed, until the conversation is left."""
         self._tasks.start(work)
-
-    def show_note(self, text: str) -> None:
-        self._view.show_note(text)
-
-    def show_text(self, text: str) -> None:
-        """Print text that is safe and laid out."""
-        self._view.show_text(text)
-
-    @property
-    def color(self) -> bool:
-        return self._live.screen.color
 
     def _set_hint(self, text: str = "") -> None:
         if not text and self.run is None:
             text = START_HINT
         elif not text and not self.is_waiting:
             text = WORK_HINT
-        self._view.hint = text
-        self._live.screen.request_redraw()
+        self.view.hint = text
+        self.live.screen.request_redraw()
 
     # Keys
 
@@ -284,45 +262,45 @@ class Conversation:
             if isinstance(key, Key):
                 self._choose(key.name)
             return
-        if isinstance(key, Key) and not self._view.takes_escape:
+        if isinstance(key, Key) and not self.view.takes_escape:
             if key.name == ESCAPE:
                 self._interrupt()
                 return
-            if key.name == "ctrl-d" and not self._view.input.text:
+            if key.name == "ctrl-d" and not self.view.input.text:
                 self.ask_to_leave()
                 return
             if key.name == TAB and self._complete_command():
                 return
-        self._view.press_key(key)
+        self.view.press_key(key)
 
     def _complete_command(self) -> bool:
-        text = self._view.input.text
+        text = self.view.input.text
         found = [name for name in COMMANDS if text and f"/{name}".startswith(text)]
         if len(found) == 1:
-            self._view.input.replace_text(f"/{found[0]} ")
-            self._live.screen.request_redraw()
+            self.view.input.replace_text(f"/{found[0]} ")
+            self.live.screen.request_redraw()
         return bool(found)
 
     def _interrupt(self) -> None:
         if self.run is not None and not self.is_waiting:
             self._tasks.start(self._send_interrupt(self.run))
         else:
-            self._view.input.replace_text("")
-            self._live.screen.request_redraw()
+            self.view.input.replace_text("")
+            self.live.screen.request_redraw()
 
     async def _send_interrupt(self, run: RunHandle) -> None:
         try:
             await self.control.interrupt_turn(run.tree, run.number)
         except RetinueError as error:
-            self.show_note(str(error))
+            self.view.show_note(str(error))
 
     def _press_interrupt(self) -> None:
         """Take a Ctrl-C: it clears the line, interrupts the turn, or leaves at the second time."""
         self._signals.forget_question()
         if self._choose is not None:
             self._end_choice()
-        elif self._view.input.text:
-            self._view.input.replace_text("")
+        elif self.view.input.text:
+            self.view.input.replace_text("")
         elif not self.is_waiting:
             self._asked_to_leave = 0.0  # the next one is the first again
             self._interrupt()
@@ -331,7 +309,7 @@ class Conversation:
         else:
             self._asked_to_leave = time.monotonic()
             self._set_hint(LEAVE_HINT)
-        self._live.screen.request_redraw()
+        self.live.screen.request_redraw()
 
     def ask(self, question: str, choose: Callable[[str], object]) -> None:
         """Ask a question of ours, which the next key answers: `choose` gets its name."""
@@ -374,7 +352,7 @@ class Conversation:
         try:
             await self.control.end_conversation(self.run.tree, self.run.number)
         except RetinueError as error:
-            self.show_note(str(error))
+            self.view.show_note(str(error))
             self._leave("lost")
 
     def leave_open(self) -> None:
@@ -400,7 +378,7 @@ class Conversation:
 
     def _aim_signals(self) -> None:
         """Let Ctrl-C do what it does here; another signal leaves."""
-        terminal = self._live.screen.terminal
+        terminal = self.live.screen.terminal
         self._signals.aim(
             self.leave_open, self.leave_open, lambda _: None, ask=self._press_interrupt, leave=terminal.restore
         )
@@ -455,15 +433,16 @@ class Commands:
         names = {name: f"/{name} {usage}".rstrip() for name, (usage, _) in COMMANDS.items()}
         width = max(map(len, names.values())) + 2
         lines = [f"{names[name]:<{width}}{text}" for name, (_, text) in COMMANDS.items()]
-        self._talk.show_text("\n".join([*lines, "", KEYS]))
+        self._talk.view.show_text("\n".join([*lines, "", KEYS]))
 
     async def _show_tree(self, rest: str) -> None:
         self._get_run()
         runs = self._talk.runs
-        lines = [
-            f"{run.number:>3}  {branch}{_name_run(run)}  {_name_state(run)}" for branch, run in runs.list_branches()
-        ]
-        self._talk.show_text("\n".join([*lines, "", format_status_bar(runs)]))
+        lines = []
+        for branch, run in runs.list_branches():
+            state = f"{run.state}, {describe_team(run)}" if run.members else run.state
+            lines.append(f"{run.number:>3}  {branch}{_name_run(run)}  {state}")
+        self._talk.view.show_text("\n".join([*lines, "", format_status_bar(runs)]))
 
     async def _open_inbox(self, rest: str) -> None:
         """List the questions, or show or answer one. A number is that of a question of this conversation."""
@@ -476,11 +455,11 @@ class Commands:
             raise ConfigError(NO_QUESTION.format(number=number))
         word, _, reason = answer.strip().partition(" ")
         if not word:
-            self._talk.show_question(question)
+            self._talk.view.panel.show_question(question.id)
         elif word.lower() in ("y", "yes") and not reason:
-            self._talk.answer(question, Allow())
+            self._talk.live.send_answer(question, Allow())
         elif word.lower() in ("n", "no"):
-            self._talk.answer(question, Deny(reason.strip()))
+            self._talk.live.send_answer(question, Deny(reason.strip()))
         else:
             raise ConfigError(INBOX_USAGE)
 
@@ -492,22 +471,22 @@ class Commands:
         lines = [f"{each.number}. {_describe_question(each)}" for each in own]
         lines += [f"{_describe_question(each)}: retinue approve {safe.escape_line(each.id)}" for each in others]
         hint = [INBOX_HINT] if own else []
-        self._talk.show_text("\n".join([*lines, *hint]) if lines else "nothing waits for an answer")
+        self._talk.view.show_text("\n".join([*lines, *hint]) if lines else "nothing waits for an answer")
 
     async def _show_cost(self, rest: str) -> None:
         self._get_run()
-        self._talk.show_text(safe.escape_text(format_totals(self._talk.runs, time.time())))
+        self._talk.view.show_text(safe.escape_text(format_totals(self._talk.runs, time.time())))
 
     async def _show_diff(self, rest: str) -> None:
         text = await self._read_diff(self._find_number(rest))
-        self._talk.show_text(text or "nothing has changed")
+        self._talk.view.show_text(text or "nothing has changed")
 
     async def _read_diff(self, number: int) -> str:
         run = self._get_run()
         text = await self._talk.control.diff(run.tree, number)
         how = f"`retinue diff {run.tree}/{number}` shows all"
         cut = truncate_text(text.rstrip("\n"), lines=DIFF_LINES, size=DIFF_LINES * 200, how=how)
-        return colors.paint_diff(safe.escape_text(cut), color=self._talk.color)
+        return colors.paint_diff(safe.escape_text(cut), color=self._talk.live.screen.color)
 
     # Doing
 
@@ -517,15 +496,15 @@ class Commands:
             raise ConfigError(STILL_AT_WORK)
         text = await self._read_diff(number)
         if not text:
-            self._talk.show_note("nothing has changed")
+            self._talk.view.show_note("nothing has changed")
             return
-        self._talk.show_text(text)
+        self._talk.view.show_text(text)
 
         def choose(key: str) -> None:
             if key == "y":
                 self._talk.start(self._apply(run, number))
             else:
-                self._talk.show_note("nothing was applied")
+                self._talk.view.show_note("nothing was applied")
 
         self._talk.ask(APPLY_QUESTION, choose)
 
@@ -533,9 +512,9 @@ class Commands:
         try:
             files = list(await self._talk.control.apply(run.tree, number))
         except RetinueError as error:
-            self._talk.show_note(str(error))
+            self._talk.view.show_note(str(error))
             return
-        self._talk.show_text(_describe_applied(files))
+        self._talk.view.show_text(_describe_applied(files))
 
     async def _send_message(self, rest: str) -> None:
         run = self._get_run()
@@ -548,15 +527,15 @@ class Commands:
         if number == 0:
             raise ConfigError("that is this conversation: Esc interrupts it, /exit ends it")
         if not await self._talk.control.cancel(run.tree, number):
-            self._talk.show_note(f"run {number} has ended, or is stopping already")
+            self._talk.view.show_note(f"run {number} has ended, or is stopping already")
 
     async def _choose_model(self, rest: str) -> None:
         run, primary = self._get_run(), self._talk.runs.primary
         if not rest:
-            self._talk.show_note("" if primary is None else primary.spawned.model)
+            self._talk.view.show_note("" if primary is None else primary.spawned.model)
             return
         model = await self._talk.control.change_model(run.tree, run.number, rest)
-        self._talk.show_note(f"{model} answers from the next turn on")
+        self._talk.view.show_note(f"{model} answers from the next turn on")
 
     async def _leave(self, rest: str) -> None:
         self._talk.ask_to_leave()
@@ -587,10 +566,6 @@ def _describe_question(question: Approval) -> str:
 
 def _name_run(run: RunView) -> str:
     return safe.escape_line(f"{run.agent} [{run.label}]" if run.number else run.agent)
-
-
-def _name_state(run: RunView) -> str:
-    return f"{run.state}, {describe_team(run)}" if run.members else run.state
 
 
 def _describe_applied(files: list[ChangedFile]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -51,13 +51,6 @@ def load_control(parts: Parts) -> Control:
     return open_control(parts)
 
 
-async def load_server(servers: AsyncExitStack, control: Control, parts: Parts, say: Callable[[str], object]) -> None:
-    """Start the control server of this process, which is imported here too."""
-    from retinue.build.servers import serve_control
-
-    await serve_control(servers, control, parts, say)
-
-
 async def drive(  # noqa: PLR0913 - what one command wants of it, another does not
     parts: Parts,
     begin: Begin,
@@ -78,16 +71,17 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
     and `header` what the live view shows of it before it has started.
     Events are written in every case."""
     async with AsyncExitStack() as screens:
+        screen: LiveScreen | BlockScreen
         say: Callable[[str], object] = printer.show_note
-        live_screen: LiveScreen | None = None
         if live:
-            live_screen = await screens.enter_async_context(
-                open_live_screen(level=printer.level, after=after, header=header)
-            )
-            say = live_screen.view.show_note
+            view = open_live_screen(level=printer.level, after=after, header=header)
+            screen = await screens.enter_async_context(view)
+            say = screen.view.show_note
             parts = replace(parts, approver=None)  # the view answers, as one who attends
-        elif terminal:
-            parts = replace(parts, approver=TerminalApprover(printer))
+        else:
+            screen = BlockScreen(printer, in_thread=not terminal, after=after)
+            screens.callback(screen.close)
+            parts = replace(parts, approver=TerminalApprover(printer)) if terminal else parts
         control = make(parts)
         try:
             await control.prepare(profile, say)
@@ -99,7 +93,9 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
             servers = AsyncExitStack()
             try:
                 if serve and parts.state is not None:
-                    await load_server(servers, control, parts, say)
+                    from retinue.build.servers import serve_control
+
+                    await serve_control(servers, control, parts, say)
                 if live:
                     await servers.enter_async_context(control.attend())
                 run = await begin(control)
@@ -108,11 +104,9 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
                 if announce is not None:
                     await _wait_until_logged(run)
                     announce(run)
-                screen = _Screen(run, printer, in_thread=not terminal, after=after, live=live_screen)
-                shown = await screen.show_to_end(signals)
+                shown = await _show_to_end(run, screen, signals)
                 await screens.aclose()
-                if live_screen is not None and live_screen.is_stuck:
-                    shown = replace(shown, stuck=True)
+                shown = replace(shown, stuck=shown.stuck or screen.is_stuck)
                 await _wait_for_other_trees(control, signals, printer)
             finally:
                 try:
@@ -143,50 +137,65 @@ async def _wait_until_logged(run: RunHandle) -> None:
             await run.wait_until_logged()
 
 
-class _Screen:
-    """The screen of one run: prints what happens in its tree, and waits for its ending. With `live` it is the live
-    view's, else the printer's."""
+async def _show_to_end(run: RunHandle, screen: LiveScreen | BlockScreen, signals: Signals) -> Shown:
+    """Show what happens in the tree of a run, and wait for the run's ending."""
+    tasks = TaskOwner()
 
-    def __init__(
-        self, run: RunHandle, printer: Printer, *, in_thread: bool, after: int, live: LiveScreen | None = None
-    ) -> None:
-        self._run = run
-        self._live = live
+    async def show() -> None:
+        async with aclosing(run.control.watch(run.tree, deltas=screen.shows_deltas)) as items:
+            await screen.show_items(items)
+
+    screen.attach(run, signals)
+    showing = tasks.start(show())
+    result = await run.result()
+    if not await _is_ending_logged(run, screen.runs):
+        showing.cancel()
+    killed = tasks.start(signals.killed.wait())
+    await asyncio.wait({showing, killed}, return_when=asyncio.FIRST_COMPLETED)
+    if killed.done():  # a screen that takes its text has it at once, another one is not waited for
+        await asyncio.wait({showing}, timeout=LAST_WORDS_SECONDS)
+    killed.cancel()
+    return Shown(result, screen.runs, stuck=not showing.done())
+
+
+async def _is_ending_logged(run: RunHandle, runs: Runs) -> bool:
+    """Return whether the log has the ending. A log that failed never gets it; then there is nothing to wait for."""
+    shown = runs.runs.get(run.number)
+    if shown is not None and shown.ended is not None:
+        return True
+    try:
+        return (await run.control.describe_run(run.tree, run.number)).status is not None
+    except RetinueError:  # the log cannot be read, or has nothing of the tree
+        return False
+
+
+class BlockScreen:
+    """A tree as the blocks of a printer. Has the methods of `LiveScreen`."""
+
+    is_stuck = False
+
+    def __init__(self, printer: Printer, *, in_thread: bool, after: int) -> None:
+        self.shows_deltas = printer.shows_deltas
+        self.runs = Runs("")
         self._printer = printer
         self._thread = PrintThread(in_thread=in_thread)
-        self._runs = Runs(run.tree)
         self._after = after
-        self._tasks = TaskOwner()
 
-    async def show_to_end(self, signals: Signals) -> Shown:
-        printing = self._tasks.start(self._print() if self._live is None else self._show_live(self._live))
-        control, tree = self._run.control, self._run.tree
-        if self._live is None:
-            signals.aim(partial(control.cancel, tree, self._run.number), partial(control.kill, tree), self._say)
-        else:
-            self._live.attach(self._run, signals)
-            self._runs = self._live.view.activity.runs
-        result = await self._run.result()
-        if not await self._is_ending_logged():
-            printing.cancel()
-        killed = self._tasks.start(signals.killed.wait())
-        await asyncio.wait({printing, killed}, return_when=asyncio.FIRST_COMPLETED)
-        if killed.done():  # a screen that takes its text has it at once, another one is not waited for
-            await asyncio.wait({printing}, timeout=LAST_WORDS_SECONDS)
-        killed.cancel()
-        self._thread.close()
-        return Shown(result, self._runs, stuck=not printing.done())
+    def attach(self, run: RunHandle, signals: Signals) -> None:
+        """Show the tree of this run from now on, and aim signals at it."""
+        self.runs = Runs(run.tree)
+        signals.aim(partial(run.control.cancel, run.tree, run.number), partial(run.control.kill, run.tree), self._say)
 
-    async def _print(self) -> None:
-        async for item in self._run.control.watch(self._run.tree, deltas=self._printer.shows_deltas):
+    async def show_items(self, items: AsyncIterator[Event | Delta]) -> None:
+        """Print events and deltas until there are no more."""
+        async for item in items:
             if not isinstance(item, Delta):
-                self._runs.apply(item)
+                self.runs.apply(item)
             await self._thread.enqueue(self._show, item)
         await self._thread.drain()
 
-    async def _show_live(self, live: LiveScreen) -> None:
-        async with aclosing(self._run.control.watch(self._run.tree, deltas=True)) as items:
-            await live.show_items(items)
+    def close(self) -> None:
+        self._thread.close()
 
     def _show(self, item: Event | Delta) -> None:
         if isinstance(item, Delta):
@@ -199,23 +208,11 @@ class _Screen:
     def _say(self, text: str) -> None:
         self._thread.submit(self._printer.show_note, text)
 
-    async def _is_ending_logged(self) -> bool:
-        """Return whether the log has the ending. A log that failed never gets it; then there is nothing to wait for."""
-        shown = self._runs.runs.get(self._run.number)
-        if shown is not None and shown.ended is not None:
-            return True
-        try:
-            return (await self._run.control.describe_run(self._run.tree, self._run.number)).status is not None
-        except RetinueError:  # the log cannot be read, or has nothing of the tree
-            return False
-
 
 class TelemetryWarnings(logging.Handler):
     """A log handler that keeps the first warning, since later ones mostly repeat it; ours go before the library's."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.first = ""
+    first = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not self.first or record.name == _TELEMETRY_LOGGERS[-1]:
@@ -225,7 +222,7 @@ class TelemetryWarnings(logging.Handler):
 @contextmanager
 def catch_telemetry_warnings() -> Iterator[TelemetryWarnings]:
     """Keep the warnings of telemetry off the live screen."""
-    words, loggers = TelemetryWarnings(), [logging.getLogger(name) for name in _TELEMETRY_LOGGERS]
+    words, loggers = TelemetryWarnings(logging.WARNING), [logging.getLogger(name) for name in _TELEMETRY_LOGGERS]
     before = [logger.propagate for logger in loggers]
     for logger in loggers:
         logger.propagate = False

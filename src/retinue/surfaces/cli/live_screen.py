@@ -12,23 +12,21 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 
-from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Approval, Decision, describe_closing
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event
 from retinue.log.questions import find_closing
+from retinue.log.runs import Runs
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer import colors
-from retinue.surfaces.printer.edit_call import edit_in_editor, find_editor
 from retinue.surfaces.printer.header import Header
-from retinue.surfaces.printer.live_view import Callbacks, LiveView
+from retinue.surfaces.printer.live_view import LiveView
 from retinue.surfaces.printer.printer import Level
 from retinue.surfaces.printer.screen import Screen
 from retinue.surfaces.printer.terminal import Terminal
 
 AT_ONCE_SECONDS = 0.02  # of events that are folded before keys and frames get their turn
-EDITOR_SECONDS = 3.0  # for an editor that is open when the tree ends
 BY = "user"
 SURFACE = "terminal"
 TOO_LATE = "somebody else was first: question {number} {what}"
@@ -37,17 +35,23 @@ TOO_LATE = "somebody else was first: question {number} {what}"
 class LiveScreen:
     """A live view on this terminal, and the Control that its keys command once there is one."""
 
+    shows_deltas = True
+
     def __init__(
         self, screen: Screen, *, level: Level, after: int = 0, submit: Callable[[str], object] | None = None
     ) -> None:
         self.screen = screen
         self._control: Control | None = None
         self._tree = ""
-        self._tasks = TaskOwner()
         self.is_stuck = False
-        edit = self._open_editor if find_editor() else None
-        callbacks = Callbacks(answer=self.send_answer, edit=edit, cancel=self._send_cancel, submit=submit)
-        self.view = LiveView(screen, level=level, after=after, callbacks=callbacks)
+        self.view = LiveView(
+            screen, level=level, after=after, answer=self.send_answer, cancel=self._send_cancel, submit=submit
+        )
+
+    @property
+    def runs(self) -> Runs:
+        """The runs of the tree that is shown."""
+        return self.view.activity.runs
 
     def attach(self, run: RunHandle, signals: Signals) -> None:
         """Show the tree of this run from now on, and aim signals and keys at it."""
@@ -73,8 +77,6 @@ class LiveScreen:
 
     async def close(self) -> None:
         """Give the terminal back. `is_stuck` then says whether it did not take its last text."""
-        self._tasks.cancel()
-        await self._tasks.wait(EDITOR_SECONDS)
         self.is_stuck = not await self.screen.close()
 
     def _say(self, text: str) -> None:
@@ -83,7 +85,7 @@ class LiveScreen:
 
     def send_answer(self, question: Approval, decision: Decision) -> None:
         """Answer a question. The person is told if that fails or comes too late."""
-        self._tasks.start(self._answer(question, decision))
+        self.screen.tasks.start(self._answer(question, decision))
 
     async def _answer(self, question: Approval, decision: Decision) -> None:
         if self._control is None:
@@ -102,20 +104,12 @@ class LiveScreen:
             self.view.show_note(TOO_LATE.format(number=question.number, what=describe_closing(closed)))
 
     def _send_cancel(self, run: int) -> None:
-        self._tasks.start(self._cancel(run))
+        self.screen.tasks.start(self._cancel(run))
 
     async def _cancel(self, run: int) -> None:
         if self._control is not None:
             with suppress(RetinueError):
                 await self._control.cancel(self._tree, run)
-
-    def _open_editor(self, question: Approval) -> None:
-        self._tasks.start(self._edit(question))
-
-    async def _edit(self, question: Approval) -> None:
-        with self.screen.lend_terminal() as fd:
-            args = await edit_in_editor(find_editor(), question.args, fd=fd)
-        self.view.offer_edit(question, args)
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.conversation import Begin, Conversation
 from retinue.surfaces.cli.foreground import EXIT_CODES, FAILED, leave_session, redirect_output
-from retinue.surfaces.cli.live import catch_telemetry_warnings, load_control, load_server
+from retinue.surfaces.cli.live import catch_telemetry_warnings, load_control
 from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
 from retinue.surfaces.cli.options import (
     DETACHED_WAIT_SECONDS,
@@ -139,7 +139,9 @@ class _Host:
                 servers.push_async_callback(control.close)
                 await control.prepare(self._opening.profile, live.view.show_note)
                 if self._serves and parts.state is not None:
-                    await load_server(servers, control, parts, live.view.show_note)
+                    from retinue.build.servers import serve_control
+
+                    await serve_control(servers, control, parts, live.view.show_note)
                 conversation = await self._hold(live, control)
                 parting = await _read_parting(conversation)
                 await screens.aclose()

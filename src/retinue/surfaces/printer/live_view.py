@@ -35,7 +35,6 @@ MOST_WORK = 8
 SPOKEN_LINES = 6
 OUTPUT_LINES = 3
 HOLD_SECONDS = 0.2  # between the keys of a word that is typed
-ARM_SECONDS = 0.2  # a key pressed sooner was meant for what was on screen before
 CUT_LINES = {"markdown": 12, "diff": 40, "output": 8, "faint": 3}
 CUT_CHARACTERS = 2000
 DEEP_CHARACTERS = 90  # of the answer of a run whose parent is no primary
@@ -51,22 +50,16 @@ CANCEL_KEYS = 9
 RECEIPT_CHARACTERS = 60
 
 
-class Callbacks(msgspec.Struct, frozen=True):
-    """Requests of the view to its surface. `edit` is None where no editor can be opened."""
-
-    answer: Callable[[Approval, Decision], object] = lambda question, decision: None
-    edit: Callable[[Approval], object] | None = None
-    cancel: Callable[[int], object] = lambda run: None
-    submit: Callable[[str], object] | None = None
-
-
 class LiveView:
-    """The view of one tree. Events up to `after` are known and leave no lines. With `callbacks.submit` there is an
-    input line above the status bar, and every text that is submitted goes there."""
+    """The view of one tree. Events up to `after` are known and leave no lines. `answer` and `cancel` send what keys
+    decide; without `answer` the view is read only. With `submit` there is an input line above the status bar, and every
+    text that is submitted goes there."""
 
     def __init__(
         self, screen: Screen, tree: str = "", *, level: Level = "normal", after: int = 0,
-        callbacks: Callbacks | None = None,
+        answer: Callable[[Approval, Decision], object] | None = None,
+        cancel: Callable[[int], object] = lambda run: None,
+        submit: Callable[[str], object] | None = None,
     ) -> None:  # fmt: skip
         self.activity = Activity(tree)
         self.input = InputLine()
@@ -77,11 +70,11 @@ class LiveView:
         self._screen = screen
         self._level = level
         self._after = after
-        self._callbacks = callbacks
+        self._cancel = cancel
+        self._submit = submit
         self._entries = Entries()
         self._receipts = Receipts()
-        self._panel = QuestionPanel(self._answer, None if callbacks is None else callbacks.edit, screen.request_redraw)
-        self._panel.is_read_only = callbacks is None
+        self.panel = QuestionPanel(screen, answer)
         self._cancel_choices: list[tuple[int, str]] | None = None
         self._held_key: Key | None = None
         self._on_interrupt_closed: Callable[[], object] = lambda: None
@@ -89,7 +82,7 @@ class LiveView:
         self._has_space = True  # the last lasting line was blank, or is none
         self._rendered = 0
         screen.compose = self._compose
-        screen.on_drawn = self._arm_question
+        screen.on_drawn = lambda mark: self.panel.arm_later(mark, is_typing=lambda: bool(self.input.text))
         screen.terminal.on_key = self.press_key
 
     # What happens
@@ -106,9 +99,9 @@ class LiveView:
             for receipt in self._receipts.apply(item):
                 if item.seq > self._after:
                     self._print_receipt(receipt)
-            before = self._panel.current
-            self._panel.show_questions(self.activity.questions)
-            if self._panel.current is not None and self._panel.current is not before:
+            before = self.panel.current
+            self.panel.show_questions(self.activity.questions)
+            if self.panel.current is not None and self.panel.current is not before:
                 self._screen.request_redraw(at_once=True)
         self._screen.request_redraw()
 
@@ -150,31 +143,29 @@ class LiveView:
     # Keys
 
     @property
-    def _has_input(self) -> bool:
-        return self._callbacks is not None and self._callbacks.submit is not None
-
-    @property
     def takes_escape(self) -> bool:
         """True while the Escape key closes something of the view."""
-        return self._cancel_choices is not None or self._panel.takes_escape
+        return self._cancel_choices is not None or self.panel.takes_escape
 
     def press_key(self, key: Key | Paste) -> None:
         """Pass a key to what is in front: the choice what to cancel, a question, or the input line."""
         if self._cancel_choices is not None:
             self._press_cancel(key)
-        elif self._panel.current is not None and self._panel.is_armed and not self.input.text:
-            if self._has_input and not self._panel.takes_text:
+        elif self.panel.current is not None and self.panel.is_armed and not self.input.text:
+            if self._submit is not None and not self.panel.takes_text:
                 self._press_beside_input(key)
             else:
-                self._panel.press_key(key)
-        elif self._has_input:
+                self.panel.press_key(key)
+        else:
             self._write_input(key)
         self._screen.request_redraw()
 
     def _write_input(self, key: Key | Paste) -> None:
+        if self._submit is None:
+            return
         text = self.input.press_key(key)
-        if text is not None and text.strip() and self._callbacks is not None and self._callbacks.submit is not None:
-            self._callbacks.submit(text)
+        if text is not None and text.strip():
+            self._submit(text)
 
     def _press_beside_input(self, key: Key | Paste) -> None:
         """Take a key that answers the question, or is the first of a message or a command: a letter answers when no
@@ -189,15 +180,15 @@ class LiveView:
             self._screen.call_later(HOLD_SECONDS, lambda: self._press_held(key))
         else:
             if held is not None:
-                self._panel.press_key(held)
+                self.panel.press_key(held)
             if held is None or key.name != ENTER:
-                self._panel.press_key(key)
+                self.panel.press_key(key)
 
     def _press_held(self, key: Key) -> None:
         """Answer with a key that nothing followed. Not a question that came meanwhile."""
         if self._held_key is key:
             self._held_key = None
-            self._panel.press_key(key)
+            self.panel.press_key(key)
             self._screen.request_redraw()
 
     def _press_cancel(self, key: Key | Paste) -> None:
@@ -211,37 +202,13 @@ class LiveView:
             return
         self.end_cancel()
         self._on_interrupt_closed()
-        if chosen is not None and self._callbacks is not None:
-            self._callbacks.cancel(chosen)
-
-    def _answer(self, question: Approval, decision: Decision) -> None:
-        if self._callbacks is not None:
-            self._callbacks.answer(question, decision)
-
-    def show_question(self, question: Approval) -> None:
-        """Pin this question of those that wait."""
-        self._panel.show_question(question.id)
-        self._screen.request_redraw()
+        if chosen is not None:
+            self._cancel(chosen)
 
     def reopen_question(self, question: Approval) -> None:
         """Show a question again whose answer could not be sent."""
-        self._panel.reopen_question(question.id)
-        self._panel.show_questions(self.activity.questions)
-
-    def offer_edit(self, question: Approval, args: dict[str, object] | str) -> None:
-        """Take the arguments that an editor left, or a message about what went wrong."""
-        self._panel.offer_edit(question, args)
-
-    def _arm_question(self, mark: object) -> None:
-        """Take keys for the question that is on screen now. Those typed before that are dropped."""
-        if not self._panel.is_armed:
-            self._screen.call_later(ARM_SECONDS, lambda: self._arm_now(mark))
-
-    def _arm_now(self, mark: object) -> None:
-        current = self._panel.current
-        if current is not None and current.id == mark and not self._panel.is_armed and not self.input.text:
-            self._screen.terminal.discard_typed()
-            self._panel.arm(current.id)
+        self.panel.reopen_question(question.id)
+        self.panel.show_questions(self.activity.questions)
 
     # Lines that last
 
@@ -359,14 +326,14 @@ class LiveView:
         if len(lines) < rows - 1 and not self._has_space:
             lines = [(), *lines]
             place = None if place is None else (place[0] + 1, place[1])
-        current = self._panel.current
+        current = self.panel.current
         mark = None if current is None or self._cancel_choices is not None else current.id
         return Bottom(lines=lines, cursor=place, mark=mark, animated=True)
 
     def _layout_question(self, columns: int, rows: int) -> tuple[list[Line], Position | None]:
         if self._cancel_choices is not None:
             return self._layout_cancel(rows), None
-        return self._panel.layout_lines(columns, rows)
+        return self.panel.layout_lines(columns, rows)
 
     def _layout_cancel(self, rows: int) -> list[Line]:
         choices: list[Line] = [
@@ -379,10 +346,10 @@ class LiveView:
         ]
 
     def _layout_input(self, columns: int, limit: int) -> tuple[list[Line], Position | None]:
-        if not self._has_input:
+        if self._submit is None:
             return [], None
         rows, cursor = self.input.layout_lines(columns, limit=limit)
-        is_in_front = self._panel.current is None or bool(self.input.text)
+        is_in_front = self.panel.current is None or bool(self.input.text)
         return [(("plain", row),) for row in rows], cursor if is_in_front else None
 
     def _layout_header(self, columns: int) -> Sequence[Line]:

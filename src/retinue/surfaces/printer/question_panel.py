@@ -1,6 +1,6 @@
 """Pinned questions: the one that is looked at, whole and with its keys, and how many others wait.
 
-Turns keys into answers. Knows no terminal: the view draws the lines, and says when a question is fully on screen; only
+Turns keys into answers. Draws nothing: the view draws the lines, and says when a question is fully on screen; only
 from then on do keys answer it, and its keys are shown. Pasted text never answers. The questions are those of the log's
 view, so one that was answered elsewhere is gone here too.
 """
@@ -14,12 +14,13 @@ import msgspec
 
 from retinue.core.approvals import Allow, Approval, Decision, Deny
 from retinue.core.rules import explain_missing_rule
-from retinue.log.blocks import Role, Span, format_question_body, make_question_spans
+from retinue.log.blocks import Role, format_question_body, make_question_spans
 from retinue.surfaces.printer import safe
-from retinue.surfaces.printer.edit_call import UNCHANGED, parse_args
+from retinue.surfaces.printer.edit_call import UNCHANGED, edit_in_editor, find_editor, parse_args
 from retinue.surfaces.printer.input_line import InputLine, Position
 from retinue.surfaces.printer.keys import ESCAPE, TAB, Key, Paste
 from retinue.surfaces.printer.printer import QUOTED
+from retinue.surfaces.printer.screen import Line, Screen
 
 KEYS = "[y]es [n]o [a]lways in this project this r[u]n this [t]ool [e]dit [?]"
 SHORT_KEYS = "[y]es [n]o [a]lways r[u]n [t]ool [e]dit [?]"
@@ -44,22 +45,15 @@ HELP = (
 _SCOPES = {"y": Allow(), "u": Allow("run"), "t": Allow("tool")}
 _DIFF: dict[str, Role] = {"-": "bad", "+": "good", "@": "label"}
 Mode = Literal["ask", "reason", "json", "confirm"]
-Line = Sequence[Span]
+ARM_SECONDS = 0.2  # a key pressed sooner was meant for what was on screen before
 
 
 class QuestionPanel:
-    """The pinned questions. `answer` sends an answer, `edit` opens the person's editor on a question, if there is one
-    (then `offer_edit` gets its outcome), `change` is called when something is to be drawn anew."""
+    """The pinned questions on a screen. `answer` sends an answer; without it they are only watched."""
 
-    def __init__(
-        self,
-        answer: Callable[[Approval, Decision], object],
-        edit: Callable[[Approval], object] | None,
-        change: Callable[[], object],
-    ) -> None:
+    def __init__(self, screen: Screen, answer: Callable[[Approval, Decision], object] | None) -> None:
+        self._screen = screen
         self._answer = answer
-        self._edit = edit
-        self._change = change
         self._questions: dict[str, Approval] = {}
         self._sent: set[str] = set()  # answered here, which the log does not say yet
         self._id = ""
@@ -72,7 +66,6 @@ class QuestionPanel:
         self._digits = ""
         self._body: tuple[object, list[Line]] | None = None
         self.is_armed = False
-        self.is_read_only = False
 
     @property
     def current(self) -> Approval | None:
@@ -104,16 +97,27 @@ class QuestionPanel:
         """Look at this question, if it waits."""
         if question_id != self._id and question_id in self._questions:
             self._go_to(self._questions[question_id])
+        self._screen.request_redraw()
 
     def reopen_question(self, question_id: str) -> None:
         """Show a question again whose answer could not be sent."""
         self._sent.discard(question_id)
 
-    def arm(self, question_id: str) -> None:
-        """Take keys for this question from now on: all of it is on screen."""
-        if question_id == self._id and not self.is_armed and not self.is_read_only:
-            self.is_armed = True
-            self._change()
+    def arm_later(self, question_id: object, *, is_typing: Callable[[], bool] = lambda: False) -> None:
+        """Take keys for this question after a moment: all of it is on screen. Those typed before that are dropped. None
+        are taken while a person is typing something else."""
+
+        def arm() -> None:
+            current = self.current
+            if current is None or current.id != question_id or self.is_armed or is_typing():
+                return
+            self._screen.terminal.discard_typed()
+            if question_id == self._id and self._answer is not None:
+                self.is_armed = True
+                self._screen.request_redraw()
+
+        if not self.is_armed:
+            self._screen.call_later(ARM_SECONDS, arm)
 
     def press_key(self, key: Key | Paste) -> None:
         """Take a key. Before the question was fully drawn it means nothing."""
@@ -128,7 +132,7 @@ class QuestionPanel:
             self._press_confirm(key)
         else:
             self._press_answer(question, key)
-        self._change()
+        self._screen.request_redraw()
 
     def offer_edit(self, question: Approval, args: dict[str, Any] | str) -> None:
         """Take the arguments as an editor left them, or a message about what went wrong; shows the changed call."""
@@ -141,7 +145,7 @@ class QuestionPanel:
         else:
             self._shown_args, self._body = args, None
             self._ask_sure([(question, Allow(args=args))], ("the call as you changed it:",))
-        self._change()
+        self._screen.request_redraw()
 
     def layout_lines(self, columns: int, rows: int) -> tuple[list[Line], Position | None]:
         """Return the lines of the question in at most that many rows, and the place of the cursor if text is typed."""
@@ -187,7 +191,7 @@ class QuestionPanel:
         return self._body[1]
 
     def _layout_keys(self, columns: int) -> tuple[list[Line], Position | None]:
-        if self.is_read_only:
+        if self._answer is None:
             return [(("faint", READ_ONLY),)], None
         if not self.is_armed:
             return [(("faint", NOT_SHOWN),)], None
@@ -220,6 +224,7 @@ class QuestionPanel:
 
     def _send(self, *answers: tuple[Approval, Decision]) -> None:
         """Send answers, and show the next question at once."""
+        assert self._answer is not None
         for question, decision in answers:
             self._sent.add(question.id)
             self._answer(question, decision)
@@ -283,11 +288,16 @@ class QuestionPanel:
         return True
 
     def _begin_edit(self, question: Approval) -> None:
-        if self._edit is not None:
-            self._edit(question)
+        if find_editor():
+            self._screen.tasks.start(self._edit(question))
             return
         self._mode, self._input = "json", InputLine()
         self._input.replace_text(msgspec.json.encode(question.args, enc_hook=str).decode())
+
+    async def _edit(self, question: Approval) -> None:
+        with self._screen.terminal.lend() as fd:
+            args = await edit_in_editor(find_editor(), question.args, fd=fd)
+        self.offer_edit(question, args)
 
     def _offer_rule(self, question: Approval) -> None:
         if question.rule:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import msgspec
 
+from retinue.concurrency import TaskOwner
 from retinue.log.blocks import Span
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.terminal import Terminal
@@ -24,6 +24,7 @@ FRAME_SECONDS = 0.05
 ANIMATION_SECONDS = 0.1
 AWAY_SECONDS = 0.2
 SETTLE_SECONDS = 0.1
+EDITOR_SECONDS = 3.0  # for an editor that is open when the screen is closed
 Line = Sequence[Span]
 _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
@@ -44,11 +45,13 @@ class Bottom(msgspec.Struct, frozen=True):
 
 
 class Screen:
-    """Draws on a terminal that it owns. `compose` gives the bottom for a number of columns and rows."""
+    """Draws on a terminal that it owns. `compose` gives the bottom for a number of columns and rows. `tasks` are what a
+    person started with a key, such as an editor; they end with the screen."""
 
     def __init__(self, terminal: Terminal, *, color: bool) -> None:
         self.terminal = terminal
         self.color = color
+        self.tasks = TaskOwner()
         self.compose: Callable[[int, int], Bottom] = lambda columns, rows: Bottom()
         self.on_drawn: Callable[[object], object] = lambda mark: None
         self._lasting: list[str] = []
@@ -71,8 +74,9 @@ class Screen:
         self._draw()
 
     async def close(self, seconds: float = 1.0) -> bool:
-        """Draw what is left, without the bottom, and give the terminal back. Returns False if the terminal did not take
-        it in that time; the thread that still writes then ends with the process only."""
+        """End the tasks, draw what is left, without the bottom, and give the terminal back. Returns False if the
+        terminal did not take it in that time; the thread that still writes then ends with the process only."""
+        await self.tasks.close(EDITOR_SECONDS)
         self._is_open = False
         self._cancel_timer()
         is_written = await self._wait_written(seconds)
@@ -108,12 +112,6 @@ class Screen:
                 work()
 
         asyncio.get_running_loop().call_later(seconds, call)
-
-    @contextmanager
-    def lend_terminal(self) -> Iterator[int]:
-        """Leave the terminal to another program; what is printed meanwhile comes after it. Yields its descriptor."""
-        with self.terminal.lend() as fd:
-            yield fd
 
     def _settle(self) -> None:
         """Draw when the size has not changed for a moment: a window that is being dragged tells of every step late."""
