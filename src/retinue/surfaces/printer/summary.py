@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from retinue.core.usage import NO_USAGE
 from retinue.log.accounts import format_cost
-from retinue.log.blocks import Role, format_count
+from retinue.log.blocks import format_count
 from retinue.log.runs import NOTHING, Runs, RunView
 from retinue.surfaces.printer import colors, safe
 
@@ -18,21 +21,28 @@ def format_summary(runs: Runs, *, color: bool = False, now: float | None = None)
     if now is None:
         now = max((run.ended_at or run.started_at or run.spawned_at for run in every), default=0.0)
     branches = runs.list_branches()
-    totals = _format_totals(
-        runs, max((run.measure_seconds(now) for branch, run in branches if not branch), default=0.0)
-    )
+    seconds = max((run.measure_seconds(now) for branch, run in branches if not branch), default=0.0)
+    rows = [
+        _HEADS,
+        *(_make_row(run.state, [run], run.measure_seconds(now)) for _, run in branches),
+        _make_row(format_count(len(every), "run"), every, seconds),
+    ]
     shown = len(_HEADS) if any(run.cost for run in every) else -1  # a column of nothing but "unknown" says nothing
-    cells = [row[:shown] for row in (_HEADS, *(_format_cells(run, now) for _, run in branches), totals)]
+    cells = [row[:shown] for row in rows]
     names = ["", *(_format_name(branch, run) for branch, run in branches), "total"]
     wide = max(safe.measure_width(name) for name in names)
     columns = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
     lines = []
     for (branch, run), name, row in zip([("", None), *branches, ("", None)], names, cells, strict=True):
+        state = row[0].ljust(columns[0])
         numbers = "  ".join(cell.rjust(size) for cell, size in zip(row[1:], columns[1:], strict=True))
-        state = _paint_state(row[0].ljust(columns[0]), run, color=color)
-        painted = name if run is None else _paint_name(name, branch, run, color=color)
-        line = f"{painted}{' ' * (wide - safe.measure_width(name))}  {state}  {numbers}".rstrip()
-        lines.append(line if run else colors.paint_faint(line, color=color))
+        space = " " * (wide - safe.measure_width(name))
+        if run is None:
+            lines.append(colors.paint_faint(f"{name}{space}  {state}  {numbers}".rstrip(), color=color))
+            continue
+        if run.ended is not None:
+            state = colors.paint_header((("good" if run.state == "done" else "bad", state),), color=color)
+        lines.append(f"{_paint_name(name, branch, run, color=color)}{space}  {state}  {numbers}".rstrip())
     return "\n".join([*lines, "", format_status_bar(runs)])
 
 
@@ -42,17 +52,12 @@ def format_status_bar(runs: Runs) -> str:
     return f"Agents: {primary} primary, {running} running, {finished} finished"
 
 
-def _format_cells(run: RunView, now: float) -> tuple[str, ...]:
-    tokens, seconds = f"{run.usage.total_tokens:,}", f"{run.measure_seconds(now):.1f}s"
-    return run.state, str(run.turns), str(run.tool_count), tokens, seconds, format_cost(run.cost, run.unpriced)
-
-
-def _format_totals(runs: Runs, seconds: float) -> tuple[str, ...]:
-    every = runs.runs.values()
-    cost = format_cost(sum((run.cost for run in every), NOTHING), sum(run.unpriced for run in every))
-    turns, tools = sum(run.turns for run in every), sum(run.tool_count for run in every)
-    tokens = f"{runs.usage().total_tokens:,}"
-    return format_count(len(every), "run"), str(turns), str(tools), tokens, f"{seconds:.1f}s", cost
+def _make_row(state: str, runs: Collection[RunView], seconds: float) -> tuple[str, ...]:
+    """Return the cells of one run, or of all of them together."""
+    turns, tools = sum(run.turns for run in runs), sum(run.tool_count for run in runs)
+    tokens = sum((run.usage for run in runs), NO_USAGE).total_tokens
+    cost = format_cost(sum((run.cost for run in runs), NOTHING), sum(run.unpriced for run in runs))
+    return state, str(turns), str(tools), f"{tokens:,}", f"{seconds:.1f}s", cost
 
 
 def _format_name(branch: str, run: RunView) -> str:
@@ -71,10 +76,3 @@ def _paint_name(name: str, branch: str, run: RunView, *, color: bool) -> str:
     if not color or not run.number or len(name) <= start:
         return name
     return name[:start] + colors.paint_header((("label", name[start:]),), color=True)
-
-
-def _paint_state(cell: str, run: RunView | None, *, color: bool) -> str:
-    if run is None or run.ended is None:
-        return cell
-    role: Role = "good" if run.state == "done" else "bad"
-    return colors.paint_header(((role, cell),), color=color)
