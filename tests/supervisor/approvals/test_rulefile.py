@@ -7,7 +7,7 @@ import pytest
 from retinue.config.edit import add_allowed, set_runtime
 from retinue.config.settings import load_settings
 from retinue.core.errors import ConfigError
-from retinue.surfaces.cli.init import render_settings
+from retinue.surfaces.cli.init import ProjectPlan, render_settings
 
 RULE = 'shell(git commit -m "a: b" [*])'
 WORD = '"shell(git commit -m \\"a: b\\" [*])"'
@@ -50,7 +50,9 @@ def test_a_rule_goes_where_a_person_would_put_it(tmp_path: Path, before: str, af
 
 def test_every_line_that_init_wrote_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "retinue.yaml"
-    text = render_settings(model="openai:x", profile="reviewer", tests=["make test"], allowed=True, exposed=["/opt/x"])
+    text = render_settings(
+        ProjectPlan(model="openai:x", profile="reviewer", tests=["make test"], allowed=True, exposed=["/opt/x"])
+    )
     file.write_text(text)
     add_allowed(file, "read")
     set_runtime(file, "inherited")

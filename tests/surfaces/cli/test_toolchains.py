@@ -16,7 +16,7 @@ from retinue.config.yaml import parse_yaml
 from retinue.core.messages import ToolSpec
 from retinue.core.rules import Mode
 from retinue.supervisor.policy import RulePolicy
-from retinue.surfaces.cli.init import find_toolchains, render_settings, render_subagent
+from retinue.surfaces.cli.init import ProjectPlan, find_toolchains, render_settings, render_subagent
 
 SHELL = ToolSpec("shell", "", {}, tier="confirm")
 CHOICES = [
@@ -53,7 +53,7 @@ def test_the_command_that_tests_a_project(tmp_path: Path, files: dict[str, str],
     found = [one.test for one in find_toolchains(tmp_path)]
     assert found == tests
     for test in found:
-        text = render_settings(model=None, profile="reviewer", tests=[test], allowed=True)
+        text = render_settings(ProjectPlan(model=None, profile="reviewer", tests=[test], allowed=True))
         rules = parse_settings(text, Path("retinue.yaml")).rules
         policy = RulePolicy(rules, mode="ask", project=str(tmp_path))
         verdicts = [
@@ -75,7 +75,9 @@ def test_files_that_are_none_are_passed_over(tmp_path: Path) -> None:
 def test_about_a_dozen_lines_are_written_and_load(
     model: str | None, tests: tuple[str, ...], allowed: bool, mode: Mode
 ) -> None:
-    text = render_settings(model=model, profile="reviewer", tests=tests, allowed=allowed, mode=mode, exposed=["/opt/x"])
+    text = render_settings(
+        ProjectPlan(model=model, profile="reviewer", tests=tests, allowed=allowed, mode=mode, exposed=["/opt/x"])
+    )
     assert len(text.splitlines()) <= 15
     assert all(len(line) <= 120 for line in text.splitlines())
     jsonschema.validate(parse_yaml(text, "retinue.yaml").to_plain(), settings_schema())

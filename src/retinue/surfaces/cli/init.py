@@ -18,7 +18,7 @@ from retinue.build.models import suggest_model
 from retinue.build.sandboxes import find_exposed_paths
 from retinue.config import trust
 from retinue.config.files import exists, read_text
-from retinue.config.models import PROVIDERS, VARIABLE, Provider, find_install_command
+from retinue.config.models import PROVIDERS, VARIABLE, find_install_command
 from retinue.config.profiles import FILE_NAME, PROJECT_FOLDER
 from retinue.config.project import SETTINGS_FILE, load_project
 from retinue.core.errors import ConfigError
@@ -74,18 +74,20 @@ What to report
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ProjectPlan:
-    """The files to write. `notes` say what was found and chosen, a line each."""
+    """The choices that the files are written from. `tests` are the commands that test the project, `allowed` says
+    whether they run without asking, `exposed` are the paths they need in a sandbox. `notes` say what was found and
+    chosen, a line each."""
 
-    folder: Path
+    folder: Path = Path()
     profile: str
     model: str | None
-    tests: tuple[str, ...]
+    tests: Sequence[str]
     allowed: bool
-    mode: Mode
-    exposed: tuple[str, ...]
-    notes: tuple[str, ...]
+    mode: Mode = "ask"
+    exposed: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
 def configure_init(parser: argparse.ArgumentParser) -> None:
@@ -119,14 +121,7 @@ def execute_init(args: argparse.Namespace) -> int:
         if exists(file):
             raise ConfigError(f"{file} already exists, and nothing is overwritten: edit it, or move it away")
     plan = _make_plan(folder, name, args.model, asks=not args.yes and prompts.at_terminal(), yes=args.yes)
-    text = render_settings(
-        model=plan.model,
-        profile=name,
-        tests=plan.tests,
-        allowed=plan.allowed,
-        mode=plan.mode,
-        exposed=plan.exposed,
-    )
+    text = render_settings(plan)
     _write_files({agent: render_subagent(name, plan.tests), settings: text})
     for note in plan.notes:
         print(safe.fold_line(safe.escape_line(note), sys.stdout, indent=NOTE_INDENT))
@@ -171,7 +166,10 @@ def _make_plan(folder: Path, profile: str, model: str | None, *, asks: bool, yes
     notes.append(f"mode     {mode} ({_MODE_NOTES[mode]})")
     found = find_toolchains(folder)
     tests = tuple(one.test for one in found if one.is_installed)
-    allowed = bool(tests) and (not asks or _ask_tests(tests))
+    commands = " and ".join(f"`{test}`" for test in tests)
+    allowed = bool(tests) and (
+        not asks or prompts.ask_yes_no(f"May agents run {commands} without asking you?", default=True)
+    )
     notes += [_describe_tests(one, allowed=allowed) for one in found] or [
         "tests    no command found that tests this project"
     ]
@@ -188,7 +186,7 @@ def _make_plan(folder: Path, profile: str, model: str | None, *, asks: bool, yes
         allowed=allowed,
         mode=mode,
         exposed=exposed,
-        notes=tuple(notes),
+        notes=notes,
     )
 
 
@@ -200,7 +198,9 @@ def _choose_model(*, asks: bool) -> tuple[str | None, str]:
     if named:
         default, why = named, f"{VARIABLE} names it"
     elif ready:
-        default, why = ready[0].default, _explain_provider(ready[0], with_key)
+        others = [one.key for one in with_key if one is not ready[0]]
+        default, why = ready[0].default, f"{ready[0].key} is set"
+        why += f", as is {', '.join(others)}; --model chooses another" if others else ""
     else:
         default, why = "", f"no key is set: set {' or '.join(one.key for one in PROVIDERS)}, or give --model"
     if not asks:
@@ -211,21 +211,11 @@ def _choose_model(*, asks: bool) -> tuple[str | None, str]:
     return (answer, "as you said") if answer and answer != default else (default or None, why)
 
 
-def _explain_provider(provider: Provider, with_key: list[Provider]) -> str:
-    others = [one.key for one in with_key if one is not provider]
-    return f"{provider.key} is set" + (f", as is {', '.join(others)}; --model chooses another" if others else "")
-
-
 def _ask_sandboxed() -> bool:
     print(safe.fold_line(SANDBOXED, sys.stderr), file=sys.stderr)
     return prompts.ask_yes_no(
         "May agents edit files and run commands in their sandbox without asking you?", default=True
     )
-
-
-def _ask_tests(tests: tuple[str, ...]) -> bool:
-    commands = " and ".join(f"`{test}`" for test in tests)
-    return prompts.ask_yes_no(f"May agents run {commands} without asking you?", default=True)
 
 
 def _ask_exposed(paths: tuple[str, ...]) -> bool:
@@ -357,27 +347,19 @@ def _read_optional(path: Path) -> str:
 # The files to write
 
 
-def render_settings(
-    *,
-    model: str | None,
-    profile: str,
-    tests: Sequence[str],
-    allowed: bool,
-    mode: Mode = "ask",
-    exposed: Sequence[str] = (),
-) -> str:
-    """Return a retinue.yaml. `tests` are the commands that test the project, `allowed` says whether they run without
-    asking, `exposed` are the paths they need in a sandbox."""
-    tools = ["read", "glob", "grep", *(["shell"] if tests else [])]
+def render_settings(plan: ProjectPlan) -> str:
+    """Return a retinue.yaml."""
+    model = plan.model
+    tools = ["read", "glob", "grep", *(["shell"] if plan.tests else [])]
     lines = [f"model: {_quote_text(model)}" if model else "#model: anthropic:NAME  # or openai:NAME, scripted:FILE"]
-    if exposed:
+    if plan.exposed:
         lines.append("expose_paths:  # what sandboxed runs may read beside their own folders")
-        lines += [f"  - {json.dumps(path, ensure_ascii=False)}" for path in exposed]
-    lines += ["approvals:", f"  mode: {mode}  # {_MODE_NOTES[mode]}"]
-    if tests and allowed:
+        lines += [f"  - {json.dumps(path, ensure_ascii=False)}" for path in plan.exposed]
+    lines += ["approvals:", f"  mode: {plan.mode}  # {_MODE_NOTES[plan.mode]}"]
+    if plan.tests and plan.allowed:
         lines.append("  allow:  # exactly these run without asking")
-        lines += [f"    - shell({test})" for test in tests]
-    lines += ["profiles:", f"  {profile}:", f"    tools: [{', '.join(tools)}]"]
+        lines += [f"    - shell({test})" for test in plan.tests]
+    lines += ["profiles:", f"  {plan.profile}:", f"    tools: [{', '.join(tools)}]"]
     return HEAD + "\n".join(lines) + "\n"
 
 
