@@ -25,6 +25,7 @@ from retinue.surfaces.cli.options import (
     add_options,
     parse_limit_amount,
     parse_limit_count,
+    parse_port,
     parse_seconds,
     parse_whole,
 )
@@ -177,7 +178,7 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", metavar="NAME", help="the agent to serve (the primary of `retinue run`)")
     parser.add_argument("--project", metavar="DIR", type=Path, help="the project, where that is not the current folder")
     parser.add_argument("--host", metavar="ADDRESS", default=LOOPBACK, help=f"the address to listen on ({LOOPBACK})")
-    parser.add_argument("--port", metavar="N", type=_parse_port, default=0, help="the port to listen on (a free one)")
+    parser.add_argument("--port", metavar="N", type=parse_port, default=0, help="the port to listen on (a free one)")
     parser.add_argument("--public-url", metavar="URL", help="the address that clients use, if a proxy is in between")
     parser.add_argument(
         "--token",
@@ -252,8 +253,6 @@ def _execute_serve(args: argparse.Namespace) -> int:
     from retinue.build.parts import MAIN
     from retinue.surfaces.cli.startup import check_sandbox, make_printer, prepare, require_model
 
-    if args.project is not None and not args.project.is_dir():
-        raise ConfigError(f"--project: there is no folder {args.project}")
     start = prepare(args, folder=args.project, interactive=False)
     profile = _choose_profile(start.project, args.profile)
     require_model(start, [profile])
@@ -341,14 +340,19 @@ def load_tokens(names: list[str], state: Path) -> dict[str, str]:
     claim_state_folder(state)
     found = {}
     for name in names:
-        variable = TOKEN_VARIABLE + re.sub(r"[^A-Z0-9]", "_", name.upper())
-        given = os.environ.get(variable, "").strip()
+        variable, given = _read_token(name)
         if given and len(given) < MIN_TOKEN:
             raise ConfigError(f"{variable} is too short for a token: {MIN_TOKEN} characters or more")
         found[name] = given or load_token(_find_token_file(state, name), f"{TOKEN_PURPOSE} {name}")
     if len(set(found.values())) != len(found):
         raise ConfigError("two clients have the same token: whose tasks are whose could not be told")
     return found
+
+
+def _read_token(name: str) -> tuple[str, str]:
+    """Return the variable of a client's token, and its value; empty if it is not set."""
+    variable = TOKEN_VARIABLE + re.sub(r"[^A-Z0-9]", "_", name.upper())
+    return variable, os.environ.get(variable, "").strip()
 
 
 def _find_token_file(state: Path, name: str) -> Path:
@@ -400,10 +404,8 @@ class _Host:
         if not options.tokens:
             self._say("warning: every program of this machine may use it (--no-token)")
         for name in options.tokens:
-            file = _find_token_file(state, name)
-            source = f"$(cat {shlex.quote(str(file))})"
-            if os.environ.get(TOKEN_VARIABLE + re.sub(r"[^A-Z0-9]", "_", name.upper()), "").strip():
-                source = "$" + TOKEN_VARIABLE + re.sub(r"[^A-Z0-9]", "_", name.upper())
+            variable, given = _read_token(name)
+            source = f"${variable}" if given else f"$(cat {shlex.quote(str(_find_token_file(state, name)))})"
             self._say(f'token of {name}: send the header "Authorization: Bearer {source}"')
             header = header or f'\n    -H "Authorization: Bearer {source}" \\'
         if self._parts.runtime == "inherited":
@@ -441,9 +443,3 @@ class _Host:
         label = f"-- {safe.escape_line(self._labels.get(event.tree, event.tree))}"
         if self._printer.show_event(event, below="" if self._shown == event.tree else label):
             self._shown = event.tree
-
-
-def _parse_port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
-        raise argparse.ArgumentTypeError(f"must be a port, 1 to 65535, got {text!r}")
-    return int(text)

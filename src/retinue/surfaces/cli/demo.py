@@ -29,9 +29,10 @@ from retinue.core.rules import ALLOW, ASK, Verdict
 from retinue.core.teams import Member
 from retinue.log.runs import Runs
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.foreground import print_answer
+from retinue.surfaces.cli.foreground import EXIT_CODES, FAILED, print_answer
 from retinue.surfaces.cli.live import Shown, drive
 from retinue.surfaces.cli.options import add_level_options
+from retinue.surfaces.cli.prompts import at_terminal
 from retinue.surfaces.cli.startup import make_printer, wants_live_view
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.header import Header
@@ -40,10 +41,6 @@ from retinue.surfaces.printer.summary import format_summary
 
 HERE = Path(__file__).parent
 TASK = "One of the checks of this project fails. Find out why, have it fixed, and prove it."
-EXIT_CODES = {"done": 0, "timed_out": 124, "cancelled": 130}
-FAILED = 1
-
-
 EDITED = "till/pricing.py"
 FIX = "fix the failing check"
 
@@ -119,7 +116,7 @@ def execute_demo(args: argparse.Namespace) -> int:
       retinue demo --quiet
     """
     play = TEAM if args.team else SUBAGENTS
-    terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+    terminal = at_terminal()
     printer = make_printer(args)
     command = screen.find_command()
     project = _copy_of_the_sample()

@@ -17,6 +17,7 @@ from retinue.log.lookup import find_reported_run
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli import pager
 from retinue.surfaces.cli.options import RUN_HELP
+from retinue.surfaces.cli.prompts import at_terminal
 from retinue.surfaces.printer import colors, safe
 
 QUESTION = "apply these changes? [y]es [n]o > "
@@ -133,17 +134,13 @@ def execute_apply(args: argparse.Namespace) -> int:
     return 0
 
 
-def _must_have_ended(tree: Listing, one: CopiedWorkspace) -> None:
-    view = tree.runs.runs.get(one.workspace.run)
-    if tree.live and view is not None and view.ended is None:
-        raise ConfigError(f"{one.name} has not ended yet: wait for it, or `retinue cancel {one.name}`")
-
-
 def _select_unapplied(tree: Listing, runs: list[CopiedWorkspace]) -> list[CopiedWorkspace]:
     """Return the runs with something to apply, and print for each of the others why it has nothing."""
     left = []
     for one in runs:
-        _must_have_ended(tree, one)
+        view = tree.runs.runs.get(one.workspace.run)
+        if tree.live and view is not None and view.ended is None:
+            raise ConfigError(f"{one.name} has not ended yet: wait for it, or `retinue cancel {one.name}`")
         why = one.explain_nothing_to_apply()
         if why:
             print(safe.escape_line(why), file=sys.stderr)
@@ -167,7 +164,7 @@ def _ask_user(diff: str) -> bool:
 
 
 def _require_terminal() -> None:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not at_terminal():
         raise ConfigError("there is no terminal to ask on: look with `retinue diff`, then give --yes")
 
 

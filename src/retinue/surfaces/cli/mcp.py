@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from retinue.core.errors import ConfigError
 from retinue.surfaces.cli.main import add_actions
-from retinue.surfaces.cli.options import add_context_option, add_options, parse_context_paths, parse_seconds
+from retinue.surfaces.cli.options import add_context_option, add_options, parse_context_paths, parse_port, parse_seconds
 from retinue.surfaces.printer import safe
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--http", action="store_true", help="serve over HTTP on this machine instead of stdin and stdout"
     )
-    parser.add_argument("--port", metavar="N", type=_parse_port, help="with --http: the port (default: a free one)")
+    parser.add_argument("--port", metavar="N", type=parse_port, help="with --http: the port (default: a free one)")
     parser.add_argument("--no-token", action="store_true", help="with --http: admit every program on this machine")
     parser.add_argument(
         "--session-timeout",
@@ -243,8 +243,6 @@ def _prepare_host(args: argparse.Namespace) -> Callable[[], Host]:
     from retinue.surfaces.cli.startup import check_sandbox, prepare, require_model
     from retinue.surfaces.mcp.host import Host
 
-    if args.project is not None and not args.project.is_dir():
-        raise ConfigError(f"--project: there is no folder {args.project}")
     limits = parse_limits(args)
     own = Limits(seconds=limits.seconds, stall=limits.stall)  # of every subagent: the client itself has no end
     limits = msgspec.structs.replace(limits, seconds=msgspec.UNSET, stall=msgspec.UNSET)
@@ -294,12 +292,6 @@ def _choose_profile(project: Project, args: argparse.Namespace) -> Profile:
     except jsonschema.SchemaError as error:
         raise ConfigError(f"{args.output_schema} is not a JSON schema: {error.message}") from None
     return replace(profile, output=schema)
-
-
-def _parse_port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
-        raise argparse.ArgumentTypeError(f"must be a port, 1 to 65535, got {text!r}")
-    return int(text)
 
 
 def _say(text: str) -> None:

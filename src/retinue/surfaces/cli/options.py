@@ -151,7 +151,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def parse_limits(args: argparse.Namespace) -> Limits:
     """Return the limits that the options set."""
-    return make_limits(lambda key: getattr(args, key))
+    return make_limits(vars(args).__getitem__)
 
 
 def parse_model(args: argparse.Namespace) -> str | None:
@@ -189,6 +189,13 @@ def parse_age(text: str) -> float:
     if found is None:
         raise argparse.ArgumentTypeError(f"must be a length of time such as 7d, 12h, 30min or 45s, got {text!r}")
     return float(found[1]) * AGES[found[2]]
+
+
+def parse_port(text: str) -> int:
+    """Return the number of a TCP port."""
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
+        raise argparse.ArgumentTypeError(f"must be a port, 1 to 65535, got {text!r}")
+    return int(text)
 
 
 def parse_seconds(text: str) -> float:

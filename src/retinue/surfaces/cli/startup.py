@@ -73,19 +73,21 @@ def prepare(
     interactive: bool = True,
     traced: bool = True,
 ) -> StartUp:
-    """Read the project around a folder (the current one) and merge the options into it.
+    """Read the project around a folder (the current one), which --project may name, and merge the options into it.
 
     `limits` replace those of the options. `interactive` is False for a command whose stdin is not a person's, and for
     one that serves others; `traced` puts new trees into the trace of the environment."""
     if interactive and args.config is None and not args.yes:
         _ask_trust()
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"--project: there is no folder {folder}")
     detached = getattr(args, "detach", False)
     wait = args.wait_approvals
-    limits = parse_limits(args) if limits is None else limits
+    model, limits = parse_model(args), parse_limits(args) if limits is None else limits
     parts, project = load_project_parts(
         folder or Path.cwd(),
         config=args.config,
-        model=parse_model(args),
+        model=model,
         mode="yes" if args.yes else None,
         limits=limits,
         wait_approvals=DETACHED_WAIT_SECONDS if wait is None and detached else wait,
@@ -99,7 +101,7 @@ def prepare(
     for warning in project.warnings:
         output.print_warning(warning)
     asks = interactive and not detached and prompts.at_terminal()
-    return StartUp(parts=parts, project=project, limits=limits, model=parse_model(args), asks=asks)
+    return StartUp(parts=parts, project=project, limits=limits, model=model, asks=asks)
 
 
 def _ask_trust() -> None:
@@ -135,8 +137,11 @@ def choose_profile(project: Project, name: str | None) -> Profile:
 def make_printer(args: argparse.Namespace, *, color: bool | None = None) -> Printer:
     """Return the printer of live events, as detailed as the options say."""
     clear_start_line()
-    level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
-    return Printer(sys.stderr, level=level, color=color)
+    return Printer(sys.stderr, level=choose_level(args), color=color)
+
+
+def choose_level(args: argparse.Namespace) -> Level:
+    return "verbose" if args.verbose else "quiet" if args.quiet else "normal"
 
 
 def make_header(start: StartUp, profile: Profile) -> Header:

@@ -41,10 +41,17 @@ from retinue.surfaces.cli.options import (
 )
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.cli.start_line import clear_start_line
-from retinue.surfaces.cli.startup import StartUp, check_sandbox, choose_profile, make_header, prepare, require_model
+from retinue.surfaces.cli.startup import (
+    StartUp,
+    check_sandbox,
+    choose_level,
+    choose_profile,
+    make_header,
+    prepare,
+    require_model,
+)
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.header import Header
-from retinue.surfaces.printer.printer import Level
 from retinue.surfaces.printer.terminal import can_draw
 from retinue.surfaces.printer.totals import format_totals
 
@@ -143,9 +150,9 @@ class _Host:
 
                     await serve_control(servers, control, parts, live.view.show_note)
                 conversation = await self._hold(live, control)
-                parting = await _read_parting(conversation)
+                ending = await _read_ending(conversation)
                 await screens.aclose()
-                code = print_parting(conversation, parting)
+                code = print_parting(conversation, *ending)
                 if conversation.parting == "left":
                     await self._go_on(conversation)
                 return code
@@ -199,37 +206,29 @@ async def attach_conversation(
                 await screens.enter_async_context(client.attend(ref.tree))
             held.append(Conversation(live, client, signals, known=known, hosts=False))
             await held[0].hold(RunHandle(client, ref))
-        parting = await _read_parting(held[0])
-    return held[0], print_parting(held[0], parting)
+        ending = await _read_ending(held[0])
+    return held[0], print_parting(held[0], *ending)
 
 
-@dataclass(frozen=True)
-class Parting:
-    """The ending of a conversation, if it has one, and whether it changed files that were not applied."""
-
-    result: Result[Any] | None = None
-    has_changes: bool = False
-
-
-async def _read_parting(conversation: Conversation) -> Parting:
+async def _read_ending(conversation: Conversation) -> tuple[Result[Any] | None, str]:
+    """Return the result of a conversation, if it has ended, and its changes that were not applied."""
     run, control = conversation.run, conversation.control
-    if conversation.parting != "ended" or run is None:
-        return Parting()
     result, diff = None, ""
-    with suppress(RetinueError):
-        result = await control.result(run.tree, run.number)
-        diff = await control.diff(run.tree, run.number)
-    return Parting(result=result, has_changes=bool(diff))
+    if conversation.parting == "ended" and run is not None:
+        with suppress(RetinueError):
+            result = await control.result(run.tree, run.number)
+            diff = await control.diff(run.tree, run.number)
+    return result, diff
 
 
-def print_parting(conversation: Conversation, parting: Parting) -> int:
+def print_parting(conversation: Conversation, result: Result[Any] | None, diff: str) -> int:
     """Say how the conversation was left, and how to come back to it; return the exit code."""
-    run, result = conversation.run, parting.result
+    run = conversation.run
     if run is None:
         return 0
     back = f"retinue resume {run.tree}"
     if result is not None:
-        if parting.has_changes:
+        if diff:
             print(f"Review: retinue diff {run.tree}\nApply:  retinue apply {run.tree}", file=sys.stderr)
         if result.status != "done":
             output.print_error(f"{result.status}: {result.error_details or result.final_response}")
@@ -243,10 +242,6 @@ def print_parting(conversation: Conversation, parting: Parting) -> int:
     elif conversation.parting == "open":
         print(f"The conversation stays open. Come back: {back}", file=sys.stderr)
     return 0
-
-
-def choose_level(args: argparse.Namespace) -> Level:
-    return "verbose" if args.verbose else "quiet" if args.quiet else "normal"
 
 
 # Processes
