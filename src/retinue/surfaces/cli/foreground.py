@@ -9,7 +9,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from retinue.surfaces.printer.totals import format_totals
 
 EXIT_CODES = {"done": 0, "timed_out": 124, "cancelled": 130}
 FAILED = 1
+UNCONFIRMED_HINT = "; --yes runs tools without asking, --wait-approvals waits for `retinue approve`"
 DETACHED_FILES = ((1, "stdout.txt"), (2, "stderr.txt"))
 
 
@@ -44,13 +44,17 @@ def run_tree(
     """Run the tree that `begin` starts, on this terminal or detached from it. Events up to `after` are known."""
     if args.detach and args.no_control and not args.yes:
         raise ConfigError("--detach with --no-control can never ask anything: add --yes, or leave --no-control out")
-    announce = None
-    if args.detach:
-        pipe, code = detach()
-        if pipe is None:
-            return code
-        assert start.parts.state is not None
-        announce = partial(_announce, pipe, start.parts.state)
+    pipe, code = detach() if args.detach else (None, 0)
+    if args.detach and pipe is None:
+        return code
+
+    def announce(run: RunHandle) -> None:
+        """Leave the terminal and tell the first process the id of the tree."""
+        assert pipe is not None and start.parts.state is not None
+        redirect_output(start.parts.state, run)
+        os.write(pipe, run.tree.encode())
+        os.close(pipe)
+
     printer = make_printer(args, color=False if args.detach else None)
     live = start.asks and wants_live_view(args)
     driving = drive(
@@ -61,7 +65,7 @@ def run_tree(
         live=live,
         serve=not args.no_control,
         after=after,
-        announce=announce,
+        announce=announce if args.detach else None,
         profile=profile,
         header=None if profile is None or not profile.has_model else make_header(start, profile),
     )
@@ -72,9 +76,7 @@ def print_answer(shown: Shown, printer: Printer, *, state: Path | None, as_json:
     """Print the summary on stderr and the answer on stdout; return the exit code. After the live view the answer comes
     first, then one line of totals."""
     result = shown.result
-    code = EXIT_CODES.get(result.status, FAILED)
-    if shown.log_error is not None:
-        code = code or FAILED
+    code = EXIT_CODES.get(result.status, FAILED) or (FAILED if shown.log_error is not None else 0)
     if live and not shown.stuck:
         _print_result(result, as_json=as_json, rendered=shares_terminal())
         _print_live_end(shown, printer, state)
@@ -120,7 +122,8 @@ def _print_live_end(shown: Shown, printer: Printer, state: Path | None) -> None:
 def _print_failure(shown: Shown) -> None:
     result = shown.result
     if result.status != "done":
-        output.print_error(f"{result.status}: {result.error_details or result.final_response}{_add_hint(result)}")
+        hint = UNCONFIRMED_HINT if result.code == "unconfirmed" else ""
+        output.print_error(f"{result.status}: {result.error_details or result.final_response}{hint}")
     if shown.log_error is not None:
         output.print_error(shown.log_error)
 
@@ -156,19 +159,6 @@ def _is_applied(result: Result[Any], state: Path | None) -> bool:
     run = result.run if result.team is None else result.team.presented
     found = None if state is None or run is None else open_stored_control(state).find_copy(result.tree, run)
     return found is not None and found.applied is not None
-
-
-def _add_hint(result: Result[Any]) -> str:
-    if result.code != "unconfirmed":
-        return ""
-    return "; --yes runs tools without asking, --wait-approvals waits for `retinue approve`"
-
-
-def _announce(pipe: int, state: Path, run: RunHandle) -> None:
-    """Leave the terminal and tell the first process the id of the tree."""
-    redirect_output(state, run)
-    os.write(pipe, run.tree.encode())
-    os.close(pipe)
 
 
 def redirect_output(state: Path, run: RunHandle) -> None:

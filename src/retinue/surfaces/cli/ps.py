@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import sys
 import time
-from pathlib import Path
 
 from retinue.control.address_files import find_address
 from retinue.core.errors import LogError
@@ -85,13 +84,9 @@ def _list_runs(args: argparse.Namespace) -> int:
         friendly = UNREAD if problems else friendly
         print(friendly if since is None or not left_out else "No runs in that time.")
         return 0
-    rows, has_costs = [], False
-    for each in found:
-        for view in each.list_runs():
-            rows.append(_make_cells(each, view, now))
-            has_costs = has_costs or view.cost > 0
-    columns = screen.make_columns(HEADS, rows)
-    if not has_costs:
+    listed = [(each, view) for each in found for view in each.list_runs()]
+    columns = screen.make_columns(HEADS, [_make_cells(each, view, now) for each, view in listed])
+    if not any(view.cost > 0 for _, view in listed):
         del columns["COST"]  # nothing but "unknown" says nothing
     print("\n".join(_format_columns(columns)))
     asking = columns["STATE"].count(ASKING)
@@ -101,7 +96,9 @@ def _list_runs(args: argparse.Namespace) -> int:
         )
     for each in found:
         if each.pid is not None and any(view.ended is None for view in each.list_runs()):
-            print(f"\n{_describe_process(project.state, each)}")
+            has_server = find_address(project.state / "control", each.pid) is not None
+            how = "its control server is running" if has_server else "it has no control server"
+            print(f"\n{each.tree} runs in process {each.pid}; {how}")
     for each in found:
         if not each.live and not each.ended:
             print(f"\n{each.tree} was interrupted: retinue resume {each.tree}")
@@ -133,13 +130,6 @@ def _paint_cell(head: str, cell: str, text: str) -> str:
     elif head in NUMBERS or head in ("AGENT", "STARTED"):
         role = "faint"
     return colors.paint_header(((role, text),), color=True, bold=False)
-
-
-def _describe_process(state: Path, listing: Listing) -> str:
-    """Name the process that runs a tree, and say whether it can be told something."""
-    address = find_address(state / "control", listing.pid or 0)
-    how = "its control server is running" if address is not None else "it has no control server"
-    return f"{listing.tree} runs in process {listing.pid}; {how}"
 
 
 def _make_cells(listing: Listing, view: RunView, now: float) -> tuple[str, ...]:

@@ -71,14 +71,16 @@ def execute_replay(args: argparse.Namespace) -> int:
     replay = make_replay(recorded, parts, first)
     printer = make_printer(args)
     result, again = asyncio.run(_run_replay(replay, printer))
-    differences = list(_find_differences(recorded, again, replay.differences))
+    compared = (replay.differences.get(run) or compare_runs(record, again.get(run)) for run, record in recorded.items())
+    differences = [difference for difference in compared if difference is not None]
     ends = [record for record in recorded.values() if record.cut]
     events = sum(record.events for record in recorded.values())
     runs = len(recorded)
     for note in replay.notes:
         screen.print_warning(note)
-    for line in _format_ends(ends):
-        print(line, file=sys.stderr)
+    for record in ends:
+        where = f"in turn {len(record.turns)}" if record.turns else "at its beginning"
+        print(f"the record of {safe.escape_line(record.path)} ends {where}: {record.cut}", file=sys.stderr)
     for line in _format_differences(differences, color=printer.color):
         print(line, file=sys.stderr)
     count = len({difference.run for difference in differences})
@@ -119,22 +121,6 @@ async def _run_replay(replay: Replay, printer: Printer) -> tuple[Result[Any], di
         make=lambda parts: make_replay_supervisor(replay, log, parts.project),
     )
     return shown.result, fold_records(await log.read(shown.result.tree))
-
-
-def _find_differences(
-    recorded: dict[int, RunRecord], again: dict[int, RunRecord], reported: dict[int, Difference]
-) -> Iterator[Difference]:
-    for number, record in recorded.items():
-        found = reported.get(number) or compare_runs(record, again.get(number))
-        if found is not None:
-            yield found
-
-
-def _format_ends(ends: Sequence[RunRecord]) -> Iterator[str]:
-    """Say where the records of runs stop before an ending of their own."""
-    for record in ends:
-        where = f"in turn {len(record.turns)}" if record.turns else "at its beginning"
-        yield f"the record of {safe.escape_line(record.path)} ends {where}: {record.cut}"
 
 
 def _format_differences(differences: Sequence[Difference], *, color: bool) -> Iterator[str]:

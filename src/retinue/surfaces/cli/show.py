@@ -6,14 +6,13 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from retinue.build.stored import open_stored_control
-from retinue.core.results import Contribution, TeamReport, ToolLog, format_changed_files
+from retinue.core.results import Contribution, format_changed_files
 from retinue.core.usage import Usage
 from retinue.log.accounts import format_cost, sum_subtree_bill
 from retinue.log.blocks import Role, describe_basis, format_count, format_json, make_call_spans
@@ -32,8 +31,8 @@ from retinue.surfaces.printer.header import name_model
 
 INDENT = "  "
 ABSTAINED = "abstained"
-_TEAM_NUMBERS = frozenset({"RUN", "TOKENS", "COST"})
-_TEAM_FLEXIBLE = {"MODEL": 12, "ANSWERS": 12}
+_NUMBERS = frozenset({"RUN", "TOKENS", "COST"})
+_FLEXIBLE = {"MODEL": 12, "ANSWERS": 12}
 
 
 def configure_show(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +48,7 @@ def configure_show(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--tools",
         metavar="NAMES",
-        type=_parse_names,
+        type=lambda text: frozenset(name.strip() for name in text.split(",")),
         help="list the calls of these tools in and below this run: what ran, what changed, who approved ('*': all)",
     )
 
@@ -77,7 +76,9 @@ async def _show(args: argparse.Namespace) -> int:
     if args.tools is not None:
         called = fold_actions(await project.log.read(found.tree), path=found.path, tools=args.tools)
         if args.json:
-            screen.print_json(_actions_to_json(called))
+            screen.print_json(
+                [{**msgspec.to_builtins(each, enc_hook=str), "permission": each.permission} for each in called]
+            )
         else:
             lines = _format_actions(called, project.state.parent)
             pager.print_long("\n".join(lines) if called else f"No such tool ran in {found.name}.")
@@ -108,7 +109,11 @@ def _format_page(state: Path, tree: Listing, view: RunView, now: float) -> Itera
     if view.spawned.task_context:
         yield from _format_part("context", view.spawned.task_context)
     if view.tool_logs:
-        yield from ("", _paint("name", "tools"), *(INDENT + _format_tool_line(log) for log in view.tool_logs))
+        yield from ("", _paint("name", "tools"))
+    for log in view.tool_logs:
+        took = "" if log.duration_ms is None else f"  ({screen.format_duration(log.duration_ms / 1000)})"
+        call = safe.escape_line(f"{log.name}({log.context}) -> {log.result}")
+        yield f"{INDENT}{_format_mark(log.success)} {call}{took}"
     made = view.find_presented().ended
     if made is not None and made.changed_count:
         yield from ("", _paint("name", "changed files"))
@@ -139,7 +144,7 @@ def _format_team(view: RunView) -> Iterator[str]:
             "MEMBER": each.agent,
             "ID": each.id,
             "MODEL": name_model(each.model),
-            "STATE": _describe_member_state(team, each),
+            "STATE": f"{each.status}, presented" if team.presented == each.run else each.status,
             "ANSWERS": ", ".join(each.answers),
             "VOTE": _describe_vote(each),
             "TOKENS": f"{each.usage.total_tokens:,}",
@@ -148,10 +153,7 @@ def _format_team(view: RunView) -> Iterator[str]:
         for each in team.contributions
     ]
     heads = [head for head in rows[0] if any(row[head] for row in rows)]
-    cells = [[safe.escape_line(row[head]) for head in heads] for row in rows]
-    lines = screen.format_table(heads, cells, right=_TEAM_NUMBERS, flexible=_TEAM_FLEXIBLE, indent=len(INDENT))
-    yield from ("", _paint("name", "members"), INDENT + _paint("faint", lines[0]))
-    yield from (INDENT + line for line in lines[1:])
+    yield from _format_table("members", heads, [[row[head] for head in heads] for row in rows])
     voted = [each for each in team.contributions if _describe_vote(each)]
     if voted:
         yield from ("", _paint("name", "votes"))
@@ -171,10 +173,7 @@ def _format_rounds(view: RunView) -> Iterator[str]:
         opened = rounds.evaluated.get(each.round)
         evaluator = "" if opened is None or opened.evaluator_run is None else f"{opened.evaluator_run}, {opened.status}"
         rows.append([str(each.round), evaluator, "" if opened is None else describe_basis(opened), each.label])
-    cells = [[safe.escape_line(cell) for cell in row] for row in rows]
-    lines = screen.format_table(["ROUND", "EVALUATOR", "STARTS FROM", "ANSWER"], cells, indent=len(INDENT))
-    yield from ("", _paint("name", "rounds"), INDENT + _paint("faint", lines[0]))
-    yield from (INDENT + line for line in lines[1:])
+    yield from _format_table("rounds", ["ROUND", "EVALUATOR", "STARTS FROM", "ANSWER"], rows)
     if rounds.voted is not None:
         why = f": {' '.join(rounds.voted.reason.split())}" if rounds.voted.reason else ""
         yield INDENT + safe.escape_line(f"decided for {rounds.voted.choice}{why}")
@@ -182,17 +181,15 @@ def _format_rounds(view: RunView) -> Iterator[str]:
         yield from _format_part(f"packet of round {each.round}", each.packet)
 
 
+def _format_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    cells = [[safe.escape_line(cell) for cell in row] for row in rows]
+    lines = screen.format_table(heads, cells, right=_NUMBERS, flexible=_FLEXIBLE, indent=len(INDENT))
+    yield from ("", _paint("name", title), INDENT + _paint("faint", lines[0]))
+    yield from (INDENT + line for line in lines[1:])
+
+
 def _describe_vote(each: Contribution) -> str:
     return each.vote or (ABSTAINED if each.reason else "")
-
-
-def _describe_member_state(team: TeamReport, each: Contribution) -> str:
-    return f"{each.status}, presented" if team.presented == each.run else each.status
-
-
-def _shorten_model(model: str, project: Path) -> str:
-    kind, colon, file = model.partition(":")
-    return f"{kind}{colon}{screen.shorten_path(file, project) if kind == 'scripted' else file}"
 
 
 def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]]:
@@ -221,7 +218,8 @@ def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterat
         yield "budget", " and ".join(budget for budget in budgets if budget)
     project = state.parent
     if spawned.model:
-        yield "model", _shorten_model(spawned.model, project)
+        kind, colon, name = spawned.model.partition(":")
+        yield "model", f"{kind}{colon}{screen.shorten_path(name, project) if kind == 'scripted' else name}"
     if spawned.server:
         yield "server", spawned.server
     presented = view.find_presented()
@@ -283,11 +281,6 @@ def _format_part(title: str, text: str) -> Iterator[str]:
         yield (INDENT + line).rstrip()
 
 
-def _format_tool_line(log: ToolLog) -> str:
-    took = "" if log.duration_ms is None else f"  ({screen.format_duration(log.duration_ms / 1000)})"
-    return f"{_format_mark(log.success)} {safe.escape_line(f'{log.name}({log.context}) -> {log.result}')}{took}"
-
-
 def _format_mark(success: bool) -> str:
     return _paint("good", "✓") if success else _paint("bad", "✗")
 
@@ -295,10 +288,6 @@ def _format_mark(success: bool) -> str:
 def _paint(role: Role, text: str) -> str:
     """Return a text as a safe line, in the colour of its role where stdout is a terminal that wants colours."""
     return colors.paint_header(((role, text),), color=colors.wants_color(sys.stdout))
-
-
-def _parse_names(text: str) -> frozenset[str]:
-    return frozenset(name.strip() for name in text.split(","))
 
 
 def _format_actions(found: list[Action], project: Path) -> Iterator[str]:
@@ -319,7 +308,3 @@ def _format_actions(found: list[Action], project: Path) -> Iterator[str]:
         for line in safe.escape_text(action.preview or format_json(action.args)).split("\n"):
             yield f"{INDENT * 2}{line}".rstrip()
         yield ""
-
-
-def _actions_to_json(found: list[Action]) -> list[dict[str, Any]]:
-    return [{**msgspec.to_builtins(action, enc_hook=str), "permission": action.permission} for action in found]

@@ -8,8 +8,7 @@ read only. `retinue run`, `retinue tail -f` and the conversation show the same v
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -47,6 +46,7 @@ WHOLE = "`retinue show {tree}/{run}` shows all"
 INDENT = "  "
 WORDS = ("message", "turn.started", "run.waiting", "run.ended", "thinking", "inbox", NOTICE)
 CANCEL_KEYS = 9
+_VERBS = {"model": "waits for the model", "thinking": "thinks", "text": "writes"}
 RECEIPT_CHARACTERS = 60
 
 
@@ -235,7 +235,8 @@ class LiveView:
         body = self._format_body(entry)
         header = self._paint_lines(entry.spans)
         words = entry.kind in WORDS and entry.style != "diff"
-        if words and not _has_line(entry):
+        is_line = entry.kind == "run.ended" and bool(entry.spans)  # not only who speaks
+        if words and not is_line:
             indented = INDENT if entry.run else ""
             text = f"{header}{_indent(body, indented).lstrip(' ')}" if header else body
             self._print(text, spaced=not entry.run and entry.kind != "thinking")
@@ -259,7 +260,8 @@ class LiveView:
         if not text or (entry.kind in (AnswerGiven.kind, RoundAnswered.kind) and self._level != "verbose"):
             return ""
         if self._level != "verbose":
-            if entry.kind == "run.ended" and self._measure_depth(entry.run) > 1:
+            run = self.activity.runs.runs.get(entry.run)
+            if entry.kind == "run.ended" and run is not None and run.spawned.depth > 1:
                 one_line = " ".join(text.split())  # its parent tells more of it
                 text = shorten_text(one_line, DEEP_CHARACTERS, DEEP_CHARACTERS - 3)
             lines = SAID_LINES if entry.run == 0 and entry.style == "markdown" else CUT_LINES[entry.style]
@@ -280,10 +282,6 @@ class LiveView:
                 return colors.paint_diff(safe.escape_text(text).expandtabs(), color=color)
             case _:
                 return colors.paint_faint(safe.escape_text(text).expandtabs(), color=color)
-
-    def _measure_depth(self, number: int) -> int:
-        run = self.activity.runs.runs.get(number)
-        return 0 if run is None else run.spawned.depth
 
     def _render(self, text: str, *, narrower: int = 0) -> str:
         """Render Markdown; where many texts come at once, as they are, because nobody can read them so fast."""
@@ -313,7 +311,11 @@ class LiveView:
         self._rendered = 0
         status = self._layout_status(columns, now)
         typed, cursor = self._layout_input(columns, max(1, rows // 3))
-        question, at = self._layout_question(columns, max(3, rows - len(status) - len(typed) - 2))
+        left = max(3, rows - len(status) - len(typed) - 2)
+        if self._cancel_choices is None:
+            question, at = self.panel.layout_lines(columns, left)
+        else:
+            question, at = _layout_cancel((label for _, label in self._cancel_choices), left), None
         room = rows - 2 - len(status) - len(typed) - len(question)
         header = self._layout_header(columns)[: max(0, room - 1)]
         work = [*header, *self._layout_work(columns, min(room - len(header), rows // 2 if question else rows), now)]
@@ -329,21 +331,6 @@ class LiveView:
         current = self.panel.current
         mark = None if current is None or self._cancel_choices is not None else current.id
         return Bottom(lines=lines, cursor=place, mark=mark, animated=True)
-
-    def _layout_question(self, columns: int, rows: int) -> tuple[list[Line], Position | None]:
-        if self._cancel_choices is not None:
-            return self._layout_cancel(rows), None
-        return self.panel.layout_lines(columns, rows)
-
-    def _layout_cancel(self, rows: int) -> list[Line]:
-        choices: list[Line] = [
-            (("mark", f"  [{place}] "), ("label", f"[{label}]"))
-            for place, (_, label) in enumerate(self._cancel_choices or (), 1)
-        ]
-        return [
-            (("bad", "Cancel what? "), ("mark", "[a]ll"), ("plain", ", Esc goes on; Ctrl-C again cancels all")),
-            *choices[: max(0, rows - 1)],
-        ]
 
     def _layout_input(self, columns: int, limit: int) -> tuple[list[Line], Position | None]:
         if self._submit is None:
@@ -386,18 +373,26 @@ class LiveView:
         return [*lines, (("faint", status),)] if self.activity.runs.runs else lines
 
 
+def _layout_cancel(labels: Iterable[str], rows: int) -> list[Line]:
+    """Return the question what to cancel, with the runs that a number chooses."""
+    choices: list[Line] = [
+        (("mark", f"  [{place}] "), ("label", f"[{label}]")) for place, label in enumerate(labels, 1)
+    ]
+    return [
+        (("bad", "Cancel what? "), ("mark", "[a]ll"), ("plain", ", Esc goes on; Ctrl-C again cancels all")),
+        *choices[: max(0, rows - 1)],
+    ]
+
+
 def _layout_head(work: Work, frame: str, now: float, columns: int) -> Line:
     """Return the line of something that goes on. A long call is cut, so that the time is seen."""
     who: tuple[Span, ...] = () if work.label is None else (("label", f"[{work.label}] "),)
     took: Span = ("faint", f" {format_elapsed(now - work.since)}")
-    verbs: dict[str, Literal["waits for the model", "thinks", "writes"]] = {
-        "model": "waits for the model", "thinking": "thinks", "text": "writes",
-    }  # fmt: skip
     what: tuple[Span, ...]
     if work.kind == "team":
         what = (("plain", work.text),)
     elif work.call is None:
-        what = (("plain", f"{work.agent} {verbs[work.kind]}"),)
+        what = (("plain", f"{work.agent} {_VERBS[work.kind]}"),)
     else:
         what = make_call_spans(work.call.name, work.call.args)
     mark = f"{INDENT if work.is_member else ''}{frame} "
@@ -418,11 +413,6 @@ def _layout_text(work: Work, columns: int, lines: int) -> list[Line]:
         if len(pieces) >= lines:
             break
     return [(("faint", f"{INDENT}│ {piece}"),) for piece in pieces[-lines:]]
-
-
-def _has_line(entry: Entry) -> bool:
-    """Return whether the spans of an entry are a line of their own, not only who speaks."""
-    return entry.kind == "run.ended" and bool(entry.spans)
 
 
 def _indent(text: str, indent: str) -> str:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Literal
 
 import msgspec
@@ -18,7 +18,7 @@ from retinue.core.approvals import Approval
 from retinue.core.errors import OutputFailed
 from retinue.core.events import Delta, Event, Inbox, TurnStarted
 from retinue.files.content import write_all
-from retinue.log.blocks import Block, Blocks, format_question_body, make_question_spans
+from retinue.log.blocks import Block, Blocks, Span, format_question_body, make_question_spans
 from retinue.surfaces.printer import colors, safe
 
 Level = Literal["quiet", "normal", "verbose"]
@@ -72,14 +72,11 @@ class Printer:
             return False
         if below:
             self.show_note(below)
-        if brief:
-            self._put(colors.paint_header(block.brief, color=self.color, bold=False), loose=True)
-        elif block.line:
-            self._put(colors.paint_header(block.spans, color=self.color, bold=False), loose=True)
+        if brief or block.line:
+            spans = block.brief if brief else block.spans
+            self._put(colors.paint_header(spans, color=self.color, bold=False), loose=True)
         else:
-            self._put(
-                _join_block(colors.paint_header(block.spans, color=self.color), self._format_body(block)), loose=False
-            )
+            self._put_block(block.spans, self._format_body(block))
         return True
 
     def recall_event(self, event: Event) -> Block | None:
@@ -105,10 +102,8 @@ class Printer:
 
     def show_question(self, question: Approval, *, whole: bool = False) -> None:
         """Print a question as a block: the call, its run, and what it would change; `whole` however long that is."""
-        header = colors.paint_header(
-            make_question_spans(question.label, question.tool, question.args), color=self.color
-        )
-        self._put(_join_block(header, self._format_preview(format_question_body(question), whole=whole)), loose=False)
+        spans = make_question_spans(question.label, question.tool, question.args)
+        self._put_block(spans, self._format_preview(format_question_body(question), whole=whole))
 
     def show_note(self, text: str) -> None:
         """Print a note of the surface itself, on lines of its own."""
@@ -153,14 +148,13 @@ class Printer:
             self._has_status = False
             self._output.write(colors.CLEAR_LINE)
 
-    @contextmanager
-    def hold_output(self) -> Iterator[None]:
+    def hold_output(self) -> AbstractContextManager[None]:
         """Keep what is printed until the end of the block, because another program has the terminal."""
-        self._output.hold()
-        try:
-            yield
-        finally:
-            self._output.release()
+        return self._output.hold()
+
+    def _put_block(self, spans: Iterable[Span], body: str) -> None:
+        header = colors.paint_header(spans, color=self.color)
+        self._put(f"{header}\n{body}" if body else header, loose=False)
 
     def _put(self, text: str, *, loose: bool) -> None:
         before = "\n" if self._is_loose and not loose else ""
@@ -245,17 +239,15 @@ def truncate_text(text: str, *, lines: int, size: int, how: str = "--verbose sho
     return f"{kept}\n[... {missing}{len(rest.encode('utf-8', 'surrogatepass'))} bytes; {how}]"
 
 
-def _join_block(header: str, body: str) -> str:
-    return f"{header}\n{body}" if body else header
-
-
 class _Output:
     """The stream of a printer. Each `write` is one write of the system, as far as the system takes it whole. A reader
     that is gone is no error: writing stops silently. It stops too at a stream that fails, and `failure` says why."""
 
     def __init__(self, stream: colors.Stream) -> None:
         self._stream = stream
-        self._fd = _find_descriptor(stream)
+        self._fd: int | None = None  # of no other stream than a file
+        with suppress(AttributeError, OSError, ValueError):
+            self._fd = int(stream.fileno())  # type: ignore[attr-defined]
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self.is_closed = False
         self.failure: str | None = None
@@ -269,13 +261,15 @@ class _Output:
         except OSError:
             return COLUMNS
 
-    def hold(self) -> None:
-        """Keep what is written until `release`, because another program has the terminal."""
-        self._held = []
-
-    def release(self) -> None:
-        held, self._held = self._held or [], None
-        self.write("".join(held))
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep what is written until the end of the block, because another program has the terminal."""
+        held = self._held = []
+        try:
+            yield
+        finally:
+            self._held = None
+            self.write("".join(held))
 
     def write(self, text: str) -> None:
         if self.is_closed or not text:
@@ -295,11 +289,3 @@ class _Output:
         except OSError as error:
             self.is_closed = True
             self.failure = error.strerror or str(error)
-
-
-def _find_descriptor(stream: colors.Stream) -> int | None:
-    fileno = getattr(stream, "fileno", None)
-    try:
-        return None if fileno is None else int(fileno())
-    except (OSError, ValueError):
-        return None

@@ -10,17 +10,14 @@ from typing import TextIO
 
 from retinue.core.unseen import reveal_line, reveal_text
 
+escape_text = reveal_text  # for bodies: newlines and tabs stay, every other invisible character is spelled out
+
 
 def escape_line(text: str) -> str:
     """Return text for headers, labels and names: one line, whatever was in it."""
     if text.isascii() and text.isprintable():  # nearly all cells of a long table: bench row `ps --all`
         return text
     return reveal_line(text)
-
-
-def escape_text(text: str) -> str:
-    """Return text for bodies: newlines and tabs stay, every other invisible character is spelled out."""
-    return reveal_text(text)
 
 
 def measure_width(text: str) -> int:
