@@ -107,10 +107,6 @@ class StoreFactories:
     state: Callable[[], StateStore] | None = None
     event: Callable[[], EventStore] | None = None
 
-    @property
-    def is_empty(self) -> bool:
-        return self.message is None and self.state is None and self.event is None
-
 
 NO_STORES = StoreFactories()
 
@@ -389,7 +385,7 @@ class SubagentTool:
         if cancel is not None and cancel.is_set():
             await run.cancel()
         async with TaskOwner() as owner:
-            is_observed = self._hooks is not None or not self._stores.is_empty
+            is_observed = self._hooks is not None or self._stores != NO_STORES
             observer = _Observer(run, f"{parent.tree}/{parent.number}", self._hooks, self._stores)
             observing = owner.start(observer.observe()) if is_observed else None
             if cancel is not None:

@@ -246,11 +246,16 @@ def open(  # noqa: PLR0913 - the one entry point
             "limits": limits,
             "prices": prices,
             "mode": mode,
+            "context_paths": [str(base / path) for path in context_paths] or None,
+            "telemetry": telemetry or None,
+            "network": network,
+            "rules": rules,
+            "approval_timeout": approval_timeout,
+            "wait_approvals": wait_approvals,
+            "runtime": runtime,
+            "fallback": fallback,
+            "outbox": None if outbox is None else Path(outbox),
         }
-        given["context_paths"] = [str(base / path) for path in context_paths] or None
-        given |= {"telemetry": telemetry or None, "network": network}
-        given |= {"rules": rules, "approval_timeout": approval_timeout, "wait_approvals": wait_approvals}
-        given |= {"runtime": runtime, "fallback": fallback, "outbox": None if outbox is None else Path(outbox)}
         if fallback is not None and runtime is not None:
             own = [profile.runtime for profile in profiles if profile.runtime is not None]
             why = explain_useless_fallback(fallback, [runtime, *own])

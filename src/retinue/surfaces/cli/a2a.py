@@ -363,19 +363,18 @@ class _Host:
     """The server, and its screen: the runs of all tasks, as they happen."""
 
     def __init__(self, args: argparse.Namespace, parts: Parts, options: ServerOptions, printer: Printer) -> None:
-        from retinue.concurrency import TaskOwner
-        from retinue.surfaces.printer.printer import PrintThread
+        from retinue.surfaces.cli.live import ServerScreen
 
         self._args, self._parts, self._options, self._printer = args, parts, options, printer
-        self._thread = PrintThread()
-        self._commands = TaskOwner()
+        self._screen = ServerScreen(printer)
+        self._say, self._thread = self._screen.say, self._screen.thread
         self._labels: dict[str, str] = {}
-        self._shown = ""
         self._behind = 0  # events that are handed to the terminal and not printed yet
 
     async def serve(self) -> None:
         from retinue.surfaces.a2a.options import OperatorScreen
         from retinue.surfaces.a2a.server import A2aServer
+        from retinue.surfaces.cli.live import kill_trees
         from retinue.surfaces.cli.signals import Signals
 
         stop = asyncio.Event()
@@ -385,14 +384,10 @@ class _Host:
             stack.push_async_callback(self._thread.drain)
             with Signals() as signals:
                 server = A2aServer(self._parts, self._options, screen, serves_control=not self._args.no_control)
-                signals.aim(stop.set, lambda: self._kill(server), self._say)
+                signals.aim(stop.set, lambda: kill_trees(server.control), self._say)
                 async with server:
                     self._greet(server)
                     await stop.wait()
-
-    async def _kill(self, server: A2aServer) -> None:
-        for tree in await server.control.list_trees(live=True):
-            await server.control.kill(tree.tree)
 
     def _greet(self, server: A2aServer) -> None:
         args, options, state = self._args, self._options, self._parts.state
@@ -414,15 +409,9 @@ class _Host:
             self._say("warning: tokens and texts travel unencrypted: give --tls-cert and --tls-key, or use a proxy")
         self._thread.submit(self._printer.show_note, CURL.format(url=server.url, token=header))
 
-    def _say(self, text: str) -> None:
-        from retinue.surfaces.printer import safe
-
-        self._thread.submit(self._printer.show_note, safe.escape_line(text))
-
     def _begin(self, run: RunHandle, client: str, text: str) -> None:
         self._labels[run.tree] = f"{client}: {' '.join(text.split())[:60]}"
-        self._say(f"client '{client}' asks ({run.tree}): {text[:200]}")
-        self._shown = run.tree
+        self._screen.begin_tree(run.tree, f"client '{client}' asks ({run.tree}): {text[:200]}")
 
     def _show(self, event: Event) -> None:
         """Show an event, unless the terminal takes no more text: no task waits for a screen."""
@@ -434,12 +423,7 @@ class _Host:
             self._say(f"{event.tree} {event.body.status}; `retinue show {event.tree}` has the answer")
 
     def _put(self, event: Event) -> None:
-        """Several run at once: where another's turn begins, its label stands above."""
-        from retinue.surfaces.printer import safe
-
         self._behind -= 1
         if self._behind == MAX_BEHIND - 1:
             self._printer.show_note("more happened than this terminal could show: `retinue tail` has all of it")
-        label = f"-- {safe.escape_line(self._labels.get(event.tree, event.tree))}"
-        if self._printer.show_event(event, below="" if self._shown == event.tree else label):
-            self._shown = event.tree
+        self._screen.print_event(event, self._labels.get(event.tree, event.tree))

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from retinue.concurrency import TaskOwner
 from retinue.control.client import ControlUnreachable
@@ -39,18 +39,6 @@ LEAVE_QUESTION = "{count} at work: [g]o on in the background, [c]ancel and end, 
 AGAIN_SECONDS = 2.0
 Parting = Literal["", "ended", "left", "open", "lost"]
 Begin = Callable[[Control, str], Awaitable[RunHandle]]
-COMMANDS = {
-    "tree": ("", "show the runs of this conversation"),
-    "inbox": ("[N [y|n]]", "list the questions that wait, show question N whole, or answer it"),
-    "diff": ("[N]", "show what this conversation, or run N, changed and has not applied"),
-    "apply": ("[N]", "apply these changes to the project"),
-    "send": ("N TEXT", "send a message to run N"),
-    "cancel": ("N", "cancel run N and everything below it"),
-    "cost": ("", "show tokens, cost and what is left of the budget"),
-    "model": ("[NAME]", "show the model, or ask another one from the next turn on"),
-    "help": ("", "show this"),
-    "exit": ("", "leave; asks whether subagents that are at work go on"),
-}
 KEYS = """\
 Enter sends, Ctrl-J begins a new line, Up and Down go through what you sent.
 While it works, what you type is read at its next turn, and Esc interrupts it.
@@ -408,31 +396,19 @@ class Commands:
 
     def __init__(self, talk: Conversation) -> None:
         self._talk = talk
-        self._work: dict[str, Callable[[str], Awaitable[None]]] = {
-            "tree": self._show_tree,
-            "inbox": self._open_inbox,
-            "diff": self._show_diff,
-            "apply": self._offer_changes,
-            "send": self._send_message,
-            "cancel": self._cancel_run,
-            "cost": self._show_cost,
-            "model": self._choose_model,
-            "help": self._show_help,
-            "exit": self._leave,
-        }
 
     async def carry_out(self, name: str, rest: str) -> None:
         """Carry out a command. Raises RetinueError for one that cannot be."""
-        if name not in self._work:
+        if name not in COMMANDS:
             raise ConfigError(f"there is no command /{name}; /help lists them")
-        await self._work[name](rest)
+        await COMMANDS[name].execute(self, rest)
 
     # Looking
 
     async def _show_help(self, rest: str) -> None:
-        names = {name: f"/{name} {usage}".rstrip() for name, (usage, _) in COMMANDS.items()}
-        width = max(map(len, names.values())) + 2
-        lines = [f"{names[name]:<{width}}{text}" for name, (_, text) in COMMANDS.items()]
+        usages = {f"/{name} {command.usage}".rstrip(): command.about for name, command in COMMANDS.items()}
+        width = max(map(len, usages)) + 2
+        lines = [f"{usage:<{width}}{about}" for usage, about in usages.items()]
         self._talk.view.show_text("\n".join([*lines, "", KEYS]))
 
     async def _show_tree(self, rest: str) -> None:
@@ -557,6 +533,30 @@ class Commands:
         if not found:
             raise ConfigError(f"there is no run '{name}' here: /tree shows the runs and their numbers")
         return found[0].number
+
+
+class Command(NamedTuple):
+    """A command of a conversation: what follows its name, a line for /help, and the method that carries it out."""
+
+    usage: str
+    about: str
+    execute: Callable[[Commands, str], Awaitable[None]]
+
+
+COMMANDS = {
+    "tree": Command("", "show the runs of this conversation", Commands._show_tree),
+    "inbox": Command(
+        "[N [y|n]]", "list the questions that wait, show question N whole, or answer it", Commands._open_inbox
+    ),
+    "diff": Command("[N]", "show what this conversation, or run N, changed and has not applied", Commands._show_diff),
+    "apply": Command("[N]", "apply these changes to the project", Commands._offer_changes),
+    "send": Command("N TEXT", "send a message to run N", Commands._send_message),
+    "cancel": Command("N", "cancel run N and everything below it", Commands._cancel_run),
+    "cost": Command("", "show tokens, cost and what is left of the budget", Commands._show_cost),
+    "model": Command("[NAME]", "show the model, or ask another one from the next turn on", Commands._choose_model),
+    "help": Command("", "show this", Commands._show_help),
+    "exit": Command("", "leave; asks whether subagents that are at work go on", Commands._leave),
+}
 
 
 def _describe_question(question: Approval) -> str:

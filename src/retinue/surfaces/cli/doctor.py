@@ -139,10 +139,15 @@ def execute_doctor(args: argparse.Namespace) -> int:
     if args.build_image:
         print(build_image())
         return 0
-    look = _load_look(find_project_folder(Path.cwd()))
+    folder = find_project_folder(Path.cwd())
+    try:
+        look = Look(folder, *load_project_parts(folder, default_runtime="isolated"))
+    except RetinueError as error:
+        look = Look(folder, Parts(folder), None, str(error))
     checks = [(section, check) for section, find_checks in SECTIONS.items() for check in find_checks(look)]
     if args.json:
-        screen.print_json([{"section": section, **_to_json(check)} for section, check in checks])
+        found = [{"section": section, **asdict(check)} for section, check in checks]
+        screen.print_json([{key: value for key, value in each.items() if value} for each in found])
     else:
         for _, check in checks:
             _print_line(f"{check.state:<5} {check.name:<9} {safe.escape_line(check.text)}")
@@ -153,17 +158,6 @@ def execute_doctor(args: argparse.Namespace) -> int:
 
 def _print_line(line: str) -> None:
     print(safe.fold_line(line, sys.stdout, indent=INDENT))
-
-
-def _load_look(folder: Path) -> Look:
-    try:
-        return Look(folder, *load_project_parts(folder, default_runtime="isolated"))
-    except RetinueError as error:
-        return Look(folder, Parts(folder), None, str(error))
-
-
-def _to_json(check: Check) -> dict[str, str]:
-    return {key: value for key, value in asdict(check).items() if value}
 
 
 def check_system(look: Look) -> Iterator[Check]:
@@ -288,7 +282,9 @@ def check_files(look: Look) -> Iterator[Check]:
     yield Check("project", "ok", f"{look.folder}{note}", "" if marked else "retinue init")
     yield _check_state(look.state)
     yield from _check_key()
-    yield from _check_repository(look.folder / ".git")
+    git = look.folder / ".git"
+    if os.path.lexists(git) and not os.access(git, os.R_OK | (os.X_OK if git.is_dir() else 0)):
+        yield Check("project", "fail", f"{git} cannot be read, and worktrees need it", f"chmod -R u+rX {git}")
     if look.project is None:
         yield Check("profiles", "fail", look.error, "correct the file at this place")
         return
@@ -400,11 +396,6 @@ def _check_key() -> Iterator[Check]:
         check_user_key()
     except ConfigError as error:
         yield Check("key", "fail", str(error))
-
-
-def _check_repository(git: Path) -> Iterator[Check]:
-    if os.path.lexists(git) and not os.access(git, os.R_OK | (os.X_OK if git.is_dir() else 0)):
-        yield Check("project", "fail", f"{git} cannot be read, and worktrees need it", f"chmod -R u+rX {git}")
 
 
 async def _try_servers(servers: Sequence[McpServer], project: Path) -> Sequence[ServerReport]:

@@ -24,6 +24,7 @@ from retinue.core.results import Result
 from retinue.log.runs import Runs
 from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
 from retinue.surfaces.cli.signals import Signals
+from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.approver import TerminalApprover
 from retinue.surfaces.printer.header import Header
 from retinue.surfaces.printer.printer import Printer, PrintThread
@@ -207,6 +208,35 @@ class BlockScreen:
 
     def _say(self, text: str) -> None:
         self._thread.submit(self._printer.show_note, text)
+
+
+class ServerScreen:
+    """The trees of a server as the blocks of a printer: where another tree's turn begins, its label stands above."""
+
+    def __init__(self, printer: Printer, *, in_thread: bool = True) -> None:
+        self.thread = PrintThread(in_thread=in_thread)
+        self._printer = printer
+        self._shown = ""
+
+    def say(self, text: str) -> None:
+        """Print a line of the server itself."""
+        self.thread.submit(self._printer.show_note, safe.escape_line(text))
+
+    def begin_tree(self, tree: str, text: str) -> None:
+        """Print a line about a tree that begins, which needs no label then."""
+        self.say(text)
+        self._shown = tree
+
+    def print_event(self, event: Event, label: str) -> None:
+        """Print an event of a tree. Must be called in the thread."""
+        if self._printer.show_event(event, below="" if self._shown == event.tree else f"-- {safe.escape_line(label)}"):
+            self._shown = event.tree
+
+
+async def kill_trees(control: Control) -> None:
+    """Kill every tree that runs in this process."""
+    for tree in await control.list_trees(live=True):
+        await control.kill(tree.tree)
 
 
 class TelemetryWarnings(logging.Handler):

@@ -369,14 +369,11 @@ def _explain_refusal(error: OSError) -> str:
     if error.filename is not None:
         name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
         return f"{name}: {error.strerror} ({SHOW_WHERE})"
-    return f"the system refused: {error.strerror} ({SHOW_WHERE})" if _has_folder() else NO_FOLDER
-
-
-def _has_folder() -> bool:
     try:
-        return bool(Path.cwd())
+        Path.cwd()
     except OSError:
-        return False
+        return NO_FOLDER
+    return f"the system refused: {error.strerror} ({SHOW_WHERE})"
 
 
 def _mend_streams() -> None:

@@ -15,16 +15,16 @@ from retinue.build.supervisor import open_control
 from retinue.concurrency import TaskOwner, run_until_first
 from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import OutboxWatcher
-from retinue.core.events import Delta, Event
+from retinue.core.events import Delta
 from retinue.core.messages import RunRef
 from retinue.protocol.inherited_limits import read_process_limits
+from retinue.surfaces.cli.live import ServerScreen, kill_trees
 from retinue.surfaces.cli.options import add_level_options, add_options, parse_seconds
 from retinue.surfaces.cli.prompts import at_terminal
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.cli.startup import check_sandbox, make_printer, prepare, require_model
-from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.approver import TerminalApprover
-from retinue.surfaces.printer.printer import Printer, PrintThread
+from retinue.surfaces.printer.printer import Printer
 
 
 def configure_watch(parser: argparse.ArgumentParser) -> None:
@@ -75,15 +75,13 @@ class _Host:
 
     def __init__(self, args: argparse.Namespace, parts: Parts, printer: Printer) -> None:
         terminal = at_terminal()
-        self._args, self._printer = args, printer
+        self._args = args
         self._parts = replace(parts, approver=TerminalApprover(printer)) if terminal else parts
-        self._thread = PrintThread(in_thread=not terminal)
-        self._screens = TaskOwner()
-        self._shown = ""
-        self._stop = asyncio.Event()
+        self._screen = ServerScreen(printer, in_thread=not terminal)
+        self._printing = TaskOwner()
 
     async def serve(self) -> None:
-        parts, args = self._parts, self._args
+        parts, args, say, stop = self._parts, self._args, self._screen.say, asyncio.Event()
         control = self._control = open_control(parts)
         async with AsyncExitStack() as servers:
             servers.push_async_callback(self._end)
@@ -96,45 +94,32 @@ class _Host:
                 find=lambda name: find_profile(parts, name),
                 limits=parts.limits,
                 timeouts=parts.timeouts,
-                say=self._say,
+                say=say,
                 begun=self._show,
                 caller=read_process_limits(os.environ),
             )
             watcher = OutboxWatcher(control, hosting)
             if not args.no_control:
-                await serve_control(servers, control, parts, self._say)
+                await serve_control(servers, control, parts, say)
             with Signals() as signals:
-                signals.aim(self._stop.set, self._kill, self._say)
-                self._say(f"watching {args.outbox} ({parts.runtime}); Ctrl-C stops")
+                signals.aim(stop.set, lambda: kill_trees(control), say)
+                say(f"watching {args.outbox} ({parts.runtime}); Ctrl-C stops")
                 try:
-                    await run_until_first([watcher.watch(), self._stop.wait()])
+                    await run_until_first([watcher.watch(), stop.wait()])
                 finally:
                     await watcher.close()
 
     async def _end(self) -> None:
         await self._control.close()
-        await self._screens.wait(1)
-        self._thread.close()
-
-    async def _kill(self) -> None:
-        for tree in await self._control.list_trees(live=True):
-            await self._control.kill(tree.tree)
-
-    def _say(self, text: str) -> None:
-        self._thread.submit(self._printer.show_note, safe.escape_line(text))
+        await self._printing.wait(1)
+        self._screen.thread.close()
 
     def _show(self, ref: RunRef, text: str) -> None:
-        self._say(f"{ref.label}: {ref.agent} runs as {ref.tree}: {text[:200]}")
-        self._shown = ref.tree
-        self._screens.start(self._print(ref.tree, ref.label))
+        self._screen.begin_tree(ref.tree, f"{ref.label}: {ref.agent} runs as {ref.tree}: {text[:200]}")
+        self._printing.start(self._print(ref.tree, ref.label))
 
     async def _print(self, tree: str, label: str) -> None:
         async for event in self._control.watch(tree):
             if not isinstance(event, Delta):
-                await self._thread.enqueue(self._put, event, label)
-        await self._thread.drain()
-
-    def _put(self, event: Event, label: str) -> None:
-        """Several run at once: where another's turn begins, its label stands above."""
-        if self._printer.show_event(event, below="" if self._shown == event.tree else f"-- {safe.escape_line(label)}"):
-            self._shown = event.tree
+                await self._screen.thread.enqueue(self._screen.print_event, event, label)
+        await self._screen.thread.drain()

@@ -43,15 +43,6 @@ N [reason]  no, to everything this agent has asked
 v           show the question again, all of it
 2           look at question 2 first
 ?           this, and the questions that wait"""
-_YES = {
-    "y": Allow(),
-    "yes": Allow(),
-    "r": Allow("run"),
-    "u": Allow("run"),
-    "run": Allow("run"),
-    "t": Allow("tool"),
-    "tool": Allow("tool"),
-}
 
 
 class Action(msgspec.Struct, frozen=True, gc=False):
@@ -59,6 +50,18 @@ class Action(msgspec.Struct, frozen=True, gc=False):
 
     what: Literal["always", "edit", "help", "go", "pending", "view"]
     number: int = 0
+
+
+_ANSWERS: dict[str, Allow | Action] = {
+    **dict.fromkeys(("y", "yes"), Allow()),
+    **dict.fromkeys(("r", "u", "run"), Allow("run")),
+    **dict.fromkeys(("t", "tool"), Allow("tool")),
+    **dict.fromkeys(("a", "always"), Action("always")),
+    **dict.fromkeys(("p", "pending"), Action("pending")),
+    **dict.fromkeys(("e", "edit"), Action("edit")),
+    **dict.fromkeys(("v", "view"), Action("view")),
+    **dict.fromkeys(("?", "h", "help"), Action("help")),
+}
 
 
 def parse_answer(line: str) -> Allow | Deny | Action | None:
@@ -73,18 +76,7 @@ def parse_answer(line: str) -> Allow | Deny | Action | None:
         return None
     if word.isascii() and word.isdigit():
         return Action("go", int(word[:6]))
-    match word.lower():
-        case "a" | "always":
-            return Action("always")
-        case "p" | "pending":
-            return Action("pending")
-        case "e" | "edit":
-            return Action("edit")
-        case "v" | "view":
-            return Action("view")
-        case "?" | "h" | "help":
-            return Action("help")
-    return _YES.get(word.lower())
+    return _ANSWERS.get(word.lower())
 
 
 def parse_words(line: str, question: Approval) -> Allow | Deny:
@@ -181,9 +173,8 @@ class TerminalApprover:
             del self._waiting[question.id]
             if self._current is waiting:
                 self._current = None
-                for following in self._waiting.values():
-                    self._give_turn(following)
-                    break
+                if self._waiting:
+                    self._give_turn(next(iter(self._waiting.values())))
 
     def _give_turn(self, waiting: _Waiting) -> None:
         self._current = waiting

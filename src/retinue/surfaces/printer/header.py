@@ -14,7 +14,7 @@ from retinue.core.events import decode_raw
 from retinue.log.blocks import Span
 from retinue.log.runs import RunView
 from retinue.surfaces.printer import safe
-from retinue.surfaces.printer.totals import format_count_of_tokens, format_elapsed
+from retinue.surfaces.printer.totals import format_amounts
 
 NO_TREE = "\0" * 12  # as wide as an id, so that nothing moves when there is one
 WORKSPACES = {
@@ -41,11 +41,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     def layout_lines(self, columns: int) -> list[Line]:
         """Return the header in lines that fit, broken between its pieces."""
         named = name_model(self.model)
-        budget = self._format_budget()
+        default = "shared" if self.runtime == "inherited" else "copy"
+        budget = format_amounts(self.tokens, self.cost, self.seconds)
         pieces = [
             f"tree {self.tree or NO_TREE}",
             "no sandbox" if self.runtime == "inherited" else f"sandbox {self.runtime}",
-            self._name_workspace(),
+            WORKSPACES.get(self.workspace or default, f"workspace {self.workspace}"),
             f"budget {budget}" if budget else "no budget",
         ]
         lines = [named]
@@ -58,18 +59,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         lines = [line.replace(NO_TREE, "…") for line in lines]
         first: Line = (("name", named), ("faint", lines[0].removeprefix(named)))
         return [first, *((("faint", line),) for line in lines[1:])]
-
-    def _name_workspace(self) -> str:
-        default = "shared" if self.runtime == "inherited" else "copy"
-        return WORKSPACES.get(self.workspace or default, f"workspace {self.workspace}")
-
-    def _format_budget(self) -> str:
-        parts = [
-            "" if self.tokens is None else format_count_of_tokens(self.tokens),
-            "" if self.cost is None else f"${self.cost:.2f}",
-            "" if self.seconds is None else format_elapsed(self.seconds),
-        ]
-        return ", ".join(part for part in parts if part)
 
 
 def read_header(run: RunView, tree: str, *, runtime: str | None = None) -> Header | None:

@@ -36,12 +36,8 @@ def format_status(totals: Totals, *, width: int) -> str:
 
 
 def _format_left(totals: Totals, format_tokens: Callable[[int], str]) -> str:
-    left = [
-        "" if totals.tokens_left is None else format_tokens(totals.tokens_left),
-        "" if totals.cost_left is None else f"${totals.cost_left:.2f}",
-        "" if totals.seconds_left is None else format_elapsed(totals.seconds_left),
-    ]
-    return f"{', '.join(piece for piece in left if piece)} left" if any(left) else ""
+    left = format_amounts(totals.tokens_left, totals.cost_left, totals.seconds_left, format_tokens=format_tokens)
+    return f"{left} left" if left else ""
 
 
 def _shorten_tokens(tokens: int) -> str:
@@ -70,6 +66,22 @@ def format_totals(runs: Runs, now: float) -> str:
 
 def format_count_of_tokens(tokens: int) -> str:
     return f"{tokens:,} token{'' if tokens == 1 else 's'}"
+
+
+def format_amounts(
+    tokens: int | None,
+    cost: Decimal | None,
+    seconds: float | None,
+    *,
+    format_tokens: Callable[[int], str] = format_count_of_tokens,
+) -> str:
+    """Return the amounts that are known, of a budget or what is left of it."""
+    amounts = [
+        "" if tokens is None else format_tokens(tokens),
+        "" if cost is None else f"${cost:.2f}",
+        "" if seconds is None else format_elapsed(seconds),
+    ]
+    return ", ".join(amount for amount in amounts if amount)
 
 
 def format_elapsed(seconds: float) -> str:
