@@ -14,9 +14,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from msgspec import UNSET
+
+from retinue.build.parts import Parts
+from retinue.build.remote_agents import inspect_agent
+from retinue.config import trust
+from retinue.config.project import SETTINGS_FILE, Project, find_project
+from retinue.config.remote_agents import check_agent_url, make_remote_profile
+from retinue.core.control import RunHandle
 from retinue.core.errors import ConfigError
-from retinue.core.events import RunEnded
-from retinue.core.profiles import check_name
+from retinue.core.events import Event, RunEnded
+from retinue.core.limits import Limits
+from retinue.core.profiles import Profile, Task, check_name
+from retinue.core.remote_agents import A2aAgent, AgentAuth
+from retinue.files.state_owner import claim_state_folder
+from retinue.files.token_file import load_token
+from retinue.surfaces.cli.foreground import run_tree
+from retinue.surfaces.cli.live import ServerScreen, kill_trees
 from retinue.surfaces.cli.main import add_actions, get_version
 from retinue.surfaces.cli.options import (
     add_context_option,
@@ -29,18 +43,15 @@ from retinue.surfaces.cli.options import (
     parse_seconds,
     parse_whole,
 )
+from retinue.surfaces.cli.run import read_task
+from retinue.surfaces.cli.signals import Signals
+from retinue.surfaces.cli.startup import check_sandbox, choose_profile, make_printer, prepare, require_model
+from retinue.surfaces.printer import safe
+from retinue.surfaces.printer.printer import Printer
 
 if TYPE_CHECKING:
-    from retinue.build.parts import Parts
-    from retinue.config.project import Project
-    from retinue.core.control import RunHandle
-    from retinue.core.events import Event
-    from retinue.core.limits import Limits
-    from retinue.core.profiles import Profile
-    from retinue.core.remote_agents import A2aAgent
     from retinue.surfaces.a2a.options import ServerOptions
     from retinue.surfaces.a2a.server import A2aServer
-    from retinue.surfaces.printer.printer import Printer
 
 WAIT_APPROVALS = 600.0
 DEFAULT_TOKEN = "default"
@@ -105,9 +116,6 @@ def _configure_add(parser: argparse.ArgumentParser) -> None:
 
 
 def _read_agent(args: argparse.Namespace) -> A2aAgent:
-    from retinue.config.remote_agents import check_agent_url
-    from retinue.core.remote_agents import A2aAgent, AgentAuth
-
     if args.bearer_env and args.api_key_env:
         raise ConfigError("--bearer-env and --api-key-env are two ways in: give one")
     auth = AgentAuth(bearer_env=args.bearer_env, api_key_env=args.api_key_env)
@@ -124,12 +132,6 @@ def _execute_call(args: argparse.Namespace) -> int:
       retinue a2a call http://127.0.0.1:8001 "show version"
       retinue a2a call https://agents.example.com/argocd "sync it" --bearer-env ARGOCD_TOKEN
     """
-    from retinue.config.remote_agents import make_remote_profile
-    from retinue.core.profiles import Task
-    from retinue.surfaces.cli.foreground import run_tree
-    from retinue.surfaces.cli.run import read_task
-    from retinue.surfaces.cli.startup import prepare
-
     agent, text = _read_agent(args), read_task(args.task)
     start = prepare(args, interactive=args.task != "-")
     profile = make_remote_profile("agent", agent, f"The agent at {agent.url}")
@@ -147,11 +149,7 @@ def _execute_add(args: argparse.Namespace) -> int:
       retinue a2a add http://127.0.0.1:8001
       retinue a2a add https://agents.example.com/argocd --name argocd --bearer-env ARGOCD_TOKEN
     """
-    from retinue.build.remote_agents import inspect_agent
-    from retinue.config import trust
     from retinue.config.edit import add_agent
-    from retinue.config.project import SETTINGS_FILE, find_project
-    from retinue.surfaces.printer import safe
 
     agent = _read_agent(args)
     report = asyncio.run(inspect_agent(agent))
@@ -250,14 +248,15 @@ def _execute_serve(args: argparse.Namespace) -> int:
       retinue a2a serve --host 0.0.0.0 --public-url https://agents.example.com --tls-cert c.pem --tls-key k.pem
     """
     check_address(args)
-    from retinue.build.parts import MAIN
-    from retinue.surfaces.cli.startup import check_sandbox, make_printer, prepare, require_model
-
     start = prepare(args, folder=args.project, interactive=False)
     profile = _choose_profile(start.project, args.profile)
     require_model(start, [profile])
-    parts = check_sandbox(start, profile or MAIN).parts
-    parts = replace(parts, wait_approvals=args.wait_approvals, total=_make_total(args))
+    parts = check_sandbox(start, profile).parts
+    total = Limits(
+        tokens=UNSET if args.server_max_tokens is None else args.server_max_tokens,
+        cost=UNSET if args.server_max_cost is None else args.server_max_cost,
+    )
+    parts = replace(parts, wait_approvals=args.wait_approvals, total=total)
     options = _make_options(args, parts, start.project, profile)
     asyncio.run(_Host(args, parts, options, make_printer(args)).serve())
     return 0
@@ -291,24 +290,11 @@ def is_loopback(host: str) -> bool:
 
 def _choose_profile(project: Project, name: str | None) -> Profile:
     """Return the profile to serve. Its tasks never work in the project itself: a stranger asks for them."""
-    from retinue.surfaces.cli.startup import choose_profile
-
     profile = choose_profile(project, name)
     if profile.workspace not in (None, "shared"):
         return profile
     in_repository = any(os.path.lexists(folder / ".git") for folder in (project.folder, *project.folder.parents))
     return replace(profile, workspace="worktree" if in_repository else "copy")
-
-
-def _make_total(args: argparse.Namespace) -> Limits:
-    from msgspec import UNSET
-
-    from retinue.core.limits import Limits
-
-    return Limits(
-        tokens=UNSET if args.server_max_tokens is None else args.server_max_tokens,
-        cost=UNSET if args.server_max_cost is None else args.server_max_cost,
-    )
 
 
 def _make_options(args: argparse.Namespace, parts: Parts, project: Project, profile: Profile) -> ServerOptions:
@@ -334,9 +320,6 @@ def _make_options(args: argparse.Namespace, parts: Parts, project: Project, prof
 
 def load_tokens(names: list[str], state: Path) -> dict[str, str]:
     """Return the secrets of these clients: from the environment, or from a file that is made on first use."""
-    from retinue.files.state_owner import claim_state_folder
-    from retinue.files.token_file import load_token
-
     claim_state_folder(state)
     found = {}
     for name in names:
@@ -363,8 +346,6 @@ class _Host:
     """The server, and its screen: the runs of all tasks, as they happen."""
 
     def __init__(self, args: argparse.Namespace, parts: Parts, options: ServerOptions, printer: Printer) -> None:
-        from retinue.surfaces.cli.live import ServerScreen
-
         self._args, self._parts, self._options, self._printer = args, parts, options, printer
         self._screen = ServerScreen(printer)
         self._say, self._thread = self._screen.say, self._screen.thread
@@ -374,8 +355,6 @@ class _Host:
     async def serve(self) -> None:
         from retinue.surfaces.a2a.options import OperatorScreen
         from retinue.surfaces.a2a.server import A2aServer
-        from retinue.surfaces.cli.live import kill_trees
-        from retinue.surfaces.cli.signals import Signals
 
         stop = asyncio.Event()
         screen = OperatorScreen(say=self._say, begin=self._begin, show=self._show)

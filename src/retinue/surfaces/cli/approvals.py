@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -34,7 +34,6 @@ from retinue.surfaces.cli.questions import (
     choose_or_explain,
     describe_outcome,
     find_waiting,
-    format_question,
     format_rules,
     give_answer,
     is_number,
@@ -45,7 +44,7 @@ from retinue.surfaces.cli.questions import (
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.approver import TerminalApprover
 from retinue.surfaces.printer.keys import Key, Paste
-from retinue.surfaces.printer.printer import Printer
+from retinue.surfaces.printer.printer import Printer, format_question
 from retinue.surfaces.printer.question_panel import QuestionPanel
 from retinue.surfaces.printer.screen import Bottom, Line, Screen
 from retinue.surfaces.printer.terminal import Terminal, can_draw
@@ -302,22 +301,9 @@ async def _answer_all(project: screen.ProjectLog, meant: Sequence[Waiting], deci
 # `retinue approvals --watch`
 
 
-class Asker(Protocol):
-    """Asks a person, one question or several at once."""
-
-    async def ask(self, question: Approval) -> Decision:
-        """Return the answer. Cancelled when the question is closed elsewhere; raises ApproverLeft when the person is
-        gone."""
-        ...
-
-    def show_note(self, text: str) -> None: ...
-
-    async def close(self) -> None:
-        """Leave. Answers nothing."""
-
-
 class LineAsker:
-    """Asks by the line, on the terminal of a printer."""
+    """Asks by the line, on the terminal of a printer. `ask` returns the answer: it is cancelled when the question is
+    closed elsewhere, and raises ApproverLeft when the person is gone. `close` leaves and answers nothing."""
 
     def __init__(self, printer: Printer) -> None:
         self._printer = printer
@@ -340,8 +326,8 @@ class LineAsker:
 
 
 class PanelAsker:
-    """Asks with the panel of the live view: all of a question is pinned, and one key answers it. `on_left` is called
-    when the person leaves."""
+    """Asks with the panel of the live view: all of a question is pinned, and one key answers it. Has the methods of
+    `LineAsker`, for several questions at once. `on_left` is called when the person leaves."""
 
     def __init__(self, on_left: Callable[[], object]) -> None:
         self._on_left = on_left
@@ -408,7 +394,7 @@ class QuestionWatch:
         self._as_json = as_json
         self._printer = Printer(sys.stdout)
         self._asks = asks
-        self._asker: Asker | None = None
+        self._asker: LineAsker | PanelAsker | None = None
         self._open: dict[str, Waiting] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._closed: dict[str, QuestionClosed] = {}  # of questions that are being answered here
@@ -474,7 +460,7 @@ class QuestionWatch:
         if not self._as_json:
             asyncio.get_running_loop().call_soon(self._say, waiting.approval, outcome)  # after the prompt is gone
 
-    async def _ask(self, asker: Asker, waiting: Waiting) -> None:
+    async def _ask(self, asker: LineAsker | PanelAsker, waiting: Waiting) -> None:
         """Ask the person, and give the answer to the process that asks."""
         about = waiting.approval
         try:

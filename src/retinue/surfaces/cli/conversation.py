@@ -21,14 +21,13 @@ from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.events import Delta, Event, Inbox, RunEnded, RunSpawned, RunWaiting, TurnStarted
 from retinue.core.ports import Receipt
 from retinue.core.results import ChangedFile, format_changed_files
-from retinue.log.blocks import make_question_spans
 from retinue.log.runs import Runs, RunView
 from retinue.log.teams import describe_team
 from retinue.surfaces.cli.live_screen import LiveScreen
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.keys import ESCAPE, TAB, Key, Paste
-from retinue.surfaces.printer.printer import truncate_text
+from retinue.surfaces.printer.printer import format_question, truncate_text
 from retinue.surfaces.printer.summary import format_status_bar
 from retinue.surfaces.printer.totals import format_totals
 
@@ -444,8 +443,8 @@ class Commands:
         own = self._talk.questions
         tree = None if self._talk.run is None else self._talk.run.tree
         others = [each for each in await self._talk.control.pending() if each.tree != tree]
-        lines = [f"{each.number}. {_describe_question(each)}" for each in own]
-        lines += [f"{_describe_question(each)}: retinue approve {safe.escape_line(each.id)}" for each in others]
+        lines = [f"{each.number}. {format_question(each)}" for each in own]
+        lines += [f"{format_question(each)}: retinue approve {safe.escape_line(each.id)}" for each in others]
         hint = [INBOX_HINT] if own else []
         self._talk.view.show_text("\n".join([*lines, *hint]) if lines else "nothing waits for an answer")
 
@@ -557,11 +556,6 @@ COMMANDS = {
     "help": Command("", "show this", Commands._show_help),
     "exit": Command("", "leave; asks whether subagents that are at work go on", Commands._leave),
 }
-
-
-def _describe_question(question: Approval) -> str:
-    spans = make_question_spans(question.label, question.tool, question.args)[1:]
-    return safe.escape_line("".join(text for _, text in spans))
 
 
 def _name_run(run: RunView) -> str:

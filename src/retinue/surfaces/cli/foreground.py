@@ -34,12 +34,7 @@ DETACHED_FILES = ((1, "stdout.txt"), (2, "stderr.txt"))
 
 
 def run_tree(
-    args: argparse.Namespace,
-    start: StartUp,
-    begin: Begin,
-    *,
-    after: int = 0,
-    profile: Profile | None = None,
+    args: argparse.Namespace, start: StartUp, begin: Begin, *, after: int = 0, profile: Profile | None = None
 ) -> int:
     """Run the tree that `begin` starts, on this terminal or detached from it. Events up to `after` are known."""
     if args.detach and args.no_control and not args.yes:

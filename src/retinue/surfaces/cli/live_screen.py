@@ -114,11 +114,7 @@ class LiveScreen:
 
 @asynccontextmanager
 async def open_live_screen(
-    *,
-    level: Level,
-    after: int = 0,
-    submit: Callable[[str], object] | None = None,
-    header: Header | None = None,
+    *, level: Level, after: int = 0, submit: Callable[[str], object] | None = None, header: Header | None = None
 ) -> AsyncIterator[LiveScreen]:
     """Open the live view on this terminal: what is printed to stderr otherwise comes after it is closed."""
     screen = Screen(Terminal(), color=colors.wants_color(sys.stderr))

@@ -177,10 +177,7 @@ def format_columns(
 
 
 def drop_columns(
-    columns: Mapping[str, Sequence[str]],
-    *,
-    flexible: Mapping[str, int],
-    expendable: Sequence[str],
+    columns: Mapping[str, Sequence[str]], *, flexible: Mapping[str, int], expendable: Sequence[str]
 ) -> dict[str, Sequence[str]]:
     """Return the columns that fit on the terminal. The `expendable` ones are dropped in this order, until the others
     fit with the `flexible` ones at their least width."""

@@ -14,13 +14,13 @@ from retinue.core.approvals import Allow, Answered, Approval, Decision, Question
 from retinue.core.errors import Ambiguous, NotFound, RetinueError
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Event
 from retinue.core.ports import LogReader
-from retinue.log.blocks import make_question_spans
 from retinue.log.lookup import MOST_CANDIDATES, describe_origin
 from retinue.log.questions import find_closing
 from retinue.log.reading import iterate_events, wait_for_event
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.control_clients import find_clients, who
 from retinue.surfaces.printer import safe
+from retinue.surfaces.printer.printer import format_question
 
 KEPT_SECONDS = 5.0
 NOT_KEPT = "the answer holds for this call only: the rule {rules} could not be written"
@@ -90,7 +90,7 @@ async def choose_or_explain(project: screen.ProjectLog, found: Sequence[Waiting]
     if answered is None:
         raise NotFound(error)
     approval, closed = answered
-    what = f"{format_call(approval.label, approval.tool, approval.args)} of {closed.id.rpartition('/')[0]}"
+    what = f"{format_question(approval)} of {closed.id.rpartition('/')[0]}"
     raise NotFound(f"too late: {what} was {describe_closing(closed)}; {error}")
 
 
@@ -119,15 +119,6 @@ async def _find_answered(project: screen.ProjectLog, name: str) -> tuple[Approva
                     closed = await find_closing(iterate_events(project.log, tree), event.body.approval_id)
                     return None if closed.allowed is None else (event.body, closed)
     return None
-
-
-def format_question(approval: Approval) -> str:
-    """Return the question on a line: `[label] edit(src/lib.rs)`."""
-    return format_call(approval.label, approval.tool, approval.args)
-
-
-def format_call(label: str | None, tool: str, args: dict[str, Any]) -> str:
-    return safe.escape_line("".join(text for _, text in make_question_spans(label, tool, args)[1:]))
 
 
 # Answering

@@ -19,10 +19,8 @@ from retinue.core.approvals import INPUT_REQUIRED, Allow, Approval, Deny
 from retinue.core.errors import ApproverLeft
 from retinue.core.rules import explain_missing_rule
 from retinue.files.content import read_available
-from retinue.log.blocks import make_question_spans
-from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.edit_call import UNCHANGED, edit_in_editor, find_editor, parse_args
-from retinue.surfaces.printer.printer import Printer
+from retinue.surfaces.printer.printer import Printer, format_question
 
 PROMPT = "(? for more) [y]es [n]o > "
 ANSWER = "your answer > "
@@ -290,7 +288,5 @@ class TerminalApprover:
         more = len(self._waiting) - 1
         lines = [f"({more} more question{'' if more == 1 else 's'} waiting)"]
         others = [waiting.question for waiting in self._waiting.values() if listed and waiting is not self._current]
-        for asked in others[:LISTED]:
-            spans = make_question_spans(asked.label, asked.tool, asked.args)[1:]
-            lines.append(f"  {asked.number}. " + safe.escape_line("".join(text for _, text in spans)))
+        lines += [f"  {asked.number}. {format_question(asked)}" for asked in others[:LISTED]]
         self._printer.show_note("\n".join(lines))

@@ -16,7 +16,7 @@ import msgspec
 
 from retinue.core.approvals import Approval
 from retinue.core.errors import OutputFailed
-from retinue.core.events import Delta, Event, Inbox, TurnStarted
+from retinue.core.events import ApprovalAsked, Delta, Event, Inbox, TurnStarted
 from retinue.files.content import write_all
 from retinue.log.blocks import Block, Blocks, Span, format_question_body, make_question_spans
 from retinue.surfaces.printer import colors, safe
@@ -225,6 +225,12 @@ class PrintThread:
         self._closed = True
         if self._thread is not None:
             self._thread.shutdown(wait=False)
+
+
+def format_question(asked: Approval | ApprovalAsked) -> str:
+    """Return a question on a safe line: `[label] edit(src/lib.rs)`."""
+    spans = make_question_spans(asked.label, asked.tool, asked.args)[1:]
+    return safe.escape_line("".join(text for _, text in spans))
 
 
 def truncate_text(text: str, *, lines: int, size: int, how: str = "--verbose shows all") -> str:
