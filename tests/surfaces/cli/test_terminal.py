@@ -1,5 +1,6 @@
 """On a real terminal: questions are asked and answered there, and no text of others reaches it unescaped."""
 
+import json
 import os
 import pty
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.surfaces.cli.shell import SECONDS, Project, environment, find_python
+from tests.surfaces.cli.shell import SECONDS, Project, environment, find_python, until
 
 HOSTILE = "\x1b[31mred\x1b[0m \x1b]0;title\x07 \u202eevil\u2069 \x9b2J [bold]markup[/bold] \r\x08"
 UNSEEN = {"\x1b", "\x07", "\u202e", "\u2069", "\x9b", "\x08"}
@@ -125,3 +126,15 @@ def test_ctrl_c_at_a_question_cancels(project: Project) -> None:
     screen = terminal.read_until(None)
     assert terminal.end() == 130, screen
     assert "retinue: cancelled:" in screen
+
+
+def test_ctrl_c_at_the_question_of_approve_leaves_at_once(project: Project) -> None:
+    model = project.script({"main": [{"tools": [{"name": "shell", "args": {"command": "true"}}]}, "end"]})
+    with project.running("run", "x", "--model", model, "--wait-approvals", "600"):
+        until(lambda: bool(json.loads(project.retinue("approvals", "--json").stdout)))
+        terminal = Terminal(project, "approve", "1")
+        terminal.read_until("approve this? [y/N]")
+        os.killpg(terminal.process.pid, 2)
+        screen = terminal.read_until(None)
+        assert terminal.end() == 130, screen
+        assert json.loads(project.retinue("approvals", "--json").stdout)

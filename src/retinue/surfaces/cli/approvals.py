@@ -171,17 +171,13 @@ def execute_approve(args: argparse.Namespace) -> int:
     """
     if args.changes and args.scope in ("pending", "project"):
         raise ConfigError(f"--set is about one call: give it without --{args.scope}")
-    return asyncio.run(_approve(args))
-
-
-async def _approve(args: argparse.Namespace) -> int:
     project = screen.open_project_log()
-    meant = await _select_questions(project, args, args.ids)
+    meant = asyncio.run(_select_questions(project, args, args.ids))
     option = "set" if args.changes else "" if args.scope == "call" else args.scope
     if option and len(meant) != 1:
         raise ConfigError(ABOUT_ONE.format(option=option))
     if args.scope == "pending":
-        meant = await _list_run_questions(project, meant[0])
+        meant = asyncio.run(_list_run_questions(project, meant[0]))
     decision = Allow() if args.scope == "pending" else Allow(scope=args.scope)
     if args.changes:
         decision = msgspec.structs.replace(decision, args={**meant[0].approval.args, **dict(args.changes)})
@@ -189,8 +185,8 @@ async def _approve(args: argparse.Namespace) -> int:
         about = meant[0].approval
         raise ConfigError(NO_RULE.format(what=format_question(about), why=explain_missing_rule(about.tool, about.args)))
     if not args.yes:
-        _confirm_questions(meant)
-    return await _answer_all(project, meant, decision, surface="retinue approve")
+        _confirm_questions(meant)  # in no event loop, which would keep the first Ctrl-C from the prompt
+    return asyncio.run(_answer_all(project, meant, decision, surface="retinue approve"))
 
 
 def _parse_change(text: str) -> tuple[str, Any]:
@@ -223,19 +219,15 @@ def execute_deny(args: argparse.Namespace) -> int:
       retinue deny --for shell "no commands today"
       retinue deny 2 "you are going the wrong way" --pending
     """
-    return asyncio.run(_deny(args))
-
-
-async def _deny(args: argparse.Namespace) -> int:
     project = screen.open_project_log()
     names, reason = _split_reason(args.words, is_selected=args.all or bool(args.run or args.tool))
-    meant = await _select_questions(project, args, names)
+    meant = asyncio.run(_select_questions(project, args, names))
     if args.pending:
         if len(meant) != 1:
             raise ConfigError(ABOUT_ONE.format(option="pending"))
-        meant = await _list_run_questions(project, meant[0])
+        meant = asyncio.run(_list_run_questions(project, meant[0]))
     denial = Deny(os.fsencode(reason).decode("utf-8", "replace"))
-    return await _answer_all(project, meant, denial, surface="retinue deny")
+    return asyncio.run(_answer_all(project, meant, denial, surface="retinue deny"))
 
 
 def _split_reason(words: Sequence[str], *, is_selected: bool) -> tuple[list[str], str]:
