@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -81,7 +81,7 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
             parts = replace(parts, approver=None)  # the view answers, as one who attends
         else:
             screen = BlockScreen(printer, in_thread=not terminal, after=after)
-            screens.callback(screen.close)
+            screens.callback(screen.thread.close)
             parts = replace(parts, approver=TerminalApprover(printer)) if terminal else parts
         control = make(parts)
         try:
@@ -141,13 +141,8 @@ async def _wait_until_logged(run: RunHandle) -> None:
 async def _show_to_end(run: RunHandle, screen: LiveScreen | BlockScreen, signals: Signals) -> Shown:
     """Show what happens in the tree of a run, and wait for the run's ending."""
     tasks = TaskOwner()
-
-    async def show() -> None:
-        async with aclosing(run.control.watch(run.tree, deltas=screen.shows_deltas)) as items:
-            await screen.show_items(items)
-
     screen.attach(run, signals)
-    showing = tasks.start(show())
+    showing = tasks.start(screen.show_tree(run))
     result = await run.result()
     if not await _is_ending_logged(run, screen.runs):
         showing.cancel()
@@ -176,10 +171,9 @@ class BlockScreen:
     is_stuck = False
 
     def __init__(self, printer: Printer, *, in_thread: bool, after: int) -> None:
-        self.shows_deltas = printer.shows_deltas
         self.runs = Runs("")
+        self.thread = PrintThread(in_thread=in_thread)
         self._printer = printer
-        self._thread = PrintThread(in_thread=in_thread)
         self._after = after
 
     def attach(self, run: RunHandle, signals: Signals) -> None:
@@ -187,16 +181,13 @@ class BlockScreen:
         self.runs = Runs(run.tree)
         signals.aim(partial(run.control.cancel, run.tree, run.number), partial(run.control.kill, run.tree), self._say)
 
-    async def show_items(self, items: AsyncIterator[Event | Delta]) -> None:
-        """Print events and deltas until there are no more."""
-        async for item in items:
+    async def show_tree(self, run: RunHandle) -> None:
+        """Print what happens in the tree of a run to its end."""
+        async for item in run.control.watch(run.tree, deltas=self._printer.shows_deltas):
             if not isinstance(item, Delta):
                 self.runs.apply(item)
-            await self._thread.enqueue(self._show, item)
-        await self._thread.drain()
-
-    def close(self) -> None:
-        self._thread.close()
+            await self.thread.enqueue(self._show, item)
+        await self.thread.drain()
 
     def _show(self, item: Event | Delta) -> None:
         if isinstance(item, Delta):
@@ -207,7 +198,7 @@ class BlockScreen:
             self._printer.show_event(item)
 
     def _say(self, text: str) -> None:
-        self._thread.submit(self._printer.show_note, text)
+        self.thread.submit(self._printer.show_note, text)
 
 
 class ServerScreen:

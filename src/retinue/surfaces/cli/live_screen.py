@@ -35,8 +35,6 @@ TOO_LATE = "somebody else was first: question {number} {what}"
 class LiveScreen:
     """A live view on this terminal, and the Control that its keys command once there is one."""
 
-    shows_deltas = True
-
     def __init__(
         self, screen: Screen, *, level: Level, after: int = 0, submit: Callable[[str], object] | None = None
     ) -> None:
@@ -64,6 +62,11 @@ class LiveScreen:
             ask=lambda: self.view.ask_cancel(signals.forget_question),
             leave=self.screen.terminal.restore,
         )
+
+    async def show_tree(self, run: RunHandle) -> None:
+        """Show what happens in the tree of a run to its end."""
+        async with aclosing(run.control.watch(run.tree, deltas=True)) as items:
+            await self.show_items(items)
 
     async def show_items(self, items: AsyncIterator[Event | Delta]) -> None:
         """Show events and deltas until there are no more. Keys and frames get their turn however many come."""

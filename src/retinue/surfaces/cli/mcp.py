@@ -237,13 +237,13 @@ def _prepare_host(args: argparse.Namespace) -> Callable[[], Host]:
     import msgspec
 
     from retinue.build.parts import MAIN, add_profiles, find_profile
+    from retinue.config.limits import make_limits
     from retinue.core.limits import Limits
     from retinue.surfaces.cli import output
-    from retinue.surfaces.cli.options import parse_limits
     from retinue.surfaces.cli.startup import check_sandbox, prepare, require_model
     from retinue.surfaces.mcp.host import Host
 
-    limits = parse_limits(args)
+    limits = make_limits(vars(args).__getitem__)
     own = Limits(seconds=limits.seconds, stall=limits.stall)  # of every subagent: the client itself has no end
     limits = msgspec.structs.replace(limits, seconds=msgspec.UNSET, stall=msgspec.UNSET)
     start = prepare(args, folder=args.project, limits=limits, interactive=False)

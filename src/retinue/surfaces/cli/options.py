@@ -10,9 +10,7 @@ from pathlib import Path
 
 from msgspec import UNSET
 
-from retinue.config.limits import make_limits
 from retinue.core.errors import ConfigError
-from retinue.core.limits import Limits
 from retinue.core.profiles import RUNTIMES, WORKSPACES
 
 AGES = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
@@ -147,11 +145,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ),
     ):
         limits.add_argument(name, metavar=metavar, type=parse, default=UNSET, help=text)
-
-
-def parse_limits(args: argparse.Namespace) -> Limits:
-    """Return the limits that the options set."""
-    return make_limits(vars(args).__getitem__)
 
 
 def parse_model(args: argparse.Namespace) -> str | None:

@@ -96,9 +96,13 @@ async def find_conversation(log: LogReader, name: str | None) -> Listing | None:
         stored = interrupted or await log.list_trees(screen.print_warning)
         found = await load_listing(log, stored[0].tree) if stored else None
     else:
-        ref = await find_run(log, await resolve_recent(log, name), screen.print_warning)
-        found = await load_listing(log, ref.tree)
+        found = await _load_tree(log, name)
     return found if found is not None and found.runs.runs[0].spawned.conversation else None
+
+
+async def _load_tree(log: LogReader, name: str) -> Listing:
+    ref = await find_run(log, await resolve_recent(log, name), screen.print_warning)
+    return await load_listing(log, ref.tree)
 
 
 def resume_conversation(args: argparse.Namespace, project: screen.ProjectLog, found: Listing) -> int:
@@ -141,8 +145,7 @@ async def find_interrupted_tree(log: LogReader, name: str | None) -> Listing:
             if _has_work(found):
                 return found
         raise NotFound("no tree here is interrupted; `retinue ps --all` lists all trees")
-    ref = await find_run(log, await resolve_recent(log, name), screen.print_warning)
-    found = await load_listing(log, ref.tree)
+    found = await _load_tree(log, name)
     if found.ended:
         primary = found.runs.runs[0]
         raise ConfigError(

@@ -77,13 +77,6 @@ def parse_answer(line: str) -> Allow | Deny | Action | None:
     return _ANSWERS.get(word.lower())
 
 
-def parse_words(line: str, question: Approval) -> Allow | Deny:
-    """Return the answer to an agent that asks for words. A no is a no, with all its words."""
-    if isinstance(parse_answer(line), Deny):
-        return Deny(line)
-    return Allow(args={**question.args, "answer": line})
-
-
 class LineReader:
     """Reads lines from a terminal in its ordinary line mode, in the event loop and only while a line is awaited."""
 
@@ -197,9 +190,10 @@ class TerminalApprover:
                 if line is None:
                     self._printer.show_note(LEFT.format(number=question.number))
                     raise ApproverLeft
-                if is_in_words and line.strip():
-                    return parse_words(line.strip(), question)
                 typed = parse_answer(line)
+                if is_in_words and line.strip():  # a no is a no, with all its words
+                    words = line.strip()
+                    return Deny(words) if isinstance(typed, Deny) else Allow(args={**question.args, "answer": words})
                 answer = await self._perform(typed, question) if isinstance(typed, Action) else typed
                 if answer is not None:
                     return answer

@@ -41,9 +41,8 @@ class Printer:
     def __init__(self, stream: colors.Stream, *, level: Level = "normal", color: bool | None = None) -> None:
         self.level: Level = level
         self.color = colors.wants_color(stream) if color is None else color
-        self.terminal = self.color and colors.is_terminal(stream)
         self._wraps = colors.is_terminal(stream)
-        self.shows_deltas = self.terminal and level != "quiet"
+        self.shows_deltas = self.color and self._wraps and level != "quiet"
         self.on_asked: Callable[[str], None] | None = None
         self._output = _Output(stream)
         self._blocks = Blocks()
