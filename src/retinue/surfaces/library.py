@@ -9,7 +9,6 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from retinue.build.parts import Parts, add_profiles
@@ -72,9 +71,7 @@ class Retinue:
         self._control = open_control(parts)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._control is not None:
             await finish_despite_cancel(self._control.close())
 

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 from retinue.concurrency import TaskOwner
@@ -56,9 +55,7 @@ class Signals:
             asyncio.get_running_loop().add_signal_handler(number, self._received, number)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number in self._handled:
             asyncio.get_running_loop().remove_signal_handler(number)
 

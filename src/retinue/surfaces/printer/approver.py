@@ -17,10 +17,9 @@ import msgspec
 
 from retinue.core.approvals import INPUT_REQUIRED, Allow, Approval, Deny
 from retinue.core.errors import ApproverLeft
-from retinue.core.rules import explain_missing_rule
 from retinue.files.content import read_available
 from retinue.surfaces.printer.edit_call import UNCHANGED, edit_in_editor, find_editor, parse_args
-from retinue.surfaces.printer.printer import Printer, format_question
+from retinue.surfaces.printer.printer import Printer, describe_rule, format_question
 
 PROMPT = "(? for more) [y]es [n]o > "
 ANSWER = "your answer > "
@@ -234,13 +233,8 @@ class TerminalApprover:
         return None
 
     async def _allow_always(self, question: Approval) -> Allow | None:
-        if not question.rule:
-            why = explain_missing_rule(question.tool, question.args)
-            self._printer.show_note(f"no rule would allow only this call, because {why}: answer y, u or t")
-            return None
-        rules = ", ".join(question.rule.splitlines())
-        self._printer.show_note(f"writes to retinue.yaml, to allow it from now on: {rules}")
-        return Allow("project") if await self._confirm() else None
+        self._printer.show_note(describe_rule(question))
+        return Allow("project") if question.rule and await self._confirm() else None
 
     async def _allow_pending(self, question: Approval) -> Allow | None:
         """Allow everything that the run asks now, but nothing that comes while the person reads."""

@@ -17,6 +17,7 @@ import msgspec
 from retinue.core.approvals import Approval
 from retinue.core.errors import OutputFailed
 from retinue.core.events import ApprovalAsked, Delta, Event, Inbox, TurnStarted
+from retinue.core.rules import explain_missing_rule
 from retinue.files.content import write_all
 from retinue.log.blocks import Block, Blocks, Span, format_question_body, make_question_spans
 from retinue.surfaces.printer import colors, safe
@@ -230,6 +231,15 @@ def format_question(asked: Approval | ApprovalAsked) -> str:
     """Return a question on a safe line: `[label] edit(src/lib.rs)`."""
     spans = make_question_spans(asked.label, asked.tool, asked.args)[1:]
     return safe.escape_line("".join(text for _, text in spans))
+
+
+def describe_rule(question: Approval) -> str:
+    """Say which rule would always allow a call in this project, or why there is none."""
+    if question.rule:
+        rules = ", ".join(question.rule.splitlines())
+        return f"writes to retinue.yaml, to allow it from now on: {rules}"
+    why = explain_missing_rule(question.tool, question.args)
+    return f"no rule would allow only this call, because {why}: answer y, u or t"
 
 
 def truncate_text(text: str, *, lines: int, size: int, how: str = "--verbose shows all") -> str:

@@ -13,13 +13,12 @@ from typing import Any, Literal
 import msgspec
 
 from retinue.core.approvals import Allow, Approval, Decision, Deny
-from retinue.core.rules import explain_missing_rule
 from retinue.log.blocks import Role, format_question_body, make_question_spans
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.edit_call import UNCHANGED, edit_in_editor, find_editor, parse_args
 from retinue.surfaces.printer.input_line import InputLine, Position
 from retinue.surfaces.printer.keys import ESCAPE, TAB, Key, Paste
-from retinue.surfaces.printer.printer import QUOTED
+from retinue.surfaces.printer.printer import QUOTED, describe_rule
 from retinue.surfaces.printer.screen import Line, Screen
 
 KEYS = "[y]es [n]o [a]lways in this project this r[u]n this [t]ool [e]dit [?]"
@@ -288,25 +287,22 @@ class QuestionPanel:
         return True
 
     def _begin_edit(self, question: Approval) -> None:
-        if find_editor():
-            self._screen.tasks.start(self._edit(question))
+        command = find_editor()
+        if command:
+            self._screen.tasks.start(self._edit(question, command))
             return
         self._mode, self._input = "json", InputLine()
         self._input.replace_text(msgspec.json.encode(question.args, enc_hook=str).decode())
 
-    async def _edit(self, question: Approval) -> None:
+    async def _edit(self, question: Approval, command: list[str]) -> None:
         with self._screen.terminal.lend() as fd:
-            args = await edit_in_editor(find_editor(), question.args, fd=fd)
+            args = await edit_in_editor(command, question.args, fd=fd)
         self.offer_edit(question, args)
 
     def _offer_rule(self, question: Approval) -> None:
+        self._about = (describe_rule(question),)
         if question.rule:
-            rules = ", ".join(question.rule.splitlines())
-            about = f"writes to retinue.yaml, to allow it from now on: {rules}"
-            self._ask_sure([(question, Allow("project"))], (about,))
-            return
-        why = explain_missing_rule(question.tool, question.args)
-        self._about = (f"no rule would allow only this call, because {why}: answer y, u or t",)
+            self._ask_sure([(question, Allow("project"))], self._about)
 
     def _offer_all(self, question: Approval, *, allow: bool) -> None:
         """Offer one answer to everything that the run asks now, and to nothing that comes while the person reads."""
