@@ -6,13 +6,13 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from retinue.build.stored import open_stored_control
-from retinue.core.results import Contribution, format_changed_files
+from retinue.core.results import ToolLog, format_changed_files
 from retinue.core.usage import Usage
 from retinue.log.accounts import format_cost, sum_subtree_bill
 from retinue.log.blocks import Role, describe_basis, format_count, format_json, make_call_spans
@@ -98,38 +98,27 @@ async def _show(args: argparse.Namespace) -> int:
 
 
 def _format_page(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[str]:
-    yield (
-        _paint("name", f"{tree.tree}/{view.number}")
-        + f"  {safe.escape_line(view.path)}  "
-        + _paint("label", f"[{view.label}]")
-    )
-    for name, value in _list_facts(state, tree, view, now):
-        yield f"{INDENT}{_paint('faint', f'{name:<11}')} {safe.escape_line(value)}"
+    name, label = _paint("name", f"{tree.tree}/{view.number}"), _paint("label", f"[{view.label}]")
+    yield f"{name}  {safe.escape_line(view.path)}  {label}"
+    for fact, value in _list_facts(state, tree, view, now):
+        yield f"{INDENT}{_paint('faint', f'{fact:<11}')} {safe.escape_line(value)}"
     yield from _format_part("task", view.spawned.task)
     if view.spawned.task_context:
         yield from _format_part("context", view.spawned.task_context)
-    if view.tool_logs:
-        yield from ("", _paint("name", "tools"))
-    for log in view.tool_logs:
-        took = "" if log.duration_ms is None else f"  ({screen.format_duration(log.duration_ms / 1000)})"
-        call = safe.escape_line(f"{log.name}({log.context}) -> {log.result}")
-        yield f"{INDENT}{_format_mark(log.success)} {call}{took}"
+    yield from _format_section("tools", map(_format_tool_line, view.tool_logs))
     made = view.find_presented().ended
     if made is not None and made.changed_count:
-        yield from ("", _paint("name", "changed files"))
-        yield from (
-            INDENT + safe.escape_line(line) for line in format_changed_files(made.changed_files, made.changed_count)
-        )
+        changed = format_changed_files(made.changed_files, made.changed_count)
+        yield from _format_section("changed files", map(safe.escape_line, changed))
     yield from _format_team(view)
     yield from _format_rounds(view)
     yield from _format_outcome(tree, view)
-    children = [child for child in view.children if child.spawned.depth > view.spawned.depth]  # no members
-    if children:
-        yield from ("", _paint("name", "children"))
-        for child in children:
-            name = f"{tree.tree}/{child.number}"
-            who = safe.escape_line(f"{child.agent}  [{child.label}]")
-            yield f"{INDENT}{name}  {tree.state_of(child):<12}  {who}"
+    children = [
+        f"{tree.tree}/{child.number}  {tree.state_of(child):<12}  {safe.escape_line(f'{child.agent}  [{child.label}]')}"
+        for child in view.children
+        if child.spawned.depth > view.spawned.depth  # no members
+    ]
+    yield from _format_section("children", children)
 
 
 def _format_team(view: RunView) -> Iterator[str]:
@@ -146,7 +135,7 @@ def _format_team(view: RunView) -> Iterator[str]:
             "MODEL": name_model(each.model),
             "STATE": f"{each.status}, presented" if team.presented == each.run else each.status,
             "ANSWERS": ", ".join(each.answers),
-            "VOTE": _describe_vote(each),
+            "VOTE": each.vote or (ABSTAINED if each.reason else ""),
             "TOKENS": f"{each.usage.total_tokens:,}",
             "COST": "" if not has_costs else "unknown" if each.cost is None else format_cost(each.cost, 0),
         }
@@ -154,13 +143,13 @@ def _format_team(view: RunView) -> Iterator[str]:
     ]
     heads = [head for head in rows[0] if any(row[head] for row in rows)]
     yield from _format_table("members", heads, [[row[head] for head in heads] for row in rows])
-    voted = [each for each in team.contributions if _describe_vote(each)]
-    if voted:
-        yield from ("", _paint("name", "votes"))
-        for each in voted:
-            what = f"for {each.vote}" if each.vote else ABSTAINED
-            why = f": {' '.join(each.reason.split())}" if each.reason else ""
-            yield INDENT + safe.escape_line(f"{each.agent} {what}{why}")
+    votes = []
+    for each in team.contributions:
+        what = f"for {each.vote}" if each.vote else ABSTAINED
+        why = f": {' '.join(each.reason.split())}" if each.reason else ""
+        if each.vote or each.reason:
+            votes.append(safe.escape_line(f"{each.agent} {what}{why}"))
+    yield from _format_section("votes", votes)
 
 
 def _format_rounds(view: RunView) -> Iterator[str]:
@@ -184,12 +173,7 @@ def _format_rounds(view: RunView) -> Iterator[str]:
 def _format_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     cells = [[safe.escape_line(cell) for cell in row] for row in rows]
     lines = screen.format_table(heads, cells, right=_NUMBERS, flexible=_FLEXIBLE, indent=len(INDENT))
-    yield from ("", _paint("name", title), INDENT + _paint("faint", lines[0]))
-    yield from (INDENT + line for line in lines[1:])
-
-
-def _describe_vote(each: Contribution) -> str:
-    return each.vote or (ABSTAINED if each.reason else "")
+    yield from _format_section(title, [_paint("faint", lines[0]), *lines[1:]])
 
 
 def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]]:
@@ -275,10 +259,19 @@ def _format_outcome(tree: Listing, view: RunView) -> Iterator[str]:
 
 
 def _format_part(title: str, text: str) -> Iterator[str]:
-    yield ""
-    yield _paint("name", title)
-    for line in safe.escape_text(text).split("\n"):
-        yield (INDENT + line).rstrip()
+    return _format_section(title, safe.escape_text(text).split("\n"))
+
+
+def _format_section(title: str, lines: Iterable[str]) -> Iterator[str]:
+    """Yield safe lines below a title; nothing if there are none."""
+    below = [f"{INDENT}{line}".rstrip() for line in lines]
+    if below:
+        yield from ("", _paint("name", title), *below)
+
+
+def _format_tool_line(log: ToolLog) -> str:
+    took = "" if log.duration_ms is None else f"  ({screen.format_duration(log.duration_ms / 1000)})"
+    return f"{_format_mark(log.success)} {safe.escape_line(f'{log.name}({log.context}) -> {log.result}')}{took}"
 
 
 def _format_mark(success: bool) -> str:
