@@ -22,12 +22,14 @@ from retinue.core.ports import LogReader
 from retinue.files.state_owner import verify_state_folder
 from retinue.log.lookup import find_run, resolve_recent
 from retinue.log.opening import open_reader
+from retinue.surfaces.cli.main import complain
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.safe import measure_width
 
 GAP = "  "
 NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
 PaintCell = Callable[[str, str, str], str]  # of the head of a column, a cell, and as much of it as fits
+print_error = complain  # as the errors that end a command
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -89,10 +91,6 @@ def pause_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def print_error(text: str) -> None:
-    print(safe.fold_line(f"retinue: {safe.escape_line(text)}", sys.stderr, indent="  "), file=sys.stderr)
 
 
 def print_warning(text: object) -> None:
