@@ -123,6 +123,22 @@ async def test_verbose_keeps_thoughts_and_what_was_spawned() -> None:
         await terminal.keeps("○ anna [research codebase] spawned")
 
 
+async def test_a_receipt_repeats_sixty_characters_of_its_message() -> None:
+    facts = Facts()
+    async with open_live_terminal() as terminal:
+        for event in (
+            facts.spawn(MAIN, "main"),
+            facts(MAIN, RunStarted()),
+            facts(MAIN, TurnStarted(1)),
+            facts(MAIN, Inbox("a" * 100, source="user")),
+            facts(MAIN, TurnStarted(2)),
+        ):
+            terminal.live.view.apply(event)
+        await terminal.keeps("delivered at turn 2")
+    [words] = re.findall(r"a+\.\.\.", "".join(terminal.lasting))
+    assert len(words) == 60
+
+
 def test_markdown_is_rendered_without_links_images_or_markup_of_ours() -> None:
     text = "# Title\n\n**bold** [a](http://b) ![i](http://c)\nList<int> [red]x[/red] \x1b]8;;http://e\x07"
     shown = render_markdown(text, width=60, color=True)

@@ -248,7 +248,7 @@ class LiveView:
     def _print_receipt(self, receipt: MessageReceipt) -> None:
         """Print what became of a message that was sent to a run at work. Its words stand there while it is queued."""
         words = " ".join(receipt.text.split())
-        about = f" · {shorten_text(words, RECEIPT_CHARACTERS, RECEIPT_CHARACTERS - 1)}"
+        about = f" · {shorten_text(words, RECEIPT_CHARACTERS, RECEIPT_CHARACTERS - 3)}"
         role: Role = "bad" if receipt.state == "too_late" else "faint"
         if receipt.state == "queued":
             self._print_spans(((role, INDENT + receipt.describe()),))
