@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 
@@ -76,7 +77,7 @@ class Feed:
                 watcher.wake.set()
 
 
-class WatchableLog:
+class WatchableLog(ABC):
     """The part of a log that its watchers see. `_feeds` are those of the trees that are watched."""
 
     _feeds: dict[str, Feed]
@@ -117,10 +118,10 @@ class WatchableLog:
             if not feed.watchers and self._feeds.get(tree) is feed:  # the next watcher reads all of it from the log
                 del self._feeds[tree]
 
+    @abstractmethod
     def _make_feed(self, tree: str) -> Feed:
         """Make the feed of a tree that nobody watches yet: all of it is read from the log."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _read_older(self, tree: str, after: int) -> list[Event]:
         """Read events of a tree that its feed no longer keeps."""
-        raise NotImplementedError
