@@ -72,9 +72,9 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
     starts_from: str = ""
     is_made: bool = False
     _made: Path | None = None
-    _outputs: str = ""
+    _is_sandboxed: bool = False
     _outputs_user: tuple[int, int] | None = None
-    _spilled: int = 0
+    _spilled: int | None = 0  # None where files of an earlier process may be
 
     @property
     def is_shared(self) -> bool:
@@ -104,11 +104,14 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
 
     @property
     def _outputs_folder(self) -> Path:
-        return Path(self._outputs or f"{self.own}/full_logs")
+        if self._is_sandboxed:
+            return Path(os.path.realpath(self.own), HOST_OUTPUTS)
+        return Path(self.own, "full_logs")
 
     def spill(self, name: str) -> Path:
-        self._spilled += 1
-        path = make_private_folder(self._outputs_folder) / f"{self._spilled:03d}-{name}"
+        folder = make_private_folder(self._outputs_folder)
+        self._spilled = 1 + (len(list(folder.iterdir())) if self._spilled is None else self._spilled)
+        path = folder / f"{self._spilled:03d}-{name}"
         if self._outputs_user is not None:
             fd = open_private_file(path, exclusive=True)
             try:
@@ -119,13 +122,11 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
 
     def resume_spilling(self) -> None:
         """Continue the numbering of spilled files, so that those of an earlier process keep their names."""
-        folder = self._outputs_folder
-        self._spilled = len(list(folder.iterdir())) if folder.exists() else 0
+        self._spilled = None
 
     def spill_for_sandbox(self) -> None:
         """Spill into a folder that the run's sandbox shows under its real path, from now on."""
-        self._outputs = f"{os.path.realpath(self.own)}/{HOST_OUTPUTS}"
-        self.resume_spilling()
+        self._is_sandboxed, self._spilled = True, None
 
     def give_outputs(self, user: tuple[int, int]) -> None:
         """Let the user of the sandbox read what was and will be spilled."""
