@@ -103,7 +103,10 @@ def _ask_model(state: LoopState, job: Job, link: Link) -> Awaitable[Reply]:
 
 def _resolve_names(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
     """Return the reply with the names that the tools for subagents have, where it calls one in another spelling."""
-    if all(call.name in tools for call in reply.calls):
+    for call in reply.calls:  # nearly always all of them are known
+        if call.name not in tools:
+            break
+    else:
         return reply
     return msgspec.structs.replace(reply, calls=tuple(_resolve_name(call, tools) for call in reply.calls))
 
