@@ -181,6 +181,7 @@ class Run(msgspec.Struct, eq=False):
             self.children = ()
         if self.context is not None:
             self.context = None
+        self.deadline = self.stall_timer = None  # of an adopted run, which nobody drives to its ending
         if self.team is not None:
             self.team = None
 
@@ -307,6 +308,7 @@ class Run(msgspec.Struct, eq=False):
         """Wake everybody who waits for the run, once its ending is written."""
         self.finished = True
         self.driver_task = None
+        self.stall_timer = None  # not earlier: the ending of a run is a sign of life for those above it
         if self.waiters:
             waiters, self.waiters = self.waiters, ()
             for waiter in waiters:
@@ -416,7 +418,7 @@ class Run(msgspec.Struct, eq=False):
         for clock in (self.deadline, self.stall_timer):
             if clock is not None:
                 clock.stop()
-        self.deadline = self.stall_timer = None
+        self.deadline = None
         if self.grace_timer is not None:
             self.grace_timer.cancel()
 

@@ -84,6 +84,22 @@ async def test_a_parent_that_waits_for_a_child_at_work_is_not_stalled() -> None:
 
 
 @pytest.mark.requirement("P24")
+async def test_the_ending_of_a_child_is_life_for_a_parent_that_waits_for_others() -> None:
+    clock = ManualClock()
+    children = [Profile(f"child{n}", limits=Limits(stall=None, seconds=50 * n)) for n in (1, 2, 3)]
+    tasks = [{"task": "x", "subagent_type": child.name} for child in children]
+    agents = {"main": [spawn(*tasks), {"text": "end"}], **{child.name: [{"hang": True}] for child in children}}
+    async with retinue.open(mode="yes", clock=clock, profiles=children) as r:
+        run = await r.spawn(hanging(clock, agents), "go", limits=Limits(stall=60))
+        await clock.advance(400)
+        result = await run.result()
+        events = await r.control.log.read(run.tree)
+    assert (result.status, result.final_response) == ("done", "end")
+    assert [child.status for child in result.children] == ["timed_out"] * 3
+    assert bodies(events, Warned) == []
+
+
+@pytest.mark.requirement("P24")
 async def test_a_stalled_child_ends_alone_and_its_parent_goes_on() -> None:
     clock = ManualClock()
     agents = {"main": [spawn({"task": "x", "subagent_type": "kid"}), {"text": "end"}], "kid": [{"hang": True}]}
