@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+from collections.abc import Iterator
 
 import pytest
 
-from retinue.concurrency import TaskOwner, finish_despite_cancel, run_in_thread, run_until_first
+from retinue.concurrency import TaskOwner, call_when_done, finish_despite_cancel, run_in_thread, run_until_first
 
 
 async def forever(ended: list[str], name: str = "") -> None:
@@ -145,6 +147,23 @@ async def test_finished_work_gives_its_result_or_its_exception() -> None:
     assert await finish_despite_cancel(asyncio.sleep(0, "result")) == "result"
     with pytest.raises(KeyError):
         await finish_despite_cancel(fail())
+
+
+async def test_a_callback_comes_also_after_an_error_which_is_left_to_others_to_tell() -> None:
+    untold: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: untold.append(context))
+    done = asyncio.Event()
+
+    class FullDisk:
+        def __await__(self) -> Iterator[None]:
+            yield
+            raise OSError("the disk is full")
+
+    call_when_done(FullDisk(), lambda _: done.set())
+    await done.wait()
+    gc.collect()
+    await asyncio.sleep(0)
+    assert untold == []
 
 
 async def test_blocking_work_is_told_to_stop_and_waited_for() -> None:

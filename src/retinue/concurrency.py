@@ -162,8 +162,17 @@ async def finish_despite_cancel(
 
 
 def call_when_done(awaited: Awaitable[Any], callback: Callable[[asyncio.Future[Any]], object]) -> None:
-    """Call back when the awaited is done, however that went. Nothing that is cancelled meanwhile prevents it."""
-    asyncio.ensure_future(awaited).add_done_callback(callback)
+    """Call back when the awaited is done, however that went: an error is for others to tell. Nothing that is cancelled
+    meanwhile prevents it."""
+    future = asyncio.ensure_future(awaited)
+    future.add_done_callback(_retrieve_error)
+    future.add_done_callback(callback)
+
+
+def _retrieve_error(done: asyncio.Future[Any]) -> None:
+    """Take the error of a future, which asyncio would report when nobody has."""
+    if not done.cancelled():
+        done.exception()
 
 
 async def run_in_thread(work: Callable[[threading.Event], T]) -> T:
@@ -176,7 +185,7 @@ async def run_in_thread(work: Callable[[threading.Event], T]) -> T:
     except asyncio.CancelledError:
         stop.set()
         await asyncio.wait([task], timeout=STOP_SECONDS)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        task.add_done_callback(_retrieve_error)
         raise
 
 
