@@ -219,11 +219,12 @@ class ToolServerConnection:
             self._ending = self._tasks.start(self._end_process())
 
     async def stop(self, answer: asyncio.Future[Any] | None = None) -> None:
-        """End the tool server and all it started: at once, or after it had time to give this answer."""
-        self._watch.cancel()
+        """End the tool server and all it started: at once, or after it had time to give this answer. Its files are
+        watched until then."""
         try:
             await self._process.stop(answer)
         finally:
+            self._watch.cancel()
             self._channel.close()
             self._fail(SandboxLost("it was stopped"))
             if self.proxy is not None:
