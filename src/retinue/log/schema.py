@@ -529,11 +529,10 @@ def read_tree(db: apsw.Connection, tree: str, *, after: int) -> Iterator[StoredL
         WHERE tree = ?1 AND seq >= (SELECT coalesce(max(seq), 0) FROM places WHERE tree = ?1 AND seq <= ?2)
         ORDER BY seq
     """
-    row = load_tree(db, tree)
     newest = max(after, 0)
     for first, batch in db.execute(query, (tree, newest + 1)):
         if newest + 1 < first:
-            yield _make_gap(row, tree, first - 1, count=first - 1 - newest)
+            yield _make_gap(load_tree(db, tree), tree, first - 1, count=first - 1 - newest)
             newest = first - 1
         try:
             own = lines_of_tree(db, tree, batch)
@@ -543,6 +542,7 @@ def read_tree(db: apsw.Connection, tree: str, *, after: int) -> Iterator[StoredL
             if stored.seq > newest:
                 newest = stored.seq
                 yield stored
+    row = load_tree(db, tree)  # last: if it is damaged, one page of a long tree has to be recovered, not each
     if row is not None and newest < row.last_seq:
         yield _make_gap(row, tree, row.last_seq, count=row.last_seq - newest)
 
