@@ -12,6 +12,7 @@ from retinue.build.project import enable_rounds
 from retinue.core.rounds import Rounds
 from tests.agent.rounds.kit import answer, evaluator
 from tests.surfaces.cli.shell import Project, one_line_error
+from tests.surfaces.cli.test_manners import show_on_terminal
 
 AGENTS: dict[str, Any] = {"main": [answer("one"), answer("two")], "round_evaluator": evaluator()}
 CRITERIA = """\
@@ -51,6 +52,15 @@ def test_the_option_sets_every_key_that_rounds_need(project: Project) -> None:
         "pressure": "gentle",
     }
     assert (evaluator_spawned["agent"], evaluator_spawned["label"]) == ("round_evaluator", "evaluator of round 2")
+
+
+def test_a_table_of_rounds_fits_a_narrow_terminal(project: Project) -> None:
+    project.run("--rounds", "2", "--yes", agents=AGENTS)
+    lines = show_on_terminal(project, "show", COLUMNS="50")
+    [head] = [line for line in lines if "EVALUATOR" in line]
+    [row] = [line for line in lines if "1, done" in line]
+    assert row.startswith("  2 ") and "the plan of" in row and "…" in row
+    assert max(len(head), len(row)) <= 50
 
 
 def test_a_wrong_number_of_rounds_is_one_line(project: Project) -> None:

@@ -221,7 +221,7 @@ def _shrink_columns(widths: dict[str, int], screen: int, flexible: Mapping[str, 
     others = [(head, 1) for head in reversed(widths)]
     for head, least in (*flexible.items(), *others):
         over = sum(widths.values()) + len(GAP) * (len(widths) - 1) - screen
-        if over > 0:
+        if over > 0 and head in widths:
             widths[head] = max(widths[head] - over, min(least, widths[head]))
 
 
