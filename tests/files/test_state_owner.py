@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,39 @@ def test_a_folder_without_a_signature_is_refused_unless_nothing_is_in_it(tmp_pat
         f"{state} was not made here by you, so nothing in it is used: it came with a clone or an archive, or was "
         "copied. Move it away, or, if you brought it here yourself, take it over with `retinue trust --state`"
     )
+
+
+def test_a_folder_whose_signing_was_cut_short_is_signed_by_the_next(tmp_path: Path) -> None:
+    folder = tmp_path / ".retinue"
+    folder.mkdir(mode=0o700)
+    (folder / ".retinue-0123456789abcdef").write_bytes(b"{")  # what a killed process leaves of its owner file
+    assert not verify_state_folder(folder)
+    claim_state_folder(folder)
+    assert verify_state_folder(folder)
+
+
+def test_a_folder_that_is_just_being_made_is_the_user_s_to_everybody_who_looks(tmp_path: Path) -> None:
+    folders = [tmp_path / str(number) / ".retinue" for number in range(200)]
+    at_once = threading.Barrier(2)
+
+    def make_folders() -> None:
+        for folder in folders:
+            at_once.wait()
+            claim_state_folder(folder)
+            (folder / "logs").mkdir(mode=0o700)
+
+    maker = threading.Thread(target=make_folders)
+    maker.start()
+    refusals = []
+    for folder in folders:
+        at_once.wait()
+        try:
+            while not verify_state_folder(folder):
+                pass
+        except ConfigError as error:
+            refusals.append(str(error))
+    maker.join()
+    assert refusals == []
 
 
 def test_a_copy_is_refused_and_a_moved_folder_is_not(state: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from retinue.core.errors import ConfigError, RetinueError
-from retinue.files.atomic import replace_file
+from retinue.files.atomic import is_temporary_name, replace_file
 from retinue.files.content import read_small_file
 from retinue.files.opening import AnyPath
 from retinue.files.private import make_private_folder
@@ -82,8 +82,8 @@ def verify_state_folder(state: Path) -> bool:
     """Return whether there is state here; raises ConfigError if there is and it is not the user's."""
     if not _check_folders(state):
         return False
-    owner = _read_owner(state)
-    if owner is None and _is_empty(state):
+    is_empty, owner = _is_empty(state), _read_owner(state)  # in this order: whoever makes it signs it first
+    if owner is None and is_empty:
         return False
     if owner is None or not _is_here(owner, state):
         raise ConfigError(FOREIGN.format(path=state))
@@ -101,8 +101,8 @@ def is_adoptable(state: Path) -> bool:
     """Tell whether a signature is all that the state folder lacks; raises ConfigError for what else is wrong."""
     if not _check_folders(state):
         return False
-    owner = _read_owner(state)
-    return not (_is_empty(state) if owner is None else _is_here(owner, state))
+    is_empty, owner = _is_empty(state), _read_owner(state)
+    return not (is_empty if owner is None else _is_here(owner, state))
 
 
 def name_user(uid: int) -> str:
@@ -159,9 +159,11 @@ def _is_here(owner: _Owner, state: Path) -> bool:
 
 
 def _is_empty(state: Path) -> bool:
-    """Tell whether nothing is kept in the folder. An owner file that is not ours counts as something."""
+    """Tell whether nothing is kept in the folder. An owner file that is not ours counts as something; one that is just
+    being written, or was when its process died, does not."""
     try:
-        return {entry.name for entry in state.iterdir()} <= _HARMLESS
+        names = {entry.name for entry in state.iterdir()}
+        return all(name in _HARMLESS or is_temporary_name(name) for name in names)
     except OSError as error:
         raise ConfigError(UNREADABLE.format(path=state, why=error.strerror or error)) from None
 
