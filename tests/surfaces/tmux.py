@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,16 +16,6 @@ set -g history-limit 50000
 set -g escape-time 10
 set -g default-terminal tmux-256color
 """
-
-
-def read_zombie_code(pid: int) -> int | None:
-    """The exit code of a process that has ended and whose parent has not asked for it; None for any other."""
-    try:
-        fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    status = int(fields[-1])
-    return None if fields[0] != "Z" else 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 class Tmux:
@@ -71,13 +62,14 @@ class Tmux:
     @property
     def exit_code(self) -> int | None:
         """The exit code of the program, as a shell says it; None while it runs."""
-        state = self._run("display-message", "-p", "#{pane_dead}|#{pane_dead_status}|#{pane_dead_signal}|#{pane_pid}")
-        dead, code, killed, pid = state.strip().split("|")
+        state = self._run("display-message", "-p", "#{pane_dead}|#{pane_dead_status}|#{pane_dead_signal}|#{pid}")
+        dead, code, killed, server = state.strip().split("|")
         if dead != "1":
             return None
         if code or killed:
             return int(code) if code else 128 + int(killed)
-        return read_zombie_code(int(pid))  # tmux 3.3 can see the end of the terminal, and miss that of the program
+        os.kill(int(server), signal.SIGCHLD)  # tmux 3.3 can miss the end of its program: then it looks again
+        return None
 
     @property
     def pid(self) -> int:
