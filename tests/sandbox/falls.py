@@ -19,7 +19,7 @@ from retinue.core.events import Delta, RunEnded, RunStarted, ToolCall, ToolResul
 from retinue.core.limits import Caps
 from retinue.core.ports import Clock
 from retinue.core.profiles import Task
-from retinue.sandbox import builder, cgroups
+from retinue.sandbox import builder, cgroups, tool_server_session
 from retinue.sandbox import container_image as image
 from retinue.sandbox.container import MAKER_LABEL, find_engine, name_maker
 from retinue.supervisor.supervisor import Supervisor
@@ -190,6 +190,32 @@ async def stubborn_tool(runtime: str) -> Facts:
 
     command = "trap '' TERM; (setsid sh -c \"trap '' TERM; sleep 77\" &) ; touch on; sleep 78"
     return await play(runtime, [call("shell", command=command)], when=ToolCall, then=cancel)
+
+
+@fall
+async def fill_when_cancelled(runtime: str) -> Facts:
+    """It hears SIGTERM, writes more than it may, and does not go: `late` is there if nobody looked meanwhile."""
+    is_late = False
+
+    async def cancel(owner: Supervisor, tree: str) -> None:
+        nonlocal is_late
+        run = owner.trees[tree].runs[0]
+        workspace = Path(run.folders.path)
+        while not (workspace / "on").exists():
+            await asyncio.sleep(0.01)
+        assert await owner.cancel(tree)
+        await run.join()
+        is_late = (workspace / "late").exists()
+
+    wait_for_signal = "trap 'told=1' TERM; touch on; while [ -z \"$told\" ]; do sleep 0.05; done"
+    fill = "for i in $(seq 8); do head -c 1000000 /dev/zero > f$i; done"
+    replies = [call("shell", command=f"{wait_for_signal}; {fill}; sleep 3; touch late; sleep 60")]
+    before, tool_server_session.LOOK_SECONDS = tool_server_session.LOOK_SECONDS, 0.05
+    try:
+        facts = await play(runtime, replies, caps=Caps(workspace_bytes=3 * MIB), when=ToolCall, then=cancel)
+    finally:
+        tool_server_session.LOOK_SECONDS = before
+    return facts | {"late": is_late}
 
 
 @fall

@@ -80,6 +80,13 @@ async def test_a_run_that_writes_more_than_it_may_is_limited(place: Place) -> No
 
 
 @places
+async def test_what_a_cancelled_command_writes_is_still_limited(place: Place) -> None:
+    told = await place.play("fill_when_cancelled")
+    assert (told["status"], told["endings"], told["left"]) == ("cancelled", 1, [])
+    assert not told["late"]
+
+
+@places
 async def test_no_file_is_larger_than_it_may(place: Place) -> None:
     told = await place.play("large_file")
     assert told["status"] == "done"
