@@ -9,11 +9,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import LogDamaged, LogError
 from retinue.core.events import Event, Message, encode_event, encode_stored_events
 from retinue.core.ports import Log, LogReader
@@ -364,6 +367,45 @@ async def test_a_damaged_row_of_the_index_hides_no_other_tree(tmp_path: Path) ->
         if "t4" not in expected:
             await write(log, make_spawned(tree="t4", at=103.0))
         await log.close()
+
+
+async def test_a_page_of_a_tree_with_a_damaged_row_is_read_without_the_row(tmp_path: Path) -> None:
+    """Else each page of a long tree would read the whole file again, to make the row anew."""
+    file = await leave_tail(tmp_path)
+    db = apsw.Connection(str(file))
+    db.execute("UPDATE trees SET last_seq = 77 WHERE tree = 't1'")
+    db.close()
+    with sqlite_reader.open_file(file) as db:
+        assert [stored.seq for stored in islice(schema.read_tree(db, "t1", after=0), 2)] == [1, 2]
+        with pytest.raises(LogDamaged):
+            list(schema.read_tree(db, "t1", after=2))
+    reader = SqliteReader(tmp_path)
+    assert [stored.seq for stored in await reader.read_lines("t1", after=2)] == [3]
+
+
+async def test_what_is_appended_while_a_batch_is_written_is_not_lost_by_closing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_write, append_batch = threading.Event(), threading.Event(), schema.append_batch
+
+    def hold(*args: Any, **options: Any) -> None:
+        begun.set()
+        assert may_write.wait(60)
+        append_batch(*args, **options)
+
+    monkeypatch.setattr(schema, "append_batch", hold)
+    log = SqliteLog(tmp_path)
+    first = log.append(make_spawned(), True)
+    assert await asyncio.to_thread(begun.wait, 60)
+    log.append(make_event(2))
+    async with TaskOwner() as owner:
+        closing = owner.start(log.close())
+        await asyncio.sleep(0)
+        may_write.set()
+        await closing
+    assert first is not None
+    await first
+    assert [event.seq for event in await SqliteReader(tmp_path).read("t1")] == [1, 2]
 
 
 @pytest.mark.finding("R1")
