@@ -148,6 +148,14 @@ def test_a_default_timeout_outside_the_bounds_stands(write: Write) -> None:
         ),
         ("profiles:\n  ../a: {}", "2: key 'profiles.../a': profile name '../a' must be"),
         ("profiles:\n  a: {}\n  A: {}", "3: key 'profiles.A': is the same name as 'a' on line 2"),
+        (
+            "mcp_servers:\n  b: {command: [b]}\n  B: {command: [b]}",
+            "3: key 'mcp_servers.B': is the same name as 'b' on line 2",
+        ),
+        (
+            "a2a_agents:\n  c: {url: 'http://localhost/'}\n  C: {url: 'http://localhost/'}",
+            "3: key 'a2a_agents.C': is the same name as 'c' on line 2",
+        ),
     ],
 )
 def test_wrong_settings_are_named_with_their_line(write: Write, text: str, expected: str) -> None:

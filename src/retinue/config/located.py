@@ -77,6 +77,18 @@ class Node:
             raise self.type_error(what)
         return self.value
 
+    def named_entries(self, check: Callable[[str], object]) -> Mapping[str, Node]:
+        """Return the entries of a mapping whose keys are names. Raises for one that `check` refuses, and for two that
+        differ only in case."""
+        places: dict[str, Node] = {}
+        for name, entry in self.entries().items():
+            key = Node(entry.place, name)
+            key.parse(check)
+            other = places.setdefault(name.casefold(), key)
+            if other is not key:
+                raise key.error(f"is the same name as '{other.value}' on line {other.place.line}")
+        return self.entries()
+
     def get(self, *keys: str) -> Node | None:
         """Return the node that a path of keys leads to; None if it is missing or null."""
         node = self

@@ -116,13 +116,7 @@ class RemoteAgent:
 
 
 def _read_agents(node: Node) -> tuple[RemoteAgent, ...]:
-    found: dict[str, RemoteAgent] = {}
-    for name, entry in node.entries().items():
-        Node(entry.place, name).parse(check_name)
-        if name.casefold() in found:
-            raise entry.error(f"is the same name as '{found[name.casefold()].profile.name}'")
-        found[name.casefold()] = _read_agent(name, entry)
-    return tuple(found.values())
+    return tuple(_read_agent(name, entry) for name, entry in node.named_entries(check_name).items())
 
 
 def _read_agent(name: str, node: Node) -> RemoteAgent:

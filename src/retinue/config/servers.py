@@ -139,15 +139,7 @@ class ServerSettings:
 
 
 def _read_servers(node: Node) -> tuple[McpServer, ...]:
-    found = []
-    names: dict[str, str] = {}
-    for name, entry in node.entries().items():
-        Node(entry.place, name).parse(check_server_name)
-        other = names.setdefault(name.casefold(), name)
-        if other != name:
-            raise entry.error(f"is the same name as '{other}'")
-        found.append(_read_server(name, entry))
-    return tuple(found)
+    return tuple(_read_server(name, entry) for name, entry in node.named_entries(check_server_name).items())
 
 
 def _read_server(name: str, node: Node) -> McpServer:

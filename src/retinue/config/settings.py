@@ -264,14 +264,7 @@ class ProfileSettings:
 
 def _read_profiles(node: Node) -> dict[str, ProfileSettings]:
     """Read the profiles, by name in lower case."""
-    found: dict[str, ProfileSettings] = {}
-    for name, entry in node.entries().items():
-        Node(entry.place, name).parse(check_name)
-        other = found.get(name.casefold())
-        if other is not None:
-            raise entry.error(f"is the same name as '{other.name}' on line {other.place.line}")
-        found[name.casefold()] = _read_profile(name, entry)
-    return found
+    return {name.casefold(): _read_profile(name, entry) for name, entry in node.named_entries(check_name).items()}
 
 
 def _read_profile(name: str, node: Node) -> ProfileSettings:
