@@ -114,14 +114,14 @@ class ControlServer(Listener):
         method = "GET" if route.reads else "POST"
         if request.method != method:
             raise HttpError(405, f"this route takes {method} only", Allow=method)
+        if request.query and not route.reads:
+            raise HttpError(400, "this route takes no parameters in its address")
         return route
 
     async def _call(self, command: protocol.Command[Any], request: Request, connection: ServerConnection) -> Any:
         handle = self._handlers.run_command
         if command.reads:
             return await handle(command, protocol.decode_query(request.query, command.request))
-        if request.query:
-            raise HttpError(400, "this route takes no parameters in its address")
         body = await connection.read_json_body(request)
 
         async def run() -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from retinue.control.server import ROUTES
 from retinue.http import server as http
 from tests.control.loopback.kit import HANG, Response, house, knock, request
 from tests.gates import hurry
@@ -49,6 +50,14 @@ async def test_every_route_and_method_with_and_without_a_token(tmp_path: Path) -
                     expected = 404 if path == "/v1/watch" else 200
                 assert status == expected, (path, method)
         assert not node.ending
+
+
+@pytest.mark.parametrize("path", [route for route, command in ROUTES.items() if not command.reads])
+async def test_a_post_takes_no_parameters_in_its_address(tmp_path: Path, path: str) -> None:
+    async with house(tmp_path) as h:
+        refused = await request(h.server, "POST", f"{path}?tree=t1")
+        assert refused.status == 400
+        assert refused.error == "this route takes no parameters in its address"
 
 
 async def test_the_watch_of_questions_needs_a_token_and_is_a_get(tmp_path: Path) -> None:
