@@ -25,7 +25,7 @@ from retinue.core.ports import Clock, Policy, Receipt, Team, Ticket, Timer
 from retinue.core.profiles import Task
 from retinue.core.results import Result, Status
 from retinue.log.runs import RunView
-from retinue.supervisor.budgets import Account, CallReservation
+from retinue.supervisor.budgets import Account
 from retinue.supervisor.slots import SlotHolder
 from retinue.workspaces.run_folders import RunFolders
 
@@ -78,7 +78,6 @@ class Run(msgspec.Struct, eq=False):
 
     # Its calls
     first_write: asyncio.Future[None] | None = None  # what the model's first reply waits for
-    reservation: CallReservation | None = None  # of the model call in flight, inside a budget
     call_ids: set[str] | None = None
     sealed_calls: dict[str, str] | None = None  # the seal of the MCP tool that each allowed call was judged by
 
@@ -423,10 +422,6 @@ class Run(msgspec.Struct, eq=False):
             self.grace_timer.cancel()
 
     # Calls
-
-    def set_reservation(self, reservation: CallReservation | None) -> None:
-        """Keep the reservation of the model call in flight; None when it is over."""
-        self.reservation = reservation
 
     def claim_call_id(self, wanted: str) -> str:
         """Return an id that no earlier call of the run has: answers, approvals and results go by it."""

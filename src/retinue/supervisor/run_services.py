@@ -106,6 +106,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
     shown_changes: dict[str, str] | None = None  # digests of what calls of apply_subagent were shown to do
     written_calls: dict[str, Awaitable[None] | None] | None = None  # calls of the reply that have not begun yet
     spoken: Sequence[str] = ()  # the pieces of text of the model call in flight
+    reservation: CallReservation | None = None  # of the model call in flight, inside a budget
     sent_thread: secrets.GrowingList | None = None  # without secrets, if there are any
 
     @property
@@ -309,7 +310,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
             waiting = reservation.acquire()
             if waiting is not None:
                 await run.without_stall_timer(waiting)
-            run.set_reservation(reservation)
+            self.reservation = reservation
         try:
             deltas = ReplyDeltas(self, turn)
             self.spoken = deltas.texts
@@ -334,7 +335,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
             raise ModelError(f"model provider panicked: {type(error).__name__}: {error}") from error
         finally:
             if reservation is not None:  # what it did not spend of its worst case is given back
-                run.set_reservation(None)
+                self.reservation = None
                 reservation.settle(usage, estimated=estimated)
         if reply.calls:
             reply = self._with_own_ids(reply)
@@ -352,8 +353,8 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
 
     async def _reserve_again(self, spent: Usage, *, estimated: bool = False) -> None:
         """Settle a model call that is retried, and reserve for it like for another one."""
-        if self.run.reservation is not None:
-            await self.run.reservation.reserve_again(spent, self.run.without_stall_timer, estimated=estimated)
+        if self.reservation is not None:
+            await self.reservation.reserve_again(spent, self.run.without_stall_timer, estimated=estimated)
 
     def _with_own_ids(self, reply: Reply) -> Reply:
         """Return the reply with call ids that no earlier call of the run has."""
