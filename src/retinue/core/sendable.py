@@ -96,8 +96,11 @@ def _repair_native(native: Native) -> Native:
 
 
 def _check_call(call: Call) -> Call:
+    has_plain_names = call.name.isascii() and call.id.isascii()
+    if has_plain_names and _is_plain(call.args):
+        return call
     why = find_problem(call.args)
-    if not why and call.name.isascii() and call.id.isascii():
+    if not why and has_plain_names:
         return call
     name, call_id = repair_text(call.name), repair_text(call.id)
     if not why:
@@ -106,3 +109,11 @@ def _check_call(call: Call) -> Call:
     text = repair_text(kept[:_KEPT_CHARACTERS]) if isinstance(kept, str) else why
     problem = repair_text(call.problem) or _REFUSED.format(name=name, why=why)
     return structs.replace(call, name=name, id=call_id, args={INVALID: text}, problem=problem)
+
+
+def _is_plain(args: dict[str, Any]) -> bool:
+    """Return True if all arguments are ASCII texts, as most are; nothing can be wrong with them."""
+    for name, value in args.items():
+        if type(value) is not str or not value.isascii() or type(name) is not str or not name.isascii():
+            return False
+    return True

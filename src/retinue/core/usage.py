@@ -41,10 +41,12 @@ def repair_usage(usage: object) -> Usage:
     if not isinstance(usage, Usage):
         return NO_USAGE
     counts = usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens
-    for count in counts:
-        if type(count) is not int or not 0 <= count <= MOST_TOKENS:
-            return Usage(*map(_repair_count, counts))
-    return usage
+    sent, received, read, written = counts
+    are_whole = type(sent) is type(received) is type(read) is type(written) is int
+    # All at once: a negative count makes the whole negative, and MOST_TOKENS has every bit that a count may have.
+    if are_whole and 0 <= sent | received | read | written <= MOST_TOKENS:
+        return usage
+    return Usage(*map(_repair_count, counts))
 
 
 def _repair_count(count: object) -> int:
