@@ -82,10 +82,8 @@ def verify_state_folder(state: Path) -> bool:
     """Return True if a state folder exists here. Raises ConfigError if it exists and is not the user's."""
     if not _check_folders(state):
         return False
-    is_empty, owner = (
-        _is_empty(state),
-        _read_owner(state),
-    )  # in this order: a new folder is signed before anything else is put in
+    # In this order: a process that creates the folder signs it before it puts anything else in.
+    is_empty, owner = _is_empty(state), _read_owner(state)
     if owner is None and is_empty:
         return False
     if owner is None or not _is_here(owner, state):

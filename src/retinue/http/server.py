@@ -103,7 +103,7 @@ class ServerConnection:
         return request
 
     async def read_request(self, *, idle_seconds: float | None = None) -> Request | None:
-        """Read the head of the next request with `read_head`. Raises HttpError for a duplicate header or a bad target."""
+        """Read the head of the next request with `read_head`. Raises HttpError for a duplicate header or bad target."""
         head = await self.read_head(idle_seconds=idle_seconds)
         if head is None:
             return None

@@ -35,9 +35,8 @@ def run_as_user(argv: Sequence[str], *, seconds: float, also: Sequence[str] = ()
     env |= {"LANG": "C.UTF-8", "XDG_RUNTIME_DIR": str(home / "run")}
     env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path.startswith("/"))
     mounts = _list_mount_commands(made, {sys.prefix, sys.base_prefix, str(PACKAGE), *also})
-    script = "\n".join(
-        ["set -e", *mounts, '"$@" || exit $?', "exit 0"]
-    )  # no `exec`: the shell stays as process 1 and reaps orphans
+    # No `exec`: the shell stays as process 1 and reaps orphans.
+    script = "\n".join(["set -e", *mounts, '"$@" || exit $?', "exit 0"])
     leave = ["setpriv", "--reuid", str(USER), "--regid", str(USER), "--clear-groups", "--inh-caps=-all"]
     before = [*NAMESPACES, "/bin/sh", "-c", script, "sh", *leave]
     try:
@@ -49,7 +48,7 @@ def run_as_user(argv: Sequence[str], *, seconds: float, also: Sequence[str] = ()
 
 
 def _list_mount_commands(made: Path, needed: set[str]) -> Iterator[str]:
-    """Yield the shell commands that mount the user's view. The mounts vanish with the namespace's last process."""
+    """Yield the shell commands that mount the user's files. They vanish with the last process of the namespace."""
     texts = {
         "passwd": Path("/etc/passwd").read_text() + f"{NAME}:x:{USER}:{USER}::{made}/home:/bin/sh\n",
         "group": Path("/etc/group").read_text() + f"{NAME}:x:{USER}:\n",

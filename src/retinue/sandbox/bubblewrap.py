@@ -101,9 +101,8 @@ class Bubblewrap(SandboxBuilder):
         if self._filter is not None:
             fds.append(_write_to_pipe(self._filter))
             options += ["--seccomp", str(fds[-1])]
-        info = os.memfd_create(
-            "info"
-        )  # not a pipe: if we die, a broken pipe ends bubblewrap halfway and leaves half a sandbox
+        # Not a pipe: if we die, a broken pipe ends bubblewrap halfway and leaves half a sandbox.
+        info = os.memfd_create("info")
         fds.append(info)
         argv = [
             # In cgroup v2 both files are the same.

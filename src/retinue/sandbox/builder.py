@@ -69,7 +69,7 @@ PRINT_CODE = "print(json.dumps(seen))\n"
 
 
 class SelfCheck(msgspec.Struct):
-    """The findings from inside. `seen` is True if the secret file is visible. `seccomp` is "2" if a filter is active."""
+    """The findings from inside. `seen` is True if a secret file is visible, `seccomp` is "2" if calls are filtered."""
 
     uid: int
     caps: int

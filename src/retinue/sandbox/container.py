@@ -236,7 +236,7 @@ class Containers(SandboxBuilder):
         return ",".join('"{}"'.format(each.replace('"', '""')) if set(each) & set(',"\n') else each for each in fields)
 
     def check_protections(self) -> None:
-        """Run the self-check inside a container and set `protections`. Raises SandboxUnavailable if one does not work."""
+        """Run the self-check inside a container and set `protections`. Raises SandboxUnavailable if one fails."""
         with make_probe_box() as (box, secret):
             prepared = self._prepare_program(box, [_CHECK, secret, box.host_outputs])
             seen = self._run_self_check(prepared)
@@ -362,7 +362,7 @@ def name_maker() -> str:
 
 
 def sweep_orphans(engine: Engine) -> None:
-    """End the containers whose creators have exited. Skips creators in another pid namespace, which cannot be checked."""
+    """End the containers whose creators have exited. Skips creators in another pid namespace, which is not visible."""
     for container in _find_containers(engine, MAKER_LABEL):
         said = engine.call("inspect", "--format", f'{{{{index .Config.Labels "{MAKER_LABEL}"}}}}', container).stdout
         numbering, _, process = said.strip().partition(".")

@@ -78,9 +78,8 @@ class RunProxy:
         if not hasattr(os, "O_PATH"):
             raise OSError("hosts can be reached from a sandbox on Linux only")
         self.path.unlink(missing_ok=True)
-        folder = os.open(
-            self.path.parent, os.O_PATH | os.O_DIRECTORY
-        )  # bind through a descriptor, because the path may be too long for a socket
+        # Bind through a descriptor, because the path may be too long for a socket.
+        folder = os.open(self.path.parent, os.O_PATH | os.O_DIRECTORY)
         listening = socket.socket(socket.AF_UNIX)
         try:
             listening.bind(f"/proc/self/fd/{folder}/{self.path.name}")

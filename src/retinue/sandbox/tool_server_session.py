@@ -493,9 +493,8 @@ class ToolServerSession:
         return frames.Start(
             version=frames.VERSION,
             path=self._job.ref.path,
-            tools=self._tools
-            if "shell" in self._tools
-            else (*self._tools, "shell"),  # for the workspace's setup command
+            # The workspace's setup command needs the shell.
+            tools=self._tools if "shell" in self._tools else (*self._tools, "shell"),
             workspace=box.workspace,
             search_roots=tuple(os.path.realpath(path) for path in self._own.search_roots),
             roots=(box.workspace, *box.readable, box.outputs, box.host_outputs),

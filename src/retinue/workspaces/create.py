@@ -118,9 +118,8 @@ class Workspaces:
         except (RetinueError, OSError) as error:
             raise Failed(str(error)) from None
         finally:
-            if (
-                making.is_over and self._making.get(own) is making
-            ):  # else other calls still wait for it, or a new one replaced it
+            # Otherwise other calls still wait for it, or a new one has replaced it.
+            if making.is_over and self._making.get(own) is making:
                 del self._making[own]
         if not folders.is_made:
             folders.is_made = True
