@@ -1,7 +1,7 @@
-"""Replacing a file in one step: readers see the whole old content or the whole new one.
+"""Replacing a file in one step: readers see either the whole old content or the whole new content.
 
-The new content is written beside the file and renamed over it. With `sync` it is also on disk, name included, before
-the function returns: a crash of the machine leaves one of the two contents. A process that is killed in between leaves
+The new content is written beside the file and renamed over it. With `sync`, content and name are on disk before the
+function returns, so a crash of the machine leaves one of the two contents. A process that is killed in between leaves
 a file that `is_temporary_name` recognises.
 """
 
@@ -25,7 +25,7 @@ _TEMPORARY = re.compile(r"\.retinue-[0-9a-f]{16}")
 
 
 def is_temporary_name(name: str) -> bool:
-    """Tell whether a file of this name is a replacement that was never renamed into its place."""
+    """Return True if `name` is that of a replacement file, which a killed process may never have renamed."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
@@ -39,10 +39,10 @@ def open_replacement(
     prefix: str = TEMPORARY_PREFIX,
     before_rename: Callable[[], None] | None = None,
 ) -> Iterator[int]:
-    """Yield a descriptor to write the new content to; it takes the place of `path` when the block ends without error.
+    """Yield a descriptor for the new content. The new file replaces `path` when the block ends without an error.
 
-    `mode` holds whatever the umask says; None keeps the mode of the file that is replaced, which must be regular, and
-    leaves a new file to the umask."""
+    `mode` is set regardless of the umask. If it is None, the new file keeps the mode of the existing file, which must
+    be regular; a file that did not exist gets the umask's default."""
     folder = os.path.dirname(path)  # noqa: PTH120 - may hold foreign bytes
     temporary = os.path.join(folder, f"{prefix}{secrets.token_hex(8)}")  # noqa: PTH118 - may hold foreign bytes
     exact = mode if mode is not None else _mode_of(path, dir_fd)
@@ -75,7 +75,7 @@ def replace_file(
     mode: int | None = PRIVATE_MODE,
     sync: bool = False,
 ) -> None:
-    """Replace the content of a file, or make it; see `open_replacement`."""
+    """Replace the content of a file, or create the file. See `open_replacement` for the parameters."""
     with open_replacement(path, dir_fd=dir_fd, mode=mode, sync=sync) as fd:
         write_all(fd, data)
 

@@ -1,4 +1,4 @@
-"""Reading and writing contents: small files up to a limit, open files and pipes in chunks."""
+"""Reading and writing file contents: small files up to a limit, open files and pipes in chunks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read_small_file(
     owners: Collection[int] = (),
     forbidden_mode: int = 0,
 ) -> bytes:
-    """Return the content of a regular file of at most `limit` bytes; see `open_regular_file` for what is refused."""
+    """Return the content of a regular file of at most `limit` bytes. `open_regular_file` lists the refused files."""
     fd = open_regular_file(path, dir_fd=dir_fd, follow=follow, owners=owners, forbidden_mode=forbidden_mode)
     try:
         return read_up_to(fd, limit)
@@ -29,8 +29,9 @@ def read_small_file(
 
 
 def read_up_to(fd: int, limit: int) -> bytes:
-    """Return what an open file holds; `RefusedFile` ("too_large") for more than `limit` bytes, however it grows."""
-    if os.fstat(fd).st_size > limit:  # a file of holes is refused before it is read
+    """Return the content of an open file. Raises `RefusedFile` ("too_large") above `limit` bytes, also for a growing
+    file."""
+    if os.fstat(fd).st_size > limit:  # refuses a huge sparse file before reading it
         raise RefusedFile("too_large")
     data = bytearray()
     while len(data) <= limit and (piece := os.read(fd, min(CHUNK_BYTES, limit + 1 - len(data)))):
@@ -47,8 +48,9 @@ def read_chunks(fd: int) -> Iterator[bytes]:
 
 
 def read_available(fd: int, limit: int) -> bytes | None:
-    """Return what a pipe, socket or terminal holds now, up to `limit` bytes: None if it holds nothing yet, and nothing
-    at its end or where it is gone."""
+    """Return the bytes that a pipe, socket or terminal holds now, at most `limit`.
+
+    Returns None if there is no data yet, and b"" at the end or if the other side is gone."""
     try:
         return os.read(fd, limit)
     except BlockingIOError:
@@ -58,12 +60,12 @@ def read_available(fd: int, limit: int) -> bytes | None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of the data, however many calls that takes."""
+    """Write all of `data`, with as many system calls as needed."""
     view = memoryview(data)
     while view:
         try:
             view = view[os.write(fd, view) :]
-        except BlockingIOError:  # a program that shares the terminal or pipe made it non-blocking
+        except BlockingIOError:  # another program made the shared terminal or pipe non-blocking
             waiting = select.poll()
             waiting.register(fd, select.POLLOUT)
             waiting.poll()

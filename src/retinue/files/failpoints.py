@@ -1,4 +1,4 @@
-"""Points of the delegation folder at which a process kills itself, so that tests can see what a crash leaves."""
+"""Failpoints of the delegation folder: places where a process kills itself, so that tests can check crash recovery."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ PREFIX = "outbox_"
 
 
 def reach_failpoint(point: str) -> None:
-    """Kill this process if a test has armed this point."""
+    """Kill this process if a test has set `RETINUE_FAILPOINT` to this point."""
     if os.environ.get(VARIABLE) == f"{PREFIX}{point}":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Locks of the kernel's on open files: they end with the descriptor, so also with the process that holds them."""
+"""Kernel locks on open files. A lock ends with its descriptor, and so also with the process that holds it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def take_file_lock(fd: int, *, shared: bool = False) -> bool:
 
 
 def open_own_file(path: AnyPath) -> int:
-    """Open a private file for reading and writing, made if it is missing and left as it is if not; the caller closes
-    the descriptor. A link is not followed."""
+    """Open a private file for reading and writing. The caller closes the descriptor.
+
+    Creates the file if it is missing and does not truncate it otherwise. Does not follow a symlink."""
     return os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)

@@ -1,7 +1,7 @@
-"""A folder shared with somebody who is not trusted: one file a message, renamed into its place when it is whole.
+"""A folder shared with an untrusted party: one file per message, renamed into place once it is complete.
 
-Everything is done below the folder's own descriptor, follows no link and opens regular files only: whatever the other
-side puts there can be refused, never followed. Knows nothing of what the messages say.
+All operations use the folder's descriptor, follow no link and open only regular files. Anything else that the other
+side puts there is refused. Knows nothing about the content of messages.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MAX_NAMES = 20_000
 
 
 class UnreadableMessage(Exception):
-    """Something of a message's name that is not a message; the text says why."""
+    """An entry with a message's name that is not a valid message. The exception's text gives the reason."""
 
 
 class Mailbox:
-    """One open folder. `side` begins the names of what is being written here; `close` closes the descriptor."""
+    """One open folder. `side` is the prefix of temporary files written here. `close` closes the descriptor."""
 
     def __init__(self, folder: Path, side: str) -> None:
         self.folder = folder
@@ -45,16 +45,16 @@ class Mailbox:
         os.close(self.fd)
 
     def list_names(self) -> list[str]:
-        """Return the names in the folder, sorted; of a flood only the first `MAX_NAMES`."""
+        """Return the sorted names in the folder, at most `MAX_NAMES` of them as protection against a flood."""
         with os.scandir(self.fd) as entries:
             return sorted(entry.name for entry in islice(entries, MAX_NAMES))
 
     def modified_at(self) -> int:
-        """Return when a name last came or went, in nanoseconds; two changes at once may count as one."""
+        """Return the time of the last added or removed name, in nanoseconds. Two changes may share one timestamp."""
         return os.fstat(self.fd).st_mtime_ns
 
     def has_entry(self, name: str) -> bool:
-        """Tell whether anything has that name, whatever it is."""
+        """Return True if an entry of any type has this name."""
         try:
             os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -64,10 +64,10 @@ class Mailbox:
         return True
 
     def read_message(self, name: str, *, limit: int, owners: Collection[int] = ()) -> tuple[bytes, int]:
-        """Return a whole message and the user it belongs to.
+        """Return a whole message and the uid of its owner.
 
-        Raises UnreadableMessage for anything but a regular file of at most `limit` bytes, FileNotFoundError if there is
-        none."""
+        Raises UnreadableMessage for anything but a regular file of at most `limit` bytes, and FileNotFoundError if
+        there is no entry."""
         fd = self.open_message(name, owners=owners)
         try:
             data = read_up_to(fd, limit)
@@ -81,7 +81,8 @@ class Mailbox:
             os.close(fd)
 
     def open_message(self, name: str, *, owners: Collection[int] = ()) -> int:
-        """Open a regular file with one name. It is checked before it is opened too: opening a device may act."""
+        """Open a regular file without hard links. Its type is checked before opening too, because opening a device may
+        act."""
         try:
             check_regular(os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode)
             return open_regular_file(name, dir_fd=self.fd, owners=owners, one_name=True)
@@ -93,9 +94,9 @@ class Mailbox:
             raise UnreadableMessage(f"cannot be opened: {error.strerror or error}") from None
 
     def put_message(self, name: str, data: bytes, *, reader: int | None = None, failpoint: str = "") -> None:
-        """Write a message whole or not at all, in the place of whatever has its name, and wait until it is on disk.
+        """Write a message atomically, replacing any entry of that name, and wait until it is on disk.
 
-        `reader` is the user who may read it; `failpoint` is reached before the rename."""
+        `reader` is the uid that may read the message. `failpoint` is reached before the rename."""
 
         def clear_place() -> None:
             reach_failpoint(failpoint)
@@ -115,7 +116,9 @@ class Mailbox:
             write_all(fd, data)
 
     def create_stream(self, name: str, *, reader: int | None = None) -> int:
-        """Make an empty file to append to, in the place of whatever has its name; stays ours if it is renamed."""
+        """Create an empty file to append to, replacing any entry of that name. Returns its descriptor.
+
+        The descriptor stays valid if the other side renames the file."""
         self.remove_entry(name)
         fd = os.open(name, NEW_FLAGS | os.O_APPEND, 0o600, dir_fd=self.fd)
         _give_to(fd, reader)
@@ -123,7 +126,7 @@ class Mailbox:
         return fd
 
     def create_mark(self, name: str) -> bool:
-        """Make an empty file; return False if something has that name."""
+        """Create an empty file. Returns False if the name is taken."""
         try:
             os.close(os.open(name, NEW_FLAGS, 0o644, dir_fd=self.fd))
         except FileExistsError:
@@ -131,8 +134,9 @@ class Mailbox:
         return True
 
     def remove_entry(self, name: str) -> bool:
-        """Remove a name, an empty folder too. Returns False if it was gone or cannot be removed: of two who try, one
-        succeeds."""
+        """Remove a file or an empty folder. Of two callers that try at once, one succeeds.
+
+        Returns False if the entry is already gone or cannot be removed."""
         try:
             os.unlink(name, dir_fd=self.fd)
         except (IsADirectoryError, PermissionError):
@@ -145,19 +149,19 @@ class Mailbox:
         return True
 
     def remove_leftovers(self) -> None:
-        """Remove what a killed writer of our side left half written, and old leftovers of others."""
+        """Remove temporary files that a killed writer of our side left, and old temporary files of the other side."""
         for name in self.list_names():
             if name.startswith(self._prefix) or (name.startswith(".") and self.entry_age(name) > LEFTOVER_SECONDS):
                 self.remove_entry(name)
 
     def entry_age(self, name: str) -> float:
-        """Return the seconds since an entry was last written; 0 if there is none."""
+        """Return the seconds since the last write to an entry, or 0 if there is no entry."""
         status = stat_entry(name, self.fd)
         return 0.0 if status is None else time.time() - status.st_mtime
 
 
 def _give_to(fd: int, reader: int | None) -> None:
-    """Give a file to its reader where we may; elsewhere its mode lets everybody in the folder read it."""
+    """Make `reader` the owner of a file if we are root. Otherwise the mode lets every user read the file."""
     if reader is not None and os.geteuid() == 0:
         os.fchown(fd, reader, -1)
 

@@ -1,8 +1,8 @@
-"""Opening files and folders below a folder without following symbolic links.
+"""Opening files and folders below a folder without following symlinks.
 
-Every step is taken by descriptor, so a path that somebody swaps for a link between two steps leads nowhere. Nothing
-here blocks on a FIFO or opens a device for reading. Functions raise `OSError`; `RefusedFile` is the kind that says why
-something that exists is not an acceptable file.
+Every step uses a descriptor, so a path component that is swapped for a link between two steps is not followed. Nothing
+here blocks on a FIFO or opens a device for reading. Functions raise `OSError`. Its subclass `RefusedFile` gives the
+reason why an existing entry is not an acceptable file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-# O_PATH needs no read permission on the folders that are passed through; other systems have to read them.
+# O_PATH needs no read permission on the folders on the way. Systems without O_PATH need that permission.
 STEP_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Reason = Literal["folder", "link", "fifo", "socket", "device", "owner", "mode", "hard_link", "too_large"]
@@ -44,8 +44,8 @@ _KINDS: dict[int, Reason] = {
 
 
 class RefusedFile(OSError):
-    """Something that exists and is not the kind of file that was asked for; `reason` is the typed cause, `text`
-    says it to a person."""
+    """An entry that exists but is not an acceptable file. `reason` is the typed cause, `text` the message for a
+    person."""
 
     def __init__(self, reason: Reason, path: object = None) -> None:
         self.reason, self.text = reason, _TEXTS[reason]
@@ -53,13 +53,13 @@ class RefusedFile(OSError):
 
 
 def file_id(fd: int) -> FileId:
-    """Return what identifies an open file or folder on this machine: its device and inode."""
+    """Return the device and inode of an open file or folder, which identify it on this machine."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
 
 
 def open_folder(path: AnyPath, *, dir_fd: int | None = None) -> int:
-    """Open a folder for listing; a link in the last step is not followed. The caller closes the descriptor."""
+    """Open a folder for listing. Does not follow a link in the last component. The caller closes the descriptor."""
     return os.open(path, FOLDER_FLAGS, dir_fd=dir_fd)
 
 
@@ -72,10 +72,10 @@ def open_regular_file(
     forbidden_mode: int = 0,
     one_name: bool = False,
 ) -> int:
-    """Open a regular file for reading; the caller closes the descriptor.
+    """Open a regular file for reading. The caller closes the descriptor.
 
-    Raises `RefusedFile` for anything else, for a link unless `follow`, for a file of a user who is not in `owners` (if
-    any are given), with one of the permission bits `forbidden_mode`, or with a second name if `one_name` is set."""
+    Raises `RefusedFile` for any other type of entry, for a link unless `follow` is set, for an owner not in `owners`
+    (if given), for any permission bit in `forbidden_mode`, and for a file with hard links if `one_name` is set."""
     try:
         fd = os.open(path, FILE_FLAGS & ~(os.O_NOFOLLOW if follow else 0), dir_fd=dir_fd)
     except OSError as error:
@@ -100,13 +100,13 @@ def open_regular_file(
 
 
 def check_regular(mode: int, path: object = None) -> None:
-    """Raise `RefusedFile` unless the mode is that of a regular file."""
+    """Raise `RefusedFile` unless `mode` is that of a regular file."""
     if not stat.S_ISREG(mode):
         raise RefusedFile(_KINDS.get(stat.S_IFMT(mode), "device"), path)
 
 
 def stat_entry(name: str, dir_fd: int) -> os.stat_result | None:
-    """Return the status of an entry of an open folder, of the link itself if it is one; None if it cannot be read."""
+    """Return the status of an entry of an open folder, without following a link. None if the status cannot be read."""
     try:
         return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     except OSError:
@@ -122,11 +122,11 @@ def open_parent(
     inherit_owner: bool = False,
     never: Collection[FileId] = (),
 ) -> Iterator[tuple[int, str]]:
-    """Open the folder that holds `path`, relative to `root`; yield its descriptor and the last name of the path.
+    """Open the folder that holds `path`, relative to `root`. Yields its descriptor and the last component of `path`.
 
-    The descriptor serves as `dir_fd`, not for listing. The root is a path, which is trusted and may be a link, or an
-    open folder. `create` makes missing folders; with `inherit_owner` root gives them to the owner of the folder above.
-    A folder in `never` is refused with PermissionError."""
+    The descriptor serves as `dir_fd`, not for listing. `root` is an open folder or a trusted path, which may be a
+    link. `create` makes missing folders; with `inherit_owner`, root gives each of them the owner of its parent. A
+    folder in `never` is refused with PermissionError."""
     *steps, name = path.split("/") if isinstance(path, str) else path
     fd = os.dup(root) if isinstance(root, int) else os.open(root, STEP_FLAGS & ~os.O_NOFOLLOW)
     try:
@@ -138,7 +138,7 @@ def open_parent(
 
 
 def _descend(fd: int, step: str, *, create: bool, inherit_owner: bool, never: Collection[FileId]) -> int:
-    """Open a folder inside an open one and close the outer one if that works."""
+    """Open the folder `step` inside the open folder `fd`, then close `fd`. If opening fails, `fd` stays open."""
     try:
         inner = os.open(step, STEP_FLAGS, dir_fd=fd)
     except FileNotFoundError:
@@ -154,7 +154,7 @@ def _descend(fd: int, step: str, *, create: bool, inherit_owner: bool, never: Co
 
 
 def make_folder(name: str, *, dir_fd: int, mode: int = 0o777, inherit_owner: bool = False) -> bool:
-    """Make a folder in an open one; return False if something of that name is already there."""
+    """Create a folder in an open folder. Returns False if the name is taken."""
     try:
         os.mkdir(name, mode, dir_fd=dir_fd)
     except FileExistsError:

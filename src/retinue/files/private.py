@@ -1,4 +1,4 @@
-"""Files and folders that only their owner can read, whatever the umask is."""
+"""Files and folders that only their owner can read, regardless of the umask."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def make_private_folder(path: AnyPath) -> Path:
-    """Make a folder and the missing ones above it; a folder that is already there is left as it is.
+    """Create a folder and its missing parents, and return its path. Leaves an existing folder unchanged.
 
-    Raises RetinueError if that cannot be done or something else stands there."""
+    Raises RetinueError if the folder cannot be created or `path` is not a folder."""
     ensure_private_folder(path)
     return Path(path)
 
 
 def ensure_private_folder(path: AnyPath) -> None:
-    """Make a folder as `make_private_folder` does, for who has the path already: every subagent has some, and a Path
-    costs as much as the folder."""
+    """Create a folder like `make_private_folder`, without building a Path.
+
+    Every subagent has some folders, and building a Path costs as much as creating the folder."""
     try:
         _make_folders(os.fspath(path))
     except OSError as error:
@@ -36,7 +37,7 @@ def _make_folders(folder: str, *, is_again: bool = False) -> None:
         os.mkdir(folder, FOLDER_MODE)  # noqa: PTH102
     except FileNotFoundError:
         above = os.path.dirname(folder)  # noqa: PTH120
-        if is_again or above in ("", folder):  # a file system may have no such folders at all, as /proc
+        if is_again or above in ("", folder):  # in /proc no folder can be created at all
             raise
         _make_folders(above)
         _make_folders(folder, is_again=True)
@@ -48,14 +49,14 @@ def _make_folders(folder: str, *, is_again: bool = False) -> None:
 
 
 def open_private_file(path: AnyPath, *, append: bool = False, exclusive: bool = False) -> int:
-    """Open a file for writing, made if it is not there; the caller closes the descriptor. A link is not followed.
+    """Open a file for writing and create it if it is missing. The caller closes the descriptor. Follows no link.
 
-    An existing file is emptied, or written at its end with `append`, or refused with `exclusive`."""
+    An existing file is truncated, or extended with `append`, or refused with `exclusive`."""
     how = (os.O_APPEND if append else os.O_TRUNC) | (os.O_EXCL if exclusive else 0)
     fd = os.open(path, _FLAGS | how, FILE_MODE)
     try:
         os.fchmod(fd, FILE_MODE)
-    except PermissionError:  # somebody else's file that we may write
+    except PermissionError:  # another user's file that we may write
         if exclusive:
             os.close(fd)
             raise
@@ -66,7 +67,8 @@ def open_private_file(path: AnyPath, *, append: bool = False, exclusive: bool = 
 
 
 def write_private_file(path: AnyPath, data: bytes, *, append: bool = False, exclusive: bool = False) -> None:
-    """Write a private file; see `open_private_file`. A reader may see a part of it: `replace_file` has no such gap."""
+    """Write a private file; see `open_private_file`. Not atomic: use `replace_file` if readers must not see partial
+    data."""
     fd = open_private_file(path, append=append, exclusive=exclusive)
     try:
         write_all(fd, data)

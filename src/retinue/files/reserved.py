@@ -1,4 +1,4 @@
-"""The names in a project that belong to git or to us, and that no run writes; and git folders under other names."""
+"""Reserved names in a project, which no run may write: git's, ours, and git folders under other names."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _IGNORABLE = frozenset(
 
 
 def is_git_name(name: str) -> bool:
-    """Tell whether a name is `.git`, or would be on a file system that folds letters or drops some."""
+    """Return True if a name is `.git`, or equals it on a file system that folds case or ignores some characters."""
     return _fold_name(name) in (GIT_FOLDER, "git~1")
 
 
 def is_state_name(name: str) -> bool:
-    """Tell whether a name is `.retinue`, or would be on a file system that folds letters or drops some."""
+    """Return True if a name is `.retinue`, or equals it on a file system that folds case or ignores some characters."""
     return _fold_name(name) == STATE_FOLDER
 
 
 def is_reserved_name(name: str) -> bool:
-    """Tell whether a name is git's or ours, in any spelling."""
+    """Return True if a name is `.git` or `.retinue` in any such spelling."""
     return _fold_name(name) in (GIT_FOLDER, "git~1", STATE_FOLDER)
 
 
 def _fold_name(name: str) -> str:
-    if name.isascii() and "~" not in name and not name.startswith("."):  # as most names are
+    if name.isascii() and "~" not in name and not name.startswith("."):  # true of most names, so this is the fast path
         return name
     plain = unicodedata.normalize("NFKC", "".join(char for char in name if char not in _IGNORABLE)).casefold()
     return plain.split(":")[0].rstrip(" .")
 
 
 def list_all_prefixes(paths: Iterable[str]) -> set[str]:
-    """Return the relative paths and all folders above them."""
+    """Return the relative paths and all their parent folders."""
     found: set[str] = set()
     for path in paths:
         at = len(path)
@@ -51,10 +51,10 @@ def list_all_prefixes(paths: Iterable[str]) -> set[str]:
 
 
 def find_git_folder(root: str | Path, path: str, planned: Collection[str] = ()) -> str | None:
-    """Return the folder on the way from `root` to the relative `path` in which git would read its settings, whatever
-    its name is: a bare repository, or where a `gitdir:` file leads. None if there is none.
+    """Return the folder between `root` and `path` that git would take for a repository, or None.
 
-    A folder counts that becomes one by writing the path, or with the other paths and folders that are `planned`."""
+    The folder's name does not matter: a bare repository counts, and so does the target of a `gitdir:` file. A folder
+    that would become a repository by writing `path`, or by writing it together with the `planned` paths, counts too."""
     written = list_all_prefixes([path])
 
     def has_entry(name: str) -> bool:
@@ -71,8 +71,10 @@ def find_git_folder(root: str | Path, path: str, planned: Collection[str] = ()) 
 
 
 def find_git_programs(project: str | Path) -> list[str]:
-    """Return the paths outside of `.git` in which git looks for hooks and settings, by the settings of the project and
-    of the user: what is written there runs at the user's next git command."""
+    """Return the paths outside of `.git` from which git reads hooks and included settings.
+
+    Uses the git settings of the project and of the user. A file written to such a path would run at the user's next
+    git command."""
     above = (Path(project), *Path(project).parents)
     top = next((folder for folder in above if os.path.lexists(folder / GIT_FOLDER)), Path(project))
     own = top / GIT_FOLDER
@@ -90,7 +92,7 @@ def find_git_programs(project: str | Path) -> list[str]:
 
 
 def _list_settings(config: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield section, key and value of each setting in a file of git's."""
+    """Yield section, key and value of each setting in a git config file."""
     try:
         lines = read_small_file(config, MAX_CONFIG_BYTES, follow=True).decode("utf-8", "replace").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Temporary folders of our own, which the next process removes if the one that made them was killed.
+"""Temporary folders of this process. If the process is killed, the next process removes its folders.
 
-Each is locked as long as its process lives. Their names are those of temporary files, so none of them is ever part of a
-workspace, also where TMPDIR is inside the project.
+Each folder stays locked while its process lives. Its name is that of a temporary file, so it never becomes part of a
+workspace, even if TMPDIR is inside the project.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEW_SECONDS = 60.0
 
 @contextmanager
 def make_scratch_folder() -> Iterator[Path]:
-    """Make a private folder below TMPDIR; it is gone after the block."""
+    """Create a private folder below TMPDIR and remove it after the block."""
     parent = Path(tempfile.gettempdir())
     _sweep_once(str(parent))
     folder = make_private_folder(parent / make_scratch_name())
@@ -41,7 +41,9 @@ def make_scratch_folder() -> Iterator[Path]:
 
 
 def _remove_folder(folder: Path) -> None:
-    """Remove a scratch folder, its lock last: a folder without one is never swept, if this process is killed here."""
+    """Remove the files of a scratch folder first and its lock last.
+
+    The sweep ignores a non-empty folder without a lock, so this order lets it finish a removal that was interrupted."""
     remove_tree(folder / FILES)
     remove_tree(folder)
 
@@ -57,7 +59,7 @@ def _sweep_once(parent: str) -> None:
 
 
 def sweep_scratch_folders(parent: Path) -> None:
-    """Remove the scratch folders of killed processes. One that is being made has no lock yet, so new ones stay."""
+    """Remove the scratch folders of killed processes. Keeps new folders, which may not have their lock yet."""
     with suppress(OSError):
         for name in filter(is_temporary_name, os.listdir(parent)):  # noqa: PTH208
             with suppress(OSError):
@@ -71,7 +73,7 @@ def _sweep_folder(folder: Path) -> None:
         return
     if not (folder / LOCK).is_file():
         if not is_new:
-            folder.rmdir()  # if it is empty: its process was killed after it had removed the lock
+            folder.rmdir()  # works only on an empty folder, left by a process killed after it removed the lock
         return
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

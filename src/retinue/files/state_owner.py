@@ -1,9 +1,9 @@
-"""The owner of a state folder: proof that this user made a `.retinue` folder here.
+"""Ownership of a state folder: proof that this user made the `.retinue` folder at this place.
 
-State is the user's if the folder and the folders in it belong to the user, nobody else may write them, none is a link,
-and `owner.json` in it carries a signature of the user's key for this place. The place is the path, or the inode of a
-folder that was moved. A folder that came with a clone or an archive, was copied, or was made by another user is not,
-and is refused before anything in it is read. `adopt_state_folder` makes such a folder the user's, on the user's word.
+The state belongs to the user if the folder and its subfolders have the user as owner, no other user may write them,
+none is a link, and `owner.json` carries a signature by the user's key for this place. The place is the path, or the
+inode if the folder was moved. A folder that came with a clone or an archive, was copied, or was made by another user
+is refused before anything in it is read. `adopt_state_folder` takes over such a folder at the user's request.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ UNWRITABLE = (
 
 
 class _Owner(msgspec.Struct, frozen=True):
-    """The signed place of a state folder. Paths are hexadecimal bytes, for names are no text."""
+    """The signed place of a state folder. `path` is in hexadecimal because file names need not be valid text."""
 
     path: str
     inode: int
@@ -62,12 +62,12 @@ class _Owner(msgspec.Struct, frozen=True):
 
 
 def is_state_listing(names: Collection[str]) -> bool:
-    """Tell whether a folder with these entries is a state folder, whatever it is called."""
+    """Return True if `names` are the entries of a state folder, regardless of the folder's name."""
     return OWNER_FILE in names and any(name in names for name in STATE_FOLDERS)
 
 
 def claim_state_folder(state: Path) -> None:
-    """Make the state folder if it is missing and sign it; raises ConfigError if it is there and is not the user's."""
+    """Create and sign the state folder if it is missing. Raises ConfigError if it exists and is not the user's."""
     if verify_state_folder(state):
         return
     try:
@@ -79,10 +79,11 @@ def claim_state_folder(state: Path) -> None:
 
 
 def verify_state_folder(state: Path) -> bool:
-    """Return whether there is state here; raises ConfigError if there is and it is not the user's."""
+    """Return True if a state folder exists here. Raises ConfigError if it exists and is not the user's."""
     if not _check_folders(state):
         return False
-    is_empty, owner = _is_empty(state), _read_owner(state)  # in this order: whoever makes it signs it first
+    # In this order: a process that creates the folder signs it before it puts anything else in.
+    is_empty, owner = _is_empty(state), _read_owner(state)
     if owner is None and is_empty:
         return False
     if owner is None or not _is_here(owner, state):
@@ -91,14 +92,14 @@ def verify_state_folder(state: Path) -> bool:
 
 
 def adopt_state_folder(state: Path) -> None:
-    """Make a state folder the user's, whoever made it. Its owner, modes and links are checked all the same."""
+    """Sign a state folder as the user's, no matter who made it. Its owner, modes and links are still checked."""
     if not _check_folders(state):
         raise ConfigError(f"there is no {state}")
     _sign_state(state)
 
 
 def is_adoptable(state: Path) -> bool:
-    """Tell whether a signature is all that the state folder lacks; raises ConfigError for what else is wrong."""
+    """Return True if the state folder lacks only a signature. Raises ConfigError for any other fault."""
     if not _check_folders(state):
         return False
     is_empty, owner = _is_empty(state), _read_owner(state)
@@ -106,7 +107,7 @@ def is_adoptable(state: Path) -> bool:
 
 
 def name_user(uid: int) -> str:
-    """Return the name of a user, or the number of one without a name."""
+    """Return the name of a user, or "user <uid>" if the user has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -114,7 +115,7 @@ def name_user(uid: int) -> str:
 
 
 def _check_folders(state: Path) -> bool:
-    """Check the state folder and those in it; return whether there is one."""
+    """Check the state folder and its subfolders. Returns False if there is no state folder."""
     if not _check_folder(state):
         return False
     for name in STATE_FOLDERS:
@@ -123,7 +124,7 @@ def _check_folders(state: Path) -> bool:
 
 
 def _check_folder(folder: Path) -> bool:
-    """Return whether the folder exists; raises ConfigError unless it is the user's own folder."""
+    """Return True if the folder exists. Raises ConfigError if the path exists and is not a folder of the user's own."""
     try:
         status = os.lstat(folder)
     except FileNotFoundError:
@@ -143,7 +144,7 @@ def _check_folder(folder: Path) -> bool:
 
 
 def _read_owner(state: Path) -> _Owner | None:
-    """Return what the state folder says of its owner; None if that is no file of ours."""
+    """Return the content of `owner.json`, or None if it is missing, invalid, or writable by another user."""
     try:
         data = read_small_file(state / OWNER_FILE, MAX_BYTES, owners=(os.geteuid(),), forbidden_mode=OTHERS_MAY_WRITE)
         return msgspec.json.decode(data, type=_Owner)
@@ -152,15 +153,17 @@ def _read_owner(state: Path) -> _Owner | None:
 
 
 def _is_here(owner: _Owner, state: Path) -> bool:
-    """Tell whether the owner file was signed by the user for this place: this path, or this folder before a move."""
+    """Return True if the user signed `owner` for this place: this path, or the same folder before a move."""
     if not has_signature(PURPOSE, owner.data, owner.signature):
         return False
     return owner.path == _encode_path(state) or owner.inode == state.stat().st_ino
 
 
 def _is_empty(state: Path) -> bool:
-    """Tell whether nothing is kept in the folder. An owner file that is not ours counts as something; one that is just
-    being written, or was when its process died, does not."""
+    """Return True if the folder holds no state.
+
+    An invalid owner file counts as state. The temporary file of an owner file that is being written, or whose writer
+    died, does not."""
     try:
         names = {entry.name for entry in state.iterdir()}
         return all(name in _HARMLESS or is_temporary_name(name) for name in names)

@@ -1,4 +1,4 @@
-"""The token of a server that its clients are told once: kept in a private file and signed by the user's key."""
+"""A server's token, which each client gets once. A private file holds it, signed by the user's key."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _TOKEN = re.compile(rf"[A-Za-z0-9_-]{{32,{MAX_TOKEN}}}")
 
 
 def load_token(file: Path, purpose: str) -> str:
-    """Return the token in a file, which clients are told once. Makes one if there is none that is private. `purpose`
-    keeps the tokens of different servers apart."""
+    """Return the token in `file`. Creates a new token if the file has none that is private and signed.
+
+    Each client gets the token once, so it stays the same. `purpose` separates the tokens of different servers."""
     try:
         found = _read_token(file, purpose)
         if found:
@@ -35,7 +36,7 @@ def load_token(file: Path, purpose: str) -> str:
 
 
 def _read_token(file: Path, purpose: str) -> str:
-    """Read the token, if nobody else can have written or read the file: ours ends with the user's signature."""
+    """Return the token, or "" unless the file is private, belongs to the user and carries the user's signature."""
     try:
         data = read_small_file(file, MAX_TOKEN, owners=(os.geteuid(),), forbidden_mode=0o077)
     except OSError:

@@ -1,7 +1,7 @@
-"""Folder trees as a whole: walking, removing, measuring and giving them away while others may change them.
+"""Operations on whole folder trees that others may change meanwhile: walk, remove, measure, change the owner.
 
-Whoever made a tree decides how deep it is, so nothing here recurses, builds a whole path or holds more than two folders
-open.
+The depth of a tree is not under our control, so nothing here recurses, builds a whole path or keeps more than two
+folders open.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ BLOCK_BYTES = 512
 
 @dataclass
 class Visit:
-    """A folder of a walk, open as `fd` until the walk goes on. `steps` are the names that lead to it from the top.
+    """One stop of a walk at the folder `fd`, which is open until the walk continues. `steps` is its path from the top.
 
-    A folder is visited before what is below it, with the names in it that are no folders (`others`), after each of its
-    folders (`finished` is the name of that), and when the walk leaves it (`leaving`). Removing a name from `folders` at
-    the first visit skips that folder."""
+    The walk stops at a folder first of all (`folders` and `others` list its entries), again after each subfolder
+    (`finished` is the name of that subfolder), and when it leaves the folder (`leaving`). Remove a name from `folders`
+    at the first stop to skip that subfolder."""
 
     fd: int
     steps: list[str]
@@ -43,10 +43,10 @@ class _Level:
 
 
 def walk_tree(top: AnyPath | int, *, errors: list[OSError] | None = None) -> Iterator[Visit]:
-    """Walk through a folder and all below it; links are not followed. `errors` collects what could not be opened.
+    """Walk through a folder and everything below it, without following links. `errors` collects failed opens.
 
-    The way up is `..`, and must lead to the folder that the walk came from: else somebody has moved it away, and the
-    walk ends with an OSError."""
+    The walk goes up through `..` and checks that it reaches the folder it came from. If a folder was moved away
+    meanwhile, raises OSError."""
     errors = [] if errors is None else errors
     fd = os.dup(top) if isinstance(top, int) else open_folder(top)
     levels = [_Level("", file_id(fd))]
@@ -99,14 +99,14 @@ def _list_entries(fd: int, errors: list[OSError]) -> tuple[list[str], list[str]]
 
 
 def remove_tree(folder: AnyPath) -> bool:
-    """Remove a folder and all below it as far as possible; return whether it is gone. Links are not followed."""
+    """Remove a folder and everything below it, as far as possible. Returns True if it is gone. Follows no links."""
     with suppress(OSError):
         remove_whole_tree(folder)
     return not os.path.lexists(folder)
 
 
 def remove_whole_tree(folder: AnyPath) -> None:
-    """Remove a folder and all below it. Raises OSError, after removing as much as possible, for what is left."""
+    """Remove a folder and everything below it. If something cannot be removed, removes the rest and raises OSError."""
     errors: list[OSError] = []
     for visit in walk_tree(folder, errors=errors):
         for name in visit.others:
@@ -132,7 +132,7 @@ def _remove_entry(name: str, fd: int, errors: list[OSError], *, folder: bool = F
 
 
 def measure_folder(folder: AnyPath) -> int:
-    """Return the bytes that the regular files below a folder take on disk; links are not followed."""
+    """Return the disk usage in bytes of the regular files below a folder. Follows no links."""
     total = 0
     with suppress(OSError):
         for visit in walk_tree(folder):
@@ -144,8 +144,10 @@ def measure_folder(folder: AnyPath) -> int:
 
 
 def give_folder(folder: str, uid: int, gid: int) -> None:
-    """Give a folder with all it holds to a user (-1: leave the owner) and to a group, for reading. The folder itself
-    comes last: its group says that all is done."""
+    """Change owner and group of a folder and all its content, and let the group read it. A `uid` of -1 keeps the
+    owner.
+
+    The folder itself comes last, so its group shows that the change is complete."""
     for visit in walk_tree(folder):
         for name in visit.others:
             _give_file(name, visit.fd, uid, gid)
@@ -155,7 +157,7 @@ def give_folder(folder: str, uid: int, gid: int) -> None:
 
 
 def _give_file(name: str, folder: int, uid: int, gid: int) -> None:
-    """Give a file away. Only a plain file has content that its group may then read."""
+    """Change the owner and group of a file. Only a regular file becomes readable for the group."""
     os.chown(name, uid, gid, dir_fd=folder, follow_symlinks=False)
     mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     if stat.S_ISREG(mode):

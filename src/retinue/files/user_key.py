@@ -1,7 +1,7 @@
-"""The user's key: a secret outside all projects that signs what Retinue keeps inside them.
+"""The user's key: a secret outside all projects that signs files which Retinue keeps inside them.
 
 A clone, an archive or another user can bring any file into a project, but not a file with this signature. The key is
-made on first use in `XDG_STATE_HOME/retinue` (`~/.local/state/retinue`) and never leaves this machine's user.
+created on first use in `XDG_STATE_HOME/retinue` (`~/.local/state/retinue`) and never leaves the user's machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOT_YOURS = (
 
 
 def find_user_folder() -> Path:
-    """Return the folder in which Retinue keeps this user's secrets; it need not exist."""
+    """Return the folder for this user's secrets. The folder may not exist yet."""
     given = os.environ.get("XDG_STATE_HOME", "")
     try:
         base = Path(given) if Path(given).is_absolute() else Path.home() / ".local" / "state"
@@ -39,7 +39,8 @@ def find_user_folder() -> Path:
 
 
 def load_user_key() -> bytes:
-    """Return the user's key, made if it is missing; raises ConfigError if there is none and none can be kept."""
+    """Return the user's key, creating it if it is missing. Raises ConfigError if the key is unusable or cannot be
+    created."""
     path = find_user_folder() / "key"
     try:
         found = _read_key(path)
@@ -57,7 +58,7 @@ def load_user_key() -> bytes:
 
 
 def check_user_key() -> None:
-    """Raise ConfigError if there is no key and none could be kept. Changes nothing."""
+    """Raise ConfigError if there is no usable key and none could be created. Changes nothing."""
     path = find_user_folder() / "key"
     above = next(folder for folder in path.parents if os.path.lexists(folder))
     if os.path.lexists(path) or not above.is_dir():
@@ -69,12 +70,12 @@ def check_user_key() -> None:
 
 
 def sign_data(purpose: str, data: bytes) -> str:
-    """Return the signature of the user's key under the data, for this purpose only."""
+    """Return the signature of `data` by the user's key. The signature is valid for this purpose only."""
     return hmac.new(load_user_key(), purpose.encode() + b"\0" + data, "sha256").hexdigest()
 
 
 def has_signature(purpose: str, data: bytes, signature: str) -> bool:
-    """Tell whether the user's key made this signature under the data, for this purpose."""
+    """Return True if the user's key made `signature` for `data` and this purpose."""
     return hmac.compare_digest(sign_data(purpose, data).encode(), signature.encode("utf-8", "replace"))
 
 
@@ -89,7 +90,7 @@ def _read_key(path: Path) -> bytes | None:
 
 
 def _make_key(path: Path) -> bytes:
-    """Make the key. Of several processes that do so at once, all end with the same one."""
+    """Create the key. If several processes do so at once, all of them end up with the same key."""
     _check_home(next(folder for folder in path.parents if folder.exists()))
     make_private_folder(path.parent)
     temporary = path.with_name(f".key-{secrets.token_hex(8)}")
@@ -106,7 +107,7 @@ def _make_key(path: Path) -> bytes:
 
 
 def _check_home(folder: Path) -> None:
-    if os.geteuid() == 0 and folder.stat().st_uid != 0:  # what root leaves in a user's home shuts the user out
+    if os.geteuid() == 0 and folder.stat().st_uid != 0:  # a file of root's in a user's home would shut the user out
         raise ConfigError(NOT_YOURS.format(path=folder))
 
 

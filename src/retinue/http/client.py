@@ -1,7 +1,7 @@
 """The client's end of one HTTP/1.1 connection.
 
 Sends a request and reads its response in bounded steps. The caller opens the streams, sets the timeouts and decides
-what to do with a response; redirects and content codings are not known here.
+what to do with a response. Redirects and content codings are not handled here.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _MAX_INTERIM_RESPONSES = 10
 
 
 class ResponseError(Exception):
-    """The peer did not send a response that can be used."""
+    """The peer did not send a usable response."""
 
 
 class NoResponse(ResponseError):
-    """The peer closed the connection before it sent anything."""
+    """The peer closed the connection without sending any byte of a response."""
 
 
 class IncompleteResponse(ResponseError):
@@ -39,7 +39,7 @@ class Response:
 
 
 class ClientConnection:
-    """One connection to a server, for one request after the other. OSError of the streams passes through."""
+    """One connection to a server that carries requests one after another. An OSError of the streams passes through."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -47,7 +47,7 @@ class ClientConnection:
         self._received = False
 
     def send_request(self, method: str, target: str, headers: Mapping[str, str], body: bytes = b"") -> None:
-        """Send a request. `headers` include Host; Content-Length is added if there is a body."""
+        """Send a request. `headers` must include Host. Content-Length is added if there is a body."""
         said = dict(headers)
         if body:
             said["Content-Length"] = str(len(body))
@@ -59,7 +59,7 @@ class ClientConnection:
         self._writer.write(b"".join(part for part in sent if part))
 
     async def read_response(self) -> Response:
-        """Read the head of the response. Interim responses (1xx) are skipped."""
+        """Read the head of the response, skipping interim responses (1xx)."""
         for _ in range(_MAX_INTERIM_RESPONSES):
             event = await self._read_event()
             if isinstance(event, h11.Response):
@@ -68,7 +68,7 @@ class ClientConnection:
         raise ResponseError("it sends interim responses only")
 
     async def read_chunk(self) -> bytes:
-        """Read a piece of the body, without its transfer coding. Empty at the end."""
+        """Read the next piece of the body, with its transfer coding removed. Returns b"" at the end."""
         event = await self._read_event()
         if isinstance(event, h11.Data):
             return bytes(event.data) or await self.read_chunk()
@@ -97,7 +97,9 @@ class ClientConnection:
         return event
 
     def start_next_request(self) -> bool:
-        """Get ready for another request, if the response was read to its end and both sides keep the connection."""
+        """Prepare the connection for another request.
+
+        Returns False if the response was not read to its end, or if either side closes the connection."""
         try:
             while isinstance(self._h11.next_event(), h11.Data | h11.EndOfMessage):
                 pass
@@ -121,5 +123,5 @@ class ClientConnection:
         self._writer.close()
 
     def abort(self) -> None:
-        """Close at once, without waiting for anything that is still to be sent."""
+        """Close the connection at once and drop unsent data."""
         self._writer.transport.abort()

@@ -1,7 +1,7 @@
-"""A server on the loopback interface: a port, a task for each connection, and the checks every request meets first.
+"""A server on the loopback interface: it binds a port, starts a task for each connection, and checks Host and Origin.
 
-Knows no routes: a subclass answers requests whose Host and Origin are in order. A refused request, and a bug in a
-subclass, cost the peer an error response and nothing else.
+Knows no routes: a subclass answers the requests that pass the checks. A refused request, or a bug in a subclass, costs
+the peer an error response and nothing else.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ HOST = "127.0.0.1"
 
 
 class Listener(ABC):
-    """`name` is what error messages call the server. A connection waits `idle_seconds` for a further request; without
-    that, it takes one request."""
+    """A loopback HTTP server.
+
+    `name` is the server's name in error messages. A connection waits `idle_seconds` for a further request; if
+    `idle_seconds` is None, a connection takes one request only."""
 
     def __init__(self, name: str, *, max_connections: int, idle_seconds: float | None = None) -> None:
         self._name, self._max_connections, self._idle_seconds = name, max_connections, idle_seconds
@@ -32,21 +34,22 @@ class Listener(ABC):
 
     @abstractmethod
     async def respond(self, request: Request, connection: ServerConnection) -> None:
-        """Send the response to a request of which only the head was read. May raise HttpError instead."""
+        """Send the response to `request`, or raise HttpError. Only the head of the request was read so far."""
 
     def encode_error(self, text: str) -> bytes:
         """Return the body of an error response."""
         return msgspec.json.encode({"error": text.encode("utf-8", "replace").decode()})
 
     def listen(self, port: int = 0) -> int:
-        """Bind `port`, or a free one, and return its number. Connections are answered from now on."""
+        """Bind `port`, or a free port if it is 0, and return the port number. Starts to answer connections."""
         try:
             bound = socket.create_server((HOST, port), backlog=self._max_connections)
         except OSError as error:
             where = f"{HOST}:{port}" if port else HOST
             raise RetinueError(f"cannot listen on {where}: {error.strerror or error}") from None
-        # Accepted connections inherit it. asyncio sets it only on sockets that name their protocol, and `create_server`
-        # names none; a response in several pieces would then wait 40 ms for the peer's delayed acknowledgement.
+        # Accepted connections inherit TCP_NODELAY. asyncio sets it only on sockets that name their protocol, and
+        # `create_server` names none. Without it, a response in several pieces waits 40 ms for the peer's delayed
+        # acknowledgement.
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         number: int = bound.getsockname()[1]
         self._hosts = frozenset({f"{HOST}:{number}", f"localhost:{number}"})
@@ -59,7 +62,7 @@ class Listener(ABC):
             (await self._listening).close()
 
     async def end_connections(self, grace_seconds: float = 0.0) -> None:
-        """End all connections, after `grace_seconds` in which they may end by themselves."""
+        """End all connections, after giving them `grace_seconds` to end by themselves."""
         if grace_seconds:
             await self._connections.wait(grace_seconds)
         await self._connections.close(None)
@@ -74,12 +77,12 @@ class Listener(ABC):
             while await self._serve_request(connection, idle_seconds):
                 idle_seconds = self._idle_seconds
         except OSError:
-            pass  # the peer is gone or does not read, so there is nobody to tell
+            pass  # the peer is gone or does not read, so no error response can reach it
         finally:
             connection.close()
 
     async def _serve_request(self, connection: ServerConnection, idle_seconds: float | None) -> bool:
-        """Answer one request. False if it was the last of its connection."""
+        """Answer one request. Returns False if it was the last request of the connection."""
         try:
             if len(self._connections) > self._max_connections:
                 raise HttpError(503, f"more than {self._max_connections} connections are open")

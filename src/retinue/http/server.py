@@ -1,6 +1,6 @@
 """The server's end of one HTTP/1.1 connection.
 
-The head of a request is read first. The body is read only when the caller asks for it, so that a request with a wrong
+Reads the head of a request first. Reads the body only when the caller asks for it, so that a request with a wrong
 Host, token or size is refused before its body arrives. Opens no socket and knows no routes.
 """
 
@@ -23,13 +23,13 @@ LINGER_SECONDS = 1.0
 _LINGER_BYTES = 64 * 1024
 _MAX_PARAMETERS = 10
 _VERSIONS = (b"1.0", b"1.1")
-# h11 takes bare line feeds and folded headers. Other parsers read them differently, so they are refused.
+# h11 accepts bare line feeds and folded headers. Other parsers read them differently, so we refuse them.
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
 _HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class HttpError(Exception):
-    """A request that is answered with an error status."""
+    """A request to be answered with the error `status`, and with `headers` if any."""
 
     def __init__(self, status: int, text: str, **headers: str) -> None:
         super().__init__(text)
@@ -39,7 +39,7 @@ class HttpError(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """The head of a request. Header names are in lower case, and each occurs once."""
+    """The head of a request. Header names are in lower case, and each name occurs once."""
 
     method: str
     path: str
@@ -48,7 +48,7 @@ class Request:
 
 
 def parse_head(head: bytes, connection: h11.Connection | None = None) -> h11.Request:
-    """Parse the head of a request, up to and including its empty line. Raises HttpError if it is malformed."""
+    """Parse the head of a request, up to and including the empty line. Raises HttpError if the head is malformed."""
     if _AMBIGUOUS.search(head):
         raise HttpError(400, "a line of the request is folded, or ends without a carriage return")
     connection = connection or h11.Connection(h11.SERVER)
@@ -63,7 +63,7 @@ def parse_head(head: bytes, connection: h11.Connection | None = None) -> h11.Req
 
 
 def check_local_request(request: Request, hosts: frozenset[str], name: str) -> None:
-    """Refuse a request that used another name of this machine, or that a foreign web page sent."""
+    """Raise HttpError if Host is not in `hosts` or the request comes from a foreign web page (Origin)."""
     if request.headers.get("host") not in hosts:
         raise HttpError(403, f"{name} is not open under that Host")
     origin = request.headers.get("origin")
@@ -72,7 +72,7 @@ def check_local_request(request: Request, hosts: frozenset[str], name: str) -> N
 
 
 class ServerConnection:
-    """One accepted connection. With `keep_alive` it takes further requests after a response that was sent whole."""
+    """One accepted connection. With `keep_alive`, it takes a further request after each complete response."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, keep_alive: bool = False) -> None:
         self._reader, self._writer = reader, writer
@@ -103,7 +103,7 @@ class ServerConnection:
         return request
 
     async def read_request(self, *, idle_seconds: float | None = None) -> Request | None:
-        """Read the head of the next request as `read_head` does, and check what every server of ours relies on."""
+        """Read the head of the next request with `read_head`. Raises HttpError for a duplicate header or bad target."""
         head = await self.read_head(idle_seconds=idle_seconds)
         if head is None:
             return None
@@ -119,7 +119,7 @@ class ServerConnection:
         return Request(head.method.decode("ascii"), path, _parse_query(query), headers)
 
     async def read_json_body(self, request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
-        """Read the body. Its length and type are checked first; what is wrong with them is an HttpError."""
+        """Read the body, after checking its length and type. Raises HttpError if a check fails."""
         length = _check_json_body(request, limit)
         if self._h11.they_are_waiting_for_100_continue:
             self._write(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
@@ -134,14 +134,14 @@ class ServerConnection:
         return body
 
     async def wait_for_peer(self) -> None:
-        """Return when the peer hangs up, or sends anything while it waits for a response."""
+        """Wait until the peer closes the connection, or sends anything before it has the response."""
         await self._reader.read(1)
 
     # Writing
 
     @property
     def has_responded(self) -> bool:
-        """True once the status of the response was sent, when it is too late for another."""
+        """Return True once the status was sent: then no other response can be sent."""
         return self._h11.our_state not in (h11.IDLE, h11.SEND_RESPONSE)
 
     @property
@@ -151,13 +151,13 @@ class ServerConnection:
     def send_response(
         self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None, *, reason: str = ""
     ) -> None:
-        """Send a whole response: JSON, unless `headers` say otherwise."""
+        """Send a complete response. Its type is JSON unless `headers` set another."""
         head = self._make_head(status, {"Content-Length": str(len(body)), **(headers or {})}, reason)
         has_body = body and self._method != b"HEAD"
         self._write(head, *([h11.Data(data=body)] if has_body else []), h11.EndOfMessage())
 
     def start_response(self, status: int, headers: Mapping[str, str]) -> None:
-        """Send the head of a response. Without a Content-Length, `send_chunk` sends its body piece by piece."""
+        """Send the head of a response. Without a Content-Length, the caller sends the body with `send_chunk`."""
         self._write(self._make_head(status, headers))
 
     def send_chunk(self, data: bytes) -> None:
@@ -167,7 +167,7 @@ class ServerConnection:
         self._write(h11.EndOfMessage())
 
     def start_tunnel(self) -> None:
-        """Accept a CONNECT request. From now on both sides speak over the streams themselves."""
+        """Accept a CONNECT request. From then on both sides use the raw streams."""
         self._write(h11.Response(status_code=200, headers=[], reason=b"Connection established"))
 
     def _make_head(self, status: int, headers: Mapping[str, str], reason: str = "") -> h11.Response:
@@ -176,7 +176,7 @@ class ServerConnection:
         return h11.Response(status_code=status, headers=list(said.items()), reason=phrase.encode("ascii"))
 
     def _write(self, *events: h11.Event) -> None:
-        """Send the events in one piece: each piece wakes the peer up."""
+        """Send the events in one write, because each write wakes the peer up."""
         data = b"".join(self._h11.send(event) or b"" for event in events)
         if data:
             self._writer.write(data)
@@ -185,7 +185,8 @@ class ServerConnection:
         await self._writer.drain()
 
     async def flush(self, seconds: float) -> None:
-        """Wait until the kernel has everything that was sent. Raises TimeoutError if the peer does not read."""
+        """Wait until all data was handed to the kernel. Raises TimeoutError if the peer does not read within
+        `seconds`."""
         self._writer.transport.set_write_buffer_limits(0)
         async with asyncio.timeout(seconds):
             await self._writer.drain()
@@ -193,7 +194,7 @@ class ServerConnection:
     # The end of a request, and of the connection
 
     def start_next_request(self) -> bool:
-        """Get ready for another request. False if the connection has to be closed instead."""
+        """Prepare the connection for another request. Returns False if the connection has to be closed instead."""
         if not self._keep_alive:
             return False
         with suppress(h11.RemoteProtocolError):
@@ -205,7 +206,7 @@ class ServerConnection:
         return True
 
     async def hang_up(self) -> None:
-        """Close the connection so that the peer can still read the response, even if it is in the middle of sending."""
+        """Close the connection, but let the peer read the response first, even if the peer is still sending."""
         try:
             async with asyncio.timeout(LINGER_SECONDS):
                 await self._writer.drain()
@@ -219,7 +220,7 @@ class ServerConnection:
             self.close()
 
     def close(self) -> None:
-        """Close at once. What the peer has not taken by now is dropped."""
+        """Close at once. Data that the peer has not taken yet is dropped."""
         if self.unsent_bytes:
             self._writer.transport.abort()
         else:
@@ -240,7 +241,7 @@ def _parse_query(text: str) -> dict[str, str]:
 
 
 def _check_json_body(request: Request, limit: int) -> int:
-    """Return the length of the body, of which nothing was read yet."""
+    """Return the length of the body from the headers. Raises HttpError if the length or the type is not acceptable."""
     headers = request.headers
     if "transfer-encoding" in headers or "content-length" not in headers:
         raise HttpError(411, "give the length of the body in Content-Length")

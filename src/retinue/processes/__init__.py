@@ -1,4 +1,4 @@
-"""Programs that we start: each in a session of its own, ended with everything it started, or as an ordinary user.
+"""Starting and ending programs: each in its own session, ended with all its children, or run as an ordinary user.
 
-Knows nothing of sandboxes, tools or what the programs do.
+Knows nothing of sandboxes or tools.
 """

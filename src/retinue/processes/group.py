@@ -1,10 +1,10 @@
-"""A program as a group of processes: started in its own session, signalled and ended together.
+"""A program as a process group: started in its own session, signalled and ended together.
 
-The first process is reaped only after its group was signalled: until then the group's number cannot belong to anybody
-else. A process that leaves the group by setsid is not found here; holding that in is a sandbox's work.
+The first process is reaped only after its group was signalled: until then its pid, which is also the group's number,
+cannot be reused. A process that leaves the group with setsid is not found here; containing it is the sandbox's job.
 
-A guard is a small process that outlives us for as long as it takes to end the group, should we be killed. A program in
-a sandbox that ends with us needs none.
+A guard is a small helper process that ends the group if our process is killed. A program in a sandbox that dies with
+our process needs no guard.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from retinue.concurrency import finish_despite_cancel
 TERM_SECONDS = 5.0
 REAP_SECONDS = 2.0
 POLL_SECONDS = 0.02
-# Reads until we are gone, however that came, and ends what then does not go by itself.
+# Blocks on stdin until our process is gone for any reason, then ends the group if it does not exit by itself.
 _GUARD = 'read _; sleep "$1"; kill -s TERM -- "-$0"; sleep "$2"; kill -s KILL -- "-$0"'
 _PROC = Path("/proc")
 Stream = int | IO[bytes] | None
 
 
 class Guard(NamedTuple):
-    """The times of a guard: `leave` seconds for the group to go by itself, then `term` seconds after SIGTERM."""
+    """The timeouts of a guard: `leave` seconds for the group to exit by itself, then `term` seconds after SIGTERM."""
 
     leave: float = 0.0
     term: float = 1.0
 
 
 class ProcessGroup:
-    """A running program and what it started; made by `start_group`, ended by `end` or `kill`."""
+    """A running program and all processes it started. `start_group` creates it; `end` or `kill` ends it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -46,16 +46,16 @@ class ProcessGroup:
 
     @property
     def pid(self) -> int:
-        """The number of the first process and of the group."""
+        """Return the pid of the first process, which is also the number of the group."""
         return self.process.pid
 
     @property
     def returncode(self) -> int | None:
-        """The exit code of the first process; None until it was ended or `poll` saw it exit."""
+        """Return the exit code of the first process. None until the process was ended or `poll` saw it exit."""
         return self.process.returncode
 
     def start_guard(self, times: Guard) -> None:
-        """Start the process that ends this group if we are killed."""
+        """Start the helper process that ends this group if our process is killed."""
         self._guard = subprocess.Popen(
             ["/bin/sh", "-c", _GUARD, str(self.pid), str(times.leave), str(times.term)],
             env={"PATH": os.defpath},
@@ -66,21 +66,23 @@ class ProcessGroup:
         )
 
     def signal(self, number: int) -> bool:
-        """Send a signal to everybody in the group; return False if there is nobody any more."""
+        """Send a signal to every process of the group. Returns False if the group has no process left."""
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             return False
-        except PermissionError:  # somebody is there who is not ours to end (sudo)
+        except PermissionError:  # the remaining processes belong to another user (sudo)
             return True
         return True
 
     def is_gone(self) -> bool:
-        """Tell whether nobody of the group lives. Reaps the first process, so it comes after a signal or an exit."""
+        """Return True if no process of the group is alive.
+
+        Reaps the first process, so call it only after the group was signalled or the first process exited."""
         return self.process.poll() is not None and not (self.signal(0) and has_living_member(self.pid))
 
     async def wait_for_exit(self, seconds: float | None = None) -> bool:
-        """Wait for the first process to exit, where possible without reaping it; return False if the time is up."""
+        """Wait for the first process to exit, without reaping it where possible. Returns False after `seconds`."""
         try:
             fd = os.pidfd_open(self.pid)
         except (AttributeError, OSError):
@@ -98,10 +100,10 @@ class ProcessGroup:
         return True
 
     async def end(self, *, leave: float = 0.0, term: float = TERM_SECONDS) -> None:
-        """End the whole group and reap its first process, also when the caller is cancelled meanwhile.
+        """End the whole group and reap its first process, even if the caller is cancelled meanwhile.
 
         Waits `leave` seconds for the first process to exit by itself, sends SIGTERM, waits `term` seconds, sends
-        SIGKILL. A second cancellation sends SIGKILL at once. With no `term` there is no SIGTERM either."""
+        SIGKILL. A second cancellation sends SIGKILL at once. If `term` is 0, no SIGTERM is sent."""
         await finish_despite_cancel(self._end(leave, term), hurry=lambda: self.signal(signal.SIGKILL))
 
     async def _end(self, leave: float, term: float) -> None:
@@ -116,7 +118,7 @@ class ProcessGroup:
             self.kill()
 
     def kill(self) -> None:
-        """End the group at once, without an event loop: SIGKILL if anybody lives, reap, end the guard."""
+        """End the group at once, without an event loop: send SIGKILL if any process is alive, reap, end the guard."""
         if not self.is_gone():
             self.signal(signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
@@ -139,7 +141,7 @@ def start_group(  # noqa: PLR0913 - each by name
     guard: Guard | None = None,
     bufsize: int = -1,
 ) -> ProcessGroup:
-    """Start a program in a session of its own. Raises OSError or ValueError; then nothing runs."""
+    """Start a program in its own session. If it raises OSError or ValueError, no process is left running."""
     group = ProcessGroup(
         subprocess.Popen(
             argv,
@@ -166,8 +168,9 @@ def start_group(  # noqa: PLR0913 - each by name
 def run_program(
     argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], seconds: float
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a program without input to its end and return its output; blocks. After `seconds` its whole group is killed
-    and `subprocess.TimeoutExpired` raised."""
+    """Run a program without input to its end and return its output. Blocks.
+
+    After `seconds`, kills the whole group and raises `subprocess.TimeoutExpired`."""
     group = start_group(argv, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with group.process:  # closes the pipes
         try:
@@ -180,7 +183,7 @@ def run_program(
 
 
 async def wait_until(test: Callable[[], bool], seconds: float | None) -> bool:
-    """Wait for a test to hold; return False if the time is up first."""
+    """Poll `test` until it returns True. Returns False after `seconds`."""
     deadline = None if seconds is None else time.monotonic() + seconds
     while not test():
         if deadline is not None and time.monotonic() >= deadline:
@@ -190,7 +193,9 @@ async def wait_until(test: Callable[[], bool], seconds: float | None) -> bool:
 
 
 def has_living_member(group: int) -> bool:
-    """Tell whether a process group has a member that is not a zombie: in a container nobody may reap orphans."""
+    """Return True if a process group has a member that is not a zombie.
+
+    Zombies do not count, because in a container there may be no init process to reap them."""
     if not _PROC.joinpath("self/stat").exists():
         return True
     for path in _PROC.glob("[0-9]*/stat"):
@@ -202,5 +207,5 @@ def has_living_member(group: int) -> bool:
 
 
 def exit_code(returncode: int) -> int:
-    """Return an exit code as shells count it: killed by signal 9 is 137."""
+    """Return the exit code that a shell reports: 137 if signal 9 killed the process."""
     return returncode if returncode >= 0 else 128 - returncode

@@ -1,7 +1,8 @@
-"""Root runs a command as an ordinary user, who can reach this Python and this package wherever they are.
+"""Running a command as an ordinary user when we are root.
 
-In namespaces of its own for mounts and processes: there the user has a name, further user ids as containers want them,
-and a way through folders that are closed to others, which show nothing else.
+The command runs in its own mount and process namespaces. There the user has a name and a range of subordinate user ids
+for containers. This Python and this package are reachable even below folders that are closed to other users; such a
+folder shows only the paths that are needed.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from pathlib import Path
 USER, NAME = 23_456, "retinue-ordinary"
 MORE_IDS = f"{NAME}:1879048192:65536\n"
 PACKAGE = Path(__file__).parents[2]
-# Whatever it starts, and podman leaves some, is gone with it: also when it took too long.
+# The namespace ends every process that the command leaves behind (podman does), also after a timeout.
 NAMESPACES = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
 
 
 def run_as_user(argv: Sequence[str], *, seconds: float, also: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    """Run a command with an environment and a home of its own; `also` are more folders it has to reach."""
+    """Run a command with a new environment and a new home folder. `also` lists more folders the command must reach."""
     made = Path(tempfile.mkdtemp(prefix="retinue-user-"))
     made.chmod(0o755)
     home = made / "home"
@@ -34,9 +35,8 @@ def run_as_user(argv: Sequence[str], *, seconds: float, also: Sequence[str] = ()
     env |= {"LANG": "C.UTF-8", "XDG_RUNTIME_DIR": str(home / "run")}
     env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path.startswith("/"))
     mounts = _list_mount_commands(made, {sys.prefix, sys.base_prefix, str(PACKAGE), *also})
-    script = "\n".join(
-        ["set -e", *mounts, '"$@" || exit $?', "exit 0"]
-    )  # the shell stays, and buries who has no parent
+    # No `exec`: the shell stays as process 1 and reaps orphans.
+    script = "\n".join(["set -e", *mounts, '"$@" || exit $?', "exit 0"])
     leave = ["setpriv", "--reuid", str(USER), "--regid", str(USER), "--clear-groups", "--inh-caps=-all"]
     before = [*NAMESPACES, "/bin/sh", "-c", script, "sh", *leave]
     try:
@@ -48,7 +48,7 @@ def run_as_user(argv: Sequence[str], *, seconds: float, also: Sequence[str] = ()
 
 
 def _list_mount_commands(made: Path, needed: set[str]) -> Iterator[str]:
-    """Yield the lines of a shell; all they mount is gone with the last process in the namespace."""
+    """Yield the shell commands that mount the user's files. They vanish with the last process of the namespace."""
     texts = {
         "passwd": Path("/etc/passwd").read_text() + f"{NAME}:x:{USER}:{USER}::{made}/home:/bin/sh\n",
         "group": Path("/etc/group").read_text() + f"{NAME}:x:{USER}:\n",
@@ -71,5 +71,5 @@ def _list_mount_commands(made: Path, needed: set[str]) -> Iterator[str]:
 
 
 def _find_closed_folder(path: str) -> str:
-    """Return the first folder on the way to it that others may not pass."""
+    """Return the first folder on the way to `path` that other users may not enter, or ""."""
     return next((str(parent) for parent in reversed(Path(path).parents) if not parent.stat().st_mode & 1), "")

@@ -1,2 +1,3 @@
-"""Sandboxes: in process, behind bubblewrap, in a container; the tool server inside, its session on the host, and the
-network proxy."""
+"""Sandboxes: in process, with bubblewrap, in a container. Also the tool server, its session on the host, and the
+proxy.
+"""

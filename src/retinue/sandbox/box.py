@@ -1,4 +1,4 @@
-"""The box of a run, which is all it gets of the machine, and the outputs that a run leaves in it."""
+"""The Box of a run, which lists everything the run sees of the machine, and the outputs that a run leaves in it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ MAX_MASKED_BYTES = 2 * SPILL_BYTES
 class Box:
     """The parts of the machine that a sandbox shows.
 
-    `workspace` is written if it is the run's own, else only read. `outputs` has the run's files for text that does not
-    fit inline, `host_outputs` those of tools of the host. `hidden` is our own state, of which the run sees only what is
-    named here; `objects` are folders that its git reads and nobody searches, `foreign_objects` those of them that may
-    belong to another repository. `proxy` is the socket through which it
-    reaches hosts, if it may reach any. `user` is who it was before, if its sandbox is started again."""
+    `workspace` is writable if it is the run's own, else read-only. `outputs` holds the run's files for text that does
+    not fit inline, `host_outputs` the same files of host tools. `hidden` is our own state, of which the run sees only
+    the paths listed here. `objects` are folders that the run's git reads and searches skip; of these,
+    `foreign_objects` may belong to another repository. `proxy` is the socket to the allowed hosts, if any. `user` is
+    the user of an earlier start, if the sandbox is restarted."""
 
     tree: str
     workspace: str
@@ -52,12 +52,12 @@ class Box:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The folders of runs and users that it shows, the workspace last."""
+        """Return the visible folders of runs and users, with the workspace last."""
         return (*self.objects, *self.readable, self.workspace)
 
 
 def make_box(job: Job, folders: RunFolders, caps: Caps, *, user: tuple[int, int] | None) -> Box:
-    """Make what the run sees; all paths are resolved, so that no link in them leads elsewhere inside."""
+    """Create the Box of a run. All its paths are resolved, so that no link in them leads outside."""
     own = Path(os.path.realpath(make_private_folder(folders.own)))
     make_private_folder(own.parent / "snapshots")
     workspace = os.path.realpath(folders.workspace)
@@ -80,14 +80,16 @@ def make_box(job: Job, folders: RunFolders, caps: Caps, *, user: tuple[int, int]
 
 
 def find_closed_paths(box: Box) -> list[str]:
-    """Return what the run was given to read and, being another user, cannot. It is told, never opened up."""
+    """Return the readable paths of the run that its user has no permission to read.
+
+    The run gets a warning for each path. The permissions are not changed."""
     shared = () if box.own_workspace else (box.workspace,)
     given = [path for path in (*box.readable, *box.objects, *shared) if not is_below(path, (box.hidden,))]
     return [path for path in given if not is_open(path)]
 
 
 def is_open(path: str) -> bool:
-    """Tell whether any user may read a file, or look into a folder."""
+    """Return True if every user may read the file, or read and enter the folder."""
     try:
         mode = Path(path).stat().st_mode
     except OSError:
@@ -97,7 +99,7 @@ def is_open(path: str) -> bool:
 
 
 def find_output(folder: str, name: str) -> str:
-    """Return the path of a file in the outputs folder, "" if it is no plain file there. No link is followed."""
+    """Return the path of a regular file in the outputs folder, or "" if there is none. Follows no link."""
     try:
         at = open_folder(folder)
         try:
@@ -110,9 +112,10 @@ def find_output(folder: str, name: str) -> str:
 
 
 def mask_outputs(folder: str, *, only: str = "") -> None:
-    """Replace known secrets in `only` one file of the outputs folder, or in all, but not in a hostile number. A sandbox
-    knows none, so it writes what commands say as it is. What is no plain file is left alone, and so is more than our
-    own tools write: a hole can have any size."""
+    """Replace known secrets in the files of the outputs folder, or in the file `only`.
+
+    A sandbox knows no secrets, so it writes the output of commands unmasked. Skips entries that are not regular files.
+    The number of files and their total size are limited, because a sparse file can have any size."""
     if not has_secrets():
         return
     left = MAX_MASKED_BYTES
@@ -129,7 +132,7 @@ def mask_outputs(folder: str, *, only: str = "") -> None:
 
 
 def _mask_file(name: str, folder: int, limit: int) -> int:
-    """Replace secrets in a file of at most that size; return its size."""
+    """Replace secrets in a file of at most `limit` bytes. Returns the size of the file."""
     fd = open_regular_file(name, dir_fd=folder)
     try:
         size = os.fstat(fd).st_size
@@ -141,7 +144,7 @@ def _mask_file(name: str, folder: int, limit: int) -> int:
         with open_replacement(name, dir_fd=folder, mode=None) as new:
             for _, masked in _read_masked(fd):
                 write_all(new, masked.encode("utf-8", "replace"))
-            if os.geteuid() == 0:  # the user of the sandbox reads it
+            if os.geteuid() == 0:  # the sandbox's user must be able to read the file
                 status = os.fstat(fd)
                 os.fchown(new, status.st_uid, status.st_gid)
         return size
@@ -160,7 +163,7 @@ def _holds_secret(fd: int) -> bool:
 
 
 def _read_masked(fd: int) -> Iterator[tuple[str, str]]:
-    """Yield the rest of a file in pieces, each as it is and with secrets replaced. The second may lag behind."""
+    """Yield the rest of a file in pieces, each raw and with secrets replaced. The masked text may lag behind."""
     decoder, secrets = codecs.getincrementaldecoder("utf-8")("replace"), SecretStream()
     for chunk in read_chunks(fd):
         text = decoder.decode(chunk)

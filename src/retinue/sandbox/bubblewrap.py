@@ -1,9 +1,10 @@
-"""The bubblewrap sandbox: namespaces of its own, a file system of what was named, no network, no capability.
+"""The bubblewrap sandbox: separate namespaces, a file system with only the listed paths, no network, no capabilities.
 
-A run that may use the whole network keeps the host's network namespace; then `net` is not among its protections.
-Started by an ordinary user, bubblewrap makes a user namespace with the caller's own uid. Started by root it makes none:
-inside, before anything of the run is read, the tool server becomes a uid that nobody else has, with the tree's gid and
-every capability gone. Capabilities dropped under uid 0 alone would protect nothing."""
+A run that may use the whole network keeps the host's network namespace, and its protections do not include `net`. If
+an ordinary user starts bubblewrap, it creates a user namespace with the caller's uid. If root starts bubblewrap, it
+creates none. Instead the tool server switches to a uid that nobody else has and to the tree's gid, and drops every
+capability, before it reads anything of the run. To drop capabilities but stay uid 0 would protect nothing.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +40,12 @@ from retinue.sandbox.process import PreparedSandbox
 
 PROBE_SECONDS = 20.0
 MASK_BYTES = 4096
-# Of /etc, what programs need to find libraries, names and certificates; never what belongs to users or services.
+# The parts of /etc that programs need to find libraries, names and certificates; no data of users or services.
 ETC = (
     "alternatives", "ca-certificates", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types",
     "pki/tls/certs", "protocols", "services", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone",
 )  # fmt: skip
-RESOLVING = ("resolv.conf", "gai.conf")  # with the whole network only
+RESOLVING = ("resolv.conf", "gai.conf")  # only with the whole network
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _JOIN = 'echo 0 > "$1" && echo 0 > "$2" && shift 2 && exec "$@"'
 _SYSCTLS = (
@@ -63,8 +64,9 @@ _TMPFS = "--tmpfs"
 
 
 class Bubblewrap(SandboxBuilder):
-    """The builder of `isolated`. `probe_bubblewrap` makes it. `prefix` comes before every command that starts a
-    sandbox."""
+    """The builder of `isolated` sandboxes, created by `probe_bubblewrap`.
+
+    `prefix` is put before every command that starts a sandbox."""
 
     name = "isolated"
     find_hint = staticmethod(find_program_hint)
@@ -79,7 +81,7 @@ class Bubblewrap(SandboxBuilder):
         self._filter = seccomp.make_filter()
 
     def prepare(self, box: Box, command: Sequence[str] = ()) -> PreparedSandbox:
-        """Return how to start the tool server, or another command in its place."""
+        """Return a PreparedSandbox that starts the tool server, or `command` instead."""
         user = self._give_to_user(box)
         mounts = _order_mounts(self._list_mounts(box))
         group = None if self._groups is None else cgroups.make_group(self._groups, box.caps)
@@ -99,10 +101,11 @@ class Bubblewrap(SandboxBuilder):
         if self._filter is not None:
             fds.append(_write_to_pipe(self._filter))
             options += ["--seccomp", str(fds[-1])]
-        info = os.memfd_create("info")  # a pipe without us would end bubblewrap half way, and leave the other half
+        # Not a pipe: if we die, a broken pipe ends bubblewrap halfway and leaves half a sandbox.
+        info = os.memfd_create("info")
         fds.append(info)
         argv = [
-            # In the new hierarchy both files are one.
+            # In cgroup v2 both files are the same.
             *([] if group is None else ["/bin/sh", "-c", _JOIN, "sh", group.procs[0], group.procs[-1]]),
             *self._launch,
             *options,
@@ -125,7 +128,7 @@ class Bubblewrap(SandboxBuilder):
         }
 
     def _list_mounts(self, box: Box) -> dict[str, list[str]]:
-        """Return the options of each mount, by its path inside."""
+        """Return the bubblewrap options of each mount, keyed by its path inside."""
         mounts = {"/usr": ["--ro-bind", "/usr", "/usr"]}
         for system in (Path("/", name) for name in SYSTEM):
             path = str(system)
@@ -147,7 +150,7 @@ class Bubblewrap(SandboxBuilder):
         return mounts
 
     def check_protections(self) -> None:
-        """Look from inside and set `protections`; raises SandboxUnavailable unless all works."""
+        """Run the self-check inside a sandbox and set `protections`. Raises SandboxUnavailable if one does not work."""
         with make_probe_box() as (box, secret):
             prepared = self.prepare(box, [find_python(), "-I", "-S", "-c", CHECK_CODE + PRINT_CODE, secret])
             seen = _run_self_check(prepared)
@@ -159,8 +162,9 @@ class Bubblewrap(SandboxBuilder):
 def probe_bubblewrap(
     *, prefix: tuple[str, ...] = (), expose: tuple[str, ...] = (), full_network: bool = False
 ) -> Bubblewrap:
-    """Return the builder, checked from inside, once in a process. Raises SandboxUnavailable, which says what to install
-    or set."""
+    """Return a builder after a self-check inside a sandbox. Runs once per process.
+
+    Raises SandboxUnavailable with the package to install or the setting to change."""
     if platform.system() != "Linux":
         raise SandboxUnavailable("bubblewrap needs Linux")
     program = find_system_program("bwrap")
@@ -197,12 +201,12 @@ def _run_self_check(prepared: PreparedSandbox) -> SelfCheck:
 
 
 def _order_mounts(mounts: dict[str, list[str]]) -> list[str]:
-    """Return the options of all mounts, parents before children. Everybody can pass through the folders on the way."""
+    """Return the options of all mounts, parents before children. Every user can pass through the folders in between."""
     paths = set(mounts)
     for path in mounts:
         for folder in map(str, Path(path).parents):
             if folder == "/" or (folder in mounts and _TMPFS not in mounts[folder]):
-                break  # what is bound has its own folders
+                break  # a bind mount brings its own subfolders
             paths.add(folder)
     options: list[str] = []
     for path in sorted(paths, key=lambda path: path.count("/")):
@@ -211,7 +215,7 @@ def _order_mounts(mounts: dict[str, list[str]]) -> list[str]:
 
 
 def _make_setpriv_command(user: tuple[int, int]) -> list[str]:
-    """Return the command that becomes the run's own user, for good."""
+    """Return the command prefix that switches to the run's user irrevocably."""
     program = find_system_program("setpriv") or "setpriv"
     uid, gid = map(str, user)
     return [program, "--reuid", uid, "--regid", gid, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]
@@ -225,7 +229,7 @@ def _write_to_pipe(data: bytes) -> int:
 
 
 def _explain_failure(said: str) -> str:
-    """Return what bubblewrap said, in one line, and what to do about it."""
+    """Return bubblewrap's error output in one line, with advice on how to fix the problem."""
     line = " ".join(said.split())[:300]
     text = f"bubblewrap does not work here: {line or 'it said nothing'}"
     if not any(mark in line.lower() for mark in _MARKS):

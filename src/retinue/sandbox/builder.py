@@ -1,5 +1,7 @@
-"""The base of sandbox builders, and what bubblewrap and containers share: the program inside and its environment, the
-files a run is shown, the user it is, and the check from inside that its protections work.
+"""The base class of sandbox builders, and the parts that bubblewrap and containers share.
+
+These are: the program inside and its environment, the files that a run sees, its user id, and the self-check of the
+protections from inside.
 """
 
 from __future__ import annotations
@@ -31,17 +33,17 @@ from retinue.sandbox.process import PreparedSandbox, Process
 
 LIBRARY = "/retinue"
 PROXY = f"{LIBRARY}/proxy"
-FULL_NETWORK = "full_network"  # in the place of the protection `net`
+FULL_NETWORK = "full_network"  # replaces the protection `net`
 PACKAGES = ("retinue", "msgspec", "re2")
-# There is no network inside, so asyncio can do without ssl, which takes long to load.
+# There is no network inside, so asyncio does not need ssl, which is slow to import.
 BOOT = f"import sys; sys.modules['ssl'] = None; sys.path.append({LIBRARY!r}); "
 SERVE = "from retinue.sandbox.tool_server import main; main()"
 PASSED = frozenset({"LANG", "TZ"})
-# Not in the workspace: there they would be among the changes of the run.
+# Outside of the workspace, where they would count as changes of the run.
 CACHES = {"PYTHONPYCACHEPREFIX": "/tmp/pycache", "XDG_CACHE_HOME": "/tmp/cache"}
 TEMPORARY_BYTES = 512 * 1024**2
 SHARED_BYTES = 64 * 1024**2
-FREE_UIDS = (1_879_048_192, 2**28)  # a range that no distribution and no container tool gives away
+FREE_UIDS = (1_879_048_192, 2**28)  # a range that no distribution and no container tool assigns
 COVER = "/dev/null"
 MAX_LOOKED_AT = 1000
 DEEPEST = 3
@@ -51,10 +53,10 @@ _UNIX_SOCKETS = Path("/proc/net/unix")
 
 
 class SandboxUnavailable(ConfigError):
-    """No sandbox can be built here; the text says which package or setting would change that."""
+    """No sandbox can be built here. The text names the package or setting that would help."""
 
 
-# Leaves `seen`, as `SelfCheck` has it, to a program whose first argument is what must not be seen there.
+# Sets `seen` to the fields of `SelfCheck`. The first argument is a path that must not be visible inside.
 CHECK_CODE = """
 import json, os, sys
 said = dict(line.split(":", 1) for line in open("/proc/self/status"))
@@ -67,7 +69,7 @@ PRINT_CODE = "print(json.dumps(seen))\n"
 
 
 class SelfCheck(msgspec.Struct):
-    """The findings from inside. `seen` is what it must not see, `seccomp` 2 where calls are filtered."""
+    """The findings from inside. `seen` is True if a secret file is visible, `seccomp` is "2" if calls are filtered."""
 
     uid: int
     caps: int
@@ -79,18 +81,18 @@ class SelfCheck(msgspec.Struct):
 
 
 class Bind(NamedTuple):
-    """A file or folder of this machine that is mounted inside."""
+    """A file or folder of this machine to mount into the sandbox."""
 
     source: str
     writable: bool = False
 
 
 class SandboxBuilder(ABC):
-    """Prepares sandboxes of one kind, which `name` names.
+    """The base class of builders, one for each kind of sandbox. `name` is the kind.
 
-    `protections` are the parts that were seen to work from inside, as in `run.started`. `counts_memory` says that the
-    kernel counts the memory of a whole run; else each of its processes is limited. `find_hint` explains why a command
-    failed inside that works outside, `process` starts and ends the tool server."""
+    `protections` lists the protections that passed the self-check, as shown in `run.started`. `counts_memory` is True
+    if the kernel limits the memory of the whole run; otherwise each process is limited. `find_hint` explains why a
+    command failed inside that works outside. `process` is the class that starts and ends the tool server."""
 
     name: str
     protections: tuple[str, ...] = ()
@@ -104,15 +106,16 @@ class SandboxBuilder(ABC):
 
     @abstractmethod
     def prepare(self, box: Box) -> PreparedSandbox:
-        """Return how to start the tool server."""
+        """Return a PreparedSandbox that starts the tool server."""
 
     def is_exposed(self, path: str) -> bool:
-        """Tell whether the user has exposed a path to all sandboxed runs."""
+        """Return True if the user has exposed `path` to all sandboxed runs."""
         return any(f"{os.path.realpath(path)}/".startswith(f"{shown}/") for shown in self._expose)
 
     def _give_to_user(self, box: Box) -> tuple[int, int] | None:
-        """Return the user that a run of root's becomes, who owns its files from now on; None where we are not root. It
-        has a uid for one run and the gid of its tree, from numbers this machine gives to nobody."""
+        """Return the uid and gid for a run and make them the owner of its files. Returns None if we are not root.
+
+        Each run gets its own uid and each tree its own gid, from a range of ids that this machine does not use."""
         if os.geteuid() != 0:
             return None
         user = box.user
@@ -123,9 +126,9 @@ class SandboxBuilder(ABC):
         return user
 
     def _list_binds(self, box: Box) -> dict[str, Bind]:
-        """Return what a run is shown of this machine's files beside the system, by its path inside.
+        """Return the files of this machine that a run sees besides the system, keyed by their path inside.
 
-        A socket that somebody listens on is covered: a mount that is read-only keeps nobody from connecting."""
+        A socket with a listener is covered, because a read-only mount does not prevent connecting."""
         shown = (*self._expose, *box.roots)
         if "/" in shown:
             raise SandboxUnavailable("the folder / cannot be shown in a sandbox: it has everything in it")
@@ -142,7 +145,7 @@ class SandboxBuilder(ABC):
         return binds
 
     def _list_masks(self, box: Box) -> list[str]:
-        """Return the folders of our own state inside what is shown, which have to be hidden."""
+        """Return the folders with our own state below the visible folders. They have to be hidden."""
         shown = (*self._expose, *box.roots)
         masks = {box.hidden, *(f"{path}/{STATE_FOLDER}" for path in shown)}.difference(box.roots)
         return sorted(
@@ -158,8 +161,10 @@ class SandboxBuilder(ABC):
         first: Sequence[str],
         missing: Sequence[str],
     ) -> None:
-        """Set `protections`; raises SandboxUnavailable if one that was seen from inside does not work. `user` is the
-        user it should be, where that is not ours; `first` and `missing` are what `program` adds."""
+        """Set `protections`. Raises SandboxUnavailable if the self-check found a protection that does not work.
+
+        `user` is the expected user if it differs from ours. `program` is named in the error; `first` and `missing` are
+        its extra protections and its extra failures."""
         works = {
             "uid": seen.uid == (user[0] if user else os.getuid()) != 0,
             "caps": seen.caps == 0,
@@ -180,7 +185,7 @@ class SandboxBuilder(ABC):
 
 @contextmanager
 def make_probe_box() -> Iterator[tuple[Box, str]]:
-    """Make a box for the check from inside, with a file that must not be seen there."""
+    """Yield a Box for the self-check, and the path of a file that must not be visible inside."""
     with make_scratch_folder() as folder:
         hidden = folder / "project" / STATE_FOLDER
         own = hidden / "runs" / "probe"
@@ -205,13 +210,13 @@ def make_probe_box() -> Iterator[tuple[Box, str]]:
 
 
 def find_python() -> str:
-    """Return the interpreter itself, not the link to it in a virtual environment."""
+    """Return the real interpreter, not a virtual environment's link to it."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 @cache
 def list_packages() -> tuple[tuple[str, str], ...]:
-    """Return the packages that the tool server imports: their folders, and their names in the library folder inside."""
+    """Return the folder of each package that the tool server imports, with its name in the library folder inside."""
     found = []
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
@@ -225,15 +230,17 @@ def list_packages() -> tuple[tuple[str, str], ...]:
 
 @cache
 def list_interpreter_folders() -> tuple[str, ...]:
-    """List the folders that Python itself needs, beyond /usr."""
+    """Return the folders outside of /usr that Python itself needs."""
     folders = {os.path.realpath(prefix) for prefix in (sys.base_prefix, sys.base_exec_prefix)}
     folders.add(str(Path(find_python()).parent))
     return tuple(sorted(folder for folder in folders if not folder.startswith("/usr/") and folder != "/usr"))
 
 
 def make_environment(box: Box, visible: Sequence[str] = (), exposed: Sequence[str] = ()) -> dict[str, str]:
-    """Make the environment inside from an allowlist. Its PATH has the programs that were exposed, the folders of ours
-    that can be seen from inside, and those of the interpreter."""
+    """Build the environment inside from an allowlist.
+
+    PATH holds the exposed programs, then the folders of our own PATH that are visible inside, then the interpreter's.
+    """
     passed = {name: value for name, value in os.environ.items() if name in PASSED or name.startswith("LC_")}
     seen = ("/usr", "/bin", "/sbin", *visible, *exposed)
     folders = [
@@ -250,7 +257,7 @@ def make_environment(box: Box, visible: Sequence[str] = (), exposed: Sequence[st
 
 
 def _list_program_folders(exposed: Sequence[str]) -> Iterator[str]:
-    """Yield the folders of programs among the exposed paths."""
+    """Yield the folders with programs among the exposed paths."""
     for path in exposed:
         if Path(path, "bin").is_dir():
             yield f"{path}/bin"
@@ -259,24 +266,25 @@ def _list_program_folders(exposed: Sequence[str]) -> Iterator[str]:
 
 
 def find_system_program(name: str) -> str | None:
-    """Return the path of a program of the system; the user's own folders are not looked at."""
+    """Return the path of a system program. Does not search the user's own folders."""
     return shutil.which(name, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 
 
-# What is covered of the folders that are shown
+# Files to cover inside the visible folders
 
 
 def find_git_secrets(folders: Sequence[str], hidden: str) -> list[str]:
-    """Return the files of git in these folders that can hold a token: a remote's address may have one in it. Looks in
-    the repositories themselves, their submodules and worktrees, and repositories a few folders below. The folders of
-    runs, which are in `hidden`, have settings of their own without any."""
+    """Return the git files below these folders that can hold a token, such as one in a remote's URL.
+
+    Searches the repositories, their submodules and worktrees, and repositories a few levels below. Skips the folders
+    of runs, which are below `hidden`: their git config holds no token."""
     users = [folder for folder in folders if not folder.startswith(f"{hidden}/")]
     places = [Path(git, name) for folder in users for git in _find_git_folders(folder, hidden) for name in _GIT_SECRETS]
     return [str(path) for path in places if path.is_file() and not path.parent.is_symlink()]
 
 
 def _find_git_folders(folder: str, hidden: str) -> Iterator[str]:
-    """Yield the git folders at and below a folder, whatever their names are. Looks at so many folders and no more."""
+    """Yield the git folders at and below a folder, regardless of their names. Reads at most MAX_LOOKED_AT folders."""
     waiting, seen = deque([(folder, 0)]), 0
     while waiting and seen < MAX_LOOKED_AT:
         path, depth = waiting.popleft()
@@ -293,17 +301,17 @@ def _find_git_folders(folder: str, hidden: str) -> Iterator[str]:
             below = f"{path}/{name}"
             if below == hidden or name in _NO_REPOSITORIES:
                 continue
-            if in_git or name == GIT_FOLDER:  # the repositories of submodules and worktrees are below it
+            if in_git or name == GIT_FOLDER:  # holds the repositories of submodules and worktrees
                 waiting.appendleft((below, depth + 1))
             elif depth < DEEPEST:
                 waiting.append((below, depth + 1))
 
 
 def find_bound_sockets(folders: Sequence[str], hidden: str) -> list[str]:
-    """Return the unix sockets below these folders, which are real paths, and not in what is hidden of them. One that
-    was bound by a relative path is looked for in the folders themselves.
+    """Return the bound unix sockets below these folders, except those below `hidden`.
 
-    Sockets that are made later, or in another network namespace, are not known here."""
+    `folders` must be real paths. A socket bound by a relative path is searched in the folders themselves. Sockets that
+    are created later, or in another network namespace, are not found."""
     found = set()
     with suppress(OSError):
         for line in _UNIX_SOCKETS.read_bytes().splitlines()[1:]:
@@ -329,7 +337,7 @@ def _is_socket(path: str) -> bool:
 
 
 def _find_free_ids() -> tuple[int, int]:
-    """Return the first free id and their number; in a container that maps fewer, the upper half of what it maps."""
+    """Return the first free id and the number of free ids. A container with fewer ids uses the upper half of them."""
     largest = 0
     for line in Path("/proc/self/uid_map").read_text().splitlines():
         inside, _, count = map(int, line.split())
@@ -342,7 +350,7 @@ def _find_free_ids() -> tuple[int, int]:
 
 
 def give_files(box: Box, user: tuple[int, int]) -> None:
-    """Give the run what it writes, and its group what it reads of the tree. What is shared is not touched."""
+    """Make the run the owner of the files it writes, and let its group read the tree's files. Skips shared folders."""
     uid, gid = user
     for folder in (box.outputs, *([box.workspace] if box.own_workspace else [])):
         give_folder(folder, uid, gid)
@@ -352,5 +360,5 @@ def give_files(box: Box, user: tuple[int, int]) -> None:
     Path(box.host_outputs).chmod(0o750)
     for folder in (path for path in (*box.readable, box.workspace) if path.startswith(f"{box.hidden}/")):
         about = Path(folder).stat()
-        if about.st_uid == 0 and about.st_gid != gid:  # of a run above that has started no sandbox of its own
+        if about.st_uid == 0 and about.st_gid != gid:  # belongs to an ancestor that has not started its own sandbox
             give_folder(folder, -1, gid)

@@ -1,7 +1,7 @@
-"""A control group for each run, where the kernel lets us make one: memory and processes counted for all of it.
+"""A control group for each run, if the kernel permits it. It limits the memory and processes of the whole run.
 
-Knows the old hierarchy (one folder for each controller) and the new one. A group has its maker's pid in its name, so
-that what a killed process left is found and removed by the next.
+Supports cgroup v1 (one folder per controller) and v2. The name of a group includes the pid of its creator, so that the
+next process finds and removes the groups of a killed process.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from retinue.core.limits import Caps
 ROOT = Path("/sys/fs/cgroup")
 PREFIX = "retinue-"
 REMOVE_SECONDS = 2.0
-OUT_OF_MEMORY_CODE = 86  # the exit code of a container whose tool server the kernel ended for want of memory
+OUT_OF_MEMORY_CODE = 86  # exit code of a container whose tool server was killed for lack of memory
 _numbers = itertools.count(1)
 
 
 class Group:
-    """The folders of one run's group. `procs` are the files into which its first process writes itself."""
+    """The folders of one run's group. The first process of the run writes itself into the files `procs`."""
 
     def __init__(self, folders: list[Path]) -> None:
         self._folders = folders
         self.procs = [str(folder / "cgroup.procs") for folder in folders]
 
     def count_memory_kills(self) -> int:
-        """Count how often the kernel ended something here for want of memory."""
+        """Return how many processes of the group the kernel has killed for lack of memory."""
         for folder in self._folders:
             for name in ("memory.oom_control", "memory.events"):
                 with suppress(OSError):
@@ -41,7 +41,7 @@ class Group:
         return 0
 
     def remove(self) -> bool:
-        """Remove it; False while something in it is still dying."""
+        """Remove the group. Returns False while a process in it is still exiting."""
         for folder in self._folders:
             try:
                 folder.rmdir()
@@ -52,15 +52,16 @@ class Group:
         return True
 
     def remove_soon(self) -> None:
-        """Remove it, and wait a little for its last process to end."""
+        """Remove the group, waiting up to REMOVE_SECONDS for its last process to exit."""
         deadline, pause = time.monotonic() + REMOVE_SECONDS, threading.Event()
         while not self.remove() and time.monotonic() < deadline:
             pause.wait(0.005)
 
 
 def find_parent_groups() -> list[Path] | None:
-    """Return the folders below which groups for memory and processes can be made, without what ended processes left
-    there; None where they cannot be made."""
+    """Return the folders below which groups for memory and processes can be created, or None.
+
+    Removes the leftover groups of ended processes first."""
     folders = _find_folders()
     if folders is None:
         return None
@@ -90,7 +91,7 @@ def _find_folders() -> list[Path] | None:
 
 
 def make_group(below: list[Path], caps: Caps) -> Group:
-    """Make a group with these limits; raises OSError, and then nothing is left of it."""
+    """Create a group with these limits. If it raises OSError, no group is left."""
     name = f"{PREFIX}{os.getpid()}-{next(_numbers)}"
     group = Group([folder / name for folder in below])
     try:

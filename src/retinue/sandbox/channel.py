@@ -1,5 +1,7 @@
-"""Frames over two descriptors, the same at both ends. Reads whatever comes; writes what fits and keeps the rest, up to
-a bound. Knows frames, not what they mean."""
+"""A channel for frames over two descriptors, used by both the host and the tool server.
+
+Buffers unsent data up to a limit. Knows frames, but not their meaning.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ UNSENT_BYTES = 64 * 1024 * 1024
 
 
 class FrameChannel:
-    """Owns both descriptors. `on_end` is called once: with what was wrong, or None when the other end has closed or
-    does not read what it is sent."""
+    """A channel that owns both descriptors.
+
+    `on_end` is called once: with the protocol error, or with None if the other end has closed or does not read."""
 
     def __init__(
         self,
@@ -33,22 +36,22 @@ class FrameChannel:
         self._frames = FrameReader(sender)
         self._on_frame, self._on_end = on_frame, on_end
         self._unsent = bytearray()
-        self._sent = asyncio.Event()  # the system has taken all of it; else it is written when there is room
+        self._sent = asyncio.Event()  # set if the kernel has taken all data; else `_write` runs when the pipe has room
         self._sent.set()
         self._loop = asyncio.get_running_loop()
         self.closed = False
-        self.is_read_out = False  # the other end has closed, and all it sent was read
+        self.is_read_out = False  # the other end has closed and all its data was read
         for fd in (reading, writing):
             os.set_blocking(fd, False)
         self._loop.add_reader(reading, self._read)
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether all that was sent is with the other end."""
+        """Return True if no sent frame waits to be written."""
         return self._sent.is_set()
 
     def send(self, frame: Frame) -> None:
-        """Take a frame, in order. Nothing goes to an end that has closed."""
+        """Send a frame, in order. Drops the frame if the channel is closed."""
         if self.closed:
             return
         self._unsent += encode_frame(frame)
@@ -58,7 +61,7 @@ class FrameChannel:
             self._write()
 
     async def flush(self) -> None:
-        """Wait until the system has taken all that was sent; also when this end dies now, the other end reads it."""
+        """Wait until the kernel has all sent data. From then on the other end can read it even if this process dies."""
         await self._sent.wait()
 
     def close(self) -> None:
@@ -93,14 +96,14 @@ class FrameChannel:
             self._end(error)
 
     def _write(self) -> None:
-        """Write as much as goes now; the rest when there is room."""
+        """Write as much as possible now, and the rest when the pipe has room."""
         with suppress(BlockingIOError):
             try:
                 while self._unsent:
                     done = os.write(self._writing, self._unsent[:CHUNK])
                     del self._unsent[:done]
             except BrokenPipeError:
-                self._unsent.clear()  # what it still said is read before its end is
+                self._unsent.clear()  # not the end yet: the last data of the other end may be unread
         if self._unsent and self._sent.is_set():
             self._sent.clear()
             self._loop.add_writer(self._writing, self._write)

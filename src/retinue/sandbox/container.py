@@ -1,8 +1,8 @@
-"""The container sandbox: podman or docker, by their command line. Image and flags are settings of the host.
+"""The container sandbox, run by the command line of podman or docker. Image and flags are settings of the host.
 
-The tool server is mounted read-only beside the image's own Python, which must be of our minor version and machine.
-Flags of the host come first and ours after them, so that ours win; and the result is checked from inside all the
-same."""
+The tool server is mounted read-only beside the image's own Python, which must match our minor version and machine. The
+host's flags come before ours, so that ours win. The result is checked from inside as well.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ BUILD = "`retinue doctor --build-image` makes one of this machine's own files"
 MORE_IDS = "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER; podman system migrate"
 TUN = "/dev/net/tun"
 PROBE_SECONDS = 60.0
-# Labels say whose a container is, so that exactly ours can be ended, also when their maker is gone.
+# Labels identify our containers, so that exactly these can be ended, even after the process that started them died.
 TREE_LABEL, RUN_LABEL, MAKER_LABEL = "retinue.tree", "retinue.run", "retinue.maker"
 REMOVE_SECONDS = 10.0
 KILL_AGAIN_SECONDS = 0.2
-# What the engine's own program needs of our environment; nothing of it goes inside.
+# The environment variables for the engine's own program. None of them is passed inside.
 CLIENT = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
 CLIENT_PREFIXES = ("DOCKER_", "CONTAINER_", "CONTAINERS_", "LC_")
 PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
@@ -81,7 +81,7 @@ seen |= {"memory": memory, "machine": platform.machine()}
 
 
 class _ContainerSelfCheck(SelfCheck):
-    """The self-check of a container."""
+    """The findings of a self-check inside a container."""
 
     memory: int
     writable: bool
@@ -90,7 +90,7 @@ class _ContainerSelfCheck(SelfCheck):
 
 @dataclass(frozen=True)
 class Engine:
-    """podman or docker: its program with the options that go before every command."""
+    """The podman or docker program, with the options that precede every command."""
 
     argv: tuple[str, ...]
 
@@ -99,11 +99,14 @@ class Engine:
         return Path(self.argv[0]).name == "podman"
 
     def remove(self, names: Sequence[str]) -> None:
-        """End these containers at once, whatever state they are in. One that is gone must not save the others."""
+        """End these containers at once, in any state. Uses one call per container, so that a missing name has no
+        effect."""
         for name in names:
             self.call("rm", "--force", *(["--time=0"] if self.is_podman else []), name, seconds=REMOVE_SECONDS)
 
     def call(self, *arguments: str, seconds: float = PROBE_SECONDS) -> subprocess.CompletedProcess[str]:
+        """Run an engine command and return its output. Raises SandboxUnavailable if the command cannot run or times
+        out."""
         try:
             return subprocess.run(
                 [*self.argv, *arguments],
@@ -124,8 +127,9 @@ def make_client_environment() -> dict[str, str]:
 
 
 class ContainerProcess(Process):
-    """The engine's program, which is there as long as its container is. A signal to it reaches everybody inside; only
-    the engine can kill them."""
+    """The engine's program, which lives as long as its container.
+
+    It forwards a SIGTERM to all processes inside, but only the engine can kill them."""
 
     _killing: asyncio.Task[None] | None = None
 
@@ -140,11 +144,12 @@ class ContainerProcess(Process):
             self._killing = TaskOwner().start(self._kill_all())
 
     async def _kill_all(self) -> None:
-        """Kill the container, again and again: one that is just being made is not found the first time."""
+        """Kill the container repeatedly until it is gone. A container that is just being created is not found at
+        first."""
         assert self._prepared.kill is not None
         deadline = self._loop.time() + REAP_SECONDS
         while self._loop.time() < deadline:
-            with suppress(SandboxUnavailable):  # an engine that does not answer is asked again
+            with suppress(SandboxUnavailable):  # retry if the engine does not answer
                 await asyncio.to_thread(self._prepared.kill)
             if await self._is_gone_within(KILL_AGAIN_SECONDS):
                 return
@@ -157,7 +162,7 @@ class ContainerProcess(Process):
 
 
 class Containers(SandboxBuilder):
-    """The builder of `container`: containers of one image. `probe_containers` makes it."""
+    """The builder of `container` sandboxes, all from one image. `probe_containers` creates it."""
 
     name = "container"
     process = ContainerProcess
@@ -200,7 +205,7 @@ class Containers(SandboxBuilder):
             make_client_environment(),
             user=user,
             kill=lambda: self._engine.remove(_find_containers(self._engine, *labels)),
-            cwd=str(Path(box.outputs).parent),  # podman's monitor leaves a file there when memory is used up
+            cwd=str(Path(box.outputs).parent),  # podman's monitor writes a file there when memory runs out
         )
 
     def _list_user_options(self, user: tuple[int, int] | None) -> list[str]:
@@ -222,15 +227,16 @@ class Containers(SandboxBuilder):
         ]
 
     def _format_bind(self, path: str, bind: Bind) -> str:
-        """Return the option for one mount, without the mounts below it: those would stay writable. A field with a comma
-        or quote in it is quoted."""
+        """Return the option for one mount. Quotes a field with a comma or a quote in it.
+
+        The mount is not recursive, because mounts below it would stay writable."""
         fields = ["type=bind", f"src={bind.source}", f"dst={path}"]
         fields += [] if bind.writable else ["readonly"]
         fields += ["bind-nonrecursive=true"] if self._engine.is_podman else []
         return ",".join('"{}"'.format(each.replace('"', '""')) if set(each) & set(',"\n') else each for each in fields)
 
     def check_protections(self) -> None:
-        """Look from inside and set `protections`; raises SandboxUnavailable unless all works."""
+        """Run the self-check inside a container and set `protections`. Raises SandboxUnavailable if one fails."""
         with make_probe_box() as (box, secret):
             prepared = self._prepare_program(box, [_CHECK, secret, box.host_outputs])
             seen = self._run_self_check(prepared)
@@ -270,7 +276,7 @@ class Containers(SandboxBuilder):
 
 
 class _EngineFailed(SandboxUnavailable):
-    """The engine itself did not get to start it."""
+    """The engine itself could not start the container."""
 
 
 _CLOSED = (
@@ -283,8 +289,10 @@ _DOCKER = tuple(f"--env={name}=" for proxy in PROXIES for name in (proxy, proxy.
 
 
 def _make_mask(folder: Path, mask: str, binds: Mapping[str, Bind]) -> None:
-    """Make a folder that shows nothing in the place of another but where things are mounted below it. An engine's tmpfs
-    would take over the rights of what it hides, and podman's also the files."""
+    """Create an empty folder to mount over the folder `mask`, with mount points for the binds below `mask`.
+
+    A tmpfs is no alternative: the engine gives it the permissions of the folder it hides, and podman also copies the
+    files."""
     folders = {folder.parent, folder}
     for path in binds:
         if path.startswith(f"{mask}/"):
@@ -312,7 +320,7 @@ def _list_limits(caps: Caps) -> list[str]:
 
 
 def find_engine() -> Engine:
-    """Return podman, else docker; raises SandboxUnavailable."""
+    """Return podman, or docker if there is no podman. Raises SandboxUnavailable if neither is installed."""
     for name in ENGINES:
         program = find_system_program(name)
         if program is not None:
@@ -326,8 +334,10 @@ def find_engine() -> Engine:
 def probe_containers(
     *, image: str = NAME, flags: tuple[str, ...] = (), expose: tuple[str, ...] = (), full_network: bool = False
 ) -> Containers:
-    """Return the builder, checked from inside, once in a process. Raises SandboxUnavailable, which says what to install
-    or set. Containers that ended processes have left are removed first."""
+    """Return a builder after a self-check inside a container. Runs once per process.
+
+    Removes the containers that ended processes left first. Raises SandboxUnavailable with the package to install or
+    the setting to change."""
     found = find_engine()
     sweep_orphans(found)
     if found.call("image", "inspect", image).returncode:
@@ -347,12 +357,12 @@ def probe_containers(
 
 
 def name_maker() -> str:
-    """Return a name of this process that no other has: its pid namespace, its pid and when it began."""
+    """Return a unique name of this process: its pid namespace, pid and start time."""
     return f"{_read_pid_namespace()}.{os.getpid()}.{_read_start_time(os.getpid())}"
 
 
 def sweep_orphans(engine: Engine) -> None:
-    """End the containers whose makers are gone. Makers in another pid namespace are not ours to judge."""
+    """End the containers whose creators have exited. Skips creators in another pid namespace, which is not visible."""
     for container in _find_containers(engine, MAKER_LABEL):
         said = engine.call("inspect", "--format", f'{{{{index .Config.Labels "{MAKER_LABEL}"}}}}', container).stdout
         numbering, _, process = said.strip().partition(".")
@@ -367,7 +377,7 @@ def _find_containers(engine: Engine, *labels: str) -> list[str]:
 
 
 def _read_pid_namespace() -> str:
-    """Return the pid namespace; `host` on systems without one."""
+    """Return the pid namespace, or "host" on systems without one."""
     try:
         return str(Path("/proc/self/ns/pid").stat().st_ino)
     except OSError:
@@ -375,7 +385,7 @@ def _read_pid_namespace() -> str:
 
 
 def _read_start_time(pid: int) -> str:
-    """Return when a process began; `gone` for one that is not there."""
+    """Return the start time of a process, or "gone" if the process does not exist."""
     try:
         return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

@@ -1,7 +1,8 @@
-"""A container image out of what this machine has: its Python, a shell, the small programs, and the libraries they need.
+"""A container image built from this machine's own files: its Python, a shell, small programs and their libraries.
 
-Made from scratch, so that nothing is downloaded and the Python is sure to be the one the tool server is compiled for.
-It is enough for the tools of an agent; who needs compilers and git names an image of their own."""
+The image is built from scratch. So nothing is downloaded, and its Python is the one the tool server is compiled for.
+It suffices for the tools of an agent. A user who needs compilers or git sets another image.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ _LIBRARY = re.compile(r"(/\S+) \(0x")
 
 
 def build_image(engine: Sequence[str]) -> str:
-    """Make the default image and say what is in it; raises SandboxUnavailable."""
+    """Build the default image and return a summary of its content. Raises SandboxUnavailable."""
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         raise SandboxUnavailable(
             "the default image is made of this machine's own programs, which takes Linux with glibc"
@@ -98,7 +99,7 @@ def _write_image(pipe: IO[bytes]) -> int:
 
 
 class _Image:
-    """Writes each name once, and the folders on the way to it, which everybody may pass through."""
+    """A writer of image entries. Adds each path once, together with its parent folders, which every user may enter."""
 
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar
@@ -161,7 +162,7 @@ _BASE = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix, "installed_b
 
 
 def _find_libraries(compiled: list[str]) -> set[str]:
-    """Return the libraries they load, and the loader itself, as the loader finds them."""
+    """Return the libraries that these files load, and the loader itself, under the paths that the loader uses."""
     ldd = find_system_program("ldd")
     if ldd is None:
         raise SandboxUnavailable("ldd is not there: apt-get install libc-bin")

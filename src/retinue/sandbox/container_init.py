@@ -1,8 +1,8 @@
-"""The first process of a container: filters system calls, starts the tool server, buries the dead, and ends with either
-end.
+"""The first process of a container. It filters system calls, starts the tool server and reaps orphaned processes.
 
-The engine's own syscall filter differs from one machine to the next, so ours is put on top of it from inside, before
-anything of the run is read. When the first process ends, the kernel ends everything in the container.
+It exits when the tool server exits or the host closes the connection; then the kernel ends everything in the
+container. The engine's own syscall filter differs between machines, so ours is added from inside, before anything of
+the run is read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2
 
 
 def run_first_process() -> None:
-    """Return in the tool server only; the first process stays here until it ends."""
+    """Fork the tool server. Returns only in the tool server; the first process stays here until it exits."""
     _filter_calls()
     hide_process()
     told, tell = os.pipe()
@@ -36,7 +36,7 @@ def run_first_process() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     looking = select.poll()
     looking.register(told, select.POLLIN)
-    looking.register(0, 0)  # only its end: what comes in is the tool server's
+    looking.register(0, 0)  # watch only for hang-up: the data on stdin is for the tool server
     while True:
         _reap_children(child)
         for fd, _ in looking.poll():

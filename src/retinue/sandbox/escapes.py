@@ -1,16 +1,16 @@
-"""Attempts to escape from a sandbox: commands, something to find, somebody to hurt, and a model that says the commands.
+"""Attempts to escape from a sandbox: shell commands, targets planted for them, and a model that runs the commands.
 
-Each is a command for the shell of a sandboxed run; the one that gets out says ESCAPED. Runs nothing itself: `retinue
-doctor --escape` and the tests give the model to a run in the sandbox.
+Each attempt is a shell command for a sandboxed run, which prints ESCAPED if it succeeds. This module runs nothing
+itself: `retinue doctor --escape` and the tests give the model to a run in the sandbox.
 
-None does harm where it succeeds: it looks, opens without writing, or touches only what was planted for it, and what it
-takes is bounded. All the same they are never run without a sandbox: `SANDBOXED` is the first command, and nothing is
-tried unless it says, from inside, that the sandbox stands.
+A successful attempt does no harm: it only looks, opens files without writing, or touches planted targets, and its use
+of resources is limited. Still, no attempt runs without a sandbox: `SANDBOXED` is the first command, and the others run
+only if it confirms from inside that the sandbox works.
 
-The run may reach two hosts through its proxy: `{near}`, whose name leads to this machine, and `{far}`.
-`{secret}` is a file of another run, `{home}` one in the user's home, `{state}` our own state in the project, `{pid}` a
-process of the host, `{port}`, `{socket}` and `{abstract}` where it listens, `{spaces}` the namespaces of the host;
-the name of a system call is its number.
+The run may reach two hosts through its proxy: `{near}`, which resolves to this machine, and `{far}`. `{secret}` is a
+file of another run, `{home}` a file in the user's home, `{state}` our own state in the project, `{pid}` a process of
+the host, `{port}`, `{socket}` and `{abstract}` listening sockets of the host, `{spaces}` the namespaces of the host.
+The name of a system call in braces stands for its number.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SANDBOXED = (
     'test -n "$HTTP_PROXY" && echo {stands}'
 )
 SOCKETS = "{python} -I -S -c 'import socket; "
-ASKS = (  # whoever is asked for with CONNECT or GET, through the proxy
+ASKS = (  # sends each argument, a CONNECT or GET line, to the proxy
     '{python} -I -S -c \'import os, socket, sys\nh, p = os.environ["HTTP_PROXY"][7:].split(":")\n'
     "for ask in sys.argv[1:]:\n s = socket.create_connection((h, int(p)), 5)\n"
     ' s.sendall(ask.encode() + b" HTTP/1.1\\r\\n\\r\\n")\n r = s.recv(4096)\n'
@@ -170,14 +170,16 @@ TRIES = {
 
 
 def fill_command(command: str, values: Mapping[str, str]) -> str:
-    """Fill in the places of a command. An error that repeats the command must not look like an escape, so the mark is
-    said in two halves that a shell, and Python, put together."""
+    """Fill in the placeholders of a command.
+
+    Splits the mark in two halves, which the shell or Python joins, so that an error message with the command's text is
+    not mistaken for an escape."""
     text = re.sub(r"\{(\w+)\}", lambda found: values.get(found[1]) or str(seccomp.find_call_number(found[1])), command)
     return text.replace(MARK, 'ESC""APED')
 
 
 class OneByOne:
-    """A model that says one command after the other, if the first one's answer is the right one."""
+    """A model that calls the shell with one command after another, but stops unless the first output is STANDS."""
 
     name = "list"
 
@@ -199,7 +201,7 @@ class OneByOne:
 
 
 class Names:
-    """The internet as the run may reach it: a name that leads to this machine, and one that leads nowhere."""
+    """A fake resolver and network for the run: `near` resolves to this machine, other names to an unreachable host."""
 
     near, far = "near.invalid", "far.invalid"
 
@@ -211,8 +213,7 @@ class Names:
 
 
 class Attempts:
-    """All tries against one sandbox; `folder` is the project of the run that makes them, `network` what it may reach
-    through `dialer`."""
+    """All attempts against one sandbox. `folder` is the project of the run; `network` lists the hosts it may reach."""
 
     dialer = Names()
 
@@ -223,10 +224,11 @@ class Attempts:
         self.model = OneByOne([fill_command(command, values) for command in (SANDBOXED, *TRIES.values())])
 
     def list_escapes(self, status: str) -> dict[str, bool | None]:
-        """Return which attempts got out, of a run that ended so; None for one without an answer."""
+        """Return True for each attempt that escaped, None for an attempt without output. `status` is the run's final
+        status."""
         said = dict(zip(TRIES, self.model.said[1:], strict=False))
         if len(said) == len(TRIES) - 1 and status == "limited":
-            said[list(TRIES)[-1]] = ""  # filling the workspace is what a run ends of
+            said[list(TRIES)[-1]] = ""  # this attempt fills the workspace, which rightly ends the run
         if self._victim.poll() is not None:
             said["a signal to the host"] = MARK
         out = {name: MARK in text or self._secret in text for name, text in said.items()}
@@ -235,7 +237,7 @@ class Attempts:
 
 @contextmanager
 def plant_targets(runtime: RuntimeName) -> Iterator[Attempts]:
-    """Something to find, in a folder of its own, and somebody to hurt; all of it gone afterwards."""
+    """Create the files, sockets and process that the attempts target, and remove all of them afterwards."""
     secret = secrets.token_hex(8)
     with ExitStack() as stack:
         folder, home = (Path(tempfile.mkdtemp(prefix=f"retinue-{name}-")) for name in ("project", "home"))
@@ -243,8 +245,8 @@ def plant_targets(runtime: RuntimeName) -> Iterator[Attempts]:
             stack.callback(shutil.rmtree, made, ignore_errors=True)
         folder.chmod(0o755)
         home.chmod(0o755)
-        claim_state_folder(folder / ".retinue")  # else the run that tries them would refuse it
-        (folder / ".retinue").chmod(0o755)  # only the sandbox keeps it closed
+        claim_state_folder(folder / ".retinue")  # otherwise the run would refuse this state folder
+        (folder / ".retinue").chmod(0o755)  # so that only the sandbox protects it, not its mode
         files = {"home": home / "key", "state": folder / ".retinue/control/one.json", "notes": folder / "notes.txt"}
         files["secret"] = folder / ".retinue/runs/other/1/workspace/secret"
         for path in files.values():

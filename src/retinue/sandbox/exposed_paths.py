@@ -1,8 +1,8 @@
-"""The paths of this machine that a program needs in a sandbox: the folder it was installed in. Looks, and runs nothing.
+"""The paths of this machine that a program needs in a sandbox: its installation folder. Runs no program.
 
-Version managers put something else on the PATH than what runs; rustup's and pyenv's (and its kin's) are known here. A
-folder that has more in it than the program (a home, `~/.local`, `~/.cargo` with its keys) is never named: then it is
-the program's file alone.
+With a version manager, the program on the PATH is only a shim. The shims of rustup, pyenv and similar managers are
+resolved here. If the folder holds more than the program (a home, `~/.local`, `~/.cargo` with its keys), only the
+program's file is returned.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ _PYTHON = re.compile(r"(python|pypy)[0-9.]*[a-z]?")
 
 
 def find_needed_paths(programs: Sequence[str], folder: Path, env: Mapping[str, str]) -> list[str]:
-    """Return the paths to show so that these programs and the project's virtual environment work in a sandbox, without
-    those that are seen anyway. What is first there is found first: the environment, then what it is made of."""
+    """Return the paths to expose so that these programs and the project's virtual environment work in a sandbox.
+
+    Leaves out paths that are visible anyway. The order decides which program is found first inside: the virtual
+    environment, its base Python, then the other programs."""
     found = [*_find_environment(folder, env)]
     for program in programs:
         path = shutil.which(program, path=env.get("PATH", os.defpath))
@@ -38,7 +40,7 @@ def find_needed_paths(programs: Sequence[str], folder: Path, env: Mapping[str, s
 
 
 def find_program_paths(path: str, folder: Path, env: Mapping[str, str]) -> list[str]:
-    """Return the paths that show a program; none if it is seen anyway."""
+    """Return the paths to expose for a program; empty if the program is visible anyway."""
     home = Path(env.get("HOME") or "/nowhere")
     real = Path(os.path.realpath(path))
     if real.name == "rustup":
@@ -52,7 +54,7 @@ def find_program_paths(path: str, folder: Path, env: Mapping[str, str]) -> list[
 def _find_environment(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
     for place in (env.get("VIRTUAL_ENV", ""), folder / ".venv", folder / "venv"):
         base = _BASE.search(_read_text(Path(place, "pyvenv.cfg")))
-        # A file of the project names the folder, so it counts only where a Python is.
+        # A file of the project names this folder, so accept the folder only if it has a Python.
         pythons = [f"{base[1].rstrip()}/{name}" for name in ("python3", "python")] if base else []
         python = next(filter(_is_python, pythons), None)
         root = os.path.realpath(place)
@@ -63,14 +65,14 @@ def _find_environment(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
 
 
 def _is_ours(root: Path, folder: Path) -> bool:
-    """Tell whether a link of the project leads to the project itself, above it, or to our state in it."""
+    """Return True if a link of the project leads to the project itself, above it, or to our state in it."""
     return folder.is_relative_to(root) or root.is_relative_to(folder / STATE_FOLDER)
 
 
 def _is_python(path: str) -> bool:
-    """Tell whether a Python is there. The path may be a link of the project, so its target counts."""
+    """Return True if `path` is a Python. It may be a link made by the project, so the target is checked."""
     real = Path(os.path.realpath(path))
-    # `isfile`, since a path of a project may be too long for one.
+    # `os.path.isfile` returns False for a path that is too long; `Path.is_file` raises.
     return _PYTHON.fullmatch(real.name) is not None and os.path.isfile(real) and os.access(real, os.X_OK)  # noqa: PTH113
 
 
@@ -82,7 +84,7 @@ def _resolve_rustup(name: str, home: Path, env: Mapping[str, str]) -> Path | Non
 
 
 def _resolve_shim(shim: Path, folder: Path) -> Path | None:
-    """Return the program of the version that is chosen here, else of the newest that has it."""
+    """Return the program of the chosen version, or of the newest version that has the program."""
     manager = shim.parent.parent
     chosen = f"{_read_text(folder / '.python-version')}\n{_read_text(manager / 'version')}".split()
     found = sorted(manager.glob(f"versions/*/bin/{shim.name}"), key=lambda path: path.parts[-3])
@@ -103,7 +105,7 @@ def _is_seen(path: Path) -> bool:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of a regular file; nothing for anything else, such as a pipe that would never end."""
+    """Return the text of a regular file, or "" for any other entry, such as a pipe that would block."""
     with suppress(OSError, ValueError):
         return read_small_file(path, LARGEST, follow=True).decode()
     return ""

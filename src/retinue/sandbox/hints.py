@@ -1,4 +1,4 @@
-"""Hints for a command that fails only because of its sandbox: a program that is not shown, no network, no memory."""
+"""Hints for commands that fail only because of the sandbox: a program is not visible, no network, no memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _UNREACHABLE = re.compile(
 
 
 def find_program_hint(said: str) -> str:
-    """Return hints to put behind the output of a failed command; none if the program is not on this machine either."""
+    """Return hints to append to the output of a failed command; "" if the program is not on this machine either."""
     notes = []
     for name, path in _find_missing_programs(said):
         shown = find_program_paths(path, Path(path).parent, os.environ)
@@ -47,12 +47,12 @@ def find_program_hint(said: str) -> str:
 
 
 def find_image_hint(said: str) -> str:
-    """Do the same for a container, whose programs are those of its image."""
+    """Return such hints for a container, whose programs come from its image."""
     return "\n".join([NOT_IN_IMAGE.format(name=name, path=path) for name, path in _find_missing_programs(said)][:MOST])
 
 
 def find_offline_hint(said: str) -> str:
-    """Return a hint for a command that found no network."""
+    """Return a hint for a command that failed because there is no network."""
     return NO_NETWORK if _UNREACHABLE.search(said) else ""
 
 

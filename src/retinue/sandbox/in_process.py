@@ -1,4 +1,4 @@
-"""`inherited`: a run's tools execute in the supervisor's process, with its authority. Nothing is kept apart."""
+"""The `inherited` runtime: a run's tools execute in the supervisor's process with its rights, without isolation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from retinue.core.ports import Execution, Folders, Link, LocalTool, Outcome
 
 
 class InProcess:
-    """The sandbox that is none, and the session of every run in it: runs without a workspace to make need no own."""
+    """The sandbox without isolation, and at the same time the session of all its runs."""
 
     name = "inherited"
     grace = CANCEL_ASK_SECONDS
     started = RunStarted()
 
     def open(self, job: Job, link: Link) -> None:
-        """Return no session: the run's tools are bound to this one already."""
+        """Return no session, because the run's tools are already bound to this object."""
 
     async def preview(self, tool: LocalTool, call: Call, folders: Folders) -> str:
         return tool.preview(call, folders)

@@ -1,8 +1,8 @@
-"""The HTTP proxy of a sandboxed run that may reach some hosts: one for each run, on a unix socket.
+"""The HTTP proxy of a sandboxed run that may reach some hosts: one proxy per run, on a unix socket.
 
-Runs in the supervisor's process and knows one list of hosts. Takes CONNECT and plain `http://` requests. Names are
-resolved and addresses checked here, as for `web_fetch`, so the sandbox needs no DNS and reaches no private address. The
-content of a tunnel is not looked at. Whoever opens the proxy closes it, and with it all connections.
+Runs in the supervisor's process with a list of allowed hosts. Accepts CONNECT and plain `http://` requests. Names are
+resolved and addresses checked here, as for `web_fetch`, so the sandbox needs no DNS and reaches no private address.
+The content of a tunnel is not inspected. The owner of the proxy closes it, and all its connections with it.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ MAX_CONNECTIONS = 64
 CHUNK_BYTES = 64 * 1024
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]@/?#\\]+)(?::([0-9]{1,5}))?")
 _URL = re.compile(r"http://([^/?#]+)(/[^#]*|\?[^#]*)?", re.IGNORECASE)
-# Headers of one connection, and headers that the proxy sets itself.
+# Hop-by-hop headers, and headers that the proxy sets itself.
 _DROPPED = {"connection", "proxy-connection", "keep-alive", "proxy-authorization", "te", "trailer", "upgrade", "host"}
 TOO_MANY = HttpError(503, f"more than {MAX_CONNECTIONS} connections at once")
 
 
 @dataclass(frozen=True)
 class Route:
-    """A request that was checked: its host and port, and how it is sent on.
+    """A checked request: its host and port, and the data to forward.
 
-    A plain request has a `head` for the host and `body_bytes` that follow it. A tunnel has no head."""
+    A plain request has a `head` for the host, followed by `body_bytes` of body. A tunnel has no head."""
 
     host: str
     port: int
@@ -55,8 +55,9 @@ class Route:
 
 
 class RunProxy:
-    """The proxy of one run, on a socket in its folder that is mounted into its sandbox. What it refuses is told to the
-    user at once, and to the model behind the output of the command that failed."""
+    """The proxy of one run. Its socket is in the run's folder and is mounted into the sandbox.
+
+    The user learns of a refused request at once, the model by a note after the output of the failed command."""
 
     def __init__(self, folder: Path, hosts: Hosts, link: Link, *, dialer: Dialer) -> None:
         self.path = folder / SOCKET
@@ -77,7 +78,8 @@ class RunProxy:
         if not hasattr(os, "O_PATH"):
             raise OSError("hosts can be reached from a sandbox on Linux only")
         self.path.unlink(missing_ok=True)
-        folder = os.open(self.path.parent, os.O_PATH | os.O_DIRECTORY)  # its path may be longer than a socket's name
+        # Bind through a descriptor, because the path may be too long for a socket.
+        folder = os.open(self.path.parent, os.O_PATH | os.O_DIRECTORY)
         listening = socket.socket(socket.AF_UNIX)
         try:
             listening.bind(f"/proc/self/fd/{folder}/{self.path.name}")
@@ -96,12 +98,13 @@ class RunProxy:
         self.unlink_socket()
 
     def unlink_socket(self) -> None:
-        """Remove the name of the socket. A sandbox that has started keeps it; a host that is killed leaves nothing."""
+        """Remove the socket's name. A sandbox that has started keeps the mounted socket, and a killed host leaves no
+        file."""
         with suppress(OSError):
             self.path.unlink()
 
     def take_refusals(self) -> str:
-        """Return what was refused since the last time, as a text for the model."""
+        """Return the refusals since the last call as a note for the model, or ""."""
         reasons, self._pending = self._pending, []
         hosts = ", ".join(map(str, self._hosts[:MAX_REASONS]))
         return NOTE.format(reasons="; ".join(reasons), hosts=hosts) if reasons else ""
@@ -115,7 +118,7 @@ class RunProxy:
         self._tasks.start(_send_refusal(connection, TOO_MANY) if full else self._serve(connection, (reader, writer)))
 
     async def _serve(self, connection: ServerConnection, here: Streams) -> None:
-        """Serve one connection of the run, to its end."""
+        """Serve one connection of the run until it ends."""
         there: Streams | None = None
         try:
             head = await connection.read_head(seconds=HEAD_SECONDS)
@@ -132,7 +135,7 @@ class RunProxy:
         except HttpError as error:
             await _send_refusal(connection, error)
         except (OSError, TimeoutError):
-            pass  # one side went away, or was silent for too long
+            pass  # one side has closed the connection, or both were idle for too long
         finally:
             if not here[1].is_closing():
                 here[1].transport.abort()
@@ -162,7 +165,7 @@ class RunProxy:
 
 
 def plan_route(request: h11.Request) -> Route:
-    """Decide where a request goes and what is sent there. Raises HttpError for what is no request to a proxy."""
+    """Parse and check a proxy request. Raises HttpError if it is not a valid request to a proxy."""
     target = request.target.decode("ascii")
     if request.method == b"CONNECT":
         return Route(*_parse_authority(target, None))
@@ -209,8 +212,9 @@ def _parse_authority(text: str, port: int | None) -> tuple[str, int]:
 
 
 async def _copy_both_ways(here: Streams, there: Streams, *, body_bytes: int | None) -> None:
-    """Copy both ways, until the far side is done or both were silent for too long. Of the body of a plain request,
-    exactly `body_bytes` are sent."""
+    """Copy bytes in both directions until the remote side closes, or until both sides are idle for too long.
+
+    Of the body of a plain request, copies exactly `body_bytes`."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(IDLE_SECONDS) as idle:
 
@@ -225,7 +229,7 @@ async def _copy_both_ways(here: Streams, there: Streams, *, body_bytes: int | No
 async def _copy_bytes(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mark_activity: Callable[[], None], limit: int | None
 ) -> None:
-    """Copy one side's bytes to the other: all of them, or `limit`."""
+    """Copy bytes from `reader` to `writer`: all of them, or up to `limit`."""
     try:
         while limit is None or limit > 0:
             data = await reader.read(CHUNK_BYTES if limit is None else min(CHUNK_BYTES, limit))
@@ -242,7 +246,8 @@ async def _copy_bytes(
 
 
 async def _send_refusal(connection: ServerConnection, error: HttpError) -> None:
-    """Send the reason, also in the status line: of a response to CONNECT most programs show no more than that."""
+    """Send the reason in the body and in the status line, because most programs show only the status line of a
+    CONNECT."""
     text = "".join(letter for letter in str(error) if letter.isascii() and letter.isprintable())[:300]
     body = f"retinue: {text}\n".encode("ascii")
     connection.send_response(error.status, body, {"Content-Type": "text/plain"}, reason=text)

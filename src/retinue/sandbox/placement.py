@@ -1,7 +1,7 @@
-"""The runtime of a run: what its profile says, else the mode, and never less than what holds its parent.
+"""The runtime of a run: the profile's, or else the configured mode, and never weaker than the parent's.
 
-Runtimes are made when a profile first wants one. A sandbox that cannot be built refuses the run, or, where a person has
-set a fallback, the run says in its result that it had none.
+A runtime is created when a profile first needs it. If a sandbox cannot be built, the run is refused. If a fallback is
+configured, the run uses it and says so in its result.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ FELL_BACK = "'{wanted}' is not possible here, and subagent_runtime_fallback_mode
 
 
 class Placement:
-    """Chooses and makes runtimes. `makers` make them by name, for runs that may reach so much of the network; one that
-    cannot be made raises ConfigError with what to do about it. `find_remote` finds that of an agent elsewhere."""
+    """Chooses and creates runtimes.
+
+    `makers` maps names to functions that create a runtime with the given network reach, or raise ConfigError with
+    advice. `find_remote` returns the runtime for an A2A agent."""
 
     def __init__(
         self,
@@ -42,15 +44,16 @@ class Placement:
     def __call__(
         self, profile: Profile, parent: Plan | None, network: Hosts = ()
     ) -> tuple[Runtime, RuntimeName, Sequence[Warned]]:
-        """Return the runtime of a run, the least its children get, and what a person should know of it. A callable is
-        the host's own code and stays there."""
+        """Return the runtime of a run, the weakest runtime its children may get, and warnings for the user.
+
+        A profile with a callable runs in process, because the callable is the host's own code."""
         wanted = profile.runtime or self._mode
         if wanted == "delegated" and parent is None and profile.runtime is None:
-            wanted = "inherited"  # the primary is what asks; the container it is in is its sandbox
+            wanted = "inherited"  # the primary delegates its children; its own sandbox is the container around it
         if parent is not None and RUNTIMES.index(parent.floor) > RUNTIMES.index(wanted):
             wanted = parent.floor
         if wanted == "delegated" and parent is not None and parent.floor == "isolated":
-            wanted = "isolated"  # its tools have a sandbox here: there is nothing to ask the host for
+            wanted = "isolated"  # its tools already have a sandbox here, so nothing is delegated to the host
         if profile.a2a is not None:
             if self._find_remote is None:
                 raise ConfigError(f"the agent '{profile.name}' is elsewhere, and is not called from here")

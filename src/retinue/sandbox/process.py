@@ -1,7 +1,7 @@
-"""The process of a tool server, from its start to the last of what it started. Its one owner sees that nothing is left.
+"""The process of a tool server, from its start until all its children have ended. Its owner ensures that none is left.
 
-Everything inside a sandbox is below its first process, the init of its own pid namespace: when that is killed, the
-kernel kills all the rest, also what has double-forked or left its session, before it is reaped.
+Every process in a sandbox is below the first one, the init of its pid namespace. If the first process is killed, the
+kernel kills all others, including those that double-forked or left the session, before the first one is reaped.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ OUT_OF_MEMORY = "out of memory"
 
 @dataclass(frozen=True)
 class PreparedSandbox:
-    """The way to start the tool server of one run. The descriptors are closed when it has started; `info` is a file in
-    which the pid of its first process inside will stand. `user` owns what the run may write, where that is somebody
-    else than we. `kill` ends a run whose processes are not below its first one, and waits for that; it can be called
-    again."""
+    """The command and resources that start the tool server of one run.
+
+    `fds` are closed once the process has started. The pid of the first process inside will be written to the file
+    `info`. `user` owns the files that the run may write, unless we are that user. `kill` ends a run whose processes
+    are not below the first one, and waits for their end; calling it twice is safe."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -50,7 +51,7 @@ class PreparedSandbox:
     cwd: str | None = None
 
     def discard(self) -> None:
-        """Close the descriptors and remove the group: others have used them, or nobody will."""
+        """Close the descriptors and remove the group, because they are no longer needed."""
         for fd in (*self.fds, *([] if self.info is None else [self.info])):
             os.close(fd)
         if self.group is not None:
@@ -58,8 +59,10 @@ class PreparedSandbox:
 
 
 class Process:
-    """Started by `start`. `reading` and `writing` are our ends of the link, which its owner closes; what it says on
-    stderr goes to `log`, up to a bound, and never holds it up."""
+    """The process of a tool server. `start` starts it.
+
+    `reading` and `writing` are our ends of the pipes, which the owner closes. Its stderr goes to `log` up to a limit.
+    The rest is read and dropped, so that the process never blocks."""
 
     def __init__(self, prepared: PreparedSandbox, log: Path) -> None:
         self._prepared, self._log = prepared, log
@@ -69,10 +72,10 @@ class Process:
         self._info = prepared.info
         self._first: int | None = None
         self.reading, self.writing, self._stderr = -1, -1, -1
-        self.why = ""  # how it ended, for a person; known when it was stopped
+        self.why = ""  # how the process ended, for a person; set once it is stopped
 
     def start(self) -> None:
-        """Start it. Raises OSError; then nothing was started. It closes the prepared descriptors either way."""
+        """Start the process. Closes the prepared descriptors in any case. If it raises OSError, nothing was started."""
         prepared = self._prepared
         stdin, self.writing = os.pipe()
         self.reading, stdout = os.pipe()
@@ -102,12 +105,12 @@ class Process:
 
     @property
     def stderr_tail(self) -> str:
-        """The last of what it said on stderr, in one line of plain characters."""
+        """Return the last part of stderr as one line of printable characters."""
         text = " ".join(self._tail.decode("utf-8", "replace").split())[-500:]
         return "".join(character if character.isprintable() else "?" for character in text)
 
     def count_memory_kills(self) -> int:
-        """Count how often the kernel ended something inside for want of memory, where it counts that."""
+        """Return how many processes the kernel has killed inside for lack of memory; 0 if there is no control group."""
         return 0 if self._prepared.group is None else self._prepared.group.count_memory_kills()
 
     def _describe_end(self) -> str:
@@ -127,8 +130,10 @@ class Process:
         return self._group.process.poll() is not None
 
     async def stop(self, answer: asyncio.Future[Any] | None = None) -> None:
-        """End it: wait for the answer that says that its work has stopped, then SIGTERM, then SIGKILL to everything
-        inside; without an `answer` to wait for at once. Always finishes; when cancelled meanwhile, in a hurry."""
+        """End the process: wait for `answer`, send SIGTERM, then SIGKILL to everything inside.
+
+        `answer` is the reply that the work has stopped. Without it, sends SIGKILL at once. Always finishes; a
+        cancellation sends SIGKILL at once."""
         await finish_despite_cancel(self._stop(answer), hurry=self._kill, patient=False)
 
     async def _stop(self, answer: asyncio.Future[Any] | None) -> None:
@@ -138,7 +143,7 @@ class Process:
                     os.kill(pid, signal.SIGTERM)
             await self._is_gone_within(TERM_SECONDS, answer)
         if not self._has_exited:
-            if self._info is not None:  # a sandbox that is half built is not killed before its first process is known
+            if self._info is not None:  # do not kill a half-built sandbox before its first process is known
                 await wait_until(lambda: self._first_process is not None or self._has_exited, INFO_SECONDS)
             self._kill()
             await self._is_gone_within(REAP_SECONDS)
@@ -150,14 +155,14 @@ class Process:
                 os.kill(self._group.pid if self._first_process is None else self._first_process, signal.SIGKILL)
 
     async def _is_gone_within(self, seconds: float, *answers: asyncio.Future[Any]) -> bool:
-        """Tell whether it is gone, or has given the answer, before the time is over."""
+        """Return True if the process exits, or one of `answers` arrives, within `seconds`."""
         async with TaskOwner() as owner:
             gone = owner.start(self._group.wait_for_exit())
             done, _ = await asyncio.wait({gone, *answers}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        return self._has_exited or bool(done)  # looking reaps it
+        return self._has_exited or bool(done)  # `_has_exited` reaps the process
 
     def _list_processes(self) -> Iterator[int]:
-        """Yield every process inside: all are below the first one."""
+        """Yield every process inside except the first one, which is the ancestor of all."""
         waiting = [] if self._first_process is None else [self._first_process]
         while waiting:
             pid = waiting.pop()
@@ -169,7 +174,7 @@ class Process:
 
     @property
     def _first_process(self) -> int | None:
-        """The first process inside, once it is known."""
+        """Return the pid of the first process inside, or None if it is not known yet."""
         if self._first is None and self._info is not None:
             with suppress(msgspec.MsgspecError):
                 self._first = msgspec.json.decode(os.pread(self._info, CHUNK, 0), type=dict[str, int])["child-pid"]
@@ -208,5 +213,5 @@ class Process:
             self._close_stderr()
         self.why = self.why or self._describe_end()
         group = self._prepared.group
-        if group is not None:  # the kernel tells nobody when the last is gone
+        if group is not None:  # poll, because the kernel does not report when the last process is gone
             await wait_until(group.remove, REAP_SECONDS)

@@ -1,7 +1,7 @@
-"""The syscall filter of sandboxed runs, as the kernel's own small program: what no tool of an agent needs is refused.
+"""The syscall filter of sandboxed runs, as a BPF program: it denies calls that no tool of an agent needs.
 
-A list of what is denied, not of what is allowed: compilers and test suites must run. Namespaces, mounts, other
-processes' memory, keys, kernel features with a history of holes, and typing into terminals are out.
+A denylist, not an allowlist, because compilers and test suites must run. Denied are namespaces, mounts, access to the
+memory of other processes, keys, kernel features with a history of vulnerabilities, and typing into terminals.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET and, of unshare only, NEWTIME
 _NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 _NEWTIME = 0x00000080
-_TERMINAL = (0x5412, 0x541C)  # TIOCSTI and TIOCLINUX put words into somebody's terminal
+_TERMINAL = (0x5412, 0x541C)  # TIOCSTI and TIOCLINUX can inject input into a terminal
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
 
 
@@ -52,13 +52,13 @@ _SOCKET, _SOCKETPAIR, _IOCTL = (41, 198), (53, 199), (16, 29)
 
 
 def find_call_number(name: str) -> int:
-    """Return the number of a call that is denied, on this kind of machine; a KeyError for another."""
+    """Return the number of a denied system call on this machine. Raises KeyError for any other call."""
     known = {**_DENIED, "clone": _CLONE, "clone3": _CLONE3}
     return known[name][_MACHINES[platform.machine()].column]
 
 
 def make_filter() -> bytes | None:
-    """Return the filter for this kind of machine; None where we have none."""
+    """Return the filter for this machine, or None if the machine is not supported."""
     kind = _MACHINES.get(platform.machine())
     if kind is None:
         return None
@@ -69,12 +69,12 @@ def make_filter() -> bytes | None:
         _encode_line(_RETURN, _KILL),
         _encode_line(_LOAD, _NUMBER),
     ]
-    if kind.x32:  # the same calls under other numbers
+    if kind.x32:  # x32 has the same calls under other numbers
         lines += _return_if(_JUMP_OVER, 0x40000000, _ERRNO | errno.ENOSYS)
     for numbers in _DENIED.values():
         if numbers[at] != _NONE:
             lines += _return_if(_JUMP_EQUAL, numbers[at], _ERRNO | errno.EPERM)
-    # The flags of clone3 cannot be seen from here.
+    # A filter cannot read the flags of clone3, which are in memory. With ENOSYS, programs fall back to clone.
     lines += _return_if(_JUMP_EQUAL, _CLONE3[at], _ERRNO | errno.ENOSYS)
     lines += _check_argument(_CLONE[at], 0, _return_if(_JUMP_SET, _NAMESPACES, _ERRNO | errno.EPERM))
     lines += _check_argument(_UNSHARE[at], 0, _return_if(_JUMP_SET, _NAMESPACES | _NEWTIME, _ERRNO | errno.EPERM))
@@ -87,13 +87,14 @@ def make_filter() -> bytes | None:
 
 
 def _check_argument(number: int, argument: int, check: list[bytes]) -> list[bytes]:
-    """Look at the low half of an argument of one call, check it, else allow."""
+    """Return the lines that test the low half of one argument of the call `number` with `check`, and else allow the
+    call."""
     body = [_encode_line(_LOAD, _ARGUMENTS + 8 * argument), *check, _encode_line(_RETURN, _ALLOW)]
     return [_encode_line(_JUMP_EQUAL, number, 0, len(body)), *body]
 
 
 def _return_if(test: int, value: int, answer: int) -> list[bytes]:
-    """Answer the call if the test of what was loaded holds, else go on."""
+    """Return the lines that end with `answer` if the test of the loaded value holds, and else continue."""
     return [_encode_line(test, value, 0, 1), _encode_line(_RETURN, answer)]
 
 

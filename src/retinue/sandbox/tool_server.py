@@ -1,8 +1,9 @@
 """The tool server: the process inside a sandbox that runs the file, shell and code calls of one run for the host.
 
-The host starts it with the frames on stdin and stdout. It imports little, holds no key and no conversation, and knows
-no network but the host's proxy, if there is one. Limits on itself are the first thing it sets. It keeps no clock: the
-host says when a call's time is over."""
+The host starts it with the frames on stdin and stdout. The tool server imports little, holds no keys and no
+conversation, and reaches the network only through the host's proxy, if at all. First of all it limits its own
+resources. It keeps no timeouts: the host says when the time of a call is up.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +32,10 @@ CHUNK = 64 * 1024
 
 
 def main() -> None:
-    """Serve calls for ever: the host ends the process and whatever else is left here."""
+    """Serve calls forever. The host ends this process and everything it started."""
     hide_process()
     os.umask(UMASK)
-    reading, writing = os.dup(0), os.dup(1)  # nobody who prints or reads, and no command, can touch the frames
+    reading, writing = os.dup(0), os.dup(1)  # so that prints, reads and commands cannot touch the frames
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -43,7 +44,7 @@ def main() -> None:
 
 
 class SandboxFolders:
-    """The folders the host named; text that does not fit inline goes to the run's own outputs."""
+    """The folders named by the host. Text that does not fit inline goes to the run's own outputs folder."""
 
     def __init__(self, start: frames.Start) -> None:
         self.workspace = Path(start.workspace)
@@ -59,7 +60,7 @@ class SandboxFolders:
 
 
 class _Execution:
-    """One call at work, as its tool sees it: what it asks for goes to the host."""
+    """One running call as its tool sees it. Requests of the tool go to the host."""
 
     def __init__(self, number: int, server: ToolServer, *, is_timed: bool) -> None:
         self._number, self._server = number, server
@@ -90,12 +91,12 @@ class _Execution:
         return Made(answer.value, answer.error, answer.note)
 
     def show_output(self, data: bytes, *, is_cut: bool = False) -> None:
-        """Send the last lines of the output, when the host has read all earlier frames."""
+        """Send the last lines of the output, once the host has read all earlier frames."""
         self.output.feed(data, is_cut=is_cut)
 
 
 class ToolServer:
-    """Runs any number of calls at once."""
+    """The server. It runs any number of calls at once."""
 
     def __init__(self) -> None:
         self.channel: FrameChannel
@@ -119,7 +120,7 @@ class ToolServer:
         if start.proxy:
             os.environ[PROXY_VARIABLE] = f"http://127.0.0.1:{await forward_connections(start.proxy)}"
         self._ready.set()
-        await asyncio.get_running_loop().create_future()  # the host ends what is left here, all of it at once
+        await asyncio.get_running_loop().create_future()  # wait until the host ends this process and its children
 
     def _handle_frame(self, frame: frames.FromHost) -> None:
         match frame:
@@ -175,7 +176,7 @@ class ToolServer:
         try:
             return await tool(call, execution)
         finally:
-            execution.output.close()  # before the result: the host takes no output after it
+            execution.output.close()  # before the result, because the host accepts no output after it
             del self._executions[number]
 
     def _fail(self, frame: frames.Preview | frames.Call, text: str) -> None:
@@ -187,7 +188,7 @@ class ToolServer:
 
 
 def set_resource_limits(caps: Caps, *, memory: bool) -> None:
-    """Bound this process and all it starts; nobody here can take that back."""
+    """Limit the resources of this process and its children. The limits cannot be raised again."""
     limits = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NPROC: caps.processes,
@@ -204,8 +205,9 @@ def set_resource_limits(caps: Caps, *, memory: bool) -> None:
 
 
 async def forward_connections(path: str) -> int:
-    """Listen on the loopback of our own network namespace, for programs that cannot connect to the proxy's socket by
-    its path, and pass bytes on. Judges nothing: the other end does. Returns the port."""
+    """Listen on the loopback of our network namespace and forward connections to the proxy's socket. Returns the port.
+
+    Serves programs that cannot connect to a unix socket. Checks nothing: the proxy on the host does."""
     tasks = TaskOwner()
 
     server = await asyncio.start_server(

@@ -1,11 +1,10 @@
-"""Sandboxes with a tool server, from the host's side: the sandbox of one kind, the session of one run in it, and the
-connection to one tool server.
+"""The host's side of sandboxes with a tool server: a sandbox of one kind, the session of a run, and the connection.
 
-A sandbox holds no key and has no network: hosts that the profile allows are reached through a proxy of the host's.
-Folders that are shared with the user are only read inside; `write` and `edit` there are the host's, after approval.
-Nothing a tool server says is believed: it answers calls, and asks for calls of code mode that are judged like any call
-of the run. What does not fit the protocol ends the run. A tool server that dies or stops answering costs the calls in
-flight; the next call starts it again.
+A sandbox holds no keys and has no network: hosts that the profile allows are reached through a proxy on the host.
+Folders shared with the user are read-only inside; `write` and `edit` calls there run on the host, after approval. The
+tool server is not trusted: it answers calls, and it requests calls from code mode, which pass the same checks as any
+call of the run. A protocol error ends the run. If the tool server dies or stops answering, the calls in flight fail,
+and the next call restarts it.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ if TYPE_CHECKING:
     from retinue.sandbox.network_proxy import RunProxy
 
 START_SECONDS = 60.0
-FILE_SECONDS = 600.0  # for calls without a time limit of their own: a sandbox that is stopped must not hang a run
+FILE_SECONDS = 600.0  # timeout of calls without their own time limit: a stopped sandbox must not hang a run
 LOOK_SECONDS = 1.0
-LOOK_SHARE = 20  # of the time, at most so large a part is spent counting bytes
+LOOK_SHARE = 20  # measuring the folders takes at most 1/20 of the time
 STOP_SECONDS = 2.0
 RESTARTS = 3
 PROGRAM_CALLS = 64
@@ -82,7 +81,7 @@ FROM_SANDBOX = "[as the sandbox shows it]"
 
 
 class SandboxLost(Exception):
-    """The tool server died or stopped answering; nobody knows what became of the calls in flight."""
+    """The tool server died or stopped answering. The outcome of the calls in flight is unknown."""
 
     def __init__(self, why: str, *, out_of_memory: bool = False) -> None:
         super().__init__(why)
@@ -94,8 +93,8 @@ class CallNotRun(SandboxLost):
 
 
 class ToolServerSandbox:
-    """A sandbox of one kind. `make_proxy` makes the proxy through which a run reaches its hosts; without it none
-    does."""
+    """A sandbox of one kind. `make_proxy` creates the proxy to a run's allowed hosts. Without a proxy, runs reach
+    none."""
 
     grace = CANCEL_ASK_SECONDS + TERM_SECONDS + REAP_SECONDS
 
@@ -119,7 +118,7 @@ class ToolServerSandbox:
 
 @dataclass(eq=False)
 class _Request:
-    """A call or preview that has no answer yet. `execution` is None for a preview; only calls are accepted."""
+    """A call or preview without an answer yet. `execution` is None for a preview; only calls are accepted."""
 
     tool: str
     answer: asyncio.Future[Any]
@@ -129,8 +128,9 @@ class _Request:
 
 
 class ToolServerConnection:
-    """One tool server, from its start to the last of what it started, with its proxy and the watch over the size of its
-    files. Several calls run in it at once."""
+    """The connection to one tool server, from its start until all its processes have ended.
+
+    Includes the run's proxy and the task that watches the size of its files. Several calls run at once."""
 
     def __init__(self, process: Process, start: frames.Start, box: Box, proxy: RunProxy | None) -> None:
         self._process, self.box, self.proxy = process, box, proxy
@@ -139,12 +139,12 @@ class ToolServerConnection:
         self._numbers = 0
         self._requests: dict[int, _Request] = {}
         self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._greeted.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it
+        self._greeted.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may never be awaited
         self._tasks = TaskOwner()
-        # Nobody may write without a limit because the watch over it has failed.
+        # If the watch fails, end the run: it must not write without a limit.
         self._watch = TaskOwner(on_error=lambda error: self.fail(Failed(UNWATCHED.format(error=error))))
         self._ending: asyncio.Task[None] | None = None
-        self.error: BaseException | None = None  # why it can be used no more
+        self.error: BaseException | None = None  # why the connection is unusable
         self._channel = FrameChannel(
             process.reading,
             process.writing,
@@ -155,7 +155,7 @@ class ToolServerConnection:
         self._channel.send(start)
 
     async def greet(self) -> None:
-        """Wait for the tool server's hello; raises RetinueError if it does not come."""
+        """Wait for the tool server's hello. Raises RetinueError if the hello does not arrive."""
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self._greeted
@@ -181,8 +181,10 @@ class ToolServerConnection:
             self._requests.pop(number, None)
 
     async def execute(self, tool: str, call: Call, execution: Execution, *, is_timed: bool) -> frames.Result:
-        """Run a call in the sandbox. The clock is ours: at its end the tool server gets a while to answer with what it
-        has, and is killed if it does not. Raises SandboxLost, or CallNotRun if the call has certainly had no effect."""
+        """Run a call in the sandbox, with the timeout kept here on the host.
+
+        At the timeout, the tool server gets CANCEL_ASK_SECONDS to answer with a partial result; otherwise it is
+        killed. Raises SandboxLost, or CallNotRun if the call certainly had no effect."""
         number, request = self._open_request(tool, execution)
         expiry = self._tasks.start(execution.wait_for_expiry())
         try:
@@ -212,15 +214,17 @@ class ToolServerConnection:
             await asyncio.wait(left, timeout=STOP_SECONDS)
 
     def fail(self, error: Stop | SandboxLost | None) -> None:
-        """End all calls with an error, and the tool server. Without an error they get how its process ended."""
+        """End the tool server and fail all calls with `error`. If `error` is None, the error says how the process
+        ended."""
         if error is not None:
             self._fail(error)
         if self._ending is None:
             self._ending = self._tasks.start(self._end_process())
 
     async def stop(self, answer: asyncio.Future[Any] | None = None) -> None:
-        """End the tool server and all it started: at once, or after it had time to give this answer. Its files are
-        watched until then."""
+        """End the tool server and all its processes: at once, or after some time for `answer` to arrive.
+
+        The size of its files is watched until the end."""
         try:
             await self._process.stop(answer)
         finally:
@@ -231,12 +235,12 @@ class ToolServerConnection:
                 await self.proxy.close()
 
     def find_memory_hint(self) -> str:
-        """Return a hint if the kernel has ended something of the run for want of memory since it was last asked."""
+        """Return a hint if the kernel has killed a process for lack of memory since the last call, or ""."""
         before, self._memory_kills = self._memory_kills, self._process.count_memory_kills()
         return NO_MEMORY.format(mib=self.box.caps.memory // MIB) if self._memory_kills > before else ""
 
     async def _watch_size(self) -> None:
-        """End the run when what it has written is more than it may."""
+        """End the run when its files exceed the size limit."""
         box, loop, pause = self.box, asyncio.get_running_loop(), LOOK_SECONDS
         folders = (*([box.workspace] if box.own_workspace else []), box.outputs)
         while True:
@@ -249,11 +253,11 @@ class ToolServerConnection:
             pause = max(LOOK_SECONDS, LOOK_SHARE * (loop.time() - before))
 
     def _open_request(self, tool: str, execution: Execution | None) -> tuple[int, _Request]:
-        """Return a request that waits for its answer, and its number."""
+        """Create a request that waits for its answer. Returns its number and the request."""
         if self.error is not None:
             raise self.error
         answer = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may never be awaited
         self._numbers += 1
         request = self._requests[self._numbers] = _Request(tool, answer, execution)
         return self._numbers, request
@@ -262,7 +266,7 @@ class ToolServerConnection:
         self.fail(None if error is None else Failed(f"the tool server broke the protocol: {error}"))
 
     async def _end_process(self) -> None:
-        """End what is left of the process; then it is known how it ended."""
+        """End the process, then fail all calls with the reason of its end, which is known only then."""
         process = self._process
         await process.stop()
         self._channel.close()
@@ -322,7 +326,7 @@ class ToolServerConnection:
     async def _call_tool(self, request: _Request, execution: Execution, frame: frames.CallTool) -> None:
         try:
             made = await execution.call_tool(frame.name, frame.args)
-        except Exception as error:  # noqa: BLE001 - what ends the run is no matter of the program
+        except Exception as error:  # noqa: BLE001 - an error that ends the run is not for the program
             if not request.answer.done():
                 request.answer.set_exception(error)
             return
@@ -330,7 +334,7 @@ class ToolServerConnection:
 
 
 class ToolServerSession:
-    """The sandbox of one run. The first call starts it; one that was lost is started again, at most three times."""
+    """The sandbox of one run. The first call starts it. A lost sandbox is restarted, at most three times."""
 
     setup = None
     has_copy = False
@@ -351,15 +355,17 @@ class ToolServerSession:
 
     @cached_property
     def _tools(self) -> tuple[str, ...]:
-        """The tools that run in the sandbox. What is shared with the user is only read there."""
+        """Return the tools that run in the sandbox. Editing tools run there only if the workspace is the run's own."""
         plan, edits = self._job.plan, is_below(os.path.realpath(self._own.path), (os.path.realpath(self._own.own),))
         return tuple(
             name for name in plan.tools if name in LOCAL and name not in plan.host and (edits or name not in EDITING)
         )
 
     def check_workspace(self) -> None:
-        """Raise Failed, before any model is called, if the project is the workspace and the user of root's runs cannot
-        look into it. What runs share of our own state they read as a group."""
+        """Raise Failed, before any model call, if the workspace is shared and the run's user cannot read it.
+
+        Applies only if we are root, because then the run is another user. Folders of our own state are readable by the
+        group."""
         folders: RunFolders | None = self._own
         if not self._own.is_shared or os.geteuid() != 0 or not self._tools:
             return
@@ -372,10 +378,10 @@ class ToolServerSession:
             raise Failed(CLOSED_WORKSPACE.format(path=path))
 
     async def make_workspace(self) -> None:
-        """Do nothing: a workspace that is no copy is made with its folder."""
+        """Do nothing: a workspace that is not a copy is created with its folder."""
 
     async def preview(self, tool: LocalTool, call: Call, folders: Folders) -> str:
-        """Return a diff as the sandbox shows it, and say so. The other previews come from the arguments alone."""
+        """Return the diff from the sandbox, marked as such. Previews of other tools use only the arguments."""
         if tool.spec.name not in EDITING:
             return tool.preview(call, folders)
         _check_size(call)
@@ -390,11 +396,13 @@ class ToolServerSession:
                     raise ToolError(NOT_STARTED.format(why=lost)) from None
         if shown.failed:
             raise ToolError(shown.text[:INLINE_BYTES])
-        return f"{FROM_SANDBOX}\n{shown.text[:PREVIEW_CHARACTERS]}"  # our own previews are shorter
+        return f"{FROM_SANDBOX}\n{shown.text[:PREVIEW_CHARACTERS]}"  # a genuine preview is never longer
 
     async def execute(self, tool: LocalTool, call: Call, execution: Execution) -> Outcome:
-        """Run a call in the sandbox. If that is lost before it accepts the call, another one gets it. If it is lost
-        later, a repeatable call runs once more; another call may have taken effect or not, and the model is told."""
+        """Run a call in the sandbox.
+
+        If the sandbox is lost before it accepts the call, the call goes to a new sandbox. If it is lost later, a
+        repeatable call runs once more. For any other call, the model learns that the outcome is unknown."""
         _check_size(call)
         attempts = 2 if tool.spec.repeatable else 1
         while attempts:
@@ -412,7 +420,7 @@ class ToolServerSession:
         return Outcome(UNKNOWN_AFTER_CRASH_TEXT, success=False, code=UNKNOWN_AFTER_CRASH)
 
     async def close(self) -> None:
-        """End the sandbox. Raises what ends the run and was found out while no call ran."""
+        """End the sandbox. Raises an error that ends the run if it occurred while no call was running."""
         server, self._server = self._server, None
         if server is not None:
             error = server.error
@@ -422,7 +430,7 @@ class ToolServerSession:
                 raise error
 
     async def _connect(self) -> ToolServerConnection:
-        """Return the running tool server; start it if there is none."""
+        """Return the connection to the running tool server, starting it if there is none."""
         async with self._lock:
             if self._server is not None:
                 error = self._server.error
@@ -485,7 +493,8 @@ class ToolServerSession:
         return frames.Start(
             version=frames.VERSION,
             path=self._job.ref.path,
-            tools=self._tools if "shell" in self._tools else (*self._tools, "shell"),  # for the workspace's set-up
+            # The workspace's setup command needs the shell.
+            tools=self._tools if "shell" in self._tools else (*self._tools, "shell"),
             workspace=box.workspace,
             search_roots=tuple(os.path.realpath(path) for path in self._own.search_roots),
             roots=(box.workspace, *box.readable, box.outputs, box.host_outputs),
@@ -508,7 +517,7 @@ class ToolServerSession:
         return Outcome(text, result.success, file=file, sandbox=protections)
 
     def _find_hint(self, text: str, server: ToolServerConnection) -> str:
-        """Return a hint for a command that failed because of what its sandbox does not have."""
+        """Return hints for a command that failed because of limits of its sandbox, or ""."""
         unreached = "" if FULL_NETWORK in self._sandbox.builder.protections else find_offline_hint(text)
         if server.proxy is not None:
             unreached = server.proxy.take_refusals()
@@ -516,7 +525,7 @@ class ToolServerSession:
 
 
 async def _prepare_sandbox(builder: SandboxBuilder, box: Box) -> PreparedSandbox:
-    """Prepare the sandbox beside the event loop: giving a large workspace to its run takes a while."""
+    """Prepare the sandbox in a thread, because changing the owner of a large workspace takes a while."""
     prepared = TaskOwner().start_thread(partial(builder.prepare, box))
     try:
         return await asyncio.shield(prepared)
@@ -526,7 +535,7 @@ async def _prepare_sandbox(builder: SandboxBuilder, box: Box) -> PreparedSandbox
 
 
 def _discard(opened: asyncio.Future[PreparedSandbox]) -> None:
-    """Discard a sandbox that nobody waits for any more."""
+    """Discard a prepared sandbox after its caller was cancelled."""
     if not opened.cancelled() and opened.exception() is None:
         opened.result().discard()
 

@@ -1,8 +1,7 @@
-"""A sandbox around another one: makes a run's copied workspace when a call first needs it, and looks at what the run
-left when it has ended.
+"""A sandbox wrapper that creates a run's copied workspace on first use and records its changes at the end.
 
-A workspace is made from its source as it is then, after those of the runs above it. Runs without a copy pass through,
-but for one thing: what the tools of a spawned run left in a folder of its own is put where its siblings can read it.
+A workspace is created from the current state of its source, after the workspaces of its ancestors. Runs without a copy
+use the inner sandbox directly, except that a spawned run's own files are published for its siblings.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from retinue.workspaces.workspace import WORKSPACE_FILE, ChangesRecord, Workspac
 
 
 class WorkspaceSandbox:
-    """Wraps a sandbox. `setup` is a command that is run in each new copy."""
+    """A wrapper around the sandbox `inner`. `setup` is a command to run in each new copy."""
 
     def __init__(self, inner: Sandbox, *, setup: Setup | None, workspaces: Workspaces) -> None:
         self._inner, self._setup, self._workspaces = inner, setup, workspaces
@@ -42,19 +41,19 @@ class WorkspaceSandbox:
 
 
 def _can_publish(folders: RunFolders, job: Job) -> bool:
-    """Tell whether the run has a folder of its own for its siblings to read, and may leave something there."""
+    """Return True if the run has its own folder for its siblings to read, and may put files there."""
     if not folders.snapshots:
         return False
     if job.plan.profile.call is not None or job.task.files:
         return True
-    for name in job.plan.tools:  # noqa: SIM110 - for every subagent; a generator takes six times as long
+    for name in job.plan.tools:  # noqa: SIM110 - runs for every subagent, and `any` takes six times as long
         if name in LOCAL and name not in job.plan.host:
             return True
     return False
 
 
 def _has_copy(folders: RunFolders | None) -> bool:
-    """Tell whether the run, or one above it whose files it may use, has a workspace that must be made."""
+    """Return True if the run, or an ancestor whose files it may use, has a workspace that must be created."""
     while folders is not None:
         if folders.workspace_copy is not None or folders.starts_from:
             return True
@@ -63,7 +62,7 @@ def _has_copy(folders: RunFolders | None) -> bool:
 
 
 class _WorkspaceSession:
-    """The session of one run: every local call waits for the workspace first."""
+    """The session of one run. Every local call waits for the workspace first."""
 
     def __init__(
         self,
@@ -105,8 +104,10 @@ class _WorkspaceSession:
         return inner if inner is not None and inner.runs_tool(tool.spec.name) else IN_PROCESS
 
     async def close(self) -> None:
-        """End the sandbox, then look at what the run left; also for one that was told to stop, as long as it is waited
-        for. What is missed here is looked up later."""
+        """End the sandbox, then record the changes of the run. Also does so for a cancelled run, while the caller
+        waits.
+
+        Changes that are missed here are looked up later."""
         try:
             if self._inner is not None:
                 await self._inner.close()
@@ -114,14 +115,14 @@ class _WorkspaceSession:
             await self._keep_changes()
 
     def _was_made(self) -> bool:
-        """Tell whether an earlier process has made the workspace."""
+        """Return True if an earlier process has created the workspace."""
         return self._job.past is not None and read_record(self._own.own, WORKSPACE_FILE, WorkspaceRecord) is not None
 
     async def _keep_changes(self) -> None:
         own, copy = self._own, self._own.workspace_copy
         is_continued = bool(own.starts_from) or (copy is not None and copy.continued is not None)
         if is_continued and not (own.is_made or self._was_made() or self._is_lost):
-            try:  # what the run that this one continues has left is carried on, used or not
+            try:  # carry on the files of the continued run, even if this run did not use them
                 await self.make_workspace()
             except Failed as error:
                 self._link.emit(Warned(str(error), code="workspace"))
@@ -139,7 +140,7 @@ class _WorkspaceSession:
 
 
 def _record_results(job: Job, folders: RunFolders) -> list[str]:
-    """Keep what a run left; what is to be told of it."""
+    """Record the changes of a run and publish its files. Returns warnings for the user."""
     found: list[str] = []
     only: set[str] | None = None
     if folders.workspace_copy is not None:

@@ -1,2 +1,5 @@
-"""Workspaces that are a copy of something: made, looked at afterwards, and applied. Everything here blocks, and runs
-in threads; nothing here runs a model or a tool. What a run left is read as data, by descriptors, never by git."""
+"""Copied workspaces: creating them, recording the run's changes, and applying the changes.
+
+All functions block and run in threads. Nothing here runs a model or a tool. The files that a run left are read as data
+through descriptors, never by git.
+"""

@@ -1,11 +1,11 @@
-"""Applying planned changes to a folder, all of them or none, also when the power fails in between.
+"""Applying planned changes to a folder, all of them or none, even if the power fails in between.
 
-New files are made aside first; then a journal is written, and each file is swapped in by hard links while the old one
-is kept, so that no file is ever missing and a file that somebody changed meanwhile is noticed. An error before the end
-rolls everything back; a journal that a dead process left is rolled back by the next one.
+New files are written to a staging folder first. Then a journal is written, and hard links swap each new file in while
+the old file is kept. So no file is ever missing, and a concurrent change to a file is noticed. An error before the end
+rolls everything back. The next process rolls back a journal that a dead process left.
 
-A journal is acted on only if this user's key signed it for this staging folder, if it is about the folder that the
-caller names, and if every path in it is one that an apply may write.
+A journal is used only if this user's key signed it for this staging folder, if it names the folder given by the
+caller, and if an apply may write every path in it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ UNPROVEN = "{staging} tells of an interrupted apply that you did not begin here,
 
 
 class Journal(msgspec.Struct, frozen=True):
-    """An apply to the folder `root`: the paths of all files in the order of the changes, those among them that are
-    removed, and the new folders. On disk it is signed, and paths are hexadecimal bytes, for names are no text."""
+    """The plan of an apply to the folder `root`.
+
+    `paths` lists all files in the order of the changes, `removed` the files among them to remove, `folders` the new
+    folders. On disk the journal is signed, and paths are hexadecimal because file names need not be valid text."""
 
     root: str
     paths: tuple[str, ...]
@@ -58,7 +60,7 @@ class Journal(msgspec.Struct, frozen=True):
 
 
 def apply_changes(root: str, changes: Sequence[Change], store: Store, *, aside: str) -> None:
-    """Make the changes in `root`, all or none. `aside` is a folder of ours on the same file system."""
+    """Apply the changes to `root`, all or none. `aside` is a folder of ours on the same file system."""
     with _hold_lock(aside):
         _recover_stagings(aside, root)
         staging = make_private_folder(f"{aside}/{secrets.token_hex(8)}")
@@ -84,8 +86,9 @@ def apply_changes(root: str, changes: Sequence[Change], store: Store, *, aside: 
 
 
 def recover_folder(aside: str, root: str) -> bool:
-    """Roll back what a process that died had begun in `root`; return whether there was anything. Raises RetinueError
-    for a journal that this user did not write here."""
+    """Roll back the applies to `root` that a dead process left. Returns True if there were any.
+
+    Raises RetinueError for a journal that this user did not write here."""
     if not Path(aside).is_dir():
         return False
     with _hold_lock(aside):
@@ -93,7 +96,7 @@ def recover_folder(aside: str, root: str) -> bool:
 
 
 def find_unfinished_files(aside: str, root: str) -> list[str]:
-    """Return the files in `root` that `recover_folder` would put back; changes nothing."""
+    """Return the files in `root` that `recover_folder` would restore. Changes nothing."""
     if not Path(aside).is_dir():
         return []
     with _hold_lock(aside):
@@ -133,7 +136,7 @@ def _hold_lock(aside: str) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-        if made:  # a project that has no state of ours stays without, unless something had to be left there
+        if made:  # remove the state folder again if this apply created it; rmdir fails if files had to stay in it
             with suppress(OSError):
                 Path(aside, "lock").unlink()
                 Path(aside).rmdir()
@@ -155,12 +158,12 @@ def _stage_files(staging: Path, root: str, changes: Sequence[Change], store: Sto
                 os.fsync(fd)
             finally:
                 os.close(fd)
-        if os.geteuid() == 0:  # what root writes belongs to the owner of the folder: a sandboxed run, or the user
+        if os.geteuid() == 0:  # files written by root must belong to the folder's owner: a sandboxed run, or the user
             os.chown(place, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def _list_missing_folders(root: str, changes: Sequence[Change]) -> Iterator[str]:
-    """Yield the folders that have to be made, inner ones last."""
+    """Yield the folders to create, parents first."""
     found: dict[str, None] = {}
     for change in changes:
         steps = change.path.split("/")[:-1] if change.new is not None else []
@@ -172,7 +175,7 @@ def _list_missing_folders(root: str, changes: Sequence[Change]) -> Iterator[str]
 
 
 def _swap_files(staging: Path, root: str, changes: Sequence[Change]) -> None:
-    """Swap the new files in. Removals come first, so that a folder can replace a file and a file a folder."""
+    """Swap the new files in. Removals come first, so that a folder can replace a file and vice versa."""
     for number, change in enumerate(changes):
         if change.new is None:
             _remove_file(staging, number, root, change)
@@ -193,7 +196,7 @@ def _remove_file(staging: Path, number: int, root: str, change: Change) -> None:
         with open_parent(root, "/".join(steps)) as (folder, name):
             try:
                 os.rmdir(name, dir_fd=folder)
-            except OSError:  # something is still in it
+            except OSError:  # the folder is not empty
                 return
         steps.pop()
 
@@ -202,7 +205,7 @@ def _place_file(staging: Path, number: int, root: str, change: Change) -> None:
     new, old = staging / f"new-{number}", staging / f"old-{number}"
     with open_parent(root, change.path, create=True, inherit_owner=True) as (folder, name):
         if change.old is None:
-            os.link(new, name, dst_dir_fd=folder, follow_symlinks=False)  # fails where something is by now
+            os.link(new, name, dst_dir_fd=folder, follow_symlinks=False)  # fails if the name is taken by now
             return
         os.link(name, old, src_dir_fd=folder, follow_symlinks=False)
         _verify_old(old, change)
@@ -214,7 +217,7 @@ def _place_file(staging: Path, number: int, root: str, change: Change) -> None:
 
 
 def _keep_mode(new: Path, old: Path) -> None:
-    """Give the new file the permissions of the one it replaces, but for whether it can be executed."""
+    """Give the new file the permissions of the file it replaces, except for the executable bits."""
     mode, runs = stat.S_IMODE(old.stat().st_mode) & 0o777, new.stat().st_mode & 0o100
     new.chmod(mode & ~0o111 if not runs else mode | ((mode & 0o444) >> 2))
 
@@ -225,7 +228,7 @@ def _verify_old(kept: Path, change: Change) -> None:
 
 
 def _roll_back(staging: Path, root: str) -> None:
-    """Restore the folder from the journal; without a journal nothing was begun."""
+    """Restore the folder from the journal. Without a journal, no change was made yet."""
     journal = read_journal(staging, root=root)
     if journal is None:
         remove_tree(staging)
@@ -248,7 +251,7 @@ def _undo_place(staging: Path, number: int, root: str, path: str) -> None:
     with suppress(FileNotFoundError, NotADirectoryError), open_parent(root, path) as (folder, name):
         here = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if not os.path.samestat(here, os.lstat(new)):
-            return  # it was not put there yet, or somebody put another one there since
+            return  # the new file was not placed yet, or another file has replaced it since
         if os.path.lexists(old):
             os.rename(old, name, dst_dir_fd=folder)
         else:
@@ -267,8 +270,9 @@ def _undo_remove(staging: Path, number: int, root: str, path: str) -> None:
 
 
 def write_journal(staging: Path, journal: Journal) -> None:
-    """Sign the journal and put it on disk. Where no key can be kept it stays unsigned, and no later process acts on
-    it."""
+    """Sign the journal and write it to disk.
+
+    Without a usable key, the journal stays unsigned and no later process acts on it."""
     stored = journal.convert_paths(_to_hex)
     with suppress(ConfigError):
         stored = msgspec.structs.replace(stored, signature=sign_data(PURPOSE, _list_signed(staging, stored)))
@@ -276,7 +280,7 @@ def write_journal(staging: Path, journal: Journal) -> None:
 
 
 def read_journal(staging: Path, *, root: str) -> Journal | None:
-    """Return the journal of a staging folder; None if there is none. Raises RetinueError for one that is not ours."""
+    """Return the journal of a staging folder, or None. Raises RetinueError for a journal that is not the user's."""
     try:
         data = read_small_file(staging / JOURNAL, MAX_JOURNAL_BYTES, owners=(os.geteuid(),))
         stored = msgspec.json.decode(data, type=Journal)
@@ -297,7 +301,7 @@ def read_journal(staging: Path, *, root: str) -> Journal | None:
 
 
 def _list_signed(staging: Path, stored: Journal) -> bytes:
-    """Return the bytes that the signature is for: the journal in this staging folder."""
+    """Return the bytes to sign: the journal together with the path of its staging folder."""
     place = _to_hex(os.path.realpath(staging))
     return msgspec.json.encode([place, stored.root, stored.paths, stored.removed, stored.folders])
 

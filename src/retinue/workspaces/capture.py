@@ -1,6 +1,6 @@
-"""The files of a folder as they are now, by name, mode and content, and how they differ from what they were.
+"""The current files of a folder by name, mode and content, and their differences from an earlier state.
 
-The folder belongs to a run: it is walked as a foreign one, and what cannot be looked at counts as unchanged.
+The folder belongs to a run, so it is walked as `foreign`. Entries that cannot be read count as unchanged.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ MAX_CHANGED_BYTES = WORKSPACE_MIB * MIB
 
 @dataclass
 class Captured:
-    """The files and folders of a folder. An unreadable one has the files of before, and its folders are `unseen`."""
+    """The files and folders of a folder. Unreadable entries keep their earlier files; their paths are in `unseen`."""
 
     files: Files = field(default_factory=dict)
     folders: set[str] = field(default_factory=set)
     unseen: set[str] = field(default_factory=set)
 
     def is_unseen(self, path: str) -> bool:
-        """Tell whether a path, or a folder above it, could not be looked at."""
+        """Return True if the path, or a folder above it, could not be read."""
         return bool(self.unseen) and not self.unseen.isdisjoint(list_all_prefixes([path]))
 
 
 def capture_folder(walker: Walker, contents: Contents, before: Files) -> Captured:
-    """Walk a folder and store the contents of its files. `before` are the files it had when its run began."""
+    """Walk a folder and store the contents of its files. `before` holds the files it had when the run began."""
     captured = Captured(unseen=walker.unseen)
     left = MAX_CHANGED_BYTES
     for entry in walker.walk_entries():
@@ -63,7 +63,7 @@ def _store_entry(entry: FolderEntry, contents: Contents) -> StoredFile:
 
 
 def _store_file(fd: int, contents: Contents) -> StoredFile:
-    """Store an open file and close it."""
+    """Store the content of an open file and close the descriptor."""
     try:
         mode = "100755" if os.fstat(fd).st_mode & 0o100 else "100644"
         return StoredFile(mode, add_file(contents, fd))
@@ -72,9 +72,9 @@ def _store_file(fd: int, contents: Contents) -> StoredFile:
 
 
 def read_current(root: str | int, path: str, contents: Contents) -> StoredFile | None:
-    """Store one file or link of a folder as it is now; None if there is none.
+    """Store the current content of a file or link. Returns None if there is no such entry.
 
-    Raises OSError for anything else of that name, or if a link or a file stands where a folder should be."""
+    Raises OSError for any other type of entry, or if a component of the path is a link or a file."""
     try:
         with open_parent(root, path) as (folder, name):
             return read_current_at(folder, name, contents)
@@ -83,20 +83,20 @@ def read_current(root: str | int, path: str, contents: Contents) -> StoredFile |
 
 
 def read_current_at(folder: int, name: str, contents: Contents) -> StoredFile:
-    """Store one file or link of an open folder as it is now."""
+    """Store the current content of a file or link in an open folder."""
     try:
         target = os.readlink(name, dir_fd=folder)
-    except OSError:  # no link: a file, or nothing
+    except OSError:  # not a link: a file, or no entry at all
         return _store_file(open_regular_file(name, dir_fd=folder), contents)
     return StoredFile(LINK_MODE, contents.add_bytes(os.fsencode(target)))
 
 
 def list_changed_paths(base: Files, end: Files) -> list[str]:
-    """Return the paths of the files that differ, by name."""
+    """Return the sorted paths of the files that differ."""
     return [path for path in sorted(base.keys() | end.keys()) if base.get(path) != end.get(path)]
 
 
 def describe_change(path: str, base: Files, end: Files) -> ChangedFile:
-    """Return a changed file as results list it."""
+    """Return the entry for a changed file in a run's result."""
     status = "added" if path not in base else "deleted" if path not in end else "modified"
     return ChangedFile(status, display_path(path))

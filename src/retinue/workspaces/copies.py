@@ -1,6 +1,6 @@
-"""The copied workspaces of runs: found again, and their changes shown and applied, all of them or none.
+"""The copied workspaces of runs: finding them later, showing their changes and applying them, all or none.
 
-Knows no run of a living process: a copy is found by the folder of its run in the state folder of the project.
+Knows nothing of running processes: a copy is found through its run's folder in the project's state folder.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _STATUS = {"A": "added", "D": "deleted"}
 
 @dataclass(frozen=True)
 class CopiedWorkspace:
-    """The copied workspace of one run and what is known of it. `changes` is None for a run that nobody saw end."""
+    """The copied workspace of one run and its records. `changes` is None if the end of the run was not recorded."""
 
     workspace: Workspace
     name: str
@@ -53,32 +53,35 @@ class CopiedWorkspace:
 
     @property
     def has_unapplied(self) -> bool:
-        """True if there are, or may be, changes that nobody has applied."""
+        """Return True if there are, or may be, changes that were not applied."""
         return self.applied is None and (self.changes is None or self.changes.count > 0)
 
     @property
     def store(self) -> Store:
-        """The store of its tree."""
+        """Return the store of the run's tree."""
         return find_store(self.workspace.own)
 
     def list_steps(self) -> list[tuple[Files, Files]]:
-        """Return the changes in the order in which they were made: those of each run that this one continues, and its
-        own. A step is a state and the next one."""
+        """Return the changes in order: those of each run that this run continues, then its own.
+
+        A step is a pair of a state and the next state."""
         made = self.workspace
         names = [made.base, *(made.start(index) for index in range(made.starts)), made.end]
         return list(pairwise(map(self.store.list_files, names)))
 
     def find_changes(self) -> ChangesRecord:
-        """Return the changes of an ended run; looks at the files if nobody has."""
+        """Return the changes of an ended run. Reads the workspace if the changes were not recorded yet."""
         return record_changes(self.workspace)[0] if self.changes is None else self.changes
 
     def find_start(self) -> str:
-        """Return the state that the changes begin with: up to there they were applied while the run went on."""
+        """Return the ref of the state that the changes start from: the last apply before the run ended, or the first
+        state."""
         made = self.workspace
         return made.last_apply if self.store.has_ref(made.last_apply) else made.base
 
     def diff(self, *options: str, live: bool = False) -> bytes:
-        """Return the changes of a run as git shows them; of one that is `live`, those so far."""
+        """Return the changes of a run as a git diff. With `live`, the run has not ended, and these are its changes so
+        far."""
         store, made = self.store, self.workspace
         if live:
             record_files(made, store, store.list_files(made.base), ref=made.now)
@@ -87,7 +90,7 @@ class CopiedWorkspace:
         return store.diff(self.find_start(), made.now if live else made.end, *options)
 
     def list_changed_lines(self, *, live: bool = False) -> list[dict[str, Any]]:
-        """Return each changed file for programs: its status, and its added and removed lines (None if it is binary)."""
+        """Return each changed file as a dict: status, path, added and removed lines (None for a binary file)."""
         words = ("--no-renames", "-z")
         statuses = self.diff("--name-status", *words, live=live).decode("utf-8", "backslashreplace").split("\0")
         counts = self.diff("--numstat", *words, live=live).decode("utf-8", "backslashreplace").split("\0")
@@ -100,7 +103,7 @@ class CopiedWorkspace:
         return found
 
     def explain_nothing_to_apply(self) -> str:
-        """Return why an ended run has no changes to apply; empty if it has."""
+        """Return why an ended run has no changes to apply, or "" if it has some."""
         if self.applied is not None:
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.applied.at))
             return ALREADY.format(who=self.name, into=self.applied.into, at=at)
@@ -111,13 +114,13 @@ class CopiedWorkspace:
         return ALREADY_ALL.format(who=self.name, into=made.source) if is_applied else ""
 
     def describe(self) -> Changes:
-        """Return the changes of an ended run as Control gives them."""
+        """Return the changes of an ended run as a `Changes` value for Control."""
         found = self.find_changes()
         applied = "" if self.applied is None else self.applied.into
         return Changes(tuple(found.files), found.count, self.workspace.source, applied)
 
     def apply_to_source(self) -> Sequence[ChangedFile]:
-        """Apply the changes of a run to the folder its copy was made of. Return as many as fit in a list."""
+        """Apply the changes of a run to the folder it was copied from. Returns the changes, up to the list limit."""
         why = self.explain_nothing_to_apply()
         if self.applied is not None:
             raise RetinueError(why)
@@ -127,8 +130,9 @@ class CopiedWorkspace:
         return self.find_changes().files
 
     def apply_so_far(self) -> Sequence[ChangedFile]:
-        """Apply what a run that has not ended changed since the last time, or since it began. Return as many changes as
-        fit in a list."""
+        """Apply the changes that a run made since the last apply, or since it began. The run has not ended yet.
+
+        Returns the changes, up to the list limit."""
         store, made = self.store, self.workspace
         before = store.list_files(self.find_start())
         now, _ = record_files(made, store, before, ref=made.now)
@@ -142,7 +146,7 @@ class CopiedWorkspace:
         return [describe_change(path, before, now) for path in changed[:LISTED]]
 
     def _prepare_source(self) -> str:
-        """Undo what an interrupted apply had done to the source; return the folder where an apply keeps files aside."""
+        """Roll back an interrupted apply to the source. Returns the folder in which an apply stages its files."""
         source = self.workspace.source
         is_project = source == self.workspace.project
         aside = f"{source}/.retinue/applying" if is_project else f"{Path(source).parent}/applying"
@@ -151,7 +155,7 @@ class CopiedWorkspace:
 
 
 def find_copy(state: str, tree: str, run: int) -> CopiedWorkspace | None:
-    """Return the copied workspace of a run; None if it had none."""
+    """Return the copied workspace of a run, or None if the run had none."""
     own = f"{state}/runs/{tree}/{run}"
     workspace = find_workspace(own, tree, run)
     if workspace is None:
@@ -165,7 +169,7 @@ def find_copy(state: str, tree: str, run: int) -> CopiedWorkspace | None:
 
 
 def is_unmade(spawned: RunSpawned) -> bool:
-    """Tell whether the run's copy was never made: the first call that needs it makes it, and there was none."""
+    """Return True if the run's copy was never created, because no call of the run needed it."""
     profile = decode_raw(spawned.profile)
     kind, is_sandboxed = profile.get("workspace"), profile.get("runtime") in SANDBOXED
     has_copy = kind in COPIES or (kind is None and is_sandboxed)
@@ -189,21 +193,21 @@ def list_copies(state: str, tree: str) -> list[CopiedWorkspace]:
 
 
 def plan_apply(copies: Sequence[CopiedWorkspace], target: str) -> merge.MergePlan:
-    """Return what applying the changes of these copies, one after the other, would do to the folder."""
+    """Plan the apply of these copies to the folder `target`, one after another."""
     store = copies[0].store
     for one in copies:
         one.find_changes()
     steps = [(store.list_files(one.find_start()), store.list_files(one.workspace.end)) for one in copies]
     plan = merge.plan_changes(target, steps, store)
     if plan.conflicts and any(one.workspace.starts for one in copies):
-        # Where changes of an earlier run were applied meanwhile, only what came after them is new.
+        # If the changes of an earlier run were applied meanwhile, only the later changes are new, so plan step by step.
         in_parts = merge.plan_changes(target, [step for one in copies for step in one.list_steps()], store)
         return plan if in_parts.conflicts else in_parts
     return plan
 
 
 def make_changes(plan: merge.MergePlan, store: Store, *, aside: str) -> None:
-    """Change the folder of the plan, all or nothing. Raises RetinueError on a conflict."""
+    """Apply the plan to its folder, all or none. Raises RetinueError on a conflict."""
     if plan.conflicts:
         raise RetinueError(CONFLICTS.format(count=len(plan.conflicts), why=plan.describe_conflicts()))
     if plan.changes:
@@ -211,7 +215,7 @@ def make_changes(plan: merge.MergePlan, store: Store, *, aside: str) -> None:
 
 
 def carry_out_plan(plan: merge.MergePlan, copies: Sequence[CopiedWorkspace], *, aside: str) -> None:
-    """Make the changes, all or none, and record it."""
+    """Apply the plan, all or none, and record the apply in each run's folder."""
     make_changes(plan, copies[0].store, aside=aside)
     for one in copies:
         write_record(one.workspace.own, APPLIED_FILE, ApplyRecord(plan.target, time.time(), one.find_changes().count))

@@ -1,6 +1,6 @@
-"""Copying what a walk finds into a new folder, up to a budget, with the name of each file's content.
+"""Copying the entries of a walk into a new folder, within a budget, and hashing the content of each file.
 
-Used for the workspaces of runs and for folders of the side that delegates a run. Knows nothing of either.
+Used for the workspaces of runs and for the folders of a delegated run. Knows nothing of either.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PUBLIC_MODES = (0o755, 0o644)
 
 
 class BudgetExceeded(RetinueError):
-    """A copy that would be too large; `path` is the entry at which the budget was used up."""
+    """A copy that would be too large. `path` is the entry that did not fit into the budget."""
 
     def __init__(self, reason: Literal["bytes", "files"], path: str) -> None:
         super().__init__(f"more {reason} than may be copied, at {path}")
@@ -28,13 +28,13 @@ class BudgetExceeded(RetinueError):
 
 
 class CopyBudget:
-    """The bytes and entries that one copy, or several together, may have."""
+    """The bytes and entries that one copy, or several together, may use."""
 
     def __init__(self, max_bytes: int, max_files: int | None = None) -> None:
         self._bytes, self._files = max_bytes, max_files
 
     def check_bytes(self, size: int, path: str) -> None:
-        """Raise BudgetExceeded unless a file of this size fits: a file of holes is refused before it is read."""
+        """Raise BudgetExceeded unless a file of this size fits. Refuses a huge sparse file before reading it."""
         if size > self._bytes:
             raise BudgetExceeded("bytes", path)
 
@@ -52,9 +52,9 @@ class CopyBudget:
 
 
 class FolderCopier:
-    """Copies into `target`, a folder of ours that nobody else uses yet. Contents go to `contents`.
+    """Copies entries into `target`, a folder that only we use so far, and adds file contents to `contents`.
 
-    `modes` are those of folders and programs, and of other files."""
+    `modes` holds the mode of folders and executable files, then the mode of other files."""
 
     def __init__(
         self, target: str, contents: Contents, budget: CopyBudget, *, modes: tuple[int, int] = PRIVATE_MODES
@@ -66,7 +66,7 @@ class FolderCopier:
         self.folders: set[str] = set()
 
     def copy(self, walker: Walker) -> Files:
-        """Copy what the walk finds; return the files that are not ignored. `folders` are the folders it made."""
+        """Copy the entries of the walk. Returns the files that are not ignored. Adds new folders to `folders`."""
         files: Files = {}
         top = open_folder(self._target)
         try:
@@ -102,7 +102,7 @@ class FolderCopier:
             try:
                 source = -1 if entry.is_link else open_entry(entry)
                 target = os.readlink(entry.name, dir_fd=entry.folder) if entry.is_link else ""
-            except OSError as error:  # swapped, gone, or not ours to read
+            except OSError as error:  # swapped, gone, or without read permission
                 walker.skip(entry.path, error.strerror or str(error))
                 return None
             if entry.is_link:
@@ -114,7 +114,7 @@ class FolderCopier:
                 os.close(source)
 
     def _store_copy(self, entry: FolderEntry, source: int, folder: int, name: str) -> str:
-        """Copy a file and add the copy's content to the store; return the name of the content."""
+        """Copy a file and store the content of the copy. Returns the content's oid, or "" for an ignored file."""
         copy = self._copy_content(source, folder, name, entry.path)
         try:
             os.utime(copy, ns=(entry.status.st_atime_ns, entry.status.st_mtime_ns))
@@ -123,7 +123,7 @@ class FolderCopier:
             os.close(copy)
 
     def _copy_content(self, source: int, folder: int, name: str, path: str) -> int:
-        """Copy an open file; return a descriptor of the copy."""
+        """Copy an open file and return a descriptor of the copy."""
         status = os.fstat(source)
         self._budget.check_bytes(status.st_size, path)
         mode = self._modes[0] if status.st_mode & 0o100 else self._modes[1]

@@ -1,8 +1,8 @@
-"""Creating copied workspaces: the files of another folder, and for a `worktree` a `.git` of its own beside them.
+"""Creating copied workspaces: the files of another folder, plus a separate `.git` for a `worktree`.
 
-`copy` has everything but `.git` folders and our own state. `worktree` has what git would see (tracked, and untracked
-but not ignored) as it is now, and a clone whose objects are the project's, read by path. In both, what `.gitignore`
-names is never a change. Submodules and nested repositories are plain files.
+A `copy` has everything but `.git` folders and our own state. A `worktree` has the files that git sees (tracked, and
+untracked but not ignored) in their current state, and a clone that reads the project's objects by path. In both,
+ignored files never count as changes. Submodules and nested repositories are copied as plain files.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ CONTINUED_GONE = (
 REMEMBERED = 64
 CLOSE_SECONDS = 10.0
 STOP_SECONDS = 2.0
-MAX_ALTERNATES_DEPTH = 5  # as git goes itself
+MAX_ALTERNATES_DEPTH = 5  # the same limit as git's
 MAX_GIT_FILE_BYTES = 1024 * 1024
 _OBJECTS_NAME = re.compile(r"[0-9a-f]{2}|info|pack|tmp[_-].*|incoming-.*|[a-z-]+\.lock")
 _ESCAPE = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
@@ -72,27 +72,30 @@ T = TypeVar("T")
 
 
 class Workspaces:
-    """The copied workspaces of a process, each made once, beside the event loop. Remembers the trees' stores, so that
-    eight copies of a project are stored once."""
+    """The copied workspaces of a process. Each is created once, in a thread.
+
+    Remembers the store of each tree, so that eight copies of a project are stored once."""
 
     def __init__(self, *, max_mib: int = WORKSPACE_MIB) -> None:
         self._limit = max_mib * MIB
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
         self._making: dict[str, _Making] = {}
-        self._tasks = TaskOwner(on_error=lambda _: None)  # whoever awaits a task gets its exception
+        self._tasks = TaskOwner(on_error=lambda _: None)  # the caller that awaits a task gets its exception
 
     def start_thread(self, work: Callable[[], T]) -> asyncio.Task[T]:
-        """Run work on a workspace in a thread. `close` waits for it, so that nothing is written in a folder that is
-        gone."""
+        """Run `work` on a workspace in a thread.
+
+        `close` waits for the thread, so that no thread writes into a removed folder."""
         return self._tasks.start_thread(work)
 
     async def close(self) -> None:
-        """Wait for work that still copies or looks; nobody else does if its run was killed."""
+        """Wait for threads that still copy or read a workspace. If a run was killed, nothing else waits for its
+        threads."""
         await self._tasks.wait(CLOSE_SECONDS)
 
     async def make_above(self, job: Job, link: Link) -> None:
-        """Make the workspaces that a remote run may read: those of the runs above it, and what its own starts from."""
+        """Create the workspaces that a remote run may read: those of its ancestors, and the source of its own."""
         folders = job.folders
         if isinstance(folders, RunFolders):
             needed = folders if folders.starts_from else folders.parent
@@ -100,7 +103,7 @@ class Workspaces:
                 await self.make(needed, link)
 
     async def make(self, folders: RunFolders, link: Link) -> None:
-        """Make a run's workspace, after those of the runs above it. Raises Failed."""
+        """Create a run's workspace, after the workspaces of its ancestors. Raises Failed."""
         if folders.parent is not None:
             await self.make(folders.parent, link)
         copy, own = folders.workspace_copy, folders.own
@@ -115,7 +118,8 @@ class Workspaces:
         except (RetinueError, OSError) as error:
             raise Failed(str(error)) from None
         finally:
-            if making.is_over and self._making.get(own) is making:  # else others wait for it, or for the next one
+            # Otherwise other calls still wait for it, or a new one has replaced it.
+            if making.is_over and self._making.get(own) is making:
                 del self._making[own]
         if not folders.is_made:
             folders.is_made = True
@@ -123,8 +127,9 @@ class Workspaces:
                 link.emit(Warned(f"not in the workspace: {skipped}", code="workspace_skipped"))
 
     def prepare_scratch(self, folders: RunFolders, stop: threading.Event) -> Skipped:
-        """Fill the scratch folder of a run with the files that the run it continues has left, unless there is something
-        in it; return what was left out. It appears whole or not at all."""
+        """Fill a run's empty scratch folder with the files of the run it continues. Returns the skipped entries.
+
+        A folder that is not empty stays as it is. The copy is atomic: the folder gets all files or none."""
         if not is_empty_folder(folders.path) or is_empty_folder(folders.starts_from):
             return Skipped()
         partial_copy = f"{folders.path}.new"
@@ -141,15 +146,15 @@ class Workspaces:
         return walker.skipped
 
     def prepare(self, workspace: Workspace, stop: threading.Event) -> Skipped:
-        """Make the workspace and store its first state; return what was left out.
+        """Create the workspace and store its first state. Returns the skipped entries.
 
-        A workspace that an earlier process made is used as it is; one that was half made is made anew; one that was
-        removed since is an error, for in an empty folder everything would seem to be deleted. The workspaces of a tree
-        are made one after the other, so that what they have in common is stored once."""
+        A workspace from an earlier process is reused. A partial one is created again. A missing one is an error,
+        because in an empty folder all files would seem to be deleted. The workspaces of a tree are created one after
+        another, so that shared content is stored once."""
         if read_record(workspace.own, WORKSPACE_FILE, WorkspaceRecord) is not None:
             if is_empty_folder(workspace.path) and find_store(workspace.own).list_files(workspace.base):
                 raise RetinueError(GONE.format(path=workspace.path))
-            for name in (CHANGES_FILE, APPLIED_FILE):  # of the run before it was resumed
+            for name in (CHANGES_FILE, APPLIED_FILE):  # records from before the run was resumed
                 Path(workspace.own, name).unlink(missing_ok=True)
             return Skipped()
         if Path(workspace.path).is_dir() and not Path(workspace.path).is_symlink():
@@ -174,7 +179,7 @@ class Workspaces:
 
 
 class _Making:
-    """One workspace that is being made; several calls may wait for it. The last that gives up stops it."""
+    """The creation of one workspace, which several calls may await. If the last waiting call is cancelled, it stops."""
 
     def __init__(self, make: Callable[[threading.Event], Skipped], workspaces: Workspaces) -> None:
         self._stop = threading.Event()
@@ -201,9 +206,10 @@ class _Making:
 def create_workspace(
     workspace: Workspace, store: Store, *, known: Files | None, limit: int, stop: threading.Event
 ) -> tuple[WorkspaceRecord, Skipped]:
-    """Make the workspace and store its first state; return its record and what was left out. `known` are the first
-    files of a source that is such a workspace itself, or of the workspace that is continued. Leaves nothing behind if
-    it fails."""
+    """Create the workspace and store its first state. Returns its record and the skipped entries.
+
+    `known` holds the first files of the workspace that this one copies or continues, if any. Removes the workspace
+    again if an error occurs."""
     project, is_worktree = workspace.project, workspace.kind == "worktree"
     repository = git.find_repository(project)
     if is_worktree and repository is None:
@@ -215,7 +221,7 @@ def create_workspace(
     tracked = git.list_tracked(project) if repository is not None and not foreign else list(known or ())
     make_private_folder(workspace.path)
     try:
-        state = Path(workspace.own).parents[2].stat()  # it may be inside the project, under any name
+        state = Path(workspace.own).parents[2].stat()  # the state folder may be inside the project, under any name
         with Ignores(tracked, repository) as ignores, Import(store) as into:
             walker = Walker(
                 start,
@@ -231,7 +237,7 @@ def create_workspace(
                 starts = _import_starts(workspace, continued, into, files)
                 files = _import_files(continued, continued.base, into)
             into.add_tree(workspace.base, files)
-            if is_worktree and ignores.gave_up and continued is None:  # it has what should be left out
+            if is_worktree and ignores.gave_up and continued is None:  # the copy has files that should be ignored
                 raise RetinueError(SLOW_PATTERNS)
         objects: tuple[str, ...] = ()
         foreign_objects: tuple[str, ...] = ()
@@ -259,7 +265,7 @@ def create_workspace(
 
 
 def _import_starts(workspace: Workspace, continued: Workspace, into: Import, files: Files) -> int:
-    """Store the states that earlier runs left, the last of which are these files; return how many there are."""
+    """Store the states that earlier runs left; `files` is the last of these states. Returns their number."""
     for index in range(continued.starts):
         into.add_tree(workspace.start(index), _import_files(continued, continued.start(index), into))
     into.add_tree(workspace.start(continued.starts), files)
@@ -267,7 +273,7 @@ def _import_starts(workspace: Workspace, continued: Workspace, into: Import, fil
 
 
 def _import_files(workspace: Workspace, ref: str, into: Import) -> Files:
-    """Import a state of a workspace from the store of its tree; return its files."""
+    """Import a state of a workspace from the store of its tree. Returns the files of the state."""
     store = find_store(workspace.own)
     files = store.list_files(ref)
     for stored in files.values():
@@ -277,7 +283,7 @@ def _import_files(workspace: Workspace, ref: str, into: Import) -> Files:
 
 
 def _make_repository(workspace: str, project: str, repository: git.Repository, objects: tuple[str, ...]) -> None:
-    """Make a `.git` in a workspace that no run has seen yet: no remote, no hooks, no settings but git's own."""
+    """Create a `.git` in a workspace that no run has touched yet, without remotes, hooks or custom settings."""
     folder = f"{workspace}/.git"
     words = ("init", "-q", "--template=", f"--object-format={repository.format}", workspace)
     git.run_in_store(*words, git_dir=folder, cwd=workspace)
@@ -300,7 +306,9 @@ def _make_repository(workspace: str, project: str, repository: git.Repository, o
 
 
 def _commit_subfolder(project: str, repository: git.Repository, folder: str) -> str:
-    """Return a commit with the content of a project that is a folder inside a repository: it stands for its history."""
+    """Create a commit with the content of a project that is a subfolder of a repository. Returns its hash.
+
+    The commit replaces the repository's history. Returns "" if HEAD has no such folder."""
     if not repository.head:
         return ""
     place = repository.prefix.rstrip("/")
@@ -313,10 +321,10 @@ def _commit_subfolder(project: str, repository: git.Repository, folder: str) -> 
 
 
 def _find_object_folders(objects: str) -> tuple[str, ...]:
-    """Return the object folder and those its alternates lead to, each once, with no link in their paths.
+    """Return the object folder and all its alternates, without duplicates and with links resolved.
 
-    A repository cloned with `--shared` or `--reference` also reads the objects of another, which may do the same. A
-    sandboxed run is shown these folders, so only a folder that looks like one of objects is accepted."""
+    A repository cloned with `--shared` or `--reference` also reads the objects of another repository, which may do the
+    same. These folders are mounted into the sandbox, so each must look like an object folder."""
     found = {os.path.realpath(objects): None}
     layer = list(found)
     for depth in range(MAX_ALTERNATES_DEPTH):
@@ -326,8 +334,9 @@ def _find_object_folders(objects: str) -> tuple[str, ...]:
 
 
 def _find_foreign_objects(objects: Sequence[str], repository: git.Repository, project: str) -> tuple[str, ...]:
-    """Return the object folders that are neither in the project nor those of its own repository: files of a clone can
-    name any repository of the user's."""
+    """Return the object folders that are neither in the project nor part of its own repository.
+
+    The files of a clone can name any repository of the user's as an alternate."""
     own = os.path.realpath(repository.objects) if repository.is_own else None
     inside = f"{os.path.realpath(project)}/"
     return tuple(path for path in objects if path != own and not path.startswith(inside))
@@ -355,7 +364,7 @@ def _is_objects(folder: str) -> bool:
 
 
 def _quote_path(path: bytes) -> bytes:
-    """Return a path as a line of an alternates file; one that git could misread is quoted."""
+    """Return a path as a line of an alternates file, quoted if git could misread it."""
     if not path.startswith((b"#", b'"')) and b"\n" not in path:
         return path
     return b'"' + path.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'

@@ -1,12 +1,12 @@
-"""Workspaces of delegated runs: copied from folders of a side that is not trusted, and brought back there.
+"""Workspaces of delegated runs: copied from folders of an untrusted peer, and copied back there.
 
-The asking side names paths. Each is looked up below an allowed root that is held open, one component after the other,
-and no link is followed: whatever is swapped meanwhile, nothing outside the root is read or written. A run works in a
-copy and never sees a path of theirs. Copying and comparing is the same code as for every other workspace; links are
-not copied either way.
+The peer names paths. Each path is opened below an allowed root that is held open, one component at a time, without
+following links. So nothing outside the root is read or written, even if the peer swaps folders meanwhile. The run
+works in a copy and never sees a path of the peer. Copying and comparing use the same code as every other workspace.
+Links are not copied in either direction.
 
-Others work in that folder too, so the changes come back file by file, each whole. There is one rule for conflicts: the
-run wins, and the notes say what it replaced.
+Others work in the peer's folder too, so the changes are copied back file by file, each atomically. In a conflict the
+run wins, and the notes list the files it replaced.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ BLOCKED = "not brought back, as something else stands there or it cannot be read
 SKIPPED = "not brought back: {files}"
 IN_GIT_FOLDER = "not brought back, as git would read its settings there: {files}"
 WRITTEN = "what the run has written"
-# Of the folder in which the asking side keeps its runs, what a run may be shown.
+# The parts of the peer's state folder that a run may read.
 _OWN_RUNS = re.compile(r"runs/[^/]+/(?:snapshots|\d+/workspace)(?:/.*)?")
 
 
 class RefusedPath(RetinueError):
-    """A path that may not be used, and why."""
+    """A path that may not be used. The text gives the reason."""
 
 
 class AllowedRoots:
-    """The folders that the asking side may name, held open.
+    """The folders that the peer may name, held open.
 
-    `ours` are folders that we trust, so none of them may be inside a root; `never` are descriptors of folders that no
-    run is shown, such as the outbox."""
+    `ours` lists trusted folders, none of which may be inside a root. `never` holds descriptors of folders that no run
+    may see, such as the outbox."""
 
     def __init__(self, paths: Sequence[Path], *, ours: Sequence[Path], never: Sequence[int] = ()) -> None:
         self.never = frozenset(map(file_id, never))
@@ -88,7 +88,7 @@ class AllowedRoots:
 
     @contextmanager
     def open_path(self, path: str, *, what: str, file: bool = False) -> Iterator[int]:
-        """Open a folder below a root, or with `file` a regular file; `what` is what the path is called in errors."""
+        """Open a folder below a root, or a regular file with `file`. `what` names the path's role in errors."""
         parts, fd = self._find_root(path, what)
         fd = os.dup(fd)
         try:
@@ -136,9 +136,9 @@ def _open_step(fd: int, part: str, what: str, path: str, *, file: bool) -> int:
 
 
 class DelegatedWorkspace:
-    """The copies for one delegated run, in the folder `stage`, and the way back of its changes.
+    """The copies for one delegated run, in the folder `stage`, and the transfer of its changes back to the peer.
 
-    All copies together may have `max_bytes` and `max_files`, and so may the changes. Folders in `never` are neither
+    All copies together may use `max_bytes` and `max_files`, and so may the changes. Folders in `never` are neither
     copied nor written."""
 
     def __init__(
@@ -152,11 +152,11 @@ class DelegatedWorkspace:
         self._base_folders: set[str] = set()
 
     def copy_workspace(self, source: int) -> None:
-        """Copy an open folder to `path`, and remember it as it is."""
+        """Copy an open folder to `path` and remember its files as the base for later comparison."""
         self._base, self._base_folders = self._copy(source, self.path, "workspace")
 
     def copy_context(self, source: int, name: str, *, what: str) -> Path:
-        """Copy an open folder or file into the stage; return the copy's path."""
+        """Copy an open folder or file into the stage. Returns the path of the copy."""
         context = self._stage / "context"
         context.mkdir(mode=0o755, exist_ok=True)
         if stat.S_ISDIR(os.fstat(source).st_mode):
@@ -167,17 +167,16 @@ class DelegatedWorkspace:
         return context / name
 
     def _copy(self, source: int, to: Path, what: str) -> tuple[Files, set[str]]:
-        """Copy an open folder; return the files and folders of the copy."""
+        """Copy an open folder. Returns the files and folders of the copy."""
         to.mkdir(mode=0o755)
         copier = FolderCopier(str(to), ContentNames(), self._budget, modes=PUBLIC_MODES)
         with _refuse_large_copies(what):
             return copier.copy(Walker(source, links=False, never=self._never)), copier.folders
 
     def bring_back(self, workspace: Path, target: int) -> list[str]:
-        """Bring what a run changed in its copy, now at `workspace`, back to an open folder; return what the one who
-        asked should know.
+        """Copy the run's changes in `workspace` back to the open folder `target`. Returns notes for the peer.
 
-        Raises RefusedPath, before anything is done, if it is too much."""
+        Raises RefusedPath, before any change, if the changes exceed the budget."""
         walker = Walker(str(workspace), foreign=True, links=False)
         end = capture_folder(walker, ContentNames(), self._base)
         changed = [path for path in list_changed_paths(self._base, end.files) if path in end.files]
@@ -185,7 +184,7 @@ class DelegatedWorkspace:
         back = _Return(str(workspace), target, self._base, self._never)
         for path in sorted(self._base.keys() - end.files.keys()):
             back.remove_file(path)
-        for path in sorted(self._base_folders - end.folders, reverse=True):  # inner folders first
+        for path in sorted(self._base_folders - end.folders, reverse=True):  # subfolders first
             if not end.is_unseen(path):
                 back.remove_folder(path)
         planned = list_all_prefixes((*end.files, *end.folders))
@@ -218,23 +217,23 @@ def _refuse_large_copies(what: str) -> Iterator[None]:
 
 
 class _Return:
-    """One run's changes on their way into a folder of the asking side, and what happened to them."""
+    """The transfer of one run's changes into a folder of the peer, with notes on each conflict."""
 
     def __init__(self, workspace: str, target: int, base: Files, never: Collection[FileId]) -> None:
         self._workspace, self._target, self._base, self._never = workspace, target, base, never
         self._notes: dict[str, list[str]] = {text: [] for text in (REPLACED, REMOVED, BLOCKED, IN_GIT_FOLDER)}
 
     def describe(self, skipped: Skipped) -> list[str]:
-        """Return the notes for the one who asked."""
+        """Return the notes for the peer."""
         told = [text.format(files=_join_paths(paths)) for text, paths in self._notes.items() if paths]
         return [*told, SKIPPED.format(files=skipped)] if skipped.count else told
 
     def refuse_file(self, path: str) -> None:
-        """Leave out a file in a folder that git takes for a repository: nobody is shown what comes back."""
+        """Skip a file inside a folder that git takes for a repository, because no person reviews these changes."""
         self._notes[IN_GIT_FOLDER].append(path)
 
     def remove_file(self, path: str) -> None:
-        """Remove a file that the run removed. What is no regular file any more stays."""
+        """Remove a file that the run removed. An entry that is no longer a regular file stays."""
         try:
             with open_parent(self._target, path, never=self._never) as (folder, name):
                 found = read_current_at(folder, name, ContentNames())
@@ -250,12 +249,12 @@ class _Return:
             self._notes[REMOVED].append(path)
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder that the run removed; one in which others have put something stays."""
+        """Remove a folder that the run removed. A folder that is not empty stays."""
         with suppress(OSError), open_parent(self._target, path, never=self._never) as (folder, name):
             os.rmdir(name, dir_fd=folder)
 
     def make_folder(self, path: str) -> None:
-        """Make a folder that the run made."""
+        """Create a folder that the run created."""
 
         def make() -> None:
             with self._open_parent(path) as (folder, name):
@@ -265,7 +264,7 @@ class _Return:
         self._attempt(path, make)
 
     def replace_file(self, path: str, stored: StoredFile) -> None:
-        """Put a file of the run in its place, whole."""
+        """Replace a file with the run's version, atomically."""
 
         def replace() -> None:
             found = self._place_file(path, stored)
@@ -275,7 +274,7 @@ class _Return:
         self._attempt(path, replace)
 
     def _place_file(self, path: str, stored: StoredFile) -> StoredFile | None:
-        """Replace a file by that of the run; return what was there."""
+        """Replace a file with the run's version. Returns the file that was replaced, or None."""
         found: StoredFile | None = None
         with open_parent(self._workspace, path) as (folder, name):
             source = open_regular_file(name, dir_fd=folder)
@@ -290,7 +289,7 @@ class _Return:
 
                 mode = 0o755 if stored.mode == "100755" else 0o644
                 with open_replacement(name, dir_fd=folder, mode=mode, before_rename=look) as fd:
-                    if os.geteuid() == 0:  # what root writes belongs to the owner of the folder
+                    if os.geteuid() == 0:  # files written by root must belong to the folder's owner
                         owner = os.fstat(self._target)
                         os.fchown(fd, owner.st_uid, owner.st_gid)
                     for chunk in read_chunks(source):
@@ -305,7 +304,7 @@ class _Return:
             yield found
 
     def _attempt(self, path: str, act: Callable[[], None]) -> None:
-        """Act, and again when somebody took away meanwhile what we were working with; not without end."""
+        """Call `act`, and retry up to TRIES times if another process removes a folder meanwhile."""
         for _ in range(TRIES):
             try:
                 act()
@@ -318,7 +317,7 @@ class _Return:
 
 
 def remove_temporary_files(folder: int) -> None:
-    """Remove what a killed process had written below an open folder and not yet put in its place."""
+    """Remove the temporary files that a killed process left below an open folder."""
     for visit in walk_tree(folder):
         visit.folders[:] = [name for name in visit.folders if not is_reserved_name(name)]
         for name in filter(is_temporary_name, visit.others):
@@ -329,6 +328,6 @@ def remove_temporary_files(folder: int) -> None:
 
 
 def _join_paths(paths: list[str]) -> str:
-    """Return the first paths as text."""
+    """Return the first paths as text, and the number of the others."""
     shown = ", ".join(map(display_path, paths[:SHOWN]))
     return shown if len(paths) <= SHOWN else f"{shown} and {len(paths) - SHOWN} more"

@@ -1,7 +1,8 @@
-"""A git of which nothing but its own code runs: no hooks, no filters, no helpers, no network, nobody's config.
+"""Running git so that no foreign code runs: no hooks, no filters, no helpers, no network.
 
-Git is used in two places only: the user's own repository, to ask what is in it, and a store of ours. It is never run
-where a run could have put something: not with a workspace's `.git`, and not with a workspace as its work tree.
+Git runs in two places only: in the user's own repository, to query it, and in a store of ours, without any user or
+system config. It never runs where a run could have put files: neither with a workspace's `.git` nor with a workspace
+as its work tree.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from retinue.files.content import read_small_file
 from retinue.processes.group import run_program
 
 SECONDS = 120.0
-PROJECT_SECONDS = 20.0  # for what only looks something up
+PROJECT_SECONDS = 20.0  # timeout of read-only queries
 LINE_BYTES = 8 * 1024
-UNKNOWN_OPTION = 129  # the exit code of a git that is asked for something it does not know
+UNKNOWN_OPTION = 129  # git's exit code for an unknown option
 TOO_OLD = "; this git may be too old: `retinue doctor` checks its version"
 NO_GIT = "workspace 'copy' and 'worktree' need git on this machine, and there is none: install it, or use scratch"
 _QUIET = (
@@ -56,7 +57,7 @@ _ALWAYS = {
 
 @lru_cache(1)
 def find_git() -> str:
-    """Return the path of git. Looked for once, on the path of this process, never in a workspace."""
+    """Return the path of git. Searches the PATH of this process once, never a workspace."""
     for folder in os.get_exec_path():
         found = Path(folder, "git")
         # `access` first: `is_file` raises in a folder on PATH that this user may not enter.
@@ -66,20 +67,21 @@ def find_git() -> str:
 
 
 def build_command(*words: str, git_dir: str) -> tuple[list[str], dict[str, str]]:
-    """Return the words and the environment of a git that works on a folder of ours, and on nothing else."""
+    """Return the command line and environment of a git that works only on the folder `git_dir`."""
     kept = {name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ}
     return [find_git(), *_QUIET, f"--git-dir={git_dir}", *words], {**kept, **_OURS, **_ALWAYS}
 
 
 def run_in_store(*words: str, git_dir: str, cwd: str | None = None, good: Sequence[int] = (0,)) -> bytes:
-    """Run git on a store of ours, or on a clone that nobody but us has touched yet; return its output."""
+    """Run git on a store of ours, or on a clone that only we have touched so far. Returns its output."""
     line, env = build_command(*words, git_dir=git_dir)
     return _run_git(line, env, cwd or git_dir, good)
 
 
 def run_in_project(*words: str, project: str, good: Sequence[int] = (0,)) -> bytes:
-    """Run a git command that only reads in the user's repository, under the user's settings; return its output. Other
-    programs of the user can read its environment, so that has no key."""
+    """Run a read-only git command in the user's repository, with the user's settings. Returns its output.
+
+    The environment has no keys, because other programs of the user can read it."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") and not is_named(name)}
     return _run_git([find_git(), *_QUIET, *words], {**env, **_ALWAYS}, project, good, seconds=PROJECT_SECONDS)
 
@@ -106,9 +108,11 @@ def _name_command(line: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Repository:
-    """The user's repository as a clone needs it. `prefix` is where the project is in it; `head` is empty before the
-    first commit, `branch` where HEAD is detached. `above` are the `.gitignore` files over the project, each with its
-    folder in the repository. `top` is the folder of the work tree, `folder` git's own folder for it."""
+    """The user's repository, with the facts that a clone needs.
+
+    `prefix` is the project's path inside the repository. `head` is empty before the first commit, `branch` if HEAD is
+    detached. `above` lists the `.gitignore` files above the project, each with its folder in the repository. `top` is
+    the folder of the work tree, `folder` its git folder."""
 
     prefix: str
     objects: str
@@ -123,10 +127,11 @@ class Repository:
 
     @property
     def is_own(self) -> bool:
-        """True if the repository belongs to the work tree: it is the `.git` in it, or says itself that it does.
+        """Return True if the repository belongs to the work tree: it is the `.git` in it, or names the work tree
+        itself.
 
-        A `.git` that is a file or a link can name any repository of the user's. A linked worktree and a submodule are
-        known to the repository too; nobody but its owner can write that."""
+        A `.git` that is a file or a link can point to any repository of the user's. But only the owner of a repository
+        can register a linked worktree or a submodule in it."""
         place = f"{os.path.realpath(self.top)}/.git"
         if os.path.realpath(self.folder) == place:
             return os.path.realpath(self.objects) == f"{place}/objects"
@@ -147,7 +152,7 @@ def _read_line(path: str) -> str:
 
 
 def find_repository(project: str) -> Repository | None:
-    """Describe the repository the project is in; None if git would use none, or would wait for a FIFO in it."""
+    """Return the repository that contains the project. None if git finds none, or would block on a FIFO in it."""
     if _has_special_file(project):
         return None
     shown = ("--show-prefix", "--show-object-format", "--show-toplevel", "--absolute-git-dir")
@@ -175,7 +180,7 @@ def find_repository(project: str) -> Repository | None:
 
 
 def _has_special_file(project: str) -> bool:
-    """Tell whether a file that git reads is something else, such as a FIFO: git opens it and waits."""
+    """Return True if a file that git reads is a special file such as a FIFO, on which git would block."""
     for folder in (Path(project), *Path(project).parents):
         own = folder / ".git"
         if os.path.lexists(own):
@@ -198,7 +203,7 @@ def _list_gitignores_above(project: str, prefix: str) -> Iterator[tuple[str, str
 
 
 def list_tracked(project: str) -> list[str]:
-    """Return the files in the user's index, relative to the project."""
+    """Return the files in the index of the user's repository, relative to the project."""
     return [
         os.fsdecode(name) for name in run_in_project("ls-files", "-z", "--cached", project=project).split(b"\0") if name
     ]

@@ -1,7 +1,7 @@
-"""The files that `.gitignore` leaves out. Git is asked in a folder of ours with nothing but copies of them.
+"""The files that `.gitignore` excludes. Git decides, in a folder of ours that holds only copies of the rules.
 
-So git never looks at the folder itself: it meets no FIFO, link or nested repository there. A pattern that takes git too
-long is given up on, and then nothing more is ignored.
+So git never reads the workspace itself and meets no FIFO, link or nested repository there. If a pattern takes git too
+long, the check is abandoned and no further file counts as ignored.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from retinue.processes.group import start_group
 from retinue.workspaces import git
 from retinue.workspaces.walk import FolderEntry, open_entry
 
-SECONDS = 5.0  # of git's own processor time for one answer: the machine may be busy with something else
-BUSY_FACTOR = 6  # so many times as long it may take by the clock
+SECONDS = 5.0  # git's CPU time for one answer; not wall time, because the machine may be busy
+BUSY_FACTOR = 6  # the wall-clock limit is this many times longer
 FILE_BYTES = 256 * 1024
 _FIELDS = 4
 
 
 class Ignores:
-    """Call it with each entry of one walk, in the walk's order. What is `tracked`, or leads there, is never ignored.
-    The user's `repository` adds the rules that stand outside the project."""
+    """A filter to call with each entry of one walk, in the order of the walk.
+
+    Tracked files and the folders above them are never ignored. The user's `repository` adds the rules from outside the
+    project."""
 
     def __init__(self, tracked: Iterable[str], repository: git.Repository | None) -> None:
         self._tracked = list_all_prefixes(tracked)
@@ -75,11 +77,11 @@ class Ignores:
         place = Path(self._work, self._prefix + entry.path)
         try:
             if entry.is_folder:
-                place.mkdir(parents=True, exist_ok=True)  # a pattern may be about folders only
+                place.mkdir(parents=True, exist_ok=True)  # a pattern may match folders only
             ignored = self._ask_git(self._prefix + entry.path)
             if entry.is_folder and ignored:
                 place.rmdir()
-        except OSError:  # too long a path, or git is gone
+        except OSError:  # the path is too long, or git has exited
             return False
         return ignored
 
@@ -121,8 +123,7 @@ class Ignores:
         return bool(source) and not pattern.startswith(b"!")
 
     def _measure_work(self) -> float:
-        """Return the seconds of processor time that git has used; where the system does not tell, those of the
-        clock."""
+        """Return the CPU seconds that git has used, or the wall clock if the system does not report them."""
         try:
             fields = Path(f"/proc/{self._group.pid}/stat").read_bytes().rpartition(b")")[2].split()
         except OSError:

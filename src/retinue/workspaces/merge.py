@@ -1,7 +1,7 @@
-"""Planning the changes that runs made onto a folder as it is now: a three-way merge, file by file, that writes nothing.
+"""Planning how to apply the changes of runs to the current state of a folder: a three-way merge that writes no files.
 
-The folder is read by descriptor and no link is followed. A file that both sides changed is merged by lines; a file that
-cannot be merged is a conflict with a reason, and a plan with a conflict is not carried out.
+The folder is read by descriptor, without following links. A file that both sides changed is merged by lines. A file
+that cannot be merged is a conflict with a reason, and a plan with a conflict is not carried out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SNIFF_BYTES = 8000
 
 
 class Change(NamedTuple):
-    """One file of the folder: its content now (`old`) and then (`new`); None is no file."""
+    """One file of the folder: its content before (`old`) and after (`new`) the apply. None means no file."""
 
     path: str
     old: StoredFile | None
@@ -37,7 +37,7 @@ class Change(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """A file that cannot be changed, and why."""
+    """A file that cannot be changed, and the reason."""
 
     path: str
     why: str
@@ -45,7 +45,7 @@ class Conflict(NamedTuple):
 
 @dataclass
 class MergePlan:
-    """The changes to a folder. `diff` is shown to the person who approves them, `digest` identifies them."""
+    """The planned changes to a folder. `diff` is for the person who approves them, `digest` identifies them."""
 
     target: str
     changes: list[Change] = field(default_factory=list)
@@ -54,13 +54,14 @@ class MergePlan:
     digest: str = ""
 
     def describe_conflicts(self) -> str:
-        """Return the conflicts, a line each."""
+        """Return the conflicts as text, one per line."""
         return "\n".join(f"{display_path(conflict.path)}: {conflict.why}" for conflict in self.conflicts)
 
 
 def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store) -> MergePlan:
-    """Plan the changes of some runs, one after the other, onto a folder. A step is the first and the last state of a
-    workspace."""
+    """Plan the changes of several runs, one after another, to a folder.
+
+    A step is the first and the last state of a workspace."""
     made = MergePlan(target)
     touched = sorted({path for base, end in steps for path in list_changed_paths(base, end)})
     removed = {path for path in touched if all(path not in end for _, end in steps)}
@@ -96,8 +97,9 @@ def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store
 
 
 def _read_file(path: str, into: Import, made: MergePlan, removed: set[str]) -> StoredFile | None:
-    """Store a file of the target as it is now; None if there is none, or something in its place, which is a conflict.
-    `removed` are the files that the plan removes."""
+    """Store the current content of a file of the target. Returns None if there is no file.
+
+    Adds a conflict if another type of entry is in its place. `removed` are the files that the plan removes."""
     try:
         return read_current(made.target, path, into)
     except RefusedFile as error:
@@ -113,22 +115,22 @@ def _read_file(path: str, into: Import, made: MergePlan, removed: set[str]) -> S
 
 
 def _is_emptied(folder: Path, path: str, removed: set[str]) -> bool:
-    """Tell whether the plan removes all files below a folder of the target."""
+    """Return True if the plan removes all files below a folder of the target."""
     return all("/".join([path, *visit.steps, name]) in removed for visit in walk_tree(folder) for name in visit.others)
 
 
 class _Merger:
-    """Merges single files; contents come from the store and go into it."""
+    """Merges single files. Reads contents from the store and adds merged contents to it."""
 
     def __init__(self, store: Store, into: Import) -> None:
         self._store = store
         self._into = into
-        self._fresh: dict[str, bytes] = {}  # merged here, and not yet in the store
+        self._fresh: dict[str, bytes] = {}  # merged contents that are not yet in the store
 
     def merge(
         self, base: StoredFile | None, here: StoredFile | None, end: StoredFile | None
     ) -> StoredFile | str | None:
-        """Return the merged file, or the reason of a conflict as text."""
+        """Return the merged file, or the reason of a conflict as a string."""
         if here in (base, end):
             return end
         if here is None:
@@ -147,7 +149,7 @@ class _Merger:
         return StoredFile(end.mode if end.mode != base.mode else here.mode, oid)
 
     def _merge_content(self, base: str, here: str, end: str) -> str | None:
-        """Return the name of the merged content; None for a conflict, "" for content without lines."""
+        """Return the oid of the merged content, None for a conflict, or "" for binary or too large content."""
         if end in (base, here):
             return here
         if here == base:
@@ -169,8 +171,10 @@ class _Merger:
 
 
 def _explain_refusal(change: Change, target: str, store: Store, planned: set[str]) -> str:
-    """Return why no approval allows a change: a name of git or ours, a file that git would read its settings from, a
-    link that leads out; "" if one does. `planned` are the paths that the plan writes."""
+    """Return why a change is refused even with approval, or "" if it is allowed.
+
+    Refused are reserved names, files inside a git folder, and links that lead out of the project. `planned` are the
+    paths that the plan writes."""
     if not is_allowed_path(change.path):
         return "is a name that no run may write"
     if change.new is None:
@@ -186,5 +190,5 @@ def _explain_refusal(change: Change, target: str, store: Store, planned: set[str
 
 
 def is_allowed_path(path: str) -> bool:
-    """Tell whether an apply may write the path: below the folder, and neither git's nor ours."""
+    """Return True if an apply may write the path: it stays below the folder and has no reserved name."""
     return not any(part in ("", ".", "..") or "\0" in part or is_reserved_name(part) for part in path.split("/"))

@@ -1,5 +1,4 @@
-"""Recording what a run left in its workspace: its changes in the store of its tree, its files as a snapshot for other
-runs."""
+"""Recording a run's workspace: its changes in the store of the tree, and its files as a snapshot for other runs."""
 
 from __future__ import annotations
 
@@ -28,8 +27,9 @@ _UNSAFE = re.compile(r"[^\w.@+=, -]", re.ASCII)
 
 
 def record_changes(workspace: Workspace) -> tuple[ChangesRecord, set[str]]:
-    """Store what a run left; return the record of its changes, and the new and changed files by name. Nothing of the
-    workspace's own `.git` is read."""
+    """Store the final state of a workspace. Returns the record of changes, and the names of new and changed files.
+
+    Reads nothing of the workspace's own `.git`."""
     store = find_store(workspace.own)
     base = store.list_files(workspace.base)
     end, skipped = record_files(workspace, store, base, ref=workspace.end)
@@ -41,7 +41,7 @@ def record_changes(workspace: Workspace) -> tuple[ChangesRecord, set[str]]:
 
 
 def record_files(workspace: Workspace, store: Store, base: Files, *, ref: str) -> tuple[Files, Skipped]:
-    """Store the workspace as it is now under `ref`; return its files and what was left out."""
+    """Store the current state of the workspace under `ref`. Returns its files and the skipped entries."""
     store.add_known(stored.oid for stored in base.values())
     with Ignores(base, git.find_repository(workspace.project)) as ignores, Import(store) as into:
         walker = Walker(workspace.path, ignored=ignores, foreign=True)
@@ -53,20 +53,21 @@ def record_files(workspace: Workspace, store: Store, base: Files, *, ref: str) -
 
 
 def publish_so_far(folders: RunFolders, label: str, run: int) -> tuple[str, str]:
-    """Copy what a run that has not ended has in its workspace now to where its siblings can read it. Returns a warning
-    and the folder, each "" if there is none."""
+    """Copy the current files of a run that has not ended to the snapshots folder, where its siblings can read them.
+
+    Copies only changed files if the workspace is a copy. Returns a warning and the folder; each may be ""."""
     only: set[str] | None = None
     if folders.workspace_copy is not None:
         copy, store = folders.workspace_copy, find_store(folders.workspace_copy.own)
         if find_workspace(copy.own, copy.tree, copy.run) is None:
-            return "", ""  # it was never made
+            return "", ""  # the copy was never created
         base = store.list_files(copy.base)
         now, _ = record_files(copy, store, base, ref=copy.now)
         only = {path for path in list_changed_paths(base, now) if path in now}
         if not only:
             return "", ""
     target = f"{folders.snapshots}/{_name_snapshot(label)}"
-    remove_tree(target)  # of an earlier process that was stopped here
+    remove_tree(target)  # left by an earlier process that was stopped here
     warning = publish_snapshot(folders.path, folders.snapshots, label, run, only=only)
     return warning, target if Path(target).is_dir() else ""
 
@@ -76,8 +77,9 @@ def _name_snapshot(label: str) -> str:
 
 
 def publish_snapshot(workspace: str, snapshots: str, label: str, run: int, *, only: set[str] | None = None) -> str:
-    """Copy what a run left to where its siblings can read it: all of a folder, or `only` these files of it. Returns a
-    warning, or "". The snapshot appears whole or not at all."""
+    """Copy the files of a workspace, or `only` these, to the snapshots folder, where the run's siblings can read them.
+
+    Returns a warning, or "". The snapshot appears complete or not at all."""
     name = _name_snapshot(label)
     target = Path(make_private_folder(snapshots), name)
     if os.path.lexists(target):
@@ -89,7 +91,7 @@ def publish_snapshot(workspace: str, snapshots: str, label: str, run: int, *, on
     try:
         make_private_folder(partial)
         if FolderCopier(str(partial), ContentNames(), budget).copy(walker):
-            if os.geteuid() == 0:  # the runs of a tree may be users of their own, with a group in common
+            if os.geteuid() == 0:  # the runs of a tree may be different users that share a group
                 give_folder(str(partial), -1, partial.parent.stat().st_gid)
             partial.rename(target)
     except (OSError, RetinueError) as error:

@@ -1,6 +1,6 @@
-"""The folders of runs below the state folder: made when first used, private to the user, removed with a log in memory.
+"""The folders of runs below the state folder: created on first use, private to the user, removed with a log in memory.
 
-Paths are kept as text until something touches them: most runs never do, and a thousand runs should not pay for it.
+Paths stay strings until something uses them, because most runs never do and a thousand runs should not pay for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOST_OUTPUTS = "host_outputs"
 
 
 class StateFolder:
-    """The `.retinue` folder of a project, or a temporary one for a log in memory."""
+    """The `.retinue` folder of a project, or a temporary folder for a log in memory."""
 
     def __init__(self, folder: Path | None, *, project: Path) -> None:
         self.temporary = folder is None
@@ -36,7 +36,7 @@ class StateFolder:
 
     @cached_property
     def in_repository(self) -> bool:
-        """Tell whether the project seems to be in a git repository: whether a folder above it has a `.git`."""
+        """Return True if the project seems to be in a git repository: it or a folder above it has a `.git`."""
         return any(os.path.lexists(folder / ".git") for folder in (Path(self.project), *Path(self.project).parents))
 
     def tree_folder(self, tree: str) -> str:
@@ -46,7 +46,7 @@ class StateFolder:
         return f"{self._runs}/{tree}/{run}"
 
     def snapshots(self, tree: str) -> str:
-        """Return the shared folder of a tree in which runs read what their siblings left."""
+        """Return the shared folder of a tree from which runs read the files of their siblings."""
         return f"{self._runs}/{tree}/snapshots"
 
     def remove_temporary(self) -> None:
@@ -55,11 +55,11 @@ class StateFolder:
 
 
 class RunFolders(msgspec.Struct, eq=False, gc=False):
-    """The folders of one run: it writes `workspace`, reads that and the other `roots`, and nothing else.
+    """The folders of one run. The run writes `workspace`, and reads only `workspace` and the other `roots`.
 
-    `workspace_copy` describes a workspace that is a copy, and `is_made` says that it has been made; `snapshots` is
-    where the run's files go for its siblings. `parent` are the folders of the run above. `hidden_paths` are patterns of
-    paths that searches leave out. `starts_from` is the scratch folder whose files a scratch folder starts with."""
+    `workspace_copy` describes a copied workspace, and `is_made` is True once the workspace was created. `snapshots`
+    holds the run's files for its siblings. `parent` is the RunFolders of the parent run. `hidden_paths` are path
+    patterns that searches skip. `starts_from` is the scratch folder whose files a new scratch folder starts with."""
 
     own: str
     path: str
@@ -74,16 +74,16 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
     _made: Path | None = None
     _is_sandboxed: bool = False
     _outputs_user: tuple[int, int] | None = None
-    _spilled: int | None = 0  # None where files of an earlier process may be
+    _spilled: int | None = 0  # None if there may be files of an earlier process
 
     @property
     def is_shared(self) -> bool:
-        """True if the run works in a folder that is not its own: the project, or the workspace of its parent."""
+        """Return True if the run works in a folder that is not its own: the project, or the workspace of its parent."""
         return self.path != f"{self.own}/workspace"
 
     @property
     def used(self) -> bool:
-        """True once anything of the run has asked for its workspace."""
+        """Return True once the run's workspace was requested."""
         return self._made is not None
 
     @property
@@ -121,22 +121,24 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
         return path
 
     def resume_spilling(self) -> None:
-        """Continue the numbering of spilled files, so that those of an earlier process keep their names."""
+        """Continue the numbering of spilled files, so that the files of an earlier process keep their names."""
         self._spilled = None
 
     def spill_for_sandbox(self) -> None:
-        """Spill into a folder that the run's sandbox shows under its real path, from now on."""
+        """Spill future files into a folder that the run's sandbox shows under its real path."""
         self._is_sandboxed, self._spilled = True, None
 
     def give_outputs(self, user: tuple[int, int]) -> None:
-        """Let the user of the sandbox read what was and will be spilled."""
+        """Make the sandbox's user the owner of all existing and future spilled files."""
         if user != self._outputs_user:
             for path in self._outputs_folder.iterdir():
                 os.chown(path, *user, follow_symlinks=False)
         self._outputs_user = user
 
     def fit_event_text(self, text: str) -> tuple[str, str]:
-        """Return text that fits an event, and the file (named by its hash) with all of it if it had to be cut."""
+        """Return text that fits into an event, and the path of a file with the full text if the text was cut.
+
+        The file is named by the hash of its content."""
         if len(text) * 4 <= EVENT_BYTES or len(data := clean_text(text).encode("utf-8", "replace")) <= EVENT_BYTES:
             return text, ""
         head = data[: EVENT_BYTES - 1024].decode("utf-8", "ignore")
@@ -144,14 +146,14 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
         try:
             make_private_folder(path.parent)
             write_private_file(path, data)
-        except (OSError, RetinueError) as error:  # a full disk costs the rest of the text, not the run
+        except (OSError, RetinueError) as error:  # a full disk loses the rest of the text, not the run
             why = getattr(error, "strerror", None) or str(error)
             return f"{head}\n[... {len(data)} bytes in all; the rest is not kept: {why} ...]", ""
         return f"{head}\n[... {len(data)} bytes in all; whole text in {path} ...]", str(path)
 
 
 def resolve_context_paths(paths: Sequence[str], *, base: str) -> list[str]:
-    """Return absolute, existing paths; the error names the index and the path."""
+    """Return the paths as absolute, existing paths. Raises ConfigError with the index and path of an invalid entry."""
     if not paths:
         return []
     if isinstance(paths, str) or not isinstance(paths, Sequence):

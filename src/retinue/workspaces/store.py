@@ -1,6 +1,7 @@
-"""The store of a tree: a bare git folder of ours with the first and last state of each copied workspace.
+"""The store of a tree: a bare git repository of ours with the first and last state of each copied workspace.
 
-Nothing is ever checked out of it and no work tree belongs to it. Names and contents come from runs and are data here.
+Nothing is ever checked out of the store, and it has no work tree. Names and contents come from runs and are treated as
+data.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from retinue.files.private import make_private_folder
 from retinue.processes.group import start_group
 from retinue.workspaces import git
 
-# What a tree's `.gitattributes` say must not decide what a person is shown: no attribute is set for any file.
+# Unset all attributes, so that a `.gitattributes` of a run cannot change the diff that a person is shown.
 _ATTRIBUTES = "* !diff !merge !text !eol !crlf !ident !filter !working-tree-encoding !whitespace\n"
 WAIT_SECONDS = 0.2
 STORE = "workspaces.git"
@@ -32,7 +33,7 @@ _DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=al
 
 
 class StoredFile(NamedTuple):
-    """A file of a tree: git's mode and the name of its content."""
+    """A file of a stored tree: its git mode and the oid of its content."""
 
     mode: str
     oid: str
@@ -42,7 +43,7 @@ Files = dict[str, StoredFile]
 
 
 class Store:
-    """One store. Many threads may use it; each import writes a pack of its own."""
+    """One store. Several threads may use it; each import writes its own pack."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -62,7 +63,7 @@ class Store:
 
     @contextmanager
     def hold(self, stop: threading.Event) -> Iterator[None]:
-        """Hold the store alone; waits for that until `stop` is set."""
+        """Hold the store's exclusive lock. Raises RetinueError if `stop` is set while waiting for the lock."""
         while not self._turn.acquire(timeout=WAIT_SECONDS):
             if stop.is_set():
                 raise RetinueError("stopped")
@@ -79,7 +80,7 @@ class Store:
             self._known.update(oids)
 
     def list_files(self, ref: str) -> Files:
-        """Return all files of a tree."""
+        """Return all files of the tree at `ref`."""
         found: Files = {}
         for line in git.run_in_store("ls-tree", "-r", "-z", "--full-tree", ref, git_dir=self.folder).split(b"\0"):
             if line:
@@ -95,7 +96,7 @@ class Store:
         return git.run_in_store("cat-file", "blob", oid, git_dir=self.folder)
 
     def write_content(self, oid: str, fd: int) -> None:
-        """Write a content of any size into an open file."""
+        """Write a content of any size to an open file."""
         line, env = git.build_command("cat-file", "blob", oid, git_dir=self.folder)
         done = subprocess.run(line, env=env, stdin=subprocess.DEVNULL, stdout=fd, stderr=subprocess.PIPE, check=False)
         if done.returncode:
@@ -114,7 +115,7 @@ def find_store(own: str) -> Store:
 
 
 class Contents(Protocol):
-    """A sink for the contents of files, each under the name git gives it."""
+    """A sink for file contents, each identified by its git oid."""
 
     def add_content(self, oid: str, size: int, data: Iterator[bytes]) -> None: ...
 
@@ -122,7 +123,7 @@ class Contents(Protocol):
 
 
 class ContentNames:
-    """Contents of which only the names are wanted: nothing is stored."""
+    """A sink that only computes oids and stores nothing."""
 
     def add_content(self, oid: str, size: int, data: Iterator[bytes]) -> None:
         pass
@@ -132,7 +133,7 @@ class ContentNames:
 
 
 class Import:
-    """A stream of contents and trees into the store. They are there once its block ends without an error."""
+    """A stream of contents and trees into the store. They are stored once the block ends without an error."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -150,7 +151,7 @@ class Import:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
-        self._write(b"blob\ndata 32\n%s\n" % secrets.token_hex(16).encode())  # two packs of one name would collide
+        self._write(b"blob\ndata 32\n%s\n" % secrets.token_hex(16).encode())  # makes the pack's name unique
         return self
 
     def __exit__(
@@ -171,7 +172,8 @@ class Import:
         return oid in self._new or self._store.has_content(oid)
 
     def add_content(self, oid: str, size: int, data: Iterator[bytes]) -> None:
-        """Add a content whose name and size are known, unless the store has it. Raises if it is another one by now."""
+        """Add a content with known oid and size, unless the store has it. Raises RetinueError if the data do not
+        match."""
         if self.has_content(oid):
             return
         digest, left = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), size
@@ -186,13 +188,13 @@ class Import:
         self._new.add(oid)
 
     def add_bytes(self, data: bytes) -> str:
-        """Add a content; return its name."""
+        """Add a content and return its oid."""
         oid = hash_content(len(data), iter((data,)))
         self.add_content(oid, len(data), iter((data,)))
         return oid
 
     def add_tree(self, ref: str, files: Mapping[str, StoredFile]) -> None:
-        """Add a tree under the name `ref`."""
+        """Add a tree of files under the ref `ref`."""
         self._write(b"commit %s\ncommitter retinue <> 0 +0000\ndata 0\ndeleteall\n" % ref.encode())
         for path, held in files.items():
             self._write(b"M %s %s %s\n" % (held.mode.encode(), held.oid.encode(), _quote_path(path)))
@@ -208,7 +210,7 @@ class Import:
 
 
 def add_file(contents: Contents, fd: int) -> str:
-    """Add the content of an open file, from its beginning; return its name."""
+    """Add the whole content of an open file and return its oid."""
     size = os.lseek(fd, 0, os.SEEK_END)
     os.lseek(fd, 0, os.SEEK_SET)
     if size <= IN_MEMORY_BYTES:
@@ -220,7 +222,7 @@ def add_file(contents: Contents, fd: int) -> str:
 
 
 def hash_content(size: int, data: Iterator[bytes]) -> str:
-    """Return the name that git gives a content."""
+    """Return the git oid of a content."""
     digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     for chunk in data:
         digest.update(chunk)

@@ -1,5 +1,7 @@
-"""Walking a folder that somebody else may be changing: every step by descriptor, no link followed, nothing opened that
-could block. Paths are relative to the folder, as text in which foreign bytes survive (`os.fsencode`)."""
+"""Walking a folder that others may be changing: every step by descriptor, without following links or blocking.
+
+Paths are relative to the folder. They are strings in which undecodable bytes survive (`os.fsencode`).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a de
 
 
 class FolderEntry(NamedTuple):
-    """A file, folder or link. `folder` and `name` are where to open it, valid until the next entry is asked for."""
+    """A file, folder or link. `folder` and `name` serve to open the entry, until the walk yields the next entry."""
 
     path: str
     status: os.stat_result
@@ -43,13 +45,13 @@ class FolderEntry(NamedTuple):
 
     @property
     def mode(self) -> str:
-        """The mode as git writes it."""
+        """Return the mode in git's notation."""
         return LINK_MODE if self.is_link else "100755" if self.status.st_mode & 0o100 else "100644"
 
 
 @dataclass
 class Skipped:
-    """The entries that were left out, and why: all counted, the first listed."""
+    """The entries that a walk skipped, with reasons. All are counted; only the first are listed."""
 
     count: int = 0
     listed: list[str] = field(default_factory=list)
@@ -65,17 +67,17 @@ class Skipped:
 
 
 def display_path(path: str) -> str:
-    """Return a path for people and for JSON: bytes that are no text are spelled out."""
+    """Return a path for people and for JSON, with undecodable bytes escaped."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 class Walker:
     """One walk through a folder, given as a path or a descriptor.
 
-    `foreign` says that a run could write there: then a file with a second name (a hard link) and what lies on another
-    file system are left out. Folders of our own state are left out under any name, unless a run could have made
-    them. Without `links` symbolic links are left out; folders in `never` always are. `skipped`
-    names what was left out, `unseen` are its paths: nothing is known of what is below them."""
+    `foreign` means that a run could write there: hard-linked files and entries on another file system are skipped. If
+    it is False, our own state folders are skipped under any name. Symlinks are skipped unless `links` is set. Folders
+    in `never` are always skipped. `skipped` collects skipped entries with reasons. `unseen` holds paths below which
+    nothing is known."""
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class Walker:
         self._device = self._seen = 0
 
     def walk_entries(self) -> Iterator[FolderEntry]:
-        """Yield folders before what is in them, in the order of their names."""
+        """Yield the entries, each folder before its content, sorted by name but with `.gitignore` first."""
         try:
             top = os.dup(self._root) if isinstance(self._root, int) else open_folder(self._root)
         except OSError as error:
@@ -117,12 +119,12 @@ class Walker:
         return "the folder" if isinstance(self._root, int) else display_path(self._root)
 
     def skip(self, path: str, why: str) -> None:
-        """Leave an entry out, with all that may be below it."""
+        """Skip an entry and everything below it."""
         self.skipped.add(path, why)
         self.unseen.add(path)
 
     def list_hard_linked(self) -> set[str]:
-        """Return the files that have a second name outside the folder; complete after the walk."""
+        """Return the files that have another hard link outside the folder. Complete only after the walk."""
         return {path for links, paths in self._links.values() if links > len(paths) for path in paths}
 
     def _walk_folder(self, folder: int, above: str, depth: int, ignored: bool) -> Iterator[FolderEntry]:
@@ -179,7 +181,7 @@ class Walker:
             return
         try:
             inner = open_folder(entry.name, dir_fd=entry.folder)
-        except OSError as error:  # swapped, gone, or not ours to read
+        except OSError as error:  # swapped, gone, or without read permission
             self.skip(entry.path, error.strerror or str(error))
             return
         try:
@@ -192,7 +194,7 @@ class Walker:
 
 
 def open_entry(entry: FolderEntry) -> int:
-    """Open the very file that was listed; OSError if another one has its name by now."""
+    """Open the listed file. Raises OSError if another file has its name by now."""
     fd = open_regular_file(entry.name, dir_fd=entry.folder)
     if not os.path.samestat(os.fstat(fd), entry.status):
         os.close(fd)

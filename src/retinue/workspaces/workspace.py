@@ -1,7 +1,8 @@
-"""A workspace that is a copy of a folder, and the records about it, each a small file in its run's folder.
+"""A workspace that is a copy of a folder, and its records, each a small file in the run's folder.
 
-`workspace.json` is written when the workspace was made, `changes.json` when its run had ended, `applied.json` when its
-changes were applied. They are not events: the last one follows the run's ending, after which no event of it is written.
+`workspace.json` is written when the workspace was created, `changes.json` when the run has ended, `applied.json` when
+the changes were applied. The records are not events, because an apply follows the end of the run, and an ended run
+gets no more events.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class Workspace:
-    """A workspace that is a copy. `own` is its run's folder, `source` the folder it is a copy of; `source_workspace`
-    describes the source if that is such a workspace itself. `continued` is the workspace of the run that its run
-    continues: it starts with the files of that one, and its changes include those that were not applied yet. `starts`
-    counts the runs that it continues in this way; the state that each of them left is stored with its own."""
+    """A workspace that is a copy.
+
+    `own` is the run's folder, `source` the copied folder. `source_workspace` describes the source if it is a copied
+    workspace too. `continued` is the workspace of the run that this run continues: this workspace starts with its
+    files, and its unapplied changes count as changes here. `starts` is the number of runs continued in this way; the
+    state that each of them left is stored too."""
 
     kind: str
     tree: str
@@ -51,12 +54,12 @@ class Workspace:
 
     @property
     def last_apply(self) -> str:
-        """The state up to which the changes of a run that goes on were applied."""
+        """Return the ref of the state that was last applied before the run ended."""
         return f"refs/runs/{self.run}/applied"
 
     @property
     def now(self) -> str:
-        """The state of a run that goes on, when it was last looked at."""
+        """Return the ref of the state that was last recorded before the run ended."""
         return f"refs/runs/{self.run}/now"
 
     @property
@@ -65,8 +68,10 @@ class Workspace:
 
 
 class WorkspaceRecord(msgspec.Struct, frozen=True):
-    """The way a workspace was made. `objects` are folders that its git reads and a sandbox has to show. Those of
-    `foreign_objects` may belong to another repository."""
+    """The record of how a workspace was created.
+
+    `objects` lists folders that the workspace's git reads and a sandbox has to mount. Of these, `foreign_objects` may
+    belong to another repository."""
 
     kind: str
     path: str
@@ -78,7 +83,7 @@ class WorkspaceRecord(msgspec.Struct, frozen=True):
 
 
 def find_workspace(own: str, tree: str, run: int) -> Workspace | None:
-    """Return the workspace that was made for a run; None if it had no copy."""
+    """Return the copied workspace of a run, or None if the run had none."""
     made = read_record(own, WORKSPACE_FILE, WorkspaceRecord)
     if made is None:
         return None
@@ -95,7 +100,7 @@ def find_workspace(own: str, tree: str, run: int) -> Workspace | None:
 
 
 def find_workspace_kind(own: str) -> WorkspaceName | None:
-    """Return the kind of the workspace in a run's folder; None if there are no files of it."""
+    """Return the kind of the workspace in a run's folder, or None if the workspace has no files."""
     made = read_record(own, WORKSPACE_FILE, WorkspaceRecord)
     if made is not None:
         return "worktree" if made.kind == "worktree" else "copy"
@@ -103,7 +108,7 @@ def find_workspace_kind(own: str) -> WorkspaceName | None:
 
 
 def is_empty_folder(folder: str) -> bool:
-    """Tell whether there is nothing in a folder, or no such folder."""
+    """Return True if a folder is empty or does not exist."""
     try:
         return not any(Path(folder).iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -111,7 +116,7 @@ def is_empty_folder(folder: str) -> bool:
 
 
 class ChangesRecord(msgspec.Struct, frozen=True):
-    """The changes of a run in its workspace; `skipped` names what was left out."""
+    """The changes of a run in its workspace. `skipped` lists the entries that were not compared."""
 
     files: tuple[ChangedFile, ...]
     count: int
@@ -119,7 +124,7 @@ class ChangesRecord(msgspec.Struct, frozen=True):
 
 
 class ApplyRecord(msgspec.Struct, frozen=True):
-    """The folder that the changes were applied to, and when."""
+    """The folder to which the changes were applied, and the time."""
 
     into: str
     at: float
@@ -127,12 +132,12 @@ class ApplyRecord(msgspec.Struct, frozen=True):
 
 
 def write_record(own: str, name: str, record: msgspec.Struct) -> None:
-    """Write a record into the run's folder, in the place of an older one."""
+    """Write a record into the run's folder, replacing an older record."""
     replace_file(make_private_folder(own) / name, msgspec.json.encode(record))
 
 
 def read_record(own: str, name: str, kind: type[S]) -> S | None:
-    """Read a record of a run; None if there is none."""
+    """Return a record of a run, or None if there is none."""
     try:
         return msgspec.json.decode(read_small_file(f"{own}/{name}", MAX_RECORD_BYTES), type=kind)
     except (FileNotFoundError, NotADirectoryError):
