@@ -1,1 +1,1 @@
-"""Control over loopback: the server in the process that runs trees, the client in every other."""
+"""Control over loopback: the server in the process that runs trees, and the client in all other processes."""

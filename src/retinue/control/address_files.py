@@ -1,7 +1,8 @@
-"""Address files, `control/PID.json`: tell other processes of the user where a process's control server listens.
+"""Address files, `control/PID.json`, in which a process publishes the address of its control server to other processes
+of the user.
 
-A process locks its file while its control server listens. A file that can be locked was left by a process that died,
-so nothing is guessed from process numbers, which are reused. Files of other users are not read.
+A process locks its file while its control server listens. If a file can be locked, the process that wrote it has died.
+Process numbers prove nothing, because they are reused. Files of other users are not read.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ OPEN_TO_OTHERS = 0o077
 
 
 class AddressFile:
-    """The address file of this process. Raises RetinueError if it cannot be written."""
+    """The address file of this process. Raises RetinueError if the file cannot be written."""
 
     def __init__(self, folder: Path, address: Address) -> None:
         self.path = folder / f"{address.pid}.json"
@@ -34,7 +35,7 @@ class AddressFile:
             with open_replacement(self.path) as fd:
                 take_file_lock(fd)
                 write_all(fd, msgspec.json.encode(address))
-                self._fd = os.dup(fd)  # keeps the lock
+                self._fd = os.dup(fd)  # the duplicate keeps the lock
         except OSError as error:
             raise RetinueError(f"cannot write {self.path}: {error.strerror or error}") from None
 
@@ -45,17 +46,17 @@ class AddressFile:
 
 
 def find_address(folder: Path, pid: int) -> Address | None:
-    """Return the address of a process's control server, if it has one."""
+    """Return the address of a process's control server, or None if it has none."""
     return _read_address(folder / f"{pid}.json")
 
 
 def find_addresses(folder: Path) -> list[Address]:
-    """Return the addresses of all control servers. Removes files that dead processes left."""
+    """Return the addresses of all control servers. Removes the files of dead processes."""
     return [address for address in map(_read_address, _list_files(folder)) if address is not None]
 
 
 def survey_addresses(folder: Path) -> tuple[list[int], list[Path]]:
-    """Return the processes with a control server, and the files that dead ones left. Removes nothing."""
+    """Return the ids of processes with a control server, and the files of dead processes. Removes nothing."""
     live, stale = [], []
     for path in _list_files(folder):
         with suppress(OSError):
@@ -85,10 +86,10 @@ def _read_address(path: Path) -> Address | None:
     try:
         if take_file_lock(fd, shared=True):
             with suppress(OSError):
-                if path.stat().st_ino == os.fstat(fd).st_ino:  # not the file of a new process with the same number
+                if path.stat().st_ino == os.fstat(fd).st_ino:  # not the file of a new process with the same id
                     path.unlink()
             return None
-        if os.fstat(fd).st_mode & OPEN_TO_OTHERS:  # another user could hold its lock, and so answer in our place
+        if os.fstat(fd).st_mode & OPEN_TO_OTHERS:  # another user could hold the lock and impersonate the server
             return None
         address = msgspec.json.decode(read_up_to(fd, MAX_BYTES), type=Address)
     except (OSError, msgspec.MsgspecError):

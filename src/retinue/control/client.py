@@ -1,8 +1,8 @@
 """Control of the trees of another process, through its control server.
 
-Values that live in one process only (profiles, approver functions, typed outputs) do not cross: they are refused with a
-ConfigError before anything is sent. Each request has a connection of its own, and nothing is kept open. A command whose
-reply was lost is sent once more with the same key.
+Values that exist in only one process (profiles, approver functions, typed outputs) cannot be sent. The client refuses
+them with a ConfigError before it sends anything. Each request uses a separate connection, and no connection stays
+open. If the reply to a command is lost, the client sends the command once more with the same key.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class ControlClient:
-    """The commands of Control. `address` comes from `address_files`."""
+    """The commands of Control, sent to another process. `address` comes from `address_files`."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -60,7 +60,7 @@ class ControlClient:
     # Starting runs
 
     async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
-        """Wait for the MCP servers of that process, which tells its own user what it waits for."""
+        """Wait for the MCP servers of the other process. `say` is not used: that process informs its own user."""
         name = None if profile is None else self._name_of(profile)
         await self._channel.call(protocol.PREPARE, profile=name)
 
@@ -169,7 +169,7 @@ class ControlClient:
         return await self._channel.call(protocol.PENDING, tree=tree)
 
     async def watch_questions(self, tree: str | None = None) -> AsyncGenerator[QuestionChange]:
-        """Watch the questions of that process. Breaks off with ControlUnreachable when the process is gone."""
+        """Watch the questions of the other process. Raises ControlUnreachable when the process is gone."""
         async with aclosing(self._channel.stream(protocol.WATCH_QUESTIONS, tree=tree)) as lines:
             async for line in lines:
                 yield protocol.decode_question(line)
@@ -187,7 +187,7 @@ class ControlClient:
             await anext(lines)
             yield
 
-    # Looking
+    # Reading
 
     async def wait(self, tree: str, run: int = 0) -> Result[Any]:
         result = await self.result(tree, run)
@@ -215,13 +215,14 @@ class ControlClient:
         return await self._channel.call(protocol.FIND, name=name)
 
     async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        """Watch a tree. If it breaks off with ControlUnreachable, `after=` the last event seen misses nothing."""
+        """Watch a tree. After a ControlUnreachable, call again with `after` set to the last event seen; no event is
+        missed."""
         async with aclosing(self.watch_lines(tree, after=after, deltas=deltas)) as lines:
             async for line in lines:
                 yield decode_item(line)
 
     def watch_lines(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[bytes, None]:
-        """Watch a tree as the lines that came: events exactly as they are stored, deltas as `{"delta": ...}`."""
+        """Watch a tree as raw lines: events exactly as stored, deltas as `{"delta": ...}`."""
         return self._channel.stream(protocol.WATCH, tree=tree, after=after, deltas=deltas)
 
     # Changes
@@ -236,19 +237,19 @@ class ControlClient:
         return await self._channel.call(protocol.APPLY, tree=tree, run=run)
 
     async def close(self) -> None:
-        """Do nothing: every command has a connection of its own, and runs are the other process's."""
+        """Do nothing: every command has a separate connection, and the runs belong to the other process."""
 
 
 class ControlUnreachable(RetinueError):
-    """The process of the control server is gone, or does not answer any more."""
+    """Raised when the process of the control server is gone or no longer answers."""
 
 
 class ReplyLost(ControlUnreachable):
-    """The request was sent, but no reply came: it may have taken effect."""
+    """Raised when a request was sent but no reply came. The request may have taken effect."""
 
 
 class ControlChannel:
-    """The way to the control server at `address`."""
+    """The transport to the control server at `address`."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -264,7 +265,7 @@ class ControlChannel:
         return await self._call_once(command, request, key)
 
     async def stream(self, command: StreamCommand, **arguments: Any) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of a stream. Raises ControlUnreachable if it breaks off."""
+        """Yield the lines of a stream. Raises ControlUnreachable if the stream breaks off."""
         async with self._request(command, command.request(**arguments)) as (connection, response):
             if response.status != 200:
                 raise _read_error(response.status, await self._read(connection.read_body(REPLY_BYTES)))
@@ -289,7 +290,7 @@ class ControlChannel:
     async def _request(
         self, command: Command[Any] | StreamCommand, request: Arguments, key: str = ""
     ) -> AsyncIterator[tuple[ClientConnection, Response]]:
-        """Send a request on a connection of its own, and wait for the head of the response."""
+        """Send a request on a new connection, and wait for the head of the response."""
         headers = {
             "Host": f"{HOST}:{self.address.port}",
             "Authorization": f"Bearer {self.address.token}",

@@ -1,14 +1,14 @@
-"""The collector: where the MCP servers that we started report their subagents, over HTTP on the loopback interface.
+"""The collector, to which the MCP servers that we started report their subagents over HTTP on the loopback interface.
 
-Each server gets an address of its own, with a path nobody can guess. The collector decides which run ids a server may
-report and where in our trees they belong; the supervisor's adoption checks and writes what is reported. Nothing is kept
-or printed here. Servers speak the format of CPE (`protocol.reports`): calls may come without ids, an ending without a
-status, and the first event of a run may be any. The limits of the calling run travel down. Host, Origin, path, method,
-type and size of a request are checked before its body is read.
+Each server gets its own address with an unguessable path. The collector decides which run ids a server may report and
+where they belong in our trees. The supervisor's adoption checks and writes the reports. The collector stores and
+prints nothing. Servers use the CPE format (`protocol.reports`): a call may lack an id, an ending may lack a status,
+and any event may be the first of a run. The limits of the calling run travel down. Host, Origin, path, method, type
+and size of a request are checked before its body is read.
 
-A run that we did not announce is placed by what it says: its `parentRunID`, or the caller's tag that a server of ours
-puts at the end of the ids that it gives to its own calls. A plain CPE process says neither about the calls that it
-makes, so an unknown id is a run below such a process while one is at work on the server. Others are refused.
+An unannounced run is placed by its `parentRunID`, or by the caller tag that a server of ours appends to the ids of its
+own calls. A plain CPE process sends neither for its own calls. While such a process is running on the server, an
+unknown id therefore counts as a run below that process. Other unknown ids are refused.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BOUNDS = Bounds()
 SWEPT = 4096
 IDLE_SECONDS = 120.0
 END = "subagent_end"
-OURS = "\0"  # begins the keys of our own runs, among the ids of a server's runs
+OURS = "\0"  # prefix of the keys of our own runs, to tell them from ids of a server
 NOT_YOURS = "run '{run}' is not below a call that was made on this server"
 UNKNOWN = "there is no run '{run}': report under the runId of the call, or name the run above it as parentRunID"
 HAS_ENDED = "run '{run}' has ended{how}: it is not wanted any more"
@@ -60,13 +60,13 @@ _REFUSALS = {
     "ended": (409, HAS_ENDED),
     "unknown": (403, NOT_YOURS),
 }
-RUNTIME = "foreign"  # the runtime of runs that a server reports, and the tier of their calls
+RUNTIME = "foreign"  # the runtime of reported runs, and the tier of their calls
 
 
 @dataclass(eq=False)
 class _Server:
-    """One server that was started. `open` has the ids of calls on it that have not come back; `plain` those of its runs
-    that are reported by a plain CPE process, the newest last, and may have ended."""
+    """A started server. `open` holds the ids of its unfinished calls. `plain` holds its runs that a plain CPE process
+    reports, newest last; they may have ended."""
 
     name: str
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(24))
@@ -76,9 +76,11 @@ class _Server:
 
 @dataclass(slots=True, eq=False)
 class _ReportedRun:
-    """A run id that one server may report, and what turns its events into reports. `parent` is the key of the run it
-    stands below; `give_up` ends the call whose own run it is; `is_over` says that the call has come back. Of its own
-    tool calls, `open_calls` have no result yet: each is an id, the name of the tool and the monotonic time."""
+    """A run id that one server may report, and the conversion of its events into reports.
+
+    `parent` is the key of the run above. `give_up` abandons the call, if the run is the call's own. `is_over` is True
+    once the call has returned. `open_calls` holds the run's tool calls without a result: id, tool name and monotonic
+    start time."""
 
     server: _Server
     tree: str
@@ -89,7 +91,7 @@ class _ReportedRun:
     call_count: int = 0
 
     def spawn_report(self, event: Reported, *, size: int) -> Report:
-        """Return the report that makes the run, from the first event that a server posts about it."""
+        """Return the report that creates the run, made from the first event posted about it."""
         is_start = event.type == "subagent_start"
         body = RemoteSpawned(
             parent=self.parent,
@@ -102,7 +104,8 @@ class _ReportedRun:
         return Report(event.run_id, body, seq=event.seq if is_start else None, size=size if is_start else 0)
 
     def body_report(self, event: Reported, *, size: int) -> Report | None:
-        """Return the report of what an event says beside that the run has begun."""
+        """Return the report for the content of an event, apart from the start of the run. Return None if there is no
+        content."""
         usage = event.usage
         spent = None if usage is None else UsageReported(f"mcp:{self.server.name}", usage, event.spent)
         body = self._body_of(event)
@@ -136,8 +139,8 @@ class _ReportedRun:
         return ToolCall(call_id, name, args, RUNTIME, timeout_seconds=timeout or None, raw=raw)
 
     def _close_call(self, call_id: str | None, name: str) -> tuple[str, int]:
-        """Return the id of the call that a result belongs to, and its milliseconds: the call that the result names, or
-        the oldest open one of the tool."""
+        """Return the id and duration in milliseconds of the call that a result belongs to. A result without a call id
+        belongs to the tool's oldest open call."""
         for call in self.open_calls:
             if call[0] == call_id or (not call_id and call[1] == name):
                 self.open_calls.remove(call)
@@ -146,7 +149,8 @@ class _ReportedRun:
 
 
 class _ServerRuns:
-    """The commands for the runs that a server reports: none reaches them but giving up the call that made them."""
+    """The commands for the runs that a server reports. The only supported command is to cancel a run by abandoning its
+    call."""
 
     capabilities = Capabilities(cancel=True)
 
@@ -166,8 +170,8 @@ class _ServerRuns:
 
 
 class Collector(Listener):
-    """Implements the port of that name. Opens its socket when the first server is about to be started; `close` ends
-    it. Made in the event loop of the supervisor, by `build`."""
+    """The implementation of the `Collector` port. The socket opens before the first server starts, and `close` closes
+    it. `build` creates the collector in the supervisor's event loop."""
 
     def __init__(self, down: Downward) -> None:
         super().__init__("the collector", max_connections=MOST_CONNECTIONS, idle_seconds=IDLE_SECONDS)
@@ -182,7 +186,7 @@ class Collector(Listener):
         self._anchored: dict[str, tuple[str, int]] = {}
         self._tagged: dict[str, str] = {}
 
-    # For whoever starts and calls servers
+    # For code that starts and calls servers
 
     def environment(self, server: str) -> Mapping[str, str]:
         if not self._port:
@@ -203,7 +207,8 @@ class Collector(Listener):
         return run_id
 
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
-        """Add an id for the run itself, below which a server can report runs that are not the call's own."""
+        """Return the limits of a run for the `_meta` of its call. They include an id of the run, below which a server
+        can report runs other than the call's own."""
         place = ref.tree, ref.run
         anchor = self._anchors.get(place)
         if anchor is None:
@@ -236,11 +241,11 @@ class Collector(Listener):
         del self._paths[f"/{started.secret}{ROUTE}"]
         for name, run in list(self._runs.items()):
             node = self._adopted(name)
-            if run.server is started and node is not None and name not in started.open:  # an open call says why
+            if run.server is started and node is not None and name not in started.open:  # open calls end by end_call
                 node.stop("disconnected")
 
     def _adopted(self, run_id: str) -> AdoptedRun | None:
-        """Return the run of our tree that a reported run became with its first event."""
+        """Return the run in our tree that a reported run became with its first event, or None."""
         run = self._runs.get(run_id)
         adoption = None if run is None else self._adoptions.get((run.server.secret, run.tree))
         node = None if adoption is None else adoption.run_of(run_id)
@@ -251,7 +256,7 @@ class Collector(Listener):
         self._tagged[make_caller_tag(run_id)] = run_id
 
     def _sweep(self) -> None:
-        """Forget the trees that have ended, once there are many."""
+        """Forget ended trees, once there are many entries."""
         if len(self._runs) + len(self._anchors) < SWEPT:
             return
         trees = self._down.supervisor.trees
@@ -285,14 +290,14 @@ class Collector(Listener):
         connection.send_response(200, b"{}")
         await connection.drain()
 
-    # What arrives
+    # Handling reports
 
     def _take(self, server: _Server, event: Reported, size: int) -> None:
         run = self._runs.get(event.run_id)
         if run is None:
             run = self._find_place(server, event)
             if event.type == END:
-                return  # nothing was reported of it, so there is nothing to end
+                return  # the run was never reported, so there is nothing to end
         elif run.server is not server:
             raise HttpError(403, NOT_YOURS.format(run=event.run_id))
         node = self._adopted(event.run_id)
@@ -307,7 +312,7 @@ class Collector(Listener):
         if node is None:
             _adopt(adoption, run.spawn_report(event, size=size))
             if adoption.run_of(event.run_id) is None:
-                return  # one too many, which its parent's log says
+                return  # over the limit; the parent's log has a gap that says so
             self._keep_run(event.run_id, run)
             if event.root_id is None:
                 server.plain[event.run_id] = None
@@ -316,7 +321,8 @@ class Collector(Listener):
             _adopt(adoption, report)
 
     def _find_place(self, server: _Server, event: Reported) -> _ReportedRun:
-        """Place a run that nobody announced: below the run that it or its id names, or below a plain CPE process."""
+        """Return the place of an unannounced run: below the run that the event or its run id names, or below a plain
+        CPE process."""
         named = event.parent_id or self._tagged.get(event.run_id.rpartition("-")[2])
         key = named or self._find_plain_run(server)
         if key is None:
@@ -330,7 +336,7 @@ class Collector(Listener):
         return _ReportedRun(server, place[0], _key_of(place[1]))
 
     def _find_plain_run(self, server: _Server) -> str | None:
-        """Return the newest run of the server that a plain CPE process reports and that is at work."""
+        """Return the newest running run of the server that a plain CPE process reports, or None."""
         for run_id in reversed(list(server.plain)):
             node = self._adopted(run_id)
             if node is not None and not node.ending:
@@ -339,7 +345,7 @@ class Collector(Listener):
         return None
 
     def _adoption(self, run: _ReportedRun) -> Adoption | None:
-        """Return what adopts the runs of a server in the tree; None when that has ended."""
+        """Return the adoption of the server's runs in the run's tree, or None if the tree has ended."""
         supervisor, name = self._down.supervisor, run.server.name
         place = run.server.secret, run.tree
         adoption = self._adoptions.get(place)
@@ -358,7 +364,8 @@ class Collector(Listener):
 
 
 def _key_of(run: int) -> str:
-    """Return the key of a run of ours that calls a server. No peer can use it: it has a control character."""
+    """Return the key of a run of ours that calls a server. No peer can use the key, because it contains a control
+    character."""
     return f"{OURS}{run}"
 
 
@@ -371,7 +378,7 @@ def _adopt(adoption: Adoption, report: Report) -> None:
 
 
 def _ending_of(status: str | None, payload: str) -> RunEnded:
-    """Return the ending. CPE processes give no status: words at the end are those of an error."""
+    """Return the ending. CPE processes send no status; a text at the end means an error."""
     if status is None:
         status = "failed" if payload else "done"
     text = payload if status in ("done", "failed") else ""
@@ -379,7 +386,7 @@ def _ending_of(status: str | None, payload: str) -> RunEnded:
 
 
 class Downward:
-    """The limits that travel down from one supervisor, which is set once it is made."""
+    """The limits that travel down from `supervisor`, which is set after construction."""
 
     supervisor: Supervisor
 
@@ -388,7 +395,7 @@ class Downward:
         self._limits = limits if isinstance(limits.depth, int) else Limits(depth=DEFAULT_DEPTH).override(limits)
 
     def variables(self) -> dict[str, str]:
-        """Return the limits of all calls on a server, whichever run makes them, as environment variables."""
+        """Return the limits that hold for all calls on a server, from any run, as environment variables."""
         above = self.supervisor.caller
         own = above.narrow(self._limits)
         tokens = own.tokens if isinstance(own.tokens, int) else None
@@ -405,7 +412,8 @@ class Downward:
         return travel.to_environment(holds)
 
     def find_remaining(self, ref: RunRef, *, parent_id: str, root_id: str = "") -> Caller:
-        """Return what is left to a run that is reported as `parent_id`; nothing for one that is not at work."""
+        """Return the remaining limits of a run that is reported as `parent_id`. For a run that is not running, nothing
+        remains."""
         tree = self.supervisor.trees.get(ref.tree)
         if tree is None or not 0 <= ref.run < len(tree.runs):
             return Caller(depth=0, deadline=0.0, parent_id=parent_id, root_id=root_id)
@@ -415,7 +423,7 @@ class Downward:
 
 
 def mint(name: str, *, caller: str = "") -> str:
-    """Return a new run id that a person can tell from others: the tool's name and some letters. The `caller` is the id
-    of the run that makes the call, for a process whose calls are not announced to the collector."""
+    """Return a new, readable run id: the tool's name and random letters. `caller` is the id of the calling run, for a
+    process whose calls are not announced to the collector."""
     tag = f"-{make_caller_tag(caller)}" if caller else ""
     return f"{clean_name(name) or 'run'}-{secrets.token_hex(6)}{tag}"

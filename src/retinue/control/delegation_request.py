@@ -1,7 +1,7 @@
-"""One request from an outbox, on the host: checked, copied in, run as a tree of ours, streamed, and copied back.
+"""One request from an outbox, on the host: checked, copied in, run as a tree, streamed, and copied back.
 
-Knows runs only by the commands of Control, in this process. The watcher of the outbox makes one `DelegationRequest` for
-each request file and writes the response it returns.
+Uses runs only through the commands of Control in this process. The outbox watcher makes a `DelegationRequest` for each
+request file and writes the returned response.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ from retinue.workspaces.delegated import AllowedRoots, DelegatedWorkspace, Refus
 
 POLL_SECONDS = 0.5
 STOPPED = "cancelled before it was started"
-# A lock for each folder that requests name, so that no request copies a folder while another one writes it.
+# One lock per requested folder, so that no request copies a folder while another request writes it.
 FolderLocks = WeakValueDictionary[str, asyncio.Lock]
 
 
 @dataclass(frozen=True)
 class Hosting:
-    """The host's part of an outbox. `project` and `state` are its own folders, `find` returns one of its profiles by
-    name, `say` shows a line to its user, `begun` is called with the ref and the task of each run that was spawned.
-    `caller` has the limits that the whole process inherited."""
+    """The host's settings for an outbox.
+
+    `project` and `state` are the host's own folders. `find` returns a profile by name. `say` shows a line to the
+    host's user. `begun` is called with the ref and the task of each spawned run. `caller` holds the limits that the
+    whole process inherited."""
 
     outbox: Path
     roots: Sequence[Path]
@@ -59,8 +61,8 @@ class Hosting:
 
 
 class DelegationRequest:
-    """One claimed request. `stage` is the folder for its copies, named like the request; `owner` is the user id of the
-    request file."""
+    """A claimed request. `stage` is the folder for its copies and has the request's name. `owner` is the user id of
+    the request file."""
 
     def __init__(
         self, control: Control, host: Hosting, box: Mailbox, roots: AllowedRoots, locks: FolderLocks, stage: Path
@@ -73,7 +75,7 @@ class DelegationRequest:
         self.owner: int | None = None
 
     async def serve(self, trees: dict[str, str], stopping: Callable[[], bool]) -> wire.Response:
-        """Run the request, if it is allowed, and return its response. Puts the id of its tree into `trees`; starts
+        """Run the request, if it is allowed, and return its response. Adds the id of its tree to `trees`. Starts
         nothing once `stopping` returns True."""
         name = self._name
         try:
@@ -100,7 +102,7 @@ class DelegationRequest:
             self._host.begun(run.ref, request.task)
             await self._stream(run.ref.tree)
         except BaseException:
-            await self._control.cancel(run.ref.tree)  # nobody would report how it goes on
+            await self._control.cancel(run.ref.tree)  # its further events would not be reported
             raise
         result = await run.result()
         async with self._locks.setdefault(request.workspace, asyncio.Lock()):
@@ -134,7 +136,7 @@ class DelegationRequest:
         )
 
     def _copy_in(self, request: wire.Request) -> list[tuple[str, str]]:
-        """Copy the workspace and the context paths; return each context path with the path of its copy."""
+        """Copy the workspace and the context paths. Return each context path with the path of its copy."""
         found = []
         try:
             self._stage.mkdir(mode=0o700)
@@ -142,7 +144,7 @@ class DelegationRequest:
                 self._copies.copy_workspace(fd)
             for index, path in enumerate(request.context_paths):
                 what = f"context_paths[{index}]"
-                name = f"{index}-{os.path.basename(path)}"  # noqa: PTH119 - a plain path of theirs
+                name = f"{index}-{os.path.basename(path)}"  # noqa: PTH119 - a path of the other machine
                 with self._roots.open_path(path, what=what, file=True) as fd:
                     found.append((path, str(self._copies.copy_context(fd, name, what=what))))
         except OSError as error:
@@ -152,8 +154,8 @@ class DelegationRequest:
     async def _spawn(
         self, request: wire.Request, profile: Profile, readable: list[tuple[str, str]]
     ) -> tuple[RunHandle, Path]:
-        """Spawn a primary whose workspace is the copy, within the limits of the request and of the host; return it with
-        its workspace. It reaches the hosts that our own profile of that name allows, and none if that says nothing."""
+        """Spawn a primary in the copied workspace, within the limits of the request and of the host. Return the run
+        and its workspace. The run may reach the hosts in `profile.network`, or no host if that is not set."""
         there = [f"{request.workspace} is your workspace", *(f"{path} is {copy}" for path, copy in readable)]
         task = Task(
             request.task,
@@ -169,14 +171,14 @@ class DelegationRequest:
         workspace = Path((await self._control.describe_run(run.tree)).workspace)
         try:
             make_private_folder(workspace.parent)
-            self._copies.path.rename(workspace)  # nothing was awaited, so no step of the run comes first
+            self._copies.path.rename(workspace)  # nothing was awaited, so the run has taken no step yet
         except (OSError, RetinueError) as error:
             await self._control.cancel(run.ref.tree)
             raise RefusedPath(f"its workspace could not be made: {error}") from None
         return run, workspace
 
     async def _stream(self, tree: str) -> None:
-        """Write the events of the tree to the outbox. A file that cannot be written does not stop the run."""
+        """Write the events of the tree to the outbox. A write error does not stop the run."""
         fd: int | None = None
         try:
             fd = self._box.create_stream(wire.events_name(self._name), reader=self.owner)
@@ -199,7 +201,7 @@ class DelegationRequest:
                 os.close(fd)
 
     def _copy_back(self, request: wire.Request, workspace: Path) -> None:
-        """Bring the changes of the run back. The run wins; the notes say what it replaced."""
+        """Copy the changes of the run back. The run's version wins; the notes name the files it replaced."""
         try:
             with self._roots.open_path(request.workspace, what="workspace") as target:
                 self._notes += self._copies.bring_back(workspace, target)
@@ -213,7 +215,7 @@ def failure_response(name: str, text: str, status: str = "failed") -> wire.Respo
 
 
 def _timeout_of(request: wire.Request, own: Limits, host: Hosting) -> float | None:
-    """Return the seconds that were asked for, at most those that a person on the host has set."""
+    """Return the requested timeout in seconds, limited by the timeouts set on the host."""
     set_here = [limits.seconds for limits in (own, host.limits) if limits.seconds is not UNSET]
     bounds = [seconds for seconds in set_here if seconds is not None]
     if request.timeout_seconds is not None:

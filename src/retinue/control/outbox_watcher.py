@@ -1,8 +1,9 @@
-"""The watcher of an outbox on the host: claims requests, has each served as a tree of ours, and answers each once.
+"""The watcher of an outbox on the host. It claims requests, runs each as a tree, and answers each once.
 
-Nothing in the folder is trusted. A request names a task, a profile of ours and folders below the allowed roots; the run
-gets copies of them, and its changes are copied back. Claims and answers are kept in the state folder of the host, so
-that an id has one effect and one answer, whichever process is killed when. Uses the commands of Control only.
+Nothing in the folder is trusted. A request names a task, a profile of ours and folders below the allowed roots. The
+run gets copies of the folders, and its changes are copied back. Claims and answers are stored in the host's state
+folder, so a request id has one effect and one answer even if a process is killed at any point. Uses only the commands
+of Control.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ SIDE = "watches"
 UNREAD_SECONDS = 24 * 3600.0
 GLANCE_SECONDS = 0.02
 STOP_SECONDS = 40.0
-MOST_KEPT = 20_000  # as many as one look at a folder shows
+MOST_KEPT = 20_000  # as many names as one listing of a folder returns
 MOST_NAMED = 20
 ODD_NAME = "{file!r} is not taken: the id of a request has 1 to 128 of A-Z, a-z, 0-9, '-' and '_'"
 HELD = "another watcher has this outbox; taking over when it ends"
@@ -48,7 +49,8 @@ FALLEN = "the watcher that ran it ended; what the run had done until then is not
 
 
 class OutboxWatcher:
-    """The watcher of one outbox. `watch` serves it until cancelled, `close` ends and answers the requests at work."""
+    """The watcher of one outbox. `watch` serves the outbox until cancelled. `close` ends and answers the running
+    requests."""
 
     def __init__(self, control: Control, hosting: Hosting) -> None:
         self._control = control
@@ -74,7 +76,8 @@ class OutboxWatcher:
         self._stopping = False
 
     async def watch(self) -> None:
-        """Wait for the lock on the folder, answer the requests that an earlier watcher left open, then serve."""
+        """Wait for the lock on the folder, answer the requests that an earlier watcher left open, then serve new
+        ones."""
         is_told = False
         while not self._take_lock():
             if not is_told:
@@ -94,7 +97,7 @@ class OutboxWatcher:
                     break
 
     async def close(self) -> None:
-        """Cancel the runs and wait for their answers. Requests that were not claimed stay for the next watcher."""
+        """Cancel the runs and wait for their answers. Unclaimed requests stay for the next watcher."""
         self._stopping = True
         for tree in list(self._trees.values()):
             await self._control.cancel(tree)
@@ -102,12 +105,12 @@ class OutboxWatcher:
         if serving:
             await asyncio.wait(serving, timeout=STOP_SECONDS)
         if self._serving:
-            return  # what still works with the folders goes with the process
+            return  # running requests still use the folders; they end with the process
         for box in (self._box, self._kept, self._roots):
             box.close()
 
     def look_once(self) -> None:
-        """Look into the folder once: start new requests, cancel and steer those at work."""
+        """Scan the folder once: start new requests, and cancel and steer running ones."""
         for name in list(self._serving):
             self._obey_cancel(name)
         files = self._box.list_names()
@@ -134,10 +137,10 @@ class OutboxWatcher:
         for file in files:
             about = wire.stopped_id(file) or wire.steered_id(file)
             if about is not None and about not in awaited and self._kept.has_entry(about):
-                self._box.remove_entry(file)  # it came too late
+                self._box.remove_entry(file)  # the cancel or message came too late
 
     def _complain(self, text: str) -> None:
-        """Tell the user once, however often the same thing fails."""
+        """Show a message to the user, unless it was shown before."""
         if text not in self._said:
             self._said.add(text)
             self._host.say(text)
@@ -149,7 +152,8 @@ class OutboxWatcher:
             return False
 
     def _recover(self) -> None:
-        """Answer the claims of dead watchers: we hold the lock, so whoever claimed and did not answer is gone."""
+        """Answer the claims of dead watchers. This watcher holds the lock, so the owner of an unanswered claim is
+        gone."""
         self._box.remove_leftovers()
         self._kept.remove_leftovers()
         for path in self._stage.iterdir():
@@ -160,13 +164,13 @@ class OutboxWatcher:
                 self._answer(failure_response(name, FALLEN, "disconnected"))
             elif self._kept.entry_age(name) > UNREAD_SECONDS and not self._box.has_entry(wire.request_name(name)):
                 for file in (wire.response_name(name), wire.events_name(name)):
-                    self._box.remove_entry(file)  # nobody has come for it
+                    self._box.remove_entry(file)  # nobody has collected it
                 if self._kept.entry_age(name) > RETENTION_DAYS * 24 * 3600:
                     self._kept.remove_entry(name)
 
     def _sweep_workspace(self, name: str) -> None:
-        """Remove what a killed watcher has left half written in the workspace of a request."""
-        with suppress(OSError, UnreadableMessage, RetinueError):  # without it nobody can tell where that was
+        """Remove half-written files that a killed watcher left in the workspace of a request."""
+        with suppress(OSError, UnreadableMessage, RetinueError):  # without the request, the workspace is unknown
             request = wire.parse_request(
                 self._box.read_message(wire.request_name(name), limit=wire.REQUEST_BYTES)[0], name
             )
@@ -174,7 +178,7 @@ class OutboxWatcher:
                 remove_temporary_files(fd)
 
     def _kept_answer(self, name: str) -> bytes | None:
-        """Return the answer kept for an id, no bytes for one that is claimed, None for an unknown one."""
+        """Return the stored answer for an id: empty bytes if the id is only claimed, None if it is unknown."""
         try:
             return self._kept.read_message(name, limit=2 * wire.RESPONSE_BYTES)[0]
         except FileNotFoundError:
@@ -193,8 +197,8 @@ class OutboxWatcher:
             self._host.say(f"{name}: cancelled by the side that asked")
 
     def _read_steer(self, file: str) -> None:
-        """Send the words in a steer file to the run they are for. Whoever removes the file has the words: we, or the
-        side that wrote it and waited too long."""
+        """Send the message in a steer file to its run, unless the sender withdraws the file first. The side that
+        removes the file has the message."""
         name = wire.steered_id(file)
         if name is None or name not in self._trees:
             return
@@ -220,7 +224,7 @@ class OutboxWatcher:
             self._complain(f"{tree}: a message for it was not read: {error}")
 
     async def _serve(self, name: str) -> None:
-        """Serve one request and answer it, whatever happens."""
+        """Serve the request `name` and always write an answer."""
         try:
             answer = self._kept_answer(name)
             if answer:
@@ -234,7 +238,7 @@ class OutboxWatcher:
             )
             try:
                 response = await request.serve(self._trees, lambda: self._stopping)
-            except Exception as error:  # noqa: BLE001 - a request is answered whatever happens here
+            except Exception as error:  # noqa: BLE001 - every request gets an answer
                 self._complain(f"{name}: {type(error).__name__}: {error}")
                 response = failure_response(name, f"the watcher failed ({type(error).__name__}); its user was told why")
             self._answer(response, request.owner)
@@ -263,7 +267,7 @@ class OutboxWatcher:
         self._deliver(response.id, data, owner)
 
     def _deliver(self, name: str, data: bytes, owner: int | None) -> None:
-        """Put the response in its place, then remove the request."""
+        """Write the response file, then remove the request."""
         file = wire.response_name(name)
         there = b""
         with suppress(FileNotFoundError, UnreadableMessage):
@@ -273,7 +277,7 @@ class OutboxWatcher:
             self._box.put_message(file, data, reader=reader, failpoint="response_half_written")
         reach_failpoint("response_written")
         request = wire.request_name(name)
-        # Looked at right here: the client may ask again as soon as its request is gone.
+        # Check immediately: the client may write a new request as soon as the old one is gone.
         if not self._box.remove_entry(request) and self._box.has_entry(request):
             self._odd.add(name)
         reach_failpoint("request_removed")

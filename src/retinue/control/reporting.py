@@ -1,14 +1,14 @@
 """Both ends of reporting for one process, as `build` needs them.
 
-An MCP server that found an address in its environment reports there and passes it on. A process that starts servers
-itself has a collector of its own.
+An MCP server with a collector's address in its environment reports there and passes the address on. A process that
+starts servers itself has its own collector.
 
-The publisher reports the runs of this process to the collector of the process that started it. A `CommitHook`: it posts
-what the log is given of each run (its start, thoughts, tool calls and results, and its end), one event a post, in
-order. What must arrive is waited for: no run begins and no tool runs before it is reported. Strict (the default): a run
-of which something cannot be reported ends `failed`, with the reason; only for its end, sent whatever became of the run,
-a warning has to do. With `strict=False` runs continue unreported. A run that the collector does not want any more is
-cancelled. The supervisor stops runs; the publisher only asks for it.
+The publisher reports the runs of this process to the collector of its parent process. As a `CommitHook`, it posts each
+run's logged events (start, thoughts, tool calls and results, end) in order, one event per post. In strict mode (the
+default), no run starts and no tool runs before the event is reported. If an event cannot be reported, the run ends
+`failed`, with the reason; for the end event itself, only a warning is logged. With `strict=False`, runs continue
+unreported. A run is cancelled if the collector no longer wants it. The publisher only requests a stop; the supervisor
+stops the run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ WHAT = f"{ADDRESS}: the address to report to"
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """One reported run: the sender of its events, the last of its posts, and why it had to fail."""
+    """One reported run: the sender of its events, its latest post, and the reason why it had to fail."""
 
     sender: Sender
     parent: _Line | None
@@ -62,7 +62,7 @@ class _Line:
 
 
 class Publisher:
-    """Posts to one address. `runs` is the supervisor, set when there is one."""
+    """A commit hook that posts to one address. `runs` is the supervisor, set after construction."""
 
     def __init__(self, address: str, *, strict: bool) -> None:
         self._poster = Poster(address, ROUTE)
@@ -76,7 +76,8 @@ class Publisher:
             hide_secret(part)
 
     def ids_of(self, tree: str, run: int) -> tuple[str, str]:
-        """Return the id under which a run is reported, and that of the first run of its line."""
+        """Return the reported ids of a run and of its root run. For an unreported run, return the ids of its
+        caller."""
         line = self._lines.get(tree, {}).get(run)
         if line is None:
             caller = NOBODY if (call := CALL.get()) is None else call.caller
@@ -120,7 +121,7 @@ class Publisher:
                 raise PostFailed(line.failure)
 
     def end(self, run_id: str, status: Status, text: str) -> None:
-        """Report the end of a run of another process, which reports where we do and may be gone."""
+        """Report the end of a run of another process. That process reports to the same collector, but may be gone."""
         self._sending.start(self._post_end(run_id, encode_ending(run_id, status, text, time.time())))
 
     async def _post_end(self, run_id: str, data: bytes) -> None:
@@ -130,8 +131,8 @@ class Publisher:
             _LOG.warning(UNTOLD, run_id, failed)
 
     def _open_line(self, event: Event, body: RunSpawned, lines: dict[int, _Line]) -> _Line | None:
-        """Return the line of a new run; None for one that its own process reports, for a primary that stands for the
-        caller, and for one that no call has asked for."""
+        """Return the line of a new run. Return None if another process reports the run, if the run is a primary that
+        represents the caller, or if no call asked for the run."""
         call = CALL.get()
         if body.server:
             return None
@@ -147,8 +148,8 @@ class Publisher:
         return line
 
     async def _send(self, line: _Line, event: Event, data: bytes, before: list[asyncio.Task[None] | None]) -> None:
-        """Post one event after those before it. Runs in a task of its own, so that cancelling the run does not lose
-        it. Never raises."""
+        """Post one event after the posts in `before`. Runs in a separate task, so that cancelling the run does not
+        lose the event. Never raises."""
         for earlier in before:
             if earlier is not None:
                 await earlier
@@ -161,7 +162,7 @@ class Publisher:
             self._stop_run(line, event, "cancelled", FAILED.format(why=refused))
         except PostFailed as failed:
             self._handle_failure(line, event, str(failed))
-        except Exception as error:  # noqa: BLE001 - an event that cannot be sent is one that did not arrive
+        except Exception as error:  # noqa: BLE001 - any error means that the event did not arrive
             self._handle_failure(line, event, f"{type(error).__name__}: {error}")
 
     def _handle_failure(self, line: _Line, event: Event, why: str) -> None:
@@ -183,15 +184,15 @@ class Publisher:
             self.runs.stop_run(event.tree, event.run, status, failure=why if status == "failed" else "")
 
     async def close(self) -> None:
-        """Wait for the posts on their way, as long as one post may take."""
+        """Wait for pending posts, for at most the timeout of one post."""
         await self._sending.wait(POST_SECONDS)
         self._poster.close()
 
 
 @dataclass(slots=True, eq=False)
 class _Reported:
-    """Done when an event is written and reported. Not awaiting it is no mistake. `line` is that of a run which fails
-    without it."""
+    """An awaitable that completes when an event is written and reported. Awaiting it is optional. `line` is set if the
+    run must fail when the report fails."""
 
     written: Awaitable[None] | None
     sent: asyncio.Task[None]
@@ -206,11 +207,11 @@ class _Reported:
 
 
 class HookedLog(ForwardingLog):
-    """A log whose events a CommitHook takes too. Closing it closes the hook and the log inside."""
+    """A log that also passes its events to a CommitHook. Closing it closes the hook and the inner log."""
 
     def __init__(self, log: Log, hook: CommitHook) -> None:
         super().__init__(log)
-        self.ahead = False  # no run begins before the hook has taken its first event
+        self.ahead = False  # no run starts before the hook has its first event
         self._hook = hook
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
@@ -222,16 +223,16 @@ class HookedLog(ForwardingLog):
 
 
 class PostFailed(RetinueError):
-    """An event did not arrive; the text says why."""
+    """Raised when an event did not arrive. The text says why."""
 
 
 class Unwanted(PostFailed):
-    """The collector does not want the run any more: its call was given up, or a person cancelled it."""
+    """Raised when the collector no longer wants a run, because its call was abandoned or a user cancelled it."""
 
 
 class Poster:
-    """A client that posts to `http://HOST:PORT[/PATH]` over connections that it keeps, one request per event. Its
-    errors never name the path, which is a secret."""
+    """A client that posts to `http://HOST:PORT[/PATH]` over reused connections, one request per event. Its errors
+    never contain the path, which is a secret."""
 
     def __init__(self, address: str, route: str) -> None:
         try:
@@ -251,11 +252,10 @@ class Poster:
         self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
 
     async def post(self, body: bytes) -> None:
-        """Post once, within 5 s. Raises PostFailed.
+        """Post once, within `POST_SECONDS`. Raises PostFailed.
 
-        A kept connection that turns out to be closed is replaced. Either the receiver had taken nothing of the request
-        by then, or it recognizes the event by its number.
-        """
+        If a reused connection turns out to be closed, the post is repeated on a new one. This is safe: either the
+        receiver got nothing of the request, or it recognises the event by its number."""
         try:
             async with asyncio.timeout(POST_SECONDS), self._slots:
                 connection = self._take_idle_connection()
@@ -292,7 +292,7 @@ class Poster:
             raise PostFailed(f"cannot reach {self.where}: {words.splitlines()[0] if words else 'no reason'}") from None
 
     async def _exchange(self, connection: ClientConnection, body: bytes) -> tuple[int, str] | None:
-        """Send one post. Returns its status and text, or None if the peer closed the connection without an answer."""
+        """Send one post. Return its status and text, or None if the peer closed the connection without an answer."""
         is_reusable = False
         try:
             connection.send_request("POST", self._target, self._headers, body)
@@ -320,10 +320,10 @@ def _shorten_text(said: bytes) -> str:
 
 
 class Relay:
-    """The collector's port in a process that is an MCP server: opens nothing, and passes on the address it got, if it
-    got one. Limits travel down in any case.
+    """The collector's port in an MCP server process. It opens no socket and passes on the process's own reporting
+    address, if any. Limits always travel down.
 
-    `publisher` knows the ids under which the runs of this process are reported; None if they are not."""
+    `publisher` knows the ids under which this process reports its runs; None if the runs are not reported."""
 
     def __init__(self, down: Downward, address: str | None, publisher: Publisher | None) -> None:
         self._down = down
@@ -344,8 +344,8 @@ class Relay:
         return ("", "") if self._publisher is None else self._publisher.ids_of(ref.tree, ref.run)
 
     def end_call(self, run_id: str, outcome: Outcome | None) -> None:
-        """Report the end of a call that failed or was given up, in case the process that ran it is gone. The first
-        reported end of a run counts."""
+        """Report the end of a call that failed or was abandoned, in case the process that ran it is gone. Only the
+        first reported end of a run counts."""
         if self._publisher is None:
             return
         if outcome is None:
@@ -354,15 +354,15 @@ class Relay:
             self._publisher.end(run_id, "failed", outcome.text)
 
     def end_server(self, server: str) -> None:
-        """Do nothing: the open calls of the server fail, and `end_call` reports those."""
+        """Do nothing: the server's open calls fail, and `end_call` reports them."""
 
     async def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: nothing was opened."""
 
 
 class Reporting:
-    """The reporting of one process. `collector` is for whoever starts MCP servers; `attach` a supervisor before the
-    first of them is started. A process that is reported, or that `serves` as an MCP server, opens no collector."""
+    """The reporting of one process. Code that starts MCP servers uses `collector`. Call `attach` with the supervisor
+    before the first server starts. A reported process, or one that `serves` as an MCP server, opens no collector."""
 
     def __init__(self, address: str | None, *, serves: bool, strict: bool, limits: Limits, clock: Clock) -> None:
         self._down = Downward(limits, clock)
@@ -374,7 +374,7 @@ class Reporting:
             self.collector = Collector(self._down)
 
     def hook_log(self, log: Log) -> Log:
-        """Return the log, with its events reported if there is a collector to report to."""
+        """Return the log, wrapped to report its events if there is a collector to report to."""
         return log if self.publisher is None else HookedLog(log, self.publisher)
 
     def attach(self, supervisor: Supervisor) -> None:

@@ -1,8 +1,9 @@
 """The control server: the commands of Control over HTTP on the loopback interface, for other processes of the user.
 
-Every request is checked before its body is read: Host and Origin, so that no web page can send one, and the token,
-which stands in a file that only the user can read. GETs change nothing. Most commands are methods of Control, called
-with the fields of the request (`protocol.control` has the table). Started and stopped by the surface that runs trees.
+Every request is checked before its body is read: Host and Origin, so that no web page can send requests, and the
+token, which is stored in a file that only the user can read. GET requests change nothing. Most commands are methods of
+Control, called with the fields of the request (see the table in `protocol.control`). The surface that runs trees
+starts and stops the server.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ UNATTENDED = (
     "process {pid} writes the log of {tree} and asks nobody, since it was started with --yes: "
     "add --yes to go on there all the same, or wait until it has ended"
 )
-_ENDLESS = (protocol.ATTEND, protocol.WATCH_QUESTIONS)  # streams that end with the server
+_ENDLESS = (protocol.ATTEND, protocol.WATCH_QUESTIONS)  # streams that end only with the server
 _STREAMS = (protocol.OPEN_CLIENT, protocol.WATCH, *_ENDLESS)
 ROUTES: dict[str, protocol.Command[Any] | protocol.StreamCommand] = {
     **protocol.COMMANDS,
@@ -53,8 +54,8 @@ ROUTES: dict[str, protocol.Command[Any] | protocol.StreamCommand] = {
 
 
 class ControlServer(Listener):
-    """`async with ControlServer(control, state_folder)`: listens inside; afterwards its address file is gone. A process
-    that asks nobody is `unattended`."""
+    """The control server. `async with ControlServer(control, state_folder)` listens inside the block and removes its
+    address file afterwards. `unattended` marks a process that asks nobody for approval."""
 
     address: protocol.Address
 
@@ -81,7 +82,7 @@ class ControlServer(Listener):
         self._file.remove()
         await self.stop_listening()
         self._closing.set()
-        await self.end_connections(GRACE_SECONDS)  # watchers of a tree that has ended get its last events
+        await self.end_connections(GRACE_SECONDS)  # watchers of an ended tree get its last events
         await self._calls.close()
         forget_secret(self._token)
 
@@ -104,7 +105,7 @@ class ControlServer(Listener):
             connection.send_response(status, encode_body(protocol.to_error_reply(error)))
 
     def _find_route(self, request: Request) -> protocol.Command[Any] | protocol.StreamCommand:
-        """Return the command of a request. Token, route and method are checked before anything else is looked at."""
+        """Return the command of a request, after checking token, route and method. Raises HttpError."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self._token.encode()):
             raise HttpError(401, "the token is missing or wrong", **{"WWW-Authenticate": "Bearer"})
@@ -132,8 +133,8 @@ class ControlServer(Listener):
 
 
 class CommandHandlers:
-    """Carries out the commands of other processes on this process's Control. A process that asks nobody is
-    `unattended`: it starts runs only for a client that accepts this. An error is a RetinueError."""
+    """Handlers that carry out the commands of other processes on this process's Control. An `unattended` process asks
+    nobody, so it starts runs only for a client that accepts this. Errors are RetinueErrors."""
 
     def __init__(self, control: Control, *, unattended: bool) -> None:
         self._control = control
@@ -151,7 +152,7 @@ class CommandHandlers:
         }
 
     async def run_command(self, command: protocol.Command[Any], request: protocol.Arguments) -> Any:
-        """Call the method of Control, and return what of its result can cross to another process."""
+        """Call the method of Control, and return the part of its result that can be sent to another process."""
         if command in self._own:
             reply = await self._own[command](request)
         else:
@@ -159,7 +160,7 @@ class CommandHandlers:
         if isinstance(reply, RunHandle):
             await reply.wait_until_logged()
             return reply.ref
-        if isinstance(reply, Result):  # the parser of a typed output is a function of this process
+        if isinstance(reply, Result):  # the parser of a typed output is a function and cannot be sent
             return msgspec.structs.replace(reply, parse=msgspec.UNSET)
         return reply
 
@@ -185,7 +186,7 @@ class CommandHandlers:
         if self._unattended and not request.unattended:
             raise ConfigError(UNATTENDED.format(pid=os.getpid(), tree=request.tree))
 
-    # Streams. What is wrong with its request a handler raises before it returns the lines.
+    # Streams. A handler raises the errors of its request before it returns the lines.
 
     async def _open_client(self, request: protocol.OpenClientRequest) -> AsyncIterator[bytes]:
         client = await self._control.open_client(ClientOptions(**msgspec.structs.asdict(request)))
@@ -226,11 +227,12 @@ class CommandHandlers:
 
 
 class _KeyedCalls:
-    """Runs a command once per key. A repetition, also while the first is still at work, gets the first one's reply."""
+    """A runner that executes a command once per key. A repetition gets the reply of the first call, even while that
+    call is still running."""
 
     def __init__(self) -> None:
         self._calls: dict[str, tuple[object, asyncio.Task[Any]]] = {}
-        self._tasks = TaskOwner(on_error=lambda _: None)  # whoever awaits the reply gets the exception
+        self._tasks = TaskOwner(on_error=lambda _: None)  # the task that awaits the reply gets the exception
 
     async def run(self, key: str, content: object, run: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         if len(key) > protocol.MAX_KEY:
@@ -246,17 +248,17 @@ class _KeyedCalls:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """End the commands that are still at work."""
+        """End the commands that are still running."""
         await self._tasks.close(None)
 
 
 async def _send_lines(lines: AsyncIterator[bytes], connection: ServerConnection, closing: asyncio.Event) -> None:
-    """Send the lines of a stream command. Returns when there are no more, the peer is gone, or `closing` is set.
+    """Send the lines of a stream command, until there are no more, the peer is gone, or `closing` is set.
 
-    A peer that reads slowly holds up nobody but itself. One that takes nothing for too long is dropped; a watcher then
-    comes back with `after=` the last event it has seen. An empty line is a heartbeat."""
+    A slow peer blocks only itself. A peer that reads nothing for too long is dropped; a watcher can then reconnect
+    with `after` set to its last event. An empty line is a heartbeat."""
     connection.start_response(200, {"Content-Type": "application/x-ndjson"})
-    with suppress(OSError, RetinueError):  # the peer is gone or stuck, or the lines end: it sees an unfinished response
+    with suppress(OSError, RetinueError):  # the peer is gone or stuck, or the lines fail: the response stays unfinished
         first = await run_until_first(
             [
                 _write_lines(lines, connection),
@@ -279,7 +281,7 @@ async def _write_lines(lines: AsyncIterator[bytes], connection: ServerConnection
                 async with asyncio.timeout(STUCK_SECONDS):
                     await connection.drain()
             elif written % LINES_PER_TURN == 0:
-                await asyncio.sleep(0)  # runs get their turn while a fast peer reads a long history
+                await asyncio.sleep(0)  # let runs proceed while a fast peer reads a long history
 
 
 async def _send_heartbeats(connection: ServerConnection) -> None:

@@ -1,1 +1,1 @@
-"""Remote runs: the port, the validator of what peers report, and the adapters."""
+"""Remote runs: the port, the validator of peers' reports, and the adapters."""

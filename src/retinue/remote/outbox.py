@@ -1,7 +1,7 @@
-"""The adapter of delegated runs: asks the host of the container we are in, through a shared folder (the outbox).
+"""The adapter for delegated runs. It sends requests to the host of our container through a shared folder, the outbox.
 
-The request is a file, the events of the run are another, the response ends it. On the host `retinue watch` takes the
-request. Steps of the run arrive as events of the host's tree, whose primary is the run that was asked for.
+The request is one file, the run's events are another, and the response file ends the exchange. On the host, `retinue
+watch` takes the request. Reports arrive as events of the host's tree, whose primary is the requested run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POLL_SECONDS = 0.05
 UNCLAIMED_SECONDS = 10.0
 ANSWER_SECONDS = 10.0
 STEER_SECONDS = 5.0
-OWN_CHARACTERS = 82  # of an id that we made
+OWN_CHARACTERS = 82  # of the part of an id that comes from the subagent's id
 PIECE_BYTES = 1024 * 1024
 UNCLAIMED = (
     "no watcher has taken the request for {seconds:g} s: on the host, run "
@@ -42,7 +42,7 @@ UNTAKEN = "no watcher has taken the words for {seconds:g} s; they were taken bac
 
 
 class OutboxAdapter:
-    """Asks for runs through one outbox. A folder that cannot be opened is an error at once."""
+    """The adapter for one outbox. Its creation fails if the folder cannot be opened."""
 
     name = NAME
     grace = CANCEL_ASK_SECONDS + TERM_SECONDS + ANSWER_SECONDS
@@ -54,7 +54,7 @@ class OutboxAdapter:
     def start(self, request: RemoteRequest) -> OutboxRun:
         ref = request.ref
         own = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in ref.subagent_id)
-        reference = f"{own[:OWN_CHARACTERS]}-{ref.tree}-{ref.run}-{secrets.token_hex(4)}"  # a model may repeat an id
+        reference = f"{own[:OWN_CHARACTERS]}-{ref.tree}-{ref.run}-{secrets.token_hex(4)}"  # models reuse ids
         return OutboxRun(self._folder, request, reference=reference, offset=0)
 
     def attach(self, request: RemoteRequest, *, reference: str, cursor: str) -> OutboxRun:
@@ -62,7 +62,7 @@ class OutboxAdapter:
 
 
 class OutboxRun:
-    """One request, from its file to its response. The cursor is an offset in the file of events."""
+    """One request, from its request file to its response. The cursor is an offset in the events file."""
 
     capabilities = Capabilities(send=True, cancel=True, replay=True)
 
@@ -92,7 +92,8 @@ class OutboxRun:
             self._box.close()
 
     def _ask(self) -> None:
-        """Write the request. A request that was answered already is answered once more, without a second effect."""
+        """Write the request, unless it was written, claimed or answered before. Then the existing response counts and
+        nothing runs twice."""
         name, request = self.reference, self._request
         if any(self._box.has_entry(file(name)) for file in (wire.request_name, wire.claim_name, wire.response_name)):
             return
@@ -122,12 +123,12 @@ class OutboxRun:
             raise RetinueError(text) from None
         reach_failpoint("request_renamed")
 
-    # Reading what the host writes
+    # Reading the host's files
 
     async def _read(self) -> AsyncGenerator[Report]:
         waited = 0.0
         while True:
-            response = self._read_response()  # first: what is in the file of events then is all of it
+            response = self._read_response()  # read first: the events file is complete once the response exists
             piece = self._read_piece()
             if piece:
                 for report in self._split(piece):
@@ -181,7 +182,7 @@ class OutboxRun:
         return os.read(self._events, PIECE_BYTES)
 
     def _split(self, piece: bytes) -> Iterator[Report]:
-        """Yield the reports of the lines that are whole now."""
+        """Yield the reports of all complete lines."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > wire.LINE_BYTES:
             raise wire.RequestError("the file of events has a line that is too long")
@@ -194,8 +195,8 @@ class OutboxRun:
     # Commands
 
     async def send(self, run: str, text: str) -> None:
-        """Write words for a run into a file of their own. Whoever removes the file has them: the host, or we, who take
-        them back."""
+        """Write a message for a run to a separate file and wait for the host to remove the file, which means that the
+        host has the message. After `STEER_SECONDS`, remove the file and raise Undelivered."""
         if self._steers == wire.MOST_STEERS:
             raise Undelivered(TOO_MANY)
         data, name = wire.encode_steer(int(run or 0), text), wire.steer_name(self.reference, self._steers)
@@ -223,8 +224,8 @@ class OutboxRun:
         raise Undelivered("questions are answered on the host")
 
     def _tidy(self) -> None:
-        """Remove the files of a request that was answered or never claimed. One that was claimed and not answered is
-        cancelled."""
+        """Remove the files of a request that was answered or never claimed. Cancel a request that was claimed but not
+        answered."""
         box, name = self._box, self.reference
         with suppress(OSError):
             if not self._is_answered:
@@ -238,7 +239,8 @@ class OutboxRun:
 
 
 def _read_line(line: bytes) -> Report | None:
-    """Return the report of one line; None for what the response says, and for what is no event of a run."""
+    """Return the report in one line. Return None for the run's ending, which the response contains, and for lines that
+    are not an event of a run."""
     try:
         report = make_report(decode_event(line))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

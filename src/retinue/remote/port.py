@@ -1,9 +1,9 @@
-"""The port of remote runs: what an adapter does for a run whose loop is not ours, and what its peer may report.
+"""The port for remote runs: the interface of an adapter for runs whose loop is not ours, and the reports of its peer.
 
 An adapter turns the messages of one kind of peer (an MCP server, a host behind an outbox, an A2A or ACP agent) into
-`Report`s and our commands into messages. It knows no tree and writes no event: every report goes through a
-`ReportValidator`, then the supervisor's adoption makes events of our runs from it. Runs of the peer are named by
-the ids that the peer gives them; the run that was asked for is `STARTED`.
+`Report`s, and our commands into messages. It knows no tree and writes no event. Every report passes a
+`ReportValidator`; then the supervisor's adoption turns it into events of our runs. The peer's runs are named by the
+ids that the peer gives them; the requested run is `STARTED`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from retinue.core.messages import RunRef
 from retinue.core.plans import Job
 from retinue.core.ports import Link
 
-STARTED = ""  # the id of the run that was asked for, among the runs of its peer
+STARTED = ""  # the id of the requested run among the runs of its peer
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The commands that reach the runs of a peer. `replay` says that `attach` reports everything after the cursor once
-    more, and not only what happens from then on."""
+    """The commands that a peer supports for its runs. `replay` means that `attach` reports everything after the cursor
+    again, and not only new events."""
 
     send: bool = False
     cancel: bool = False
@@ -34,9 +34,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that a peer is asked for: its place in our tree, a profile name, the words, the folders it works on, and
-    the limits that are left to it. A run that continues another one has the `reference` of that one, where the peer
-    had it too, and its conversation so far for a peer that does not keep it."""
+    """A request to a peer for a run: its place in our tree, the profile's name, the task text, its folders and its
+    remaining limits.
+
+    If the run continues another run of the same peer, `continues` is the reference of that run. `before` is the
+    conversation so far, for a peer that does not store it."""
 
     ref: RunRef
     profile: str
@@ -49,8 +51,8 @@ class RemoteRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteSpawned(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A report that a peer has made a run below its run `parent`. `is_at_work` says that it has begun already, for a
-    peer that does not report that."""
+    """A report that the peer created a run below its run `parent`. `is_at_work` means that the run has already
+    started, for a peer that does not report starts."""
 
     parent: str
     agent: str
@@ -63,7 +65,8 @@ class RemoteSpawned(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RemoteDelta(msgspec.Struct, frozen=True, gc=False):
-    """A piece of text while a run of the peer speaks, with the fields of `Delta`. It is shown and not written."""
+    """A piece of text from a speaking run of the peer, with the fields of `Delta`. It is shown, but not written to the
+    log."""
 
     text: str
     kind: str = "text"
@@ -72,9 +75,11 @@ class RemoteDelta(msgspec.Struct, frozen=True, gc=False):
 
 
 class Report(msgspec.Struct, frozen=True, gc=False):
-    """One thing that a peer says about its run `run`. `seq` counts the reports of that run from 1, where the peer
-    counts. `cursor` is the place in the peer's stream after this report, where it has places. `size` is how many bytes
-    the report took. `spent` is what the model call behind it spent, where the peer says both at once."""
+    """A statement of a peer about its run `run`.
+
+    `seq` numbers the reports of the run from 1, if the peer numbers them. `cursor` is the position in the peer's
+    stream after this report, if the stream has positions. `size` is the size of the report in bytes. `spent` is the
+    usage of the model call behind the report, if the peer sends both together."""
 
     run: str
     body: Body | RemoteSpawned | RemoteDelta
@@ -85,8 +90,8 @@ class Report(msgspec.Struct, frozen=True, gc=False):
 
 
 def make_report(item: Event | Delta) -> Report | None:
-    """Return the report that an event or a delta of another retinue's tree is, whose primary is the run that was asked
-    for; None for the first event of that run, and for what no peer may say."""
+    """Return the report for an event or a delta of another Retinue's tree, whose primary is the requested run. Return
+    None for the first event of the primary and for events that a peer may not report."""
     run = _name_run(item.run)
     if isinstance(item, Delta):
         return Report(run, RemoteDelta(item.text, item.kind, item.turn, item.offset))
@@ -112,22 +117,22 @@ def _name_run(number: int) -> str:
 
 
 class Undelivered(Exception):
-    """Words, an answer or a cancel did not reach the peer; the text says why."""
+    """Raised when a message, an answer or a cancel did not reach the peer. The text says why."""
 
 
 class RemoteRun(Protocol):
-    """The commands for the runs of one peer that belong together: a run and everything that the peer makes below it.
-    `run` is the id of one of them. A command that does not reach the peer raises `Undelivered`."""
+    """The commands for a run of a peer and all runs below it. `run` is the id of any of these runs. A command raises
+    `Undelivered` if it does not reach the peer."""
 
     @property
     def capabilities(self) -> Capabilities: ...
 
     async def send(self, run: str, text: str) -> None:
-        """Bring words to a run at work. The peer confirms them with a report of `Inbox(text, source=ASKER)`."""
+        """Send a message to a running run. The peer confirms it with a report of `Inbox(text, source=ASKER)`."""
         ...
 
     def cancel(self, run: str) -> None:
-        """Ask the peer to stop a run and all below it, without waiting. The ending comes as a report."""
+        """Ask the peer to stop a run and all runs below it, without waiting. The ending arrives as a report."""
         ...
 
     async def answer(self, run: str, approval_id: str, decision: Decision) -> None:
@@ -136,20 +141,20 @@ class RemoteRun(Protocol):
 
 
 class StartedRun(RemoteRun, Protocol):
-    """A run that was started or attached to from here. `reference` finds it again in another process. It may change
-    while the run reports, once the peer has given it an id."""
+    """A run that this process started or attached to. `reference` identifies the run to another process. The reference
+    may change while the run reports, once the peer has assigned an id."""
 
     @property
     def reference(self) -> str: ...
 
     def reports(self) -> AsyncGenerator[Report]:
-        """Yield what the peer says, until the run has ended. Raises `Disconnected` when the peer is lost. Closing the
-        generator releases everything that this process holds of the run."""
+        """Yield the peer's reports until the run has ended. Raises `Disconnected` when the peer is lost. Closing the
+        generator releases all resources of the run in this process."""
         ...
 
 
 class RemoteAdapter(Protocol):
-    """Starts runs at one kind of peer. `grace` is how many seconds a cancelled run gets to report its ending."""
+    """The adapter for one kind of peer. A cancelled run gets `grace` seconds to report its ending."""
 
     @property
     def name(self) -> str: ...
@@ -158,19 +163,19 @@ class RemoteAdapter(Protocol):
     def grace(self) -> float: ...
 
     def start(self, request: RemoteRequest) -> StartedRun:
-        """Make a new reference. The peer is asked when `reports` is first awaited: the reference is in the log then, so
-        that no crash can lead to a second run."""
+        """Make a new reference. The request is sent when `reports` is first awaited. By then the reference is in the
+        log, so a crash cannot lead to a second run."""
         ...
 
     def attach(self, request: RemoteRequest, *, reference: str, cursor: str) -> StartedRun:
-        """Go on with a run that an earlier process has started, after the cursor of the last report it logged. A
-        request that never reached the peer is made now."""
+        """Continue a run that an earlier process started, after the cursor of its last logged report. If the request
+        never reached the peer, it is sent now."""
         ...
 
 
 class RemoteRuntime(msgspec.Struct, frozen=True, kw_only=True):
-    """The runtime of runs that `adapter` starts at a peer, which says when they have started. `prepare` makes the
-    workspaces above such a run, which its peer may read."""
+    """The runtime of runs that `adapter` starts at a peer. The peer reports when they have started. `prepare` creates
+    the workspaces above such a run, which the peer may read."""
 
     name: str
     adapter: RemoteAdapter

@@ -1,8 +1,8 @@
-"""The validator of what a peer may say about runs. Everything that a peer claims is data to check.
+"""The validator of peers' reports about runs. Every claim of a peer is untrusted.
 
-Ids are those the peer has announced. A run ends once, and nothing follows its ending. Names are short and printable,
-paths of the peer's machine are dropped, numbers can be added up, texts fit an event. Turns count upwards. What comes
-twice counts once, what is missing leaves a gap, and a flood ends in a gap. Pure: knows no tree and does no I/O.
+Run ids must have been announced. A run ends once, and nothing follows its ending. Names are short and printable, paths
+of the peer's machine are dropped, numbers can be added up, and texts fit an event. Turn numbers increase. Duplicates
+count once, missing reports leave a gap, and a flood ends in a gap. Pure: knows no tree and does no I/O.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SAID = (
     Inbox, UsageReported, TurnEnded, Warned, Gap, RunEnded,
 )  # fmt: skip
 DELTA_KINDS = ("text", "thinking", "output")
-NAMELESS = "subagent"  # the agent of a run whose peer gives it no name
+NAMELESS = "subagent"  # the agent name of a run that its peer does not name
 NAME_CHARACTERS = 64
 ID_CHARACTERS = 200
 MOST_SPENT = 10**12
@@ -53,8 +53,9 @@ Code = Literal["unknown", "ended", "parent_ended", "too_deep"]
 
 
 class Rejected(Exception):
-    """A report that may not be made. `code` says why: of a run that nobody announced (`unknown`), of one that has
-    ended (`ended`), of a new run below one that has ended (`parent_ended`), or of one that is nested `too_deep`."""
+    """Raised for a report that the peer may not make. `code` is the reason: the run was never announced (`unknown`),
+    the run has ended (`ended`), a new run is below an ended run (`parent_ended`), or a new run is nested too deeply
+    (`too_deep`)."""
 
     def __init__(self, code: Code, run: str) -> None:
         super().__init__(f"{code}: {run}")
@@ -63,7 +64,7 @@ class Rejected(Exception):
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of what one peer may say below one run of ours."""
+    """Limits on the reports that a validator accepts from its peer."""
 
     runs: int = 1000
     reports: int = 200_000
@@ -73,7 +74,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class _PeerRun:
-    """State of one run of the peer. `depth` is that of the run in our tree."""
+    """The state of one run of the peer. `depth` is its depth in our tree."""
 
     depth: int
     seq: int = 0
@@ -84,7 +85,7 @@ class _PeerRun:
 
 
 class ReportValidator:
-    """Checks the reports of one peer. `who` names the peer in the words of gaps."""
+    """A validator for the reports of one peer. `who` names the peer in the texts of gaps."""
 
     def __init__(self, who: str, bounds: Bounds | None = None) -> None:
         self._who = who
@@ -95,7 +96,8 @@ class ReportValidator:
         self._bytes = 0
 
     def announce(self, run: str, *, depth: int) -> None:
-        """Allow reports about a run that we have started, or below one that has made a call, or that the log has."""
+        """Allow reports about `run` and runs below it. `run` was started by us, has made a call to the peer, or comes
+        from the log."""
         self._runs.setdefault(run, _PeerRun(depth))
 
     def end(self, run: str) -> None:
@@ -103,8 +105,8 @@ class ReportValidator:
         self._runs.setdefault(run, _PeerRun(0)).ended = True
 
     def check(self, report: Report) -> list[Report]:
-        """Return the reports to adopt for this one, in order: none for one that came before or is too much, and a gap
-        where something is missing. Raises Rejected for one that may not be made at all."""
+        """Return the reports to adopt in place of `report`, in order. Duplicates and reports beyond the bounds give an
+        empty list; missing reports add a gap. Raises Rejected if the peer may not make the report at all."""
         if isinstance(report.body, RemoteSpawned):
             return self._check_spawned(report, report.body)
         known = self._runs.get(report.run)
@@ -129,7 +131,7 @@ class ReportValidator:
         return [msgspec.structs.replace(report, body=body) for body in found]
 
     def _missing(self, report: Report, known: _PeerRun) -> list[Body]:
-        """Return the gap before a report whose peer counts."""
+        """Return the gap before a numbered report, if reports are missing."""
         if report.seq is None:
             return []
         missing, known.seq = report.seq - known.seq - 1, report.seq
@@ -141,8 +143,8 @@ class ReportValidator:
         return self._reports <= self._bounds.reports and self._bytes <= self._bounds.mib * 1024 * 1024
 
     def _is_sound_delta(self, delta: RemoteDelta, known: _PeerRun) -> bool:
-        """Return whether a delta can be shown: of the turn that the run is in, or of the next, whose event is on its
-        way. Deltas are not written, so only their bytes count."""
+        """Return True if a delta can be shown. It must belong to the run's current turn, or to the next turn, whose
+        event is still on its way. Deltas are not written, so only their bytes count."""
         self._bytes += len(delta.text)
         is_timely = delta.kind == "output" or known.turn <= delta.turn <= known.turn + 1
         is_placed = delta.kind in DELTA_KINDS and 0 <= delta.offset <= EVENT_BYTES
@@ -181,8 +183,8 @@ class ReportValidator:
             case UsageReported() if not _can_be_added(body):
                 return [Gap(1, f"{self._who} reports a model call that cannot be")]
             case Warned(code="empty_result") if run == STARTED:
-                return []  # the supervisor says so itself of a run that it ends
-            case Inbox():  # the ids of messages are those of our own clients
+                return []  # the supervisor adds this warning itself to a run that it ends
+            case Inbox():  # message ids belong to our own clients
                 body = msgspec.structs.replace(body, message_id="")
             case RunEnded():
                 known.ended = True
@@ -193,7 +195,7 @@ class ReportValidator:
 
 
 def clean_name(text: str) -> str:
-    """Return a name as it can stand in paths and headers: letters, digits, `-`, `_` and `.`, and not too many."""
+    """Return a short name that is safe in paths and headers: letters, digits, `-`, `_` and `.`."""
     kept = "".join(c if c.isalnum() or c in "-_." else "-" for c in text.strip()[:NAME_CHARACTERS])
     return kept.strip("-.")
 
@@ -204,7 +206,7 @@ def clean_label(text: str) -> str:
 
 
 def cut_text(text: str) -> str:
-    """Return the text if it fits an event; else its beginning, with a mark that says how much is missing."""
+    """Return the text if it fits an event, else its beginning and a mark with the number of missing bytes."""
     if len(text) * 4 <= EVENT_BYTES or len(data := text.encode("utf-8", "replace")) <= EVENT_BYTES:
         return text
     kept = data[: EVENT_BYTES - 1024]
@@ -233,13 +235,14 @@ def _short(body: B) -> B:
 
 
 def _without_values(body: Body) -> Body:
-    """Return the body without its values. Its texts are cut already, so what is too large is in them."""
+    """Return the body without its structured values. The texts are already cut, so only these values can be too
+    large."""
     changes = {name: value for name, value in _NO_VALUES.items() if hasattr(body, name)}
     return msgspec.structs.replace(body, **changes) if changes else body
 
 
 def _sound_ending(body: RunEnded) -> RunEnded:
-    """Return the ending with a status and a code that there are. One without words gets those of its status."""
+    """Return the ending with a valid status and code. An ending without text gets the usual text of its status."""
     status: Any = body.status if body.status in STATUSES else "failed"
     text, error = body.final_response, body.error_details
     if status == "done":
@@ -253,7 +256,7 @@ def _sound_ending(body: RunEnded) -> RunEnded:
 
 
 def _can_be_added(body: UsageReported) -> bool:
-    """Say whether these are numbers that can be added up."""
+    """Return True if the usage and cost are numbers that can be added up."""
     numbers = [number for number in msgspec.structs.astuple(body.usage) if number is not None]
     cost = body.cost
     return all(0 <= number <= MOST_SPENT for number in numbers) and (

@@ -1,8 +1,8 @@
-"""The adapter of A2A agents: a run of ours is a task there.
+"""The adapter for A2A agents: a run of ours is a task at the agent.
 
-Between two retinues every event comes as typed metadata, after a cut from where it stopped, and questions are answered
-from here. A foreign agent is read by its standard fields. A task is asked for once: a message is sent again only if it
-cannot have arrived, or to a retinue, which knows it by its id.
+Between two Retinues, every event is sent as typed metadata, a lost stream continues where it stopped, and questions
+are answered from here. A foreign agent is read through its standard fields. A task is requested once. A message is
+sent again only if it cannot have arrived, or to a Retinue, which recognises the message by its id.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ from retinue.remote.port import STARTED, Capabilities, RemoteRequest, Report, Un
 NAME_CHARACTERS = 300
 FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0
 FIRST_TRIES = 3
-MOST_VAIN = 50  # short streams one after the other that end without a report
+MOST_VAIN = 50  # consecutive short streams that end without a report
 MARGIN_SECONDS = 10.0
-UPDATE_RATE, UPDATE_BURST = 2000.0, 10_000  # of one task, a second and at once: a flood waits at the agent
+UPDATE_RATE, UPDATE_BURST = 2000.0, 10_000  # per task: updates per second, and burst; a flood is held back at the agent
 FORGOTTEN = "the agent does not know the task any more: it may have been started anew; it is not called again"
 UNKNOWN_START = "the connection was lost before the agent confirmed the task; it may run there, and is not called again"
 ASKED_ANEW = "the run was resumed at the agent, which asks anew"
@@ -68,13 +68,13 @@ WRONG_AUTH = "check the credentials that {variables} has"
 REFUSED = "the agent refuses the request with the HTTP status {status}"
 GONE = "the agent was not reached again for {seconds:g} s: {why}"
 _NO_ENTRY = (401, 403)
-_PASSING = (408, 425, 429)  # refused for now
+_PASSING = (408, 425, 429)  # temporary refusals
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 
 
 class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Reference that finds a task again: the id of the message that asked for it, and the ids that the agent gave it.
-    `typed` is True for a task of another retinue."""
+    """The reference of a task: the id of the message that requested it, and the ids that the agent assigned. `typed`
+    is True for a task of another Retinue."""
 
     message: str
     task: str = ""
@@ -90,7 +90,7 @@ def read_reference(text: str) -> Reference:
 
 
 class A2aAdapter:
-    """Starts runs at one agent, over one connection."""
+    """The adapter for one agent, over one connection."""
 
     name = "a2a"
     grace = CANCEL_ASK_SECONDS + TERM_SECONDS + MARGIN_SECONDS
@@ -112,7 +112,7 @@ class A2aAdapter:
 
 
 class A2aRun:
-    """One task, from the message that asks for it to its end. The cursor is the place in the other retinue's log."""
+    """One task, from the message that requests it to its end. The cursor is a position in the other Retinue's log."""
 
     def __init__(
         self,
@@ -125,17 +125,17 @@ class A2aRun:
     ) -> None:
         self._connection, self._agent, self._request = connection, connection.agent, request
         self._known, self._cursor, self._is_new = reference, cursor, is_new
-        self._is_asked = not is_new  # the message may have reached the agent
+        self._is_asked = not is_new  # True if the message may have reached the agent
         self._can_answer = False
         self._fold = UpdateFold(reference.task)
-        self._asked: dict[str, tuple[str, ApprovalAsked]] = {}  # open questions of the other retinue, with their runs
+        self._asked: dict[str, tuple[str, ApprovalAsked]] = {}  # by id: run and open question of the other Retinue
         self._inbox: asyncio.Queue[Report] = asyncio.Queue()
         self._input: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._is_cancelled = False
         self._confirmed = asyncio.Event()
         if reference.task:
             self._confirmed.set()
-        self._commands = TaskOwner(on_error=lambda _: None)  # what a command fails of is told by the stream
+        self._commands = TaskOwner(on_error=lambda _: None)  # a failed command shows in the stream
         self._seen_at = time.monotonic()
         self._rate = RateLimit(UPDATE_RATE, UPDATE_BURST)
 
@@ -187,8 +187,8 @@ class A2aRun:
                 self._commands.cancel()
 
     def _check_lost(self, error: Exception, tries: int) -> int:
-        """Raise Disconnected or RetinueError if the agent cannot be asked again; return how often it was tried in
-        vain."""
+        """Return the number of failed attempts. Raises Disconnected or RetinueError if the agent cannot be asked
+        again."""
         status = _find_status(error)
         if status in _NO_ENTRY or (_is_refusal(status) and not self._known.task):
             if tries == 0 and self._connection.forget_token():
@@ -211,7 +211,7 @@ class A2aRun:
         return NO_ENTRY.format(status=status, auth=auth)
 
     async def _read_once(self) -> AsyncGenerator[Report]:
-        """Read one stream of the task, whichever can be had, to its end."""
+        """Read one stream of the task to its end, of whichever kind is available."""
         await self._connection.open()
         extension = self._connection.find_extension()
         is_typed = extension is not None
@@ -231,11 +231,11 @@ class A2aRun:
                     for report in self._read_typed(update) if self._known.typed else self._fold.apply(update):
                         yield report
         finally:
-            if is_heard:  # it was there until now, however long it was silent
+            if is_heard:  # the agent was connected until now, even if silent
                 self._seen_at = time.monotonic()
 
     async def _open_stream(self) -> AsyncGenerator[StreamResponse]:
-        """Ask for the task, or for more of it."""
+        """Request the task, or the rest of its updates."""
         streaming = self._connection.card.capabilities.streaming
         client = await self._connection.get_client(streaming=streaming)
         if self._fold.needs_input:
@@ -259,7 +259,7 @@ class A2aRun:
                 yield update
 
     async def _follow_foreign(self, client: Any, *, streaming: bool) -> AsyncIterator[StreamResponse]:
-        """Look how a foreign task stands, and follow it from there."""
+        """Fetch the state of a foreign task and follow it from there."""
         yield StreamResponse(task=await self._look_up(client))
         if self._fold.has_ended or self._fold.needs_input or not streaming:
             return
@@ -273,7 +273,7 @@ class A2aRun:
                 yield update
 
     async def _poll(self, client: Any) -> AsyncIterator[StreamResponse]:
-        """Ask again and again how a task stands whose agent does not stream."""
+        """Poll the state of a task whose agent does not stream."""
         wait = FIRST_WAIT
         while not self._fold.has_ended and not self._fold.needs_input:
             await asyncio.sleep(wait)
@@ -284,12 +284,12 @@ class A2aRun:
         request = GetTaskRequest(id=self._known.task)
         try:
             found: Task = await client.get_task(request, context=await self._make_context())
-        except MethodNotFoundError:  # the SDK says so of REST 0.3, where the task is not found
+        except MethodNotFoundError:  # raised by the SDK for an unknown task over REST 0.3
             raise TaskNotFoundError from None
         return found
 
     def _read_typed(self, update: StreamResponse) -> list[Report]:
-        """Return the report that an update of another retinue carries."""
+        """Return the report that an update of another Retinue carries."""
         if not update.HasField("status_update"):
             return []
         metadata = MessageToDict(update.status_update.metadata).get(EXTENSION)
@@ -315,7 +315,8 @@ class A2aRun:
         return [msgspec.structs.replace(report, body=body, cursor=cursor, size=size)]
 
     def _withdraw_questions(self, run: str) -> list[Report]:
-        """Return that the questions of a run are void: it was resumed there, and asks what it still has to ask anew."""
+        """Return reports that withdraw the questions of a resumed run. The run asks again if it still needs an
+        answer."""
         void = [asked for of, asked in self._asked.values() if of == run]
         for asked in void:
             del self._asked[asked.approval_id]
@@ -325,7 +326,7 @@ class A2aRun:
         ]
 
     def _learn_ids(self, update: StreamResponse) -> None:
-        """Keep the ids of the task, once the agent has said them."""
+        """Store the ids of the task once the agent has sent them."""
         kind = update.WhichOneof("payload")
         found: Any = getattr(update, kind) if kind else None
         if found is None or self._known.task:
@@ -365,7 +366,7 @@ class A2aRun:
         return await self._connection.make_context(**headers)
 
     async def _wait_for_input(self) -> str:
-        """Wait for the answer to what the agent asks. People may take their time."""
+        """Wait, without a timeout, for the user's answer to the agent's question."""
         text = await self._input
         self._input, self._fold.needs_input = asyncio.get_running_loop().create_future(), False
         self._seen_at = time.monotonic()
@@ -430,9 +431,9 @@ class A2aRun:
         request = CancelTaskRequest(id=self._known.task)
         if run != STARTED:
             request.metadata.update({EXTENSION: make_command_metadata(run)})
-        with suppress(A2AError, A2AClientError):  # it has ended meanwhile, or cannot be cancelled
+        with suppress(A2AError, A2AClientError):  # the task has ended meanwhile, or cannot be cancelled
             task = await client.cancel_task(request, context=await self._make_context())
-            if not self._known.typed:  # an agent that waits for input has no stream that would tell
+            if not self._known.typed:  # an agent that waits for input has no open stream
                 for report in self._fold.apply(StreamResponse(task=task)):
                     self._inbox.put_nowait(report)
 
@@ -440,7 +441,7 @@ class A2aRun:
 async def _merge(
     updates: AsyncGenerator[StreamResponse], inbox: asyncio.Queue[Report]
 ) -> AsyncGenerator[StreamResponse | Report]:
-    """Yield the updates of a stream, and what is put into the inbox meanwhile."""
+    """Yield the updates of a stream, and the reports put into the inbox meanwhile."""
     async with TaskOwner() as owner:
         reading: asyncio.Task[Any] = owner.start(_next(updates))
         hearing: asyncio.Task[Any] = owner.start(inbox.get())
@@ -474,13 +475,14 @@ def _is_unsent(error: Exception) -> bool:
 
 
 def _find_status(error: Exception) -> int | None:
-    """Return the HTTP status that an error is about."""
+    """Return the HTTP status behind an error, or None."""
     cause = error.__cause__ or error
     return cause.response.status_code if isinstance(cause, httpx.HTTPStatusError) else None
 
 
 def _is_refusal(status: int | None) -> bool:
-    """Return whether a status says that the request was not taken and will not be; redirects are not followed."""
+    """Return True if a status means that the request was refused for good. Redirects count, because they are not
+    followed."""
     return status is not None and 300 <= status < 500 and status not in _PASSING
 
 
@@ -497,7 +499,7 @@ def _fail(text: str) -> RunEnded:
 
 
 def _phrase(decision: Decision) -> str:
-    """Return the answer to an agent that asks in words: those of a person who edited the question, or yes or no."""
+    """Return the text for an agent that asks in words: the user's own answer or reason, else "yes" or "no"."""
     if isinstance(decision, Allow):
         answer = (decision.args or {}).get("answer")
         return answer if isinstance(answer, str) and answer else "yes"

@@ -1,7 +1,7 @@
-"""The connection to one A2A agent: its card, checked, what opens it, and an HTTP client that goes nowhere else.
+"""The connection to one A2A agent: its checked card, its credentials, and an HTTP client restricted to its hosts.
 
-Whatever the agent says is data: requests go to the configured hosts only, redirects are not followed, answers are
-bounded and not unpacked. Knows the SDK and HTTP; no runs.
+All data from the agent is untrusted. Requests go only to the configured hosts, redirects are not followed, and answers
+are limited in size and not decompressed. Knows the SDK and HTTP, but no runs.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ OTHER_HOST = (
 
 
 class Unreachable(RetinueError):
-    """The agent cannot be reached now. Nothing of the request was sent."""
+    """Raised when the agent cannot be reached now. Nothing of the request was sent."""
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about an agent that its card tells."""
+    """Facts about an agent from its card."""
 
     name: str
     description: str
@@ -62,7 +62,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerConnection:
-    """The connection to an agent. Opened by its first use; `close` ends it."""
+    """The connection to an agent. The first use opens it; `close` ends it."""
 
     def __init__(self, agent: A2aAgent) -> None:
         self.agent = agent
@@ -74,14 +74,14 @@ class PeerConnection:
         self._token, self._expires_at = "", 0.0
         self._clients: dict[bool, Client] = {}
         self._loading: asyncio.Task[None] | None = None
-        self._tasks = TaskOwner(on_error=lambda _: None)  # whoever waits for the card gets the exception
+        self._tasks = TaskOwner(on_error=lambda _: None)  # callers that wait for the card get the exception
 
     # The card
 
     async def open(self) -> AgentCard:
-        """Return the card of the agent, from its well-known place. Raises Unreachable and RetinueError."""
+        """Return the agent's card from its well-known URL. Raises Unreachable and RetinueError."""
         if self._card is None or time.monotonic() > self._fetched_at + CARD_SECONDS:
-            if self._loading is None or self._loading.done():  # all that wait for it get the same answer
+            if self._loading is None or self._loading.done():  # concurrent callers share one fetch
                 self._loading = self._tasks.start(self._load_card())
             await asyncio.shield(self._loading)
         return self.card
@@ -100,7 +100,7 @@ class PeerConnection:
         self._clients.clear()
 
     def forget_card(self) -> None:
-        """Fetch the card anew at the next use: the agent may have been started again."""
+        """Fetch the card again at the next use, because the agent may have been restarted."""
         self._fetched_at = -CARD_SECONDS
 
     def _check_card(self, card: AgentCard) -> None:
@@ -120,14 +120,14 @@ class PeerConnection:
         return self._card
 
     def find_extension(self) -> dict[str, Any] | None:
-        """Return the parameters of our extension, if the agent is a retinue."""
+        """Return the parameters of our extension, or None if the agent is not a Retinue."""
         for each in self.card.capabilities.extensions:
             if each.uri == EXTENSION:
                 return dict(MessageToDict(each.params))
         return None
 
     async def inspect(self) -> AgentReport:
-        """Fetch and check the card, and get a token where one is needed; return what is known of the agent."""
+        """Fetch and check the card, get a token if needed, and return the facts about the agent."""
         card = await self.open()
         await self._make_headers()
         return AgentReport(
@@ -156,7 +156,7 @@ class PeerConnection:
     # Calls
 
     async def get_client(self, *, streaming: bool = True) -> Client:
-        """Return the SDK's client of the agent. One that does not stream is for commands beside a stream."""
+        """Return the SDK's client for the agent. A client without `streaming` is for commands sent beside a stream."""
         card = await self.open()
         if streaming not in self._clients:
             config = ClientConfig(
@@ -169,7 +169,7 @@ class PeerConnection:
         return self._clients[streaming]
 
     async def make_context(self, **more: str) -> ClientCallContext:
-        """Return the headers of one call: what opens the agent, the extension if it has it, and `more`."""
+        """Return the headers of one call: the credentials, our extension if the agent supports it, and `more`."""
         headers = await self._make_headers()
         if self.find_extension() is not None:
             headers["A2A-Extensions"] = EXTENSION
@@ -191,12 +191,13 @@ class PeerConnection:
         return {"Authorization": f"Bearer {self._token}"}
 
     def forget_token(self) -> bool:
-        """Get a new token at the next use: the agent does not take this one. False if there is no flow to get one."""
+        """Get a new token at the next use, because the agent rejects this one. Return False if no flow is configured
+        to get one."""
         self._expires_at = 0.0
         return bool(self.agent.auth.client_id_env)
 
     async def _fetch_token(self) -> None:
-        """Get a token by the client-credentials flow. The card alone never decides where the secret goes."""
+        """Get a token by the client-credentials flow. The card alone never decides where the secret is sent."""
         auth = self.agent.auth
         url = auth.token_url or self._find_token_url()
         form = {"grant_type": "client_credentials", **({"scope": " ".join(auth.scopes)} if auth.scopes else {})}
@@ -242,7 +243,7 @@ class PeerConnection:
             async with self._get_http().stream(method, url, timeout=self.agent.timeout, **options) as response:
                 status = response.status_code
                 if status != 200:
-                    kind = Unreachable if status >= 500 or status == 429 else RetinueError  # it may be starting
+                    kind = Unreachable if status >= 500 or status == 429 else RetinueError  # the agent may be starting
                     raise kind(f"{url} answers with the HTTP status {status}")
                 data = bytearray()
                 async for piece in response.aiter_raw():
@@ -272,10 +273,10 @@ def _shorten(text: object) -> str:
 
 
 class _BoundedTransport(httpx.AsyncBaseTransport):
-    """Sends requests to these addresses and no others, and bounds what comes back."""
+    """A transport that sends requests only to the addresses in `origins`, and limits the responses."""
 
     def __init__(self, origins: frozenset[str]) -> None:
-        trusted = ssl.create_default_context()  # the certificates of the system, or those that SSL_CERT_FILE names
+        trusted = ssl.create_default_context()  # certificates of the system, or of SSL_CERT_FILE
         limits = httpx.Limits(max_connections=None)
         self._inner = httpx.AsyncHTTPTransport(verify=trusted, limits=limits, trust_env=False)
         self._origins = origins
@@ -302,7 +303,7 @@ class _BoundedTransport(httpx.AsyncBaseTransport):
 
 
 class _BoundedStream(httpx.AsyncByteStream):
-    """A body of at most so many bytes, or a stream of events with lines of at most so many."""
+    """A body of at most `ANSWER_BYTES`, or an event stream with lines of at most `LINE_BYTES`."""
 
     def __init__(self, inner: httpx.AsyncByteStream, *, is_stream: bool) -> None:
         self._inner, self._is_stream = inner, is_stream

@@ -1,8 +1,8 @@
-"""The updates of a foreign A2A agent as reports of a run: standard fields, and notices for those that send no more.
+"""The updates of a foreign A2A agent as reports of a run. They are read from the standard fields and from notices.
 
-An answer is what its artifacts say; if they say nothing, what its status messages say, without notices. An artifact
-that comes in chunks is shown as it grows. A task that is looked up tells by its history what was missed; what was heard
-before counts once. Updates that miss a status, a message, parts or text are skipped. A pure fold.
+The answer is the text of the artifacts or, if they are empty, the text of the status messages without notices. A
+chunked artifact is shown as it grows. The history of a fetched task supplies missed messages; messages seen before
+count once. Updates without a status, message, parts or text are skipped. A pure fold.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class UpdateFold:
-    """The fold of one task's updates. `needs_input` is set while the agent waits for an answer. A `task_id` that is
-    known already is that of a task which an earlier process has followed."""
+    """The fold of one task's updates. `needs_input` is True while the agent waits for an answer. A `task_id` given at
+    creation belongs to a task that an earlier process followed."""
 
     def __init__(self, task_id: str = "") -> None:
         self.task_id = task_id
@@ -58,19 +58,19 @@ class UpdateFold:
         self.has_ended = False
         self._has_started = bool(task_id)
         self._questions = 0
-        self._heard: set[str] = set()  # ids of messages and of artifacts that are notices
+        self._heard: set[str] = set()  # ids of messages and artifacts seen so far
         self._artifacts: dict[str, str] = {}
-        self._told = 0  # characters of the answer that were shown as deltas
+        self._told = 0  # characters of the answer already shown as deltas
         self._is_told_in_order = True
         self._said: list[str] = []
-        self._held = ""  # words that may be the answer, or only a step on the way
+        self._held = ""  # text that is either the answer or an intermediate message
         self._size = 0
         self._calls: list[tuple[str, str, str]] = []  # run, call id and name of open calls
-        self._agents: list[tuple[str, str]] = []  # run and name of open runs below
+        self._agents: list[tuple[str, str]] = []  # run and name of open runs below ours
         self._count = 0
 
     def apply(self, update: StreamResponse) -> list[Report]:
-        """Return what an update says about the run."""
+        """Return the reports for an update."""
         return [] if self.has_ended else list(self._apply(update))
 
     def _apply(self, update: StreamResponse) -> Iterator[Report]:
@@ -96,13 +96,13 @@ class UpdateFold:
             yield from self._apply_artifact(found.artifact, append=found.append)
 
     def _is_ours(self, found: Any, kind: str) -> bool:
-        """Take the id of the task from its first update; tell whether a later one is about the same task."""
+        """Return True if an update is about this fold's task. The first update sets the task's id."""
         task_id = found.id if kind == "task" else found.task_id
         self.task_id = self.task_id or task_id
         return kind == "message" or not task_id or task_id == self.task_id
 
     def _apply_task(self, task: Task) -> Iterator[Report]:
-        """Take a task as it stands: the first event of a stream, or the answer to the question how it goes."""
+        """Apply a snapshot of the task: the first event of a stream, or the result of a lookup."""
         for message in task.history:
             if message.role == Role.ROLE_AGENT and message.message_id and self._hear(message.message_id):
                 for text in _list_texts(message):
@@ -115,7 +115,7 @@ class UpdateFold:
         yield from self._apply_status(task.status, texts if is_new or task.status.state in _TOLD_AGAIN else [])
 
     def _hear(self, name: str) -> bool:
-        """Take note of something that may come again; return whether it is new."""
+        """Record a message or artifact that may arrive again. Return True if it is new."""
         is_new = name not in self._heard and len(self._heard) < MOST_HEARD
         if is_new:
             self._heard.add(name)
@@ -150,7 +150,7 @@ class UpdateFold:
             self._held = text
 
     def _flush(self) -> Iterator[Report]:
-        """Show words that were a step on the way: something follows them."""
+        """Report the held text as an intermediate message, because something follows it."""
         if self._held:
             held, self._held = self._held, ""
             yield Report(STARTED, Said(held))
@@ -173,7 +173,7 @@ class UpdateFold:
                 yield from self._show_growth(name, before, whole)
 
     def _show_growth(self, name: str, before: str, whole: str) -> Iterator[Report]:
-        """Show what a chunk adds to the answer, as long as it is added at its end. Otherwise the ending tells it."""
+        """Report the text that a chunk adds to the end of the answer. Other changes become visible with the ending."""
         is_last = name == next(reversed(self._artifacts))
         if PLAN_OPENS in whole and not (self._told and before):
             return
@@ -194,14 +194,15 @@ class UpdateFold:
         return BETWEEN_ARTIFACTS.join(part for part in map(remove_plans, self._artifacts.values()) if part)
 
     def _add_size(self, count: int) -> bool:
-        """Tell whether there is room for more characters."""
+        """Count more characters. Return True if the total is within the limit."""
         self._size += count
         return self._size <= EVENT_BYTES
 
     # Notices
 
     def _parse_notice(self, text: str) -> Notice | None:
-        """Return the notice that a text is. The end of a call that nobody has begun is no notice: it is an answer."""
+        """Return the notice in a text, or None. The end of a call that never started is part of an answer, not a
+        notice."""
         notice = parse_notice(text)
         if notice is None or notice.is_start:
             return notice
@@ -257,8 +258,8 @@ def _list_texts(message: Message) -> list[str]:
 
 
 def _join_texts(parts: Iterable[Part]) -> str:
-    """Return the texts and data of all parts. Files are named, not fetched. Texts that follow on one another are one
-    text: chunks of an artifact become its parts."""
+    """Return the texts and data of all parts. Files are named, not fetched. Consecutive texts are joined directly,
+    because the chunks of an artifact become its parts."""
     found = ""
     was_text = True
     for part in parts:

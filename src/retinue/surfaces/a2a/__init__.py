@@ -1,1 +1,1 @@
-"""The A2A surface: a served profile is an agent that any A2A client can talk to. Importing it loads `a2a-sdk`."""
+"""The A2A surface: serves a profile as an agent for any A2A client. Importing it loads `a2a-sdk`."""

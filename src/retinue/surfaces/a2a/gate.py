@@ -1,8 +1,8 @@
-"""The gate before the A2A application: checks each request before its body is read, and reads the body strictly.
+"""The gate before the A2A application. It checks each request before reading the body, and parses the body strictly.
 
-Checks Host and Origin, so that no web page can send a request, then the token, and how many requests its client sends.
-A body is bounded in size and time and parsed as strict JSON; what is wrong with it is answered in the words of the
-protocol. Knows tokens, no tasks.
+It checks Host and Origin, so that no web page can send requests, then the token, then the client's request rate.
+Bodies are limited in size and time and must be strict JSON. Errors are answered in the protocol's format. The gate
+knows tokens, but no tasks.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ CARD_PATH = "/.well-known/agent-card.json"
 RPC_PATH = "/"
 MAX_BODY_BYTES = 12 * 1024 * 1024
 BODY_SECONDS = 30.0
-REQUEST_RATE, REQUEST_BURST = 200.0, 2000  # of one client, a second and at once
+REQUEST_RATE, REQUEST_BURST = 200.0, 2000  # per client: requests per second, and burst
 TOO_FAST = "a client may send at most {rate:g} requests a second: try again later"
-EXTENSION_HEADERS = ("a2a-extensions", "x-a2a-extensions")  # of 1.0 and of 0.3
+EXTENSION_HEADERS = ("a2a-extensions", "x-a2a-extensions")  # protocol versions 1.0 and 0.3
 GONE = "retinue.gone"
 ANONYMOUS = "anyone"
 PARSE_ERROR, INVALID_REQUEST, UNSUPPORTED_TYPE = -32700, -32600, -32005
@@ -37,7 +37,7 @@ JSON_TYPES = ("application/json", "application/a2a+json")
 
 
 class Refused(Exception):
-    """A request that is not let in, with the HTTP status and the JSON-RPC code of the answer."""
+    """A refused request, with the HTTP status and the JSON-RPC code of the answer."""
 
     def __init__(self, status: int, text: str, *, code: int = INVALID_REQUEST) -> None:
         super().__init__(text)
@@ -45,8 +45,8 @@ class Refused(Exception):
 
 
 class Gate:
-    """ASGI middleware. `tokens` are the secrets of clients by name; without any, everybody is let in. `hosts` are the
-    values that a Host header may have, `origins` those of an Origin header."""
+    """ASGI middleware that admits requests. `tokens` maps client names to secrets; if it is empty, every client is
+    admitted. `hosts` and `origins` are the accepted values of the Host and Origin headers."""
 
     def __init__(self, app: ASGIApp, *, tokens: Mapping[str, str], hosts: frozenset[str], origins: frozenset[str]):
         self._app, self._tokens, self._hosts, self._origins = app, tokens, hosts, origins
@@ -85,7 +85,7 @@ class Gate:
             return ANONYMOUS
         scheme, _, secret = headers.get("authorization", "").partition(" ")
         name = ""
-        for known, expected in self._tokens.items():  # all are compared, whichever fits
+        for known, expected in self._tokens.items():  # compare all: the time must not show which matches
             if hmac.compare_digest(secret.strip().encode(), expected.encode()) and scheme.lower() == "bearer":
                 name = known
         if not name:
@@ -94,7 +94,8 @@ class Gate:
 
 
 def _confirm_extension(headers: Headers, send: Send) -> Send:
-    """Return a `send` whose answer names our extension, if the request has asked for it, in the same header."""
+    """Return a `send` that names our extension in the response, in the same header in which the request asked for
+    it."""
     asked = [
         name for name in EXTENSION_HEADERS if EXTENSION in ",".join(headers.getlist(name)).replace(" ", "").split(",")
     ]
@@ -111,7 +112,7 @@ def _confirm_extension(headers: Headers, send: Send) -> Send:
 
 
 async def _read_body(headers: Headers, receive: Receive) -> bytes:
-    """Return the body, as JSON that has each key once. Raises Refused."""
+    """Return the body, checked to be JSON without duplicate keys. Raises Refused."""
     if headers.get("content-encoding", "identity") != "identity":
         raise Refused(415, "compressed bodies are not taken", code=UNSUPPORTED_TYPE)
     length = headers.get("content-length", "0")
@@ -141,14 +142,14 @@ async def _read_body(headers: Headers, receive: Receive) -> bytes:
     except InvalidBody as error:
         raise Refused(400, str(error), code=PARSE_ERROR) from None
     if isinstance(value, dict) and "method" in value:
-        value.setdefault("jsonrpc", "2.0")  # some clients leave it out
+        value.setdefault("jsonrpc", "2.0")  # some clients omit it
         return encode_body(value)
     return bytes(data)
 
 
 def make_refusal(refused: Refused, *, is_rpc: bool) -> JSONResponse:
-    """Return the answer to a request that is not let in, in the words of its binding. What is wrong with the JSON of a
-    JSON-RPC request is an error of JSON-RPC, and none of HTTP."""
+    """Return the response to a refused request, in the format of its binding. For a JSON-RPC request, invalid JSON is
+    a JSON-RPC error with HTTP status 200."""
     headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(refused.status)
     if is_rpc:
         status = 200 if refused.code == PARSE_ERROR else refused.status
@@ -161,8 +162,8 @@ def make_refusal(refused: Refused, *, is_rpc: bool) -> JSONResponse:
 
 
 class _Inbox:
-    """The messages of one request as the application gets them: the body in one piece, then that the client has left.
-    `gone` is set when it has."""
+    """The ASGI messages of one request for the application: the body in one piece, then the disconnect. `gone` is set
+    when the client has disconnected."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._receive = receive

@@ -1,8 +1,9 @@
-"""The A2A operations as commands on Control: a message spawns, continues or steers a run, everything else looks at it.
+"""The A2A operations as commands on Control. A message spawns, continues or steers a run; the other operations read,
+stream or cancel tasks.
 
-Implements the SDK's `RequestHandler`; JSON-RPC, REST and both versions of the protocol come here with the same
-requests. State is in the log and in `ServedTasks`, none is here. Everything in a message is data of a stranger: what
-cannot be used is refused with the protocol's error and a sentence.
+Implements the SDK's `RequestHandler`. JSON-RPC, REST and both versions of the protocol arrive here as the same
+requests. All state is in the log and in `ServedTasks`. Messages are untrusted: unusable content is refused with the
+protocol's error and an explanation.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ NO_URI = "a file by its address is not fetched: send its bytes"
 
 
 class AcceptedMessage(NamedTuple):
-    """The task of a message, the event after which its client has not seen it, and the questions it has answered."""
+    """The task of an accepted message, the sequence number up to which the client has seen the task, and the questions
+    that the message answered."""
 
     task: ServedTask
     after: int = 0
@@ -105,8 +107,8 @@ class AcceptedMessage(NamedTuple):
 
 
 class TaskHandler(RequestHandler):
-    """Serves one profile. A client is a token; it sees its own tasks and no others. In the folder `files` the bytes of
-    a message wait for its workspace."""
+    """The request handler of one profile. Each token is a client, and a client sees only its own tasks. The folder
+    `files` holds the files of a message until they are copied into the workspace."""
 
     def __init__(
         self, control: Control, tasks: ServedTasks, options: ServerOptions, screen: OperatorScreen, files: Path
@@ -122,7 +124,7 @@ class TaskHandler(RequestHandler):
         accepted = await self._accept(params, context)
         task = accepted.task
         if params.configuration.return_immediately:
-            await self._tasks.wait_until(task, lambda view: view.beginning is not None)  # the log has it then
+            await self._tasks.wait_until(task, lambda view: view.beginning is not None)  # the log has the task then
         else:
             await self._wait_for_pause(accepted, context)
         return apply_history_length(await self._make_task(task), params.configuration)
@@ -136,11 +138,11 @@ class TaskHandler(RequestHandler):
                 yield update
 
     async def _accept(self, params: SendMessageRequest, context: ServerCallContext) -> AcceptedMessage:
-        """Do what a message asks for, once."""
+        """Carry out a message, unless the same message was carried out before."""
         message, client = read_message(params, context.state.get("headers", {})), _name_client(context)
         if params.configuration.HasField("task_push_notification_config"):
             raise PushNotificationNotSupportedError
-        async with self._accepting:  # the same message may come twice at once
+        async with self._accepting:  # the same message may arrive twice concurrently
             known = self._tasks.find_message(client, message.message_id)
             if known is not None:
                 self._screen.say(REPEATED.format(client=client, name=message.message_id, task=known.tree))
@@ -152,7 +154,7 @@ class TaskHandler(RequestHandler):
             return AcceptedMessage(await self._begin(message, client))
 
     async def _begin(self, message: ClientMessage, client: str) -> ServedTask:
-        """Start a run for a message: a new conversation, or one that continues."""
+        """Start a run for a message, in a new or a continued conversation."""
         if self._tasks.count_live() >= self._options.most_tasks:
             raise UnsupportedOperationError(BUSY.format(count=self._options.most_tasks))
         context = message.context_id or str(uuid.uuid4())
@@ -175,7 +177,7 @@ class TaskHandler(RequestHandler):
         self._tasks.add(task)
         self._tasks.follow(task)
         self._screen.begin(run, client, text)
-        return task  # without a pause: a stream has the first words of the model only if it watches from here on
+        return task  # no await before this: a stream gets the model's first deltas only if it starts watching now
 
     def _keep_files(self, message: ClientMessage) -> tuple[str, ...]:
         if not message.files:
@@ -186,12 +188,12 @@ class TaskHandler(RequestHandler):
         return tuple(str(folder / name) for name, _ in message.files)
 
     async def _address(self, task: ServedTask, message: ClientMessage) -> AcceptedMessage:
-        """Give a message to a task at work: answers to its questions, and words."""
+        """Pass a message to a running task: answers to its questions, and text."""
         if message.context_id and message.context_id != task.request.context:
             raise InvalidParamsError(f"the task {task.tree} is in another context than {message.context_id}")
         view = await self._tasks.read_view(task)
         if message.message_id in view.message_ids or _has_answered(view, task, message):
-            return AcceptedMessage(task)  # it came before, perhaps to a server that was killed since
+            return AcceptedMessage(task)  # a repeated message, perhaps first sent to a server that was killed
         if view.ending is not None or not self._tasks.is_live(task):
             raise UnsupportedOperationError(ENDED.format(task=task.tree))
         if message.files:
@@ -209,7 +211,8 @@ class TaskHandler(RequestHandler):
         return AcceptedMessage(task, after, frozenset(answer.approval_id for answer in message.answers))
 
     async def _answer(self, task: ServedTask, answer: ApprovalAnswer) -> None:
-        """Answer a question of a task for its client. Only what was shown to the client can be said yes to."""
+        """Answer a question of a task for its client. The digest must match, so a client can allow only the call it
+        was shown."""
         if not self._options.asks_client:
             raise UnsupportedOperationError(NOT_ASKED)
         asked = {question.id: question for question in await self._control.pending(task.tree)}.get(answer.approval_id)
@@ -220,7 +223,7 @@ class TaskHandler(RequestHandler):
         if given != "taken":
             async with aclosing(self._control.watch(task.tree)) as events:
                 closed = await find_closing(events, asked.id)
-            told = msgspec.structs.replace(closed, by="somebody here", reason="")  # who that is, is not the client's
+            told = msgspec.structs.replace(closed, by="somebody here", reason="")  # hide the user's name
             raise InvalidParamsError(f"the question was answered meanwhile: {describe_closing(told)}")
 
     # Streams
@@ -242,8 +245,9 @@ class TaskHandler(RequestHandler):
     async def _stream(
         self, task: ServedTask, context: ServerCallContext, *, after: int, pauses: bool
     ) -> AsyncGenerator[Update]:
-        """Yield the task, then what happens in it after that event, to its end; one that `pauses` ends with a question
-        to the client. Closed early, its client has left."""
+        """Yield the task, then its updates after the event `after`, until the task ends. If `pauses` is set, the
+        stream also ends when the client is asked a question. If the generator is closed early, the client has
+        disconnected."""
         is_whole = False
         is_typed = EXTENSION in context.requested_extensions
         updates = self._stream_typed(task, after) if is_typed else self._stream_shown(task, after, pauses=pauses)
@@ -257,7 +261,8 @@ class TaskHandler(RequestHandler):
                 await asyncio.shield(self._note_disconnect(task))
 
     async def _make_first(self, task: ServedTask, first: Event | Delta | None, after: int) -> Task:
-        """Return the task as the first event of a stream: submitted where the stream tells all, else as it stands."""
+        """Return the task as the first item of a stream: `submitted` if the stream starts at the first event, else its
+        current state."""
         if after or not isinstance(first, Event) or not isinstance(first.body, RunSpawned):
             return await self._make_task(task)
         history = [task.make_user_message(task.request.message, first.body.task)]
@@ -265,10 +270,10 @@ class TaskHandler(RequestHandler):
         return Task(id=task.tree, context_id=task.request.context, history=history, status=status)
 
     async def _stream_shown(self, task: ServedTask, after: int, *, pauses: bool) -> AsyncGenerator[Update]:
-        """Yield what a client of the pattern sees."""
+        """Yield the updates for a client of the server's pattern."""
         fold = StreamFold(task, self._options)
         async with aclosing(self._control.watch(task.tree, deltas=True)) as items:
-            first = await anext(items, None)  # the log has the task now: its id can be told
+            first = await anext(items, None)  # the log has the task now, so its id can be sent
             yield await self._make_first(task, first, after)
             open_questions = await self._list_open_questions(task) if after and pauses else []
             if open_questions:
@@ -292,10 +297,10 @@ class TaskHandler(RequestHandler):
         return [question for question in view.questions if question.id in pending]
 
     async def _stream_typed(self, task: ServedTask, after: int) -> AsyncGenerator[Update]:
-        """Yield the events of the tree themselves, and pieces of text as they are said, for another retinue."""
+        """Yield the tree's events and text deltas themselves, for another Retinue."""
         ended: RunEnded | None = None
         async with aclosing(self._control.watch(task.tree, after=after, deltas=True)) as items:
-            first = None if after else await anext(items, None)  # later ones may be long in coming
+            first = None if after else await anext(items, None)  # a later event may take long to arrive
             yield await self._make_first(task, first, after)
             async for item in _put_back(first, items):
                 update = task.make_typed_update(item)
@@ -308,7 +313,7 @@ class TaskHandler(RequestHandler):
             yield task.make_ending(ended)
 
     async def _note_disconnect(self, task: ServedTask) -> None:
-        """Log that a client has gone away, and stop its work if the server is told to."""
+        """Log that a client has disconnected, and cancel its task if the server is configured to do so."""
         if not self._tasks.is_live(task):
             return
         is_stopped = self._options.on_disconnect == "cancel" and await self._control.cancel(task.tree)
@@ -317,7 +322,7 @@ class TaskHandler(RequestHandler):
         self._screen.say(f"client '{task.request.client}' went away from {task.tree}: {how}")
 
     async def _wait_for_pause(self, accepted: AcceptedMessage, context: ServerCallContext) -> None:
-        """Wait until a task has ended or asks its client something new, or the client has gone away."""
+        """Wait until a task has ended or asks its client a new question, or until the client has disconnected."""
         task, asks = accepted.task, self._options.asks_client
         gone: asyncio.Event = context.state[GONE]
 
@@ -354,7 +359,7 @@ class TaskHandler(RequestHandler):
         return ListTasksResponse(tasks=tasks, next_page_token=token, page_size=size, total_size=total)
 
     async def _select(self, params: ListTasksRequest, client: str) -> list[tuple[tuple[int, str], ServedTask]]:
-        """Return the tasks of a client that fit, those that changed last first, each with its place in that order."""
+        """Return the client's tasks that match `params` with their sort keys, most recently changed first."""
         tasks = self._tasks.list_tasks(client, params.context_id)
         summaries = await self._tasks.read_summaries(tasks)
         since = params.status_timestamp_after.ToNanoseconds() if params.HasField("status_timestamp_after") else 0
@@ -391,7 +396,7 @@ class TaskHandler(RequestHandler):
     async def _make_task(self, task: ServedTask) -> Task:
         return (await self._tasks.read_view(task)).make_task(is_live=self._tasks.is_live(task))
 
-    # What is not offered
+    # Unsupported operations
 
     async def on_create_task_push_notification_config(self, params: Any, context: ServerCallContext) -> NoReturn:
         raise PushNotificationNotSupportedError
@@ -411,7 +416,7 @@ def _name_client(context: ServerCallContext) -> str:
 
 
 def _asks_input(update: Update) -> bool:
-    """Return whether an update asks the client something: the stream pauses then."""
+    """Return True if an update asks the client for input. The stream pauses then."""
     state = update.status.state if isinstance(update, TaskStatusUpdateEvent) else None
     return bool(state == TaskState.TASK_STATE_INPUT_REQUIRED)
 
@@ -421,7 +426,7 @@ def _name_answerer(task: ServedTask) -> str:
 
 
 def _has_answered(view: TaskView, task: ServedTask, message: ClientMessage) -> bool:
-    """Return whether a message brings answers only, each of which the same client has given already."""
+    """Return True if a message contains only answers that the same client has already given."""
     given = [(view.decisions.get(answer.approval_id), answer.decision == "allow") for answer in message.answers]
     return (
         bool(given)
@@ -441,8 +446,8 @@ async def _put_back(first: Event | Delta | None, items: AsyncGenerator[Event | D
 
 
 class ClientMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a client. `files` are names and bytes; `caller` is what is left to the run that asks, if it comes
-    from one; `run` is the run of the task that its words are for."""
+    """A message of a client. `files` holds names and bytes. `caller` holds the remaining limits of the calling run, if
+    a run sent the message. `run` is the run of the task that gets the text."""
 
     message_id: str
     task_id: str
@@ -514,7 +519,7 @@ def _read_part(
 
 
 def _clean_file_name(name: str, taken: set[str]) -> str:
-    """Return a name that is one plain component of a path and that no other file of the message has."""
+    """Return a file name that is a single plain path component and not in `taken`."""
     last = name.replace("\\", "/").rpartition("/")[2]
     kept = "".join(c if c.isalnum() or c in "-_. " else "_" for c in last).strip(". ")[:FILE_NAME_CHARACTERS]
     found = kept = kept or "file"
@@ -534,7 +539,8 @@ def _check_id(value: str, name: str, *, required: bool = False) -> str:
 
 
 def _read_caller(params: SendMessageRequest, message: Message, headers: Mapping[str, str]) -> Caller:
-    """Return what is left to the run that asks: by our extension, or at least its trace by the usual header."""
+    """Return the remaining limits of the calling run from our extension, or at least its trace from the `traceparent`
+    header."""
     for metadata in (message.metadata, params.metadata):
         found: Any = MessageToDict(metadata).get(EXTENSION)
         if isinstance(found, dict):

@@ -1,4 +1,4 @@
-"""Options of an A2A server, and the screen of the person who started it. Only values."""
+"""Options of an A2A server, and the screen of the user who started it. Contains only values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from retinue.core.profiles import Profile
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a server of one profile, which works on at most `most_tasks` tasks at once. `profiles` are those that
-    continued runs may have had; `public_url` is the address that clients are told, where that is another one; `tokens`
-    are secrets by the name of their client, none lets everybody in."""
+    """Options of a server for one profile.
+
+    The server runs at most `most_tasks` tasks at once. `profiles` are the profiles that a continued run may have had.
+    `public_url` is the address given to clients, if it differs from the bound address. `tokens` maps client names to
+    secrets; if it is empty, every client is admitted."""
 
     profile: Profile
     profiles: Sequence[Profile]
@@ -34,12 +36,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overrides(self) -> ResumeOverrides:
-        """The profiles that resumed and continued runs get: the log cannot keep them."""
+        """Return the profiles for resumed and continued runs, because the log cannot store them."""
         return ResumeOverrides(profiles=(self.profile, *self.profiles))
 
 
 class OperatorScreen(msgspec.Struct, frozen=True):
-    """The screen of whoever started the server: notes, runs that begin, and every event."""
+    """Callbacks to the screen of the user who started the server: for notes, started runs and events."""
 
     say: Callable[[str], object]
     begin: Callable[[RunHandle, str, str], object]

@@ -1,7 +1,7 @@
-"""The A2A server: the application of the SDK's routes behind the gate, on uvicorn, from its first request to its last.
+"""The A2A server: the SDK's routes behind the gate, on uvicorn.
 
-Made by `retinue a2a serve`. Has the agent card of the profile that it serves. Owns the Control that runs the tasks;
-closing it cancels what still runs.
+`retinue a2a serve` creates it. It serves the agent card of its profile. It owns the Control that runs the tasks, and
+closing it cancels the running tasks.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ BEARER = "bearer"
 
 
 class A2aServer:
-    """`async with A2aServer(...) as server`: listens inside at `server.url`."""
+    """The server. `async with A2aServer(...) as server` listens at `server.url` inside the block."""
 
     def __init__(self, parts: Parts, options: ServerOptions, screen: OperatorScreen, *, serves_control: bool) -> None:
         self._parts, self._options, self._screen = parts, options, screen
@@ -103,12 +103,12 @@ class A2aServer:
         await self._stack.aclose()
 
     def _serve(self, handler: TaskHandler, bound: socket.socket) -> None:
-        """Answer requests until the stack is closed."""
+        """Start answering requests, until the exit stack is closed."""
         options = self._options
         for secret in options.tokens.values():
             hide_secret(secret)
             self._stack.callback(forget_secret, secret)
-        for name in SDK_LOGGERS:  # their tracebacks are of no use to the person at this terminal
+        for name in SDK_LOGGERS:  # their tracebacks do not help the user at this terminal
             logging.getLogger(name).setLevel(logging.CRITICAL)
         hosts = self._list_hosts()
         scheme = self.url.partition("://")[0]
@@ -143,14 +143,14 @@ class A2aServer:
         self._stack.push_async_callback(stop)
 
     def _list_hosts(self) -> frozenset[str]:
-        """Return the Host headers of requests that are for this server."""
+        """Return the Host headers that name this server."""
         port = self.address.rpartition(":")[2]
         names = {self.address, f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"}
         return frozenset(names | {self.url.partition("://")[2].partition("/")[0].lower()})
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the command line has its own."""
+    """uvicorn without its signal handlers: the command line installs its own."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -158,7 +158,7 @@ class _Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bind an address. Raises RetinueError."""
+    """Return a socket that listens on the address. Raises RetinueError."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
@@ -171,7 +171,7 @@ def format_address(host: str, port: int) -> str:
 
 
 class _ContextBuilder(DefaultServerCallContextBuilder):
-    """Adds the event that is set when the client has gone."""
+    """A context builder that adds the event set when the client disconnects."""
 
     def build(self, request: Request) -> ServerCallContext:
         context = super().build(request)
@@ -205,7 +205,8 @@ def make_application(handler: TaskHandler, card: object) -> Starlette:
 
 
 class _Rest03Adapter(REST03Adapter):
-    """Answers what is wrong with the request of a stream before the stream begins: the SDK only breaks it off."""
+    """A REST adapter that answers an invalid streaming request before the stream begins. The SDK would only break off
+    the stream."""
 
     @rest_error_handler
     async def _handle_streaming_request(  # type: ignore[override]
@@ -225,15 +226,15 @@ class _Rest03Adapter(REST03Adapter):
 
 
 async def _answer_stray(request: Request, error: Exception) -> Response:
-    """Answer a request that no route takes, such as that of a person with a browser."""
+    """Answer a request that matches no route, such as a request from a browser."""
     assert isinstance(error, HTTPException)
     refused = Refused(error.status_code, f"{request.method} is not answered here: the agent's card is at {CARD_PATH}")
     return make_refusal(refused, is_rpc=False)
 
 
 def _find_wrong_params(body: object) -> JSONResponse | None:
-    """Return the answer to a request of 0.3 with wrong params: the SDK says -32600 or -32603 where the protocol says
-    -32602."""
+    """Return the error response to a 0.3 request with invalid params, or None. The SDK answers -32600 or -32603 where
+    the protocol requires -32602."""
     method = body.get("method") if isinstance(body, dict) else None
     if not isinstance(body, dict) or not isinstance(method, str) or method not in JSONRPC03Adapter.METHOD_TO_MODEL:
         return None
@@ -251,7 +252,7 @@ def _find_wrong_params(body: object) -> JSONResponse | None:
 
 
 def _find_wrong_bytes(request: Any) -> str:
-    """Return what is wrong with the files of a request of 0.3, whose bytes are base64."""
+    """Return an error message if the base64 bytes of a file in a 0.3 request are invalid, else an empty string."""
     for number, part in enumerate(getattr(getattr(getattr(request, "params", None), "message", None), "parts", ())):
         try:
             base64.b64decode(getattr(getattr(part.root, "file", None), "bytes", ""), validate=True)
@@ -261,7 +262,7 @@ def _find_wrong_bytes(request: Any) -> str:
 
 
 def make_card(options: ServerOptions, url: str) -> AgentCard:
-    """Return the card of the profile, which is served at `url`."""
+    """Return the agent card of the profile, served at `url`."""
     profile = options.profile
     about = profile.description or f"The agent '{profile.name}'"
     extension = AgentExtension(uri=EXTENSION, description="Every event of the tree of runs, with limits and approvals")

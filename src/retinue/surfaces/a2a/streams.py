@@ -1,7 +1,8 @@
 """The events of a tree as A2A stream events, in the two patterns that A2A clients know, and tasks as clients see them.
 
-`supervisor`: notices and words are artifacts (`tool_notification_start`, `tool_notification_end`, `streaming_result`).
-`subagent`: notices and the answer are status updates, and an empty `current_result` closes. Pure folds.
+In the `supervisor` pattern, notices and text are artifacts (`tool_notification_start`, `tool_notification_end`,
+`streaming_result`). In the `subagent` pattern, notices and the answer are status updates, and an empty
+`current_result` closes the stream. All classes are pure folds.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ _IDS = uuid.UUID("6f0c1c52-6a8f-4d7c-9d0e-3b1d8e1f2a77")
 
 
 class ServedTask(msgspec.Struct, frozen=True):
-    """One task: its tree, whose id is the task's, and the request it answers. Makes what clients are told of it; the
-    ids of messages and artifacts are the same each time they are told."""
+    """A task: the tree whose id is the task's id, and the request that it answers. Its methods make messages for
+    clients. The ids of messages and artifacts are deterministic, so repeated messages have the same ids."""
 
     tree: str
     request: ClientRequest
@@ -90,7 +91,7 @@ class ServedTask(msgspec.Struct, frozen=True):
         )
 
     def make_ending(self, ended: RunEnded) -> TaskStatusUpdateEvent:
-        """Return the last update, with words about an ending that is not the usual one."""
+        """Return the last update of the task. It has a message unless the run ended as `done`."""
         state = find_state(ended.status)
         if ended.status == "done":
             return self.make_status(state)
@@ -99,7 +100,8 @@ class ServedTask(msgspec.Struct, frozen=True):
         )
 
     def make_question(self, questions: Sequence[Approval]) -> TaskStatusUpdateEvent:
-        """Return the update that asks the client: in words, and as data that the answer is bound to."""
+        """Return the update that asks the client `questions`, as text and as data that binds the answer to the
+        question."""
         parts = []
         for asked in questions:
             parts.append(Part(text=_format_question(asked)))
@@ -108,7 +110,7 @@ class ServedTask(msgspec.Struct, frozen=True):
         return self.make_status(TaskState.TASK_STATE_INPUT_REQUIRED, self.make_message(parts, f"asks-{names}"))
 
     def make_typed_update(self, item: Event | Delta) -> TaskStatusUpdateEvent | None:
-        """Return the update that carries an event or a delta to another retinue; None for one that stays here."""
+        """Return the update that carries an event or a delta to another Retinue, or None if the item is not sent."""
         metadata = make_event_metadata(item)
         if metadata is None:
             return None
@@ -118,8 +120,8 @@ class ServedTask(msgspec.Struct, frozen=True):
 
 
 class StreamFold:
-    """The updates that a client of the server's pattern gets of one task. Where clients are asked, questions are input
-    that the client has to give."""
+    """A fold of a task's events into updates in the server's pattern. If the server asks clients, questions become
+    input that the client must provide."""
 
     def __init__(self, task: ServedTask, options: ServerOptions) -> None:
         self._task, self._pattern, self._asks_client = task, options.pattern, options.asks_client
@@ -165,18 +167,18 @@ class StreamFold:
 
 
 def find_state(status: str | None) -> Any:
-    """Return the state of a task whose run has ended with this status, or without any."""
+    """Return the state of a task whose run has ended with `status`, or stopped without a status."""
     return STATES.get(status or "", TaskState.TASK_STATE_FAILED)
 
 
 def _format_question(asked: Approval) -> str:
-    """Return a question in words: the whole call, for a person of the client's."""
+    """Return a question as text with the whole call, for the client's user."""
     about = "".join(text for _, text in make_call_spans(asked.tool, asked.args))
     return f"{asked.agent} asks: may it call {reveal_line(about)}?\n{reveal_text(format_question_body(asked))}".rstrip()
 
 
 class TaskView:
-    """A task as its events tell it, for those who ask how it stands."""
+    """A view of a task, folded from its events, that answers requests for the task's state."""
 
     def __init__(self, task: ServedTask, options: ServerOptions) -> None:
         self._task, self._options = task, options
@@ -211,7 +213,7 @@ class TaskView:
 
     @property
     def questions(self) -> list[Approval]:
-        """The questions without an answer."""
+        """Return the unanswered questions."""
         views = self._runs.runs.values()
         return [self._asked[asked.approval_id] for view in views for asked in view.approvals]
 
@@ -226,7 +228,7 @@ class TaskView:
         return TaskState.TASK_STATE_WORKING if is_started else TaskState.TASK_STATE_SUBMITTED
 
     def make_task(self, *, is_live: bool) -> Task:
-        """Return the task as it stands now: its state, the words to and fro, and its one result."""
+        """Return the task with its current state, the messages in both directions and its result."""
         served, ended = self._task, self.ending
         state = self.find_task_state(is_live=is_live)
         at = Timestamp()
@@ -248,7 +250,7 @@ class TaskView:
         return task
 
     def _make_history(self) -> list[Message]:
-        """Return the messages of the client, under the ids that it gave them, and what the host has said besides."""
+        """Return the client's messages with the ids that the client chose, and the messages from the host's user."""
         spawned = self.beginning
         if spawned is None or spawned.request is None:
             return []
@@ -257,7 +259,7 @@ class TaskView:
 
 
 def _make_result_part(ended: RunEnded) -> Part:
-    """Return the result of a run: as data where the profile has an output type, else its text."""
+    """Return the result of a run: data if the profile has an output type, else text."""
     if ended.structured is None:
         return Part(text=remove_plans(ended.final_response))
     return Part(data=ParseDict(msgspec.to_builtins(ended.structured, enc_hook=str), Value()))

@@ -1,7 +1,7 @@
-"""The tasks of a server: primaries in the log that answer A2A clients. Each is a tree, whose id is the task's.
+"""The tasks of a server: primaries in the log that answer A2A clients. Each task is a tree and has the tree's id.
 
-The list is read from the log when the server starts and grows with every task; a task at work is followed, so that
-everybody who asks or waits sees the same. Knows Control and the log as it is read, nothing of HTTP.
+The list is read from the log at startup and grows with every task. A running task is followed once, so all requests
+see the same state. Knows Control and the readable side of the log, but no HTTP.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Follower:
-    """The view of a task at work. `changed` is set, and replaced, when the view has changed."""
+    """The view of a running task. When the view changes, the event `changed` is set and replaced by a new one."""
 
     def __init__(self, view: TaskView) -> None:
         self.view = view
@@ -39,7 +39,7 @@ class Follower:
 
 
 class ServedTasks:
-    """All tasks of one profile, and the followers of those at work."""
+    """All tasks of one profile, and the followers of the running tasks."""
 
     def __init__(self, control: Control, log: LogReader, options: ServerOptions, screen: OperatorScreen) -> None:
         self._control, self._log, self._options, self._screen = control, log, options, screen
@@ -51,7 +51,7 @@ class ServedTasks:
     # The list
 
     async def load(self) -> None:
-        """Read the tasks that the log has, the oldest first."""
+        """Read the tasks from the log, oldest first."""
         trees = [stored.tree for stored in reversed(await self._log.list_trees())]
         for run in await self._log.read_runs(trees):
             first, body = run.first, run.first.body
@@ -65,25 +65,25 @@ class ServedTasks:
         self.note_message(task, task.request.message)
 
     def note_message(self, task: ServedTask, message_id: str) -> None:
-        """Remember a message of a task, so that it counts once."""
+        """Record a message of a task, so that a repetition is recognised."""
         self._messages[task.request.client, message_id] = task.tree
 
     def find(self, task_id: str, client: str) -> ServedTask | None:
-        """Return a task of this client; those of others are not there."""
+        """Return the task if it belongs to this client, else None."""
         found = self._tasks.get(task_id)
         return found if found is not None and found.request.client == client else None
 
     def find_message(self, client: str, message_id: str) -> ServedTask | None:
-        """Return the task that a message of the client was for."""
+        """Return the task that got this message of the client, or None."""
         tree = self._messages.get((client, message_id))
         return None if tree is None else self._tasks[tree]
 
     def list_tasks(self, client: str, context: str = "") -> list[ServedTask]:
-        """Return the tasks of a client, or those of one of its conversations, in the order they were made."""
+        """Return the tasks of a client, or of its conversation `context`, in order of creation."""
         own = [task for task in self._tasks.values() if task.request.client == client]
         return [task for task in own if task.request.context == context] if context else own
 
-    # How they stand
+    # The state of tasks
 
     def is_live(self, task: ServedTask) -> bool:
         return task.tree in self._followers
@@ -92,7 +92,7 @@ class ServedTasks:
         return len(self._followers)
 
     async def read_view(self, task: ServedTask) -> TaskView:
-        """Return how a task stands: as it is followed, or as the log has it."""
+        """Return the view of a task: from its follower if it is running, else from the log."""
         follower = self._followers.get(task.tree)
         if follower is not None and follower.view.beginning is not None:
             return follower.view
@@ -102,7 +102,7 @@ class ServedTasks:
         return view
 
     async def read_summaries(self, tasks: list[ServedTask]) -> Mapping[str, tuple[float, str | None]]:
-        """Return when each task changed last, and the status it has ended with."""
+        """Return the time of each task's last change, and its final status."""
         found: dict[str, tuple[float, str | None]] = {}
         for run in await self._log.read_runs([task.tree for task in tasks]):
             if run.first.run == 0:
@@ -112,7 +112,7 @@ class ServedTasks:
         return found
 
     async def wait_until(self, task: ServedTask, is_over: Callable[[TaskView], bool]) -> TaskView:
-        """Wait until a task has ended or stands as wanted; return how it stands."""
+        """Wait until a task has ended or `is_over` returns True for its view, and return the view."""
         while (follower := self._followers.get(task.tree)) is not None and not is_over(follower.view):
             await follower.changed.wait()
         return await self.read_view(task)
@@ -120,7 +120,7 @@ class ServedTasks:
     # Following
 
     def follow(self, task: ServedTask) -> None:
-        """Follow a task that has just begun or goes on here, to its end."""
+        """Follow a task that was started or resumed here, until it ends."""
         follower = self._followers[task.tree] = Follower(TaskView(task, self._options))
         self._owner.start(self._follow(task.tree, follower))
 
@@ -128,7 +128,7 @@ class ServedTasks:
         files: tuple[str, ...] = ()
         try:
             async with AsyncExitStack() as stack:
-                if self._options.asks_client:  # its questions wait for the client then
+                if self._options.asks_client:  # keep its questions open for the client
                     await stack.enter_async_context(self._control.attend(tree))
                 items = await stack.enter_async_context(aclosing(self._control.watch(tree)))
                 async for item in items:
@@ -146,7 +146,7 @@ class ServedTasks:
                 await asyncio.to_thread(remove_tree, folder)
 
     async def resume(self) -> None:
-        """Go on with the tasks that an earlier server was working on when it was killed."""
+        """Resume the tasks that were running when an earlier server was killed."""
         unfinished = {stored.tree for stored in await self._log.list_trees(only="interrupted")}
         for task in [task for task in self._tasks.values() if task.tree in unfinished]:
             try:

@@ -1,7 +1,7 @@
-"""The Control that serves MCP clients, and the subagents that a client can name: those of its own tree, those it
-continued elsewhere, and the project's earlier ones.
+"""The Control that serves MCP clients, and the subagents that a client can name: the runs of its own tree, the runs it
+continued in other trees, and the project's earlier runs.
 
-Knows Control and the log as it is read, nothing of the supervisor.
+Knows Control and the readable side of the log, but nothing of the supervisor.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from retinue.protocol.subagent_tools import KnownRun, find_known
 
 
 class Backend:
-    """One Control, its control server, and what they were built from. `log` has the trees of other processes too.
-    `profiles` are those that continued runs may have had; `command` is how the user calls us."""
+    """One Control, its control server and their parts. The log reader also sees the trees of other processes.
+    `profiles` are the profiles that a continued run may have had. `command` is the command line by which the user
+    calls Retinue."""
 
     def __init__(self, parts: Parts, profiles: Sequence[Profile], command: str) -> None:
         assert parts.state is not None
@@ -37,10 +38,10 @@ class Backend:
         self.control = open_control(parts)
         self._log = open_reader(parts.state)
         self._servers = AsyncExitStack()
-        self._resumed: dict[str, RunHandle] = {}  # the client's run of each tree that was resumed here
+        self._resumed: dict[str, RunHandle] = {}  # by tree resumed here: the run of its client
 
     async def serve_control(self, say: Callable[[str], object]) -> None:
-        """Let other terminals in."""
+        """Start the control server, so that other terminals can connect."""
         await serve_control(self._servers, self.control, self.parts, say)
 
     async def close(self) -> None:
@@ -48,10 +49,11 @@ class Backend:
         await self.control.close()
 
     async def continue_run(self, known: KnownRun, text: str, *, seconds: float | None) -> RunHandle:
-        """Start a run from the conversation of an old one. `seconds` are clamped as those that a model asks for.
+        """Start a run from the conversation of an earlier run. `seconds` is clamped like a timeout that a model asks
+        for.
 
-        If the process of its tree was killed, the tree is resumed here first. A run that was at work then goes on, and
-        is given the text as a message."""
+        If the process of the run's tree was killed, resume the tree here first. A run that was still running then goes
+        on and gets `text` as a message."""
         if seconds is not None:
             seconds = self.parts.timeouts.clamp(seconds)
         overrides = ResumeOverrides(profiles=self._profiles, seconds=seconds, files=True)
@@ -65,8 +67,8 @@ class Backend:
         return await self.control.continue_run(known.tree, known.row.run, text, overrides)
 
     async def _wait_for_resumed(self, tree: str) -> None:
-        """Wait for the end of a tree that was resumed here and in which nothing is at work any more. Its client is
-        gone, so it is about to end: until it has, it takes no new run."""
+        """Wait for the end of a tree that was resumed here and has no running subagents. Its client is gone, so the
+        tree is about to end, and until then it accepts no new run."""
         client = self._resumed.get(tree)
         if client is None or any(row.run != 0 and row.result is None for row in await self._list_live_rows(tree)):
             return
@@ -74,11 +76,11 @@ class Backend:
         self._resumed.pop(tree, None)
 
     def make_command(self, words: str) -> str:
-        """Return a command for the user, which works in any terminal."""
+        """Return a shell command for the user that works in any terminal."""
         return f"{self._command} {words}"
 
     async def send(self, known: KnownRun, text: str, *, seconds: float) -> Receipt:
-        """Send a client's message to a run, and wait at most so long until the run has read it."""
+        """Send a client's message to a run, and wait up to `seconds` until the run has read it."""
         receipt = await self.control.send(known.tree, known.row.run, text, source=ASKER)
         return await wait_until_read(self._log, known.tree, known.row.run, receipt, seconds=seconds)
 
@@ -92,7 +94,8 @@ class Backend:
         return Ticket(row.run, ref, row.workspace, row.timeout_seconds, status_file)
 
     async def find_run(self, name: str, client: str | None, others: Mapping[str, KnownRun]) -> KnownRun:
-        """Find a subagent in the tree of a `client`, among `others`, or in the project's logs. Raises NotFound."""
+        """Return the subagent `name` from the tree of `client`, from `others` or from the project's logs. Raises
+        NotFound."""
         if client is not None:
             own = find_known(await self.list_below(client), client, name)
             if own is not None:
@@ -109,16 +112,17 @@ class Backend:
         return KnownRun(stored.tree, describe_view(stored.runs.runs[found.run], stored.tree), stored.live)
 
     async def list_below(self, client: str) -> list[KnownRun]:
-        """Return all runs of a client's tree but its own, in the order they were made; none after it has left."""
+        """Return all runs of a client's tree except the client's own, in order of creation. Empty after the client has
+        left."""
         rows = await self._list_live_rows(client)
         return [KnownRun(client, row, is_live=True, is_here=True, own_tree=True) for row in rows if row.run != 0]
 
     async def _list_live_rows(self, tree: str) -> list[Row]:
-        """Return the runs of a tree that this process has, in the order they were made; none once it has ended."""
+        """Return the runs of a tree in this process, in order of creation. Empty once the tree has ended."""
         return next((info.runs for info in await self.control.list_trees(live=True) if info.tree == tree), [])
 
     async def list_earlier_runs(self, known: set[str]) -> list[KnownRun]:
-        """Return the runs of the project but for those `known`, those of the newest tree first."""
+        """Return the project's runs except the runs in `known`, newest tree first."""
         trees, _ = await load_listings(self._log)
         return [
             KnownRun(tree.tree, describe_view(view, tree.tree), tree.live)

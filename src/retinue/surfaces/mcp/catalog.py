@@ -1,4 +1,4 @@
-"""The tools that clients get: names, descriptions and schemas, and the other names they answer to. Only values.
+"""The tools that clients get: names, descriptions, schemas and aliases. Contains only values.
 
 Clients hide tools behind a keyword search, so the descriptions use the words that a model would search for.
 """
@@ -71,7 +71,7 @@ _ENTRIES: Schema = {"type": "array", "items": _ENTRY}
 
 
 def _make_reply_schema(**properties: Schema) -> Schema:
-    """Make the schema of a reply: the fields that every reply has, and its own."""
+    """Return the schema of a reply: the fields of every reply, and the given `properties`."""
     common = {"success": {"type": "boolean"}, "operation": _TEXT, "error": _TEXT, "watch": _TEXT, "note": _TEXT}
     return {"type": "object", "properties": {**common, **properties}, "required": ["success", "operation"]}
 
@@ -98,8 +98,8 @@ _GIVEN: dict[str, Schema] = {
     ),
     CANCEL: _make_reply_schema(cancelled={"type": "boolean"}, status=_TEXT, subagent_id=_TEXT),
     BACKGROUND: _make_reply_schema(subagents=_ENTRIES, left_out={"type": "integer"}),
-}  # the structured replies
-_MORE = {  # for clients only, where it differs from what a model inside a tree is told
+}  # schemas of the structured replies
+_MORE = {  # descriptions for clients, where they differ from those for models inside a tree
     LIST: "List the subagents of this session and of earlier ones in this project: id, status, task, workspace, and "
     "whether each can be continued.",
     WAIT: "Wait until a subagent has ended, or without subagent_id until the next one has. When the time is up, or "
@@ -125,7 +125,7 @@ def _make_tool(name: str, title: str, description: str, takes: Schema, *, reads:
 
 
 def list_tools(profiles: Sequence[Profile] = (), timeouts: Timeouts | None = None) -> list[dict[str, Any]]:
-    """Return the nine tools. `profiles` are those that a task may name."""
+    """Return the nine tools. `profiles` are the profiles that a task may name."""
     takes = make_spawn_schema(profiles)
     fields = takes["properties"]["tasks"]["items"]["properties"]
     timeouts = timeouts or Timeouts()
@@ -153,7 +153,7 @@ def list_tools(profiles: Sequence[Profile] = (), timeouts: Timeouts | None = Non
 
 
 def resolve_name(name: str) -> str | None:
-    """Return the tool that a name means, however it is spelled. None if there is none."""
+    """Return the tool that `name` means in any spelling, or None if there is no such tool."""
     for spelling in subagent_tools.list_spellings(name):
         if spelling in NAMES or spelling in OTHER_NAMES:
             return OTHER_NAMES.get(spelling, spelling)

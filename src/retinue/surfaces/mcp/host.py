@@ -1,6 +1,7 @@
-"""The host of an MCP server: one backend, and the tool calls of every session on it.
+"""The host of an MCP server: one backend, and the tool calls of all its sessions.
 
-Made by `retinue mcp serve`, and torn down by `close`. Heavy: loaded beside the first answers.
+`retinue mcp serve` creates the host, and `close` tears it down. Importing this module is slow, so the server loads it
+while sending the first answers.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ CHOICES: dict[str, tuple[str, Decision]] = {
 
 
 class RunningCall:
-    """One call at work. `content` are its tool and arguments; `make_early_reply` makes the reply for a client that does
-    not wait to the end; `open_questions` are those that its client was told to ask and that nobody has answered."""
+    """A call in progress. `content` is its tool and arguments. `make_early_reply` makes the reply for a client that
+    does not wait until the end. `open_questions` are the unanswered questions that the client was told to ask."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class RunningCall:
         make_early_reply: Callable[[], Awaitable[Reply]],
     ) -> None:
         self.content = content
-        owner = TaskOwner(on_error=lambda _: None)  # whoever waits for the call gets the exception
+        owner = TaskOwner(on_error=lambda _: None)  # the task that awaits the call gets the exception
         self.task = owner.start(work)
         self.make_early_reply = make_early_reply
         self.open_questions: set[str] = set()
@@ -76,7 +77,7 @@ class RunningCall:
 
 
 class InputRequired(Exception):
-    """The call can go on only when the client's user was asked; `result` says what."""
+    """Raised when a call can continue only after the client's user was asked. `result` holds the questions."""
 
     def __init__(self, result: dict[str, Any]) -> None:
         super().__init__("the user has to be asked")
@@ -84,9 +85,11 @@ class InputRequired(Exception):
 
 
 class ClientSession:
-    """The calls and questions of one client. A call is waited for with progress; answered early if its client will not
-    wait to the end, at the latest after `reply_within` seconds; suspended while its user is asked, and resumed when the
-    client makes it again. With `waits_elsewhere` a question that the client's user did not answer stays open for other
+    """The calls and questions of one client.
+
+    While a call runs, the client gets progress. A client that does not wait until the end gets an early reply, at the
+    latest after `reply_within` seconds. A call is suspended while the user is asked, and resumed when the client
+    repeats the call. With `waits_elsewhere`, a question without an answer from the client's user stays open for other
     terminals."""
 
     def __init__(
@@ -98,7 +101,7 @@ class ClientSession:
         session.has_running_subagents = self.handlers.has_running_subagents
         self._suspended: dict[str, RunningCall] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self._unanswered: set[str] = set()  # questions that the client has shown, or not, without an answer
+        self._unanswered: set[str] = set()  # questions sent to the client that came back without an answer
         self._tasks = TaskOwner()
         self._tasks.start(self._ask_questions())
 
@@ -108,8 +111,8 @@ class ClientSession:
 
     @property
     def is_attended(self) -> bool:
-        """True when the user can be asked now: by a request, by the answer to an open call, or because the client was
-        told to ask for a call that is still at work, and has not come back yet."""
+        """Return True if the user can be asked now: by a request of ours, by the result of an open call, or because
+        the client was told to ask for a running call and has not come back yet."""
         if any(call.open_questions and not call.task.done() for call in self._suspended.values()):
             return True
         if self._session.client is not None:
@@ -117,7 +120,7 @@ class ClientSession:
         return any(exchange.client.can_be_asked for exchange in self._session.exchanges.values())
 
     async def _ask_questions(self) -> None:
-        """Ask a client with a handshake what is pending, and take back what is not pending any more."""
+        """Send pending questions to a client with a handshake, and withdraw questions that are no longer pending."""
         while True:
             change = self.handlers.changes.next
             pending = {asked.id: asked for asked in await self.handlers.list_pending()}
@@ -146,8 +149,8 @@ class ClientSession:
             await self._backend.control.answer(asked.id, decision, by=ANSWERED_BY, digest=asked.digest, surface=SURFACE)
 
     async def run(self, exchange: Exchange, call: RunningCall) -> Reply:
-        """Return the reply. A call that its client cancels is cancelled with what it made; one that only timed out
-        there goes on."""
+        """Return the reply to a call. If the client cancels the call, cancel it together with the runs it made. If the
+        client only timed out, let the call go on."""
         try:
             is_done = await self._wait_with_progress(exchange, call)
         except asyncio.CancelledError:
@@ -159,14 +162,15 @@ class ClientSession:
         return call.task.result() if is_done else await call.make_early_reply()
 
     async def _wait_with_progress(self, exchange: Exchange, call: RunningCall) -> bool:
-        """Wait until the call is done; False if the time for a reply is over. Sends progress every few seconds."""
+        """Wait until the call is done, sending progress every few seconds. Return False if the time for a reply is
+        over."""
         clock = asyncio.get_running_loop().time
         seconds = self._reply_within
-        if seconds is None:  # most clients give up a call after a minute without progress
+        if seconds is None:  # most clients abandon a call after a minute without progress
             seconds = WITHOUT_PROGRESS_SECONDS if exchange.progress_token is None else math.inf
         sent_at, sent, end = clock(), "", clock() + seconds
         while True:
-            changed = self.handlers.changes.next  # first, so that nothing from now on is missed
+            changed = self.handlers.changes.next  # taken first, so that no later change is missed
             if exchange.client.modern:
                 await self._suspend_for_input(exchange, call)
             line = await self.handlers.describe_progress()
@@ -178,7 +182,7 @@ class ClientSession:
             either: set[asyncio.Future[Any]] = {call.task, changed}
             wait = max(0.0, min(due, end) - clock())
             await asyncio.wait(either, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-            if not call.task.done() and changed.done():  # many changes may come at once: look at them once
+            if not call.task.done() and changed.done():  # changes come in bursts: handle a burst once
                 await asyncio.wait({call.task}, timeout=GATHER_SECONDS)
             if call.task.done():
                 return True
@@ -186,7 +190,7 @@ class ClientSession:
                 return False
 
     async def _suspend_for_input(self, exchange: Exchange, call: RunningCall) -> None:
-        """If a question is open, leave the call at work and raise InputRequired, which the client is answered with."""
+        """If a question is open, suspend the running call and raise InputRequired, whose result goes to the client."""
         if not exchange.client.can_be_asked or call.rounds >= MAX_ROUNDS:
             return
         pending = [asked for asked in await self.handlers.list_pending() if asked.id not in self._unanswered]
@@ -204,7 +208,8 @@ class ClientSession:
             raise InputRequired(make_input_required(forms, state))
 
     async def resume_call(self, exchange: Exchange, content: tuple[str, Reply]) -> RunningCall | None:
-        """Return the suspended call that this one goes on with, its user's answers given. None for a new call."""
+        """Return the suspended call that this exchange resumes, after passing on its user's answers. Return None for a
+        new call."""
         params = exchange.request.params
         state, answers = params.get("requestState"), params.get("inputResponses")
         if state is None:
@@ -221,9 +226,11 @@ class ClientSession:
 
 
 class Host:
-    """Serves all sessions of one server process. `profiles` are those that continued runs may have had; `command` is
-    how the user calls us. `profile` is served as one tool instead of the nine. A question waits `wait_approvals`
-    seconds for somebody (0: not at all); each call is answered within `reply_within` seconds."""
+    """The host of all sessions of one server process.
+
+    `profiles` are the profiles that a continued run may have had. `command` is the command line by which the user
+    calls Retinue. If `profile` is given, it is served as the only tool instead of the nine. A question waits
+    `wait_approvals` seconds for an answer (0: not at all). Each call is answered within `reply_within` seconds."""
 
     def __init__(
         self,
@@ -246,7 +253,7 @@ class Host:
         )
 
     def attends(self, tree: str) -> bool:
-        """Tell whether the user of the client whose tree it is can be asked."""
+        """Return True if the user of the client that owns `tree` can be asked."""
         return any(each.is_attended for each in self._sessions.values() if tree in each.handlers.progress)
 
     def list_tools(self) -> list[dict[str, Any]]:
@@ -255,8 +262,11 @@ class Host:
         return catalog.list_tools(self.backend.parts.profiles, self.backend.parts.timeouts)
 
     async def call_tool(self, exchange: Exchange, name: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Answer a call. What is left to the run that makes it, if it comes from one, bounds all runs that are made for
-        it. They are reported to that run's collector; the one of a profile under the id that the caller gives it."""
+        """Answer a tool call.
+
+        If another run makes the call, the remaining limits of that run bound all runs made for the call. They are
+        reported to the collector of the calling run. The run of a profile is reported under the id that the caller
+        gave."""
         session, profile = exchange.session, self._profile
         if session not in self._sessions:
             about = f"{exchange.client.name or 'an MCP client'} ({session.about})"
@@ -268,7 +278,7 @@ class Host:
         )
         with self.backend.control.serve_caller(caller):
             call = await client.resume_call(exchange, (name, args)) or self._start_call(client, name, args)
-        client.handlers.changes.notify()  # the client can be asked again, if it could not before
+        client.handlers.changes.notify()  # the client may be askable again
         try:
             reply = await client.run(exchange, call)
         except InputRequired as required:
@@ -305,19 +315,19 @@ class Host:
         await self.backend.close()
 
     async def kill(self) -> None:
-        """Stop all trees at once, without waiting for their clean-up."""
+        """Stop all trees immediately, without waiting for cleanup."""
         for tree in await self.backend.control.list_trees(live=True):
             await self.backend.control.kill(tree.tree)
 
 
-# Questions of runs, put to the client's user. The first answer counts, wherever it is given, and only for exactly the
-# question that was shown. A client with a handshake is asked by a request of ours; a client of 2026-07-28 by the answer
-# to its own call, which it then makes again with what its user said.
+# Questions of runs, sent to the client's user. The first answer counts, from whichever surface, and only for the exact
+# question that was shown. A client with a handshake gets a request of ours. A client of 2026-07-28 gets the questions
+# as the result of its own call, and repeats the call with the user's answers.
 
 
 def make_form(asked: Approval, *, modern: bool, run_ids: Sequence[str] = ()) -> dict[str, Any]:
-    """Make the parameters of an elicitation. The revisions differ in how a choice is written. `run_ids` tell a client
-    that has the run in its own tree which one asks."""
+    """Return the parameters of an elicitation. The revisions write a choice differently. `run_ids` identify the asking
+    run to a client that has the run in its own tree."""
     who = f"Subagent '{safe.escape_line(asked.label or asked.agent)}' ({asked.tree}/{asked.run}) wants to run:"
     body = safe.escape_text(format_question_body(asked))
     is_cut = len(body) > SHOWN_CHARACTERS
@@ -328,9 +338,9 @@ def make_form(asked: Approval, *, modern: bool, run_ids: Sequence[str] = ()) -> 
     choices: dict[str, Any] = {"enum": list(CHOICES), "enumNames": titles}
     if modern:
         choices = {"oneOf": [{"const": name, "title": title} for name, title in zip(CHOICES, titles, strict=True)]}
-    # One field only, with the usual answer chosen: a person answers with one key, or with two in Claude Code 2.1, which
-    # starts on the first field whether it is required or not. An optional text beside it cannot be left empty in every
-    # client. What is not all shown here is not said yes to by a single key.
+    # One field only, with the usual answer preselected: the user presses one key, or two in Claude Code 2.1, which
+    # starts on the first field even if it is not required. Not every client lets the user leave an optional text field
+    # empty. If the question is cut, the default is "no", so that a single key cannot allow it.
     default = "no" if is_cut else "yes"
     fields = {"answer": {"type": "string", "title": "Allow it?", **choices, "default": default}}
     return {
@@ -342,8 +352,8 @@ def make_form(asked: Approval, *, modern: bool, run_ids: Sequence[str] = ()) -> 
 
 
 def read_decision(said: Any) -> Decision | None:
-    """Read the answer of a client's user. Fails closed: only a clear yes is one. None if the user gave no answer:
-    headless clients cancel forms that nobody has seen."""
+    """Return the decision of a client's user. Fails closed: only a clear yes allows. Return None if the user gave no
+    answer: headless clients cancel forms that nobody has seen."""
     action = said.get("action") if isinstance(said, dict) else None
     if action not in ("accept", "decline"):
         return None
@@ -356,14 +366,14 @@ def read_decision(said: Any) -> Decision | None:
 
 
 def make_input_required(forms: dict[str, dict[str, Any]], state: str) -> dict[str, Any]:
-    """Make the interim result of 2026-07-28, which says what has to be asked before the call can go on."""
+    """Return the interim result of 2026-07-28, which lists the questions to ask before the call can continue."""
     requests = {name: {"method": ELICIT, "params": form} for name, form in forms.items()}
     return {"resultType": "input_required", "inputRequests": requests, "requestState": state}
 
 
 class ClientApprover:
-    """The supervisor's approver for the users of clients. It answers nothing itself: it keeps a question open for
-    `seconds` at most, while somebody `attends` to its tree."""
+    """The supervisor's approver for the users of clients. It gives no answer of its own. It keeps a question open for
+    at most `seconds`, while `attends` returns True for the question's tree."""
 
     by = "expiry"
 

@@ -1,8 +1,8 @@
-"""MCP over streamable HTTP, on the loopback interface: one request a connection. The response is JSON, or a stream of
-events if something has to be sent before the answer.
+"""MCP over streamable HTTP on the loopback interface, with one request per connection. The response is JSON, or a
+stream of events if messages precede the answer.
 
-Every request is checked before its body is read: Host and Origin, so that no web page can send one, the token, the
-method, the type and the size. A client with a handshake has a session; clients of 2026-07-28 share one.
+Every request is checked before its body is read: Host and Origin, so that no web page can send requests, then the
+token, method, content type and size. A client with a handshake has its own session; clients of 2026-07-28 share one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STUCK_SECONDS = 30.0
 BUFFERED_BYTES = 256 * 1024
 TOKEN_PURPOSE = "mcp token"
 SESSION = "mcp-session-id"
-STATUSES = {ErrorCode.METHOD_NOT_FOUND: 404, ErrorCode.INTERNAL_ERROR: 200}  # of errors; 400 for all others
+STATUSES = {ErrorCode.METHOD_NOT_FOUND: 404, ErrorCode.INTERNAL_ERROR: 200}  # by error; others have status 400
 EVENTS = {
     "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache, no-transform",
@@ -51,8 +51,8 @@ async def serve_http(
     say: Callable[[str], None],
     idle_seconds: float,
 ) -> None:
-    """Serve until `stop` is set. Without a token every program of this machine may use the server."""
-    host = await server.wait_for_host()  # an error in the project is reported now, to the user who starts us
+    """Serve until `stop` is set. Without `token`, every program on this machine may use the server."""
+    host = await server.wait_for_host()  # report an error in the project now, to the user who starts the server
     file = host.state / "mcp" / "token" if token else None
     secret = "" if file is None else load_token(file, TOKEN_PURPOSE)
     async with Endpoint(server, port=port, token=secret, idle_seconds=idle_seconds) as endpoint:
@@ -65,10 +65,12 @@ async def serve_http(
 
 
 class Endpoint(Listener):
-    """`async with Endpoint(...)`: listens inside; afterwards its sessions are over. An empty token admits everybody.
+    """The HTTP endpoint. `async with Endpoint(...)` listens inside the block and ends all sessions afterwards. An
+    empty token admits every client.
 
-    Most clients leave without a word. A session whose client has had no connection for `idle_seconds` ends, with its
-    subagents; so do those of clients without a session, when none of them was there for so long."""
+    Most clients disconnect without notice. A session and its subagents therefore end once the client has had no
+    connection for `idle_seconds`. The same holds for the shared session, once none of its clients was connected for so
+    long."""
 
     def __init__(self, server: Server, *, port: int, token: str, idle_seconds: float) -> None:
         super().__init__("this server", max_connections=MAX_CONNECTIONS)
@@ -112,7 +114,7 @@ class Endpoint(Listener):
         await connection.flush(STUCK_SECONDS)
 
     def _check(self, request: Request) -> None:
-        """Check token, path, method and Accept, before anything else of the request is looked at."""
+        """Check token, path, method and Accept header, before reading anything else of the request."""
         headers = request.headers
         scheme, _, token = headers.get("authorization", "").partition(" ")
         known = scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._token.encode())
@@ -135,7 +137,7 @@ class Endpoint(Listener):
             client = revisions.read_envelope(message, request.headers)
             await self._answer_request(self._shared, message, client, request, connection)
         elif modern:
-            connection.send_response(202)  # in this revision such messages mean nothing
+            connection.send_response(202)  # this revision gives notifications and responses no meaning
         elif isinstance(message, RpcRequest) and message.method == "initialize":
             await self._make_room()
             name, session = secrets.token_urlsafe(24), HttpSession(self._server)
@@ -167,7 +169,7 @@ class Endpoint(Listener):
                 await ended.close()
 
     async def _make_room(self) -> None:
-        """End the oldest idle session if there are too many. Raises RpcError if none is idle."""
+        """End the oldest idle session if there are too many. Raises RpcError if no session is idle."""
         if len(self._sessions) >= MAX_SESSIONS:
             idle = next((name for name, session in self._sessions.items() if not session.is_busy), None)
             if idle is None:
@@ -192,10 +194,11 @@ class Endpoint(Listener):
         request: Request,
         connection: ServerConnection,
     ) -> None:
-        """Send the answer. A client of 2026-07-28 cancels by leaving; one with a session may come back and ask."""
+        """Send the answer. A client of 2026-07-28 cancels by disconnecting. A client with a session may reconnect, so
+        its request goes on."""
         accepted = request.headers.get("accept", "*/*")
         stream = _ResponseStream(connection, accepts_events="text/event-stream" in accepted or "*/*" in accepted)
-        async with TaskOwner() as owner:  # ends both: the connection is read by one at a time
+        async with TaskOwner() as owner:  # ends both tasks: only one may read the connection at a time
             answering = owner.start(session.answer(message, client, stream))
             gone = owner.start(connection.wait_for_peer())
             session.record_presence(connections=1)
@@ -216,18 +219,18 @@ class Endpoint(Listener):
             status = STATUSES.get(error.code, 400) if client.modern else 200
             stream.end(status, messages.encode_error(message.id, error))
         except asyncio.CancelledError:
-            stream.end(202, b"")  # cancelled by its client, which expects nothing
+            stream.end(202, b"")  # the client cancelled the request and expects no answer
 
 
 class HttpSession(Session):
-    """A session that knows when its client was here last, and how many connections it has."""
+    """A session that records when its client was last seen, and its number of connections."""
 
     def __init__(self, server: Server, *, shared: bool = False) -> None:
         super().__init__(server, about="HTTP", shared=shared)
-        self._connections, self._seen_at = 0, math.inf  # not idle before its client has come
+        self._connections, self._seen_at = 0, math.inf  # not idle before its client has connected
 
     def record_presence(self, *, connections: int = 0) -> None:
-        """Record that the client is here now, and how many connections more or less it has."""
+        """Record that the client is present now, and add `connections` (may be negative) to its connection count."""
         self._connections += connections
         self._seen_at = asyncio.get_running_loop().time()
 
@@ -236,7 +239,8 @@ class HttpSession(Session):
 
 
 class _ResponseStream:
-    """One response: an answer alone, or events and then the answer. Events that the client does not read are lost."""
+    """One response: the answer alone, or events followed by the answer. Events that the client does not read are
+    dropped."""
 
     def __init__(self, connection: ServerConnection, *, accepts_events: bool) -> None:
         self._connection, self._accepts_events = connection, accepts_events

@@ -1,10 +1,11 @@
-"""Entries for `retinue mcp serve` in the configuration of MCP clients: where they go, and writing them there.
+"""Entries for `retinue mcp serve` in the configuration files of MCP clients: their location, content and installation.
 
-Adds one entry and changes nothing else. A file that cannot be read, or has comments that writing would lose, is left
-alone with an error that says so. Every file that is changed is backed up beside the new one.
+Installing adds one entry and changes nothing else. A file that cannot be read, or whose comments would be lost, is
+left alone, and the error says so. Every changed file is backed up beside the new one.
 
-Some clients start a server with a part of their environment only: Codex with a few variables, Gemini CLI without those
-that look like secrets, and in a GitHub Action with a few too. The entries for these name the variables that we read.
+Some clients pass only a part of their environment to a server. Codex passes a few variables. Gemini CLI passes all but
+those that look like secrets, and only a few in a GitHub Action. The entries for these clients name the variables that
+Retinue reads.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from retinue.protocol.inherited_limits import BAGGAGE, COST, DEADLINE, DEPTH, TO
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 
 BACKUP = ".retinue-backup"
-SPARE_SECONDS = 60  # a call may take so much longer than its subagent
+SPARE_SECONDS = 60  # time that a call may take beyond its subagent's timeout
 WORKSPACE_FOLDER = "${workspaceFolder}"
 MAX_BYTES = 4 * 1024 * 1024
 Entry = dict[str, Any]
-# Read by us or by the libraries that make our requests; those that look like secrets are listed apart.
+# Variables that Retinue or its HTTP libraries read. Names that look like secrets are listed separately.
 HIDDEN_VARIABLES = (TOKENS, "SSL_CERT_FILE", "SSL_CERT_DIR")
 OTHER_VARIABLES = (
     *(DEPTH, DEADLINE, COST, TRACE, BAGGAGE, ADDRESS, CPE_ADDRESS, "RETINUE_DELEGATION_DIRECTORY", "RETINUE_TRACEBACK"),
@@ -43,14 +44,16 @@ TELEMETRY_PREFIX = "OTEL_"
 
 
 def list_passed_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables that name the model, its key and its address, and all others we read that are set."""
+    """Return the variables for the model, its key and its address, and all other variables that Retinue reads and are
+    set."""
     telemetry = sorted(name for name in environ if name.startswith(TELEMETRY_PREFIX))
     others = (*OTHER_MODEL_VARIABLES, *OTHER_VARIABLES, *telemetry)
     return [*MODEL_VARIABLES, *(name for name in others if environ.get(name))]
 
 
 def remove_unset_variables(environ: MutableMapping[str, str]) -> None:
-    """Remove variables that a client passed on though its user has not set them: ours if empty, any that is `$NAME`."""
+    """Remove variables that a client passed although the user has not set them: empty ones of ours, and any with the
+    literal value `$NAME`."""
     ours = (*MODEL_VARIABLES, *OTHER_MODEL_VARIABLES, *HIDDEN_VARIABLES, *OTHER_VARIABLES)
     for name, value in list(environ.items()):
         if value in (f"${name}", f"${{{name}}}") or (name in ours and not value.strip()):
@@ -59,10 +62,12 @@ def remove_unset_variables(environ: MutableMapping[str, str]) -> None:
 
 @dataclass(frozen=True)
 class ClientKind:
-    """One client: its file in a project (`own`: in the user's home), the key that its servers are `under`, the `type`
-    of an entry, its own command that adds one, and the key and unit of its timeout, if it has these. An `editor` starts
-    servers in any folder. `forward` makes the keys of an entry that pass on variables by their names; None where a
-    server gets the client's whole environment."""
+    """A kind of client.
+
+    `file` is its configuration file in a project, or in the user's home if `own` is set. `under` is the key that holds
+    its servers, `type` the type of an entry, `add_command` the client's own command for adding an entry, and `timeout`
+    the key and unit of its timeout. An `editor` starts servers in any folder. `forward` returns the keys of an entry
+    that forward variables by name; None if a server gets the client's whole environment."""
 
     title: str
     file: str
@@ -106,8 +111,8 @@ CLIENTS = {
 
 @dataclass(frozen=True)
 class Installation:
-    """The entry for one client. `line` is the command that starts us; `folder` is the project; `seconds` is the timeout
-    of subagents there; `variables` are those of the environment that the server needs."""
+    """The entry for one client. `line` is the command that starts the server, `folder` the project, `seconds` the
+    timeout of its subagents, and `variables` the environment variables that the server needs."""
 
     client: str
     name: str
@@ -124,7 +129,7 @@ class Installation:
     def file(self) -> Path:
         if not self.kind.own:
             file = self.folder / self.kind.file
-            with_comments = file.with_name(f"{file.name}c")  # opencode reads either
+            with_comments = file.with_name(f"{file.name}c")  # opencode reads both names
             return with_comments if self.client == "opencode" and with_comments.exists() else file
         home = os.environ.get("CODEX_HOME")
         return (Path(home) if home else Path.home() / ".codex") / self.kind.file
@@ -148,7 +153,7 @@ class Installation:
 
     @property
     def add_command(self) -> str:
-        """The client's own command that adds the entry; empty if it has none."""
+        """Return the client's own command for adding the entry, or an empty string if there is none."""
         entry = self.entry
         settings = [f"-e {shlex.quote(f'{name}={value}')}" for name, value in entry.get("env", {}).items()]
         return self.kind.add_command.format(
@@ -157,14 +162,14 @@ class Installation:
 
     @property
     def text(self) -> str:
-        """The entry alone, as it stands in the file."""
+        """Return the entry alone, as written in the file."""
         if self.file.suffix == ".toml":
             return _render_toml(self.kind.under, self.name, self.entry)
         return json.dumps({self.kind.under: {self.name: self.entry}}, indent=2) + "\n"
 
 
 def write_entry(target: Installation) -> str:
-    """Write the entry into the client's file, and return what was done as text. Raises ConfigError."""
+    """Write the entry into the client's file, and return a message about the change. Raises ConfigError."""
     file = Path(os.path.realpath(target.file))
     before = _read_file(file)
     if before is None:
@@ -179,7 +184,7 @@ def write_entry(target: Installation) -> str:
 
 
 def _add_to_json(target: Installation, before: str) -> str:
-    """Return the JSON file with the entry. Nothing else in it changes."""
+    """Return the content of the JSON file with the entry added. Nothing else changes."""
     try:
         found = json.loads(before or "{}", object_pairs_hook=_make_object)
     except (ValueError, RecursionError) as error:
@@ -199,7 +204,7 @@ def _add_to_json(target: Installation, before: str) -> str:
 
 
 def _add_to_toml(target: Installation, before: str) -> str:
-    """Return the TOML file with the entry at its end, or in its old place. Comments stay."""
+    """Return the content of the TOML file with the entry at its end or in its old place. Comments stay."""
     try:
         found = tomllib.loads(before)
     except tomllib.TOMLDecodeError as error:
@@ -225,8 +230,8 @@ def _add_to_toml(target: Installation, before: str) -> str:
 
 
 def _change_toml_keys(before: str, target: Installation, changed: Entry) -> str:
-    """Return the TOML file with other values of these keys in the entry. The caller checks the result: a value of
-    several lines is not replaced right."""
+    """Return the content of the TOML file with new values for the `changed` keys of the entry. Multi-line values are
+    not replaced correctly, so the caller checks the result."""
     head = re.compile(rf"^\[{re.escape(target.kind.under)}\.\"?{re.escape(target.name)}\"?\][^\n]*\n", re.MULTILINE)
     start = head.search(before)
     if start is None:
@@ -242,8 +247,8 @@ def _change_toml_keys(before: str, target: Installation, changed: Entry) -> str:
 
 
 def _merge_entry(target: Installation, servers: dict[str, Any]) -> Entry:
-    """Return the entry to write. One of ours that is there already gets what is new; what a person added to it stays.
-    Raises ConfigError if the name is another server's."""
+    """Return the entry to write. An existing entry of ours is updated and keeps the user's additions. Raises
+    ConfigError if another server has the name."""
     entry = target.entry
     if target.name not in servers:
         return entry
@@ -281,7 +286,7 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _find_indent(text: str) -> int | str:
-    """Return the indent that the file uses."""
+    """Return the indentation of a JSON file."""
     for line in text.splitlines()[1:]:
         space = line[: len(line) - len(line.lstrip())]
         if space:
@@ -290,7 +295,7 @@ def _find_indent(text: str) -> int | str:
 
 
 def _render_toml(under: str, name: str, entry: Entry) -> str:
-    """Render a table of strings, numbers and lists of strings, which JSON and TOML write alike."""
+    """Return a TOML table of strings, numbers and lists of strings. TOML writes these values as JSON does."""
     lines = [f"[{under}.{json.dumps(name)}]" if not name.isidentifier() else f"[{under}.{name}]"]
     return "\n".join([*lines, *(f"{key} = {json.dumps(value)}" for key, value in entry.items()), ""])
 
@@ -311,7 +316,7 @@ def _read_file(file: Path) -> str | None:
 
 
 def _back_up(file: Path) -> Path:
-    """Copy the file to a name that is free."""
+    """Copy the file to an unused name and return its path."""
     number = 1
     while True:
         kept = file.with_name(f"{file.name}{BACKUP}{'' if number == 1 else f'-{number}'}")
@@ -328,7 +333,7 @@ def _back_up(file: Path) -> Path:
 
 
 def _write_file(file: Path, text: str, *, mode: int) -> None:
-    """The whole new content or the whole old one."""
+    """Replace the file atomically: readers see the old content or the new."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, text.encode(), mode=mode)

@@ -1,6 +1,6 @@
-"""JSON-RPC as MCP uses it: messages from bytes, and bytes from messages. Knows no method and no transport.
+"""JSON-RPC as MCP uses it: parses messages from bytes and encodes them to bytes. Knows no method and no transport.
 
-Imports next to nothing, because the first answer to a client waits for it.
+Imports next to nothing, because a client's first answer waits for this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MAX_ID = 1000
 
 
 class ErrorCode(IntEnum):
-    """The codes of JSON-RPC, and those that MCP adds."""
+    """The error codes of JSON-RPC, and the codes that MCP adds."""
 
     PARSE_ERROR = -32700
     INVALID_REQUEST = -32600
@@ -29,7 +29,8 @@ class ErrorCode(IntEnum):
 
 
 class RpcError(Exception):
-    """An error that the peer gets instead of a result. `id` is that of a request that is wrong but has one."""
+    """An error that the peer gets instead of a result. `id` is the id of an invalid request, if the request has
+    one."""
 
     def __init__(self, code: ErrorCode, message: str, data: Any = None, *, id: Id | None = None) -> None:
         super().__init__(message)
@@ -55,7 +56,7 @@ class Notification(msgspec.Struct, frozen=True, gc=False):
 
 
 class Response(msgspec.Struct, frozen=True, gc=False):
-    """A peer's answer to a request of ours; an error has no result."""
+    """A peer's answer to a request of ours. `result` is None for an error."""
 
     id: Id
     result: dict[str, Any] | None
@@ -65,7 +66,7 @@ Message = Request | Notification | Response
 
 
 def parse_message(data: bytes) -> Message:
-    """Parse one message. Raises RpcError, whatever the peer has sent."""
+    """Parse one message. Raises RpcError for any invalid input."""
     try:
         found = msgspec.json.decode(data.removeprefix(BOM))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -89,9 +90,9 @@ def parse_message(data: bytes) -> Message:
 
 
 def _recover_id(data: bytes) -> Id | None:
-    """Return the id of a request that is almost JSON: a model may write half of a surrogate pair, NaN or a long number.
-    Without an answer its client would wait as long as it waits for anything."""
-    import json  # noqa: PLC0415 - the first answer to a client does not wait for it
+    """Return the id of a request that is almost JSON, or None. A model may write half of a surrogate pair, NaN or a
+    long number. Without an answer the client would wait until its own timeout."""
+    import json  # noqa: PLC0415 - not loaded before a client's first answer
 
     try:
         found = json.loads(data.removeprefix(BOM), parse_int=lambda word: int(word) if len(word) <= _MAX_ID else None)
@@ -118,15 +119,15 @@ def _describe_type(value: Any) -> str:
     return names.get(type(value), "a number")
 
 
-# Messages as bytes, without an end of line
+# Messages as bytes, without a trailing newline
 
 
 def encode_message(**fields: Any) -> bytes:
-    """Encode a message: `method` and `params`, with an `id` those of a request; or `id` and `result` of an answer."""
+    """Encode a message: a notification (`method`, `params`), a request (also `id`), or an answer (`id`, `result`)."""
     message = {"jsonrpc": "2.0", **fields}
     try:
         return msgspec.json.encode(message)
-    except UnicodeEncodeError:  # a model wrote half a character
+    except UnicodeEncodeError:  # a model wrote half of a surrogate pair
         return msgspec.json.encode(_replace_half_characters(message))
 
 

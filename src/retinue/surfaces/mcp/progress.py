@@ -1,4 +1,4 @@
-"""Progress of a client's trees, for calls that wait: the latest event on one line, and the numbered questions."""
+"""Progress of a client's trees for waiting calls: the latest event on one line, and the numbered questions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _TASK_CHARACTERS = 60
 
 
 class ChangeSignal:
-    """Wakes those who wait for a change. `next` is done at the next one. Others wait for it too: never cancel it."""
+    """A signal that wakes all waiting tasks on each change. `next` is a future that completes at the next change. It
+    is shared by all waiting tasks, so never cancel it."""
 
     def __init__(self) -> None:
         self.next: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -42,16 +43,17 @@ class ChangeSignal:
 
 
 class TreeProgress:
-    """Follows one tree from its first event until it has ended, which `on_end` is told, or until it is closed."""
+    """A watcher that follows one tree from its first event until the tree has ended or `close` is called. Then it
+    calls `on_end`."""
 
     def __init__(self, backend: Backend, tree: str, changes: ChangeSignal, on_end: Callable[[], object]) -> None:
         self._backend, self._tree = backend, tree
         self._runs = Runs(tree)
         self._question_numbers: dict[str, int] = {}
-        self.last_lines: dict[int, str] = {}  # of each run
+        self.last_lines: dict[int, str] = {}  # by run
         self.latest_line = ""
         self._changes = changes
-        self._tasks = TaskOwner(on_error=lambda _: None)  # a tree that cannot be followed any more has no progress
+        self._tasks = TaskOwner(on_error=lambda _: None)  # a tree that cannot be followed has no progress
         self._tasks.start(self._follow()).add_done_callback(lambda _: on_end())
 
     async def _follow(self) -> None:
@@ -84,13 +86,13 @@ class TreeProgress:
         self.latest_line = self.last_lines[event.run] = safe.escape_line(f"{label}{text}")[:LINE_CHARACTERS]
 
     def count_runs(self) -> tuple[int, int]:
-        """Count the subagents that run, and those that have ended. The client's own run is none."""
+        """Return the numbers of running and of ended subagents, without the client's own run."""
         views = [view for view in self._runs.runs.values() if view.agent != MCP_CLIENT]
         ended = sum(view.ended is not None for view in views)
         return len(views) - ended, ended
 
     def describe_question(self, asked: Approval) -> dict[str, str]:
-        """Describe an open question, with the command that answers it."""
+        """Return an open question and the command that answers it."""
         number = self._question_numbers.get(asked.id, asked.id)
         return {
             "question": question_line(asked)[:LINE_CHARACTERS],
@@ -102,6 +104,6 @@ class TreeProgress:
 
 
 def question_line(asked: Approval) -> str:
-    """Put a question on one line, however long: `[label] edit(src/lib.rs)`."""
+    """Return a question as one line of any length: `[label] edit(src/lib.rs)`."""
     spans = make_question_spans(asked.label, asked.tool, asked.args)[1:]
     return safe.escape_line("".join(text for _, text in spans))

@@ -1,6 +1,7 @@
 """The MCP revisions we speak: with a handshake up to 2025-11-25, with an envelope in each request since 2026-07-28.
 
-Reads who asks, and in which revision, and finishes results for it. The rest of the server is the same for both.
+This module reads the client and the revision of a request, and adapts results to the revision. The rest of the server
+is the same for both kinds.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _MAX_TEXT = 100
 
 
 class ClientInfo(msgspec.Struct, frozen=True, gc=False):
-    """A client's own description of itself. It decides nothing about permissions."""
+    """A client's own description of itself. It has no influence on permissions."""
 
     modern: bool
     version: str
@@ -45,7 +46,7 @@ class ClientInfo(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def can_be_asked(self) -> bool:
-        """True when the client can show its user a form."""
+        """Return True if the client can show its user a form."""
         can = self.capabilities.get("elicitation")
         return isinstance(can, dict) and ("form" in can or "url" not in can)
 
@@ -55,7 +56,7 @@ SERVER_INFO = {"name": "retinue", "title": "Retinue subagents", "version": sys.m
 
 
 def answer_initialize(params: dict[str, Any], instructions: str) -> tuple[ClientInfo, dict[str, Any]]:
-    """Return who the client is, and the answer to its handshake."""
+    """Return the client's description and the answer to its handshake. Raises RpcError."""
     wanted = params.get("protocolVersion")
     if not isinstance(wanted, str):
         raise RpcError(ErrorCode.INVALID_PARAMS, "initialize: 'protocolVersion' must be a string")
@@ -74,7 +75,8 @@ def is_enveloped(request: Request) -> bool:
 
 
 def read_envelope(request: Request, headers: Mapping[str, str] | None = None) -> ClientInfo:
-    """Return who sent a request with an envelope. Over HTTP the headers must agree. Raises RpcError."""
+    """Return the client described in a request's envelope. Over HTTP, `headers` must match the envelope. Raises
+    RpcError."""
     meta = request.meta
     missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in meta]
     if missing:
@@ -102,7 +104,7 @@ def _check_headers(request: Request, version: Any, headers: Mapping[str, str]) -
 
 
 def finish_result(request: Request, client: ClientInfo, result: dict[str, Any]) -> dict[str, Any]:
-    """Add what the client's revision wants in a result."""
+    """Add the fields that the client's revision requires to a result."""
     if not client.modern:
         return result
     stamped = {"resultType": "complete", **result, "_meta": {SERVER_KEY: SERVER_INFO}}

@@ -1,7 +1,8 @@
-"""One MCP server, over any transport: its sessions and their requests.
+"""One MCP server over any transport: its sessions and their requests.
 
-Answers the handshake at once and by itself. Everything else needs the host (models, log, sandboxes), which is loaded
-beside the first answer. Knows no transport: those parse messages, hand requests in and send the answers.
+The server answers the handshake immediately and on its own. All other requests need the host (models, log, sandboxes),
+which loads while the first answer is sent. The server knows no transport. Transports parse messages, pass in requests
+and send the answers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _TIMED_OUT = re.compile(r"time[ds]?[ -]?out", re.IGNORECASE)
 
 
 class Channel(Protocol):
-    """Messages to a peer beside its answers, while it `is_open`. Never blocks; what the peer does not read is lost."""
+    """A channel for messages to a peer other than its answers, usable while `is_open`. `send` never blocks; messages
+    that the peer does not read are dropped."""
 
     @property
     def is_open(self) -> bool: ...
@@ -35,7 +37,7 @@ class Channel(Protocol):
 
 
 class Host(Protocol):
-    """The part that runs tools. `state` is the project's state folder."""
+    """The part of the server that runs tools. `state` is the project's state folder."""
 
     @property
     def state(self) -> Path: ...
@@ -47,8 +49,8 @@ class Host(Protocol):
 
 
 class Server:
-    """`load` makes the host, or raises RetinueError if something is wrong with the project. `say` tells the user; it is
-    told such an error too if the server `keeps_running` without a host."""
+    """The server. `load` makes the host, or raises RetinueError if the project has an error. `say` shows the user a
+    message. If the server `keeps_running` without a host, `say` also gets the error."""
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class Server:
         self.say = say
         self._keeps_running = keeps_running
         self._last_error = ""
-        self._tasks = TaskOwner(on_error=self._report_error)  # whoever awaits the host gets the exception too
+        self._tasks = TaskOwner(on_error=self._report_error)  # a task that awaits the host gets the exception too
         self._loading: asyncio.Task[Host] | None = None
         self.profile = profile
         self.instructions = (
@@ -70,7 +72,8 @@ class Server:
         )
 
     def start_loading(self) -> asyncio.Task[Host]:
-        """Start to load the host, if that was not done yet, or failed: the user may have repaired the project."""
+        """Start loading the host, unless it is loading or loaded. A failed load is retried: the user may have repaired
+        the project."""
         task = self._loading
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._loading = self._tasks.start(self._load())
@@ -94,7 +97,7 @@ class Server:
             raise RpcError(ErrorCode.INTERNAL_ERROR, str(error)) from None
 
     async def find_host(self) -> Host | None:
-        """Return the host, if there is or will be one."""
+        """Return the host, waiting while it loads, or None if there is none."""
         with suppress(RetinueError):
             return None if self._loading is None else await asyncio.shield(self._loading)
         return None
@@ -111,8 +114,8 @@ class Server:
 
 
 class Exchange:
-    """One request on its way to an answer. `timed_out` says that the peer stopped waiting although it still wants the
-    result: what was started for it goes on."""
+    """A request in progress. `timed_out` means that the peer stopped waiting but still wants the result, so the work
+    started for the request goes on."""
 
     def __init__(self, session: Session, request: Request, client: ClientInfo, channel: Channel) -> None:
         self.session = session
@@ -126,7 +129,7 @@ class Exchange:
         self._task = asyncio.current_task()
 
     def send_progress(self, text: str) -> None:
-        """Send progress, if the request asked for it."""
+        """Send progress, if the request asked for progress."""
         if self.progress_token is not None:
             self._progress_count += 1
             params = {"progressToken": self.progress_token, "progress": self._progress_count, "message": text}
@@ -139,13 +142,14 @@ class Exchange:
 
 
 class Session:
-    """One client. `about` names its transport. A `shared` session is that of all clients without one of their own."""
+    """The session of one client. `about` names its transport. All clients without a session of their own use a
+    `shared` one."""
 
     def __init__(self, server: Server, *, about: str, shared: bool = False) -> None:
         self.server = server
         self.about = about
         self.client: ClientInfo | None = None
-        self.channel: Channel | None = None  # where it can be asked at any time
+        self.channel: Channel | None = None  # if set, the client can be asked here at any time
         self.exchanges: dict[object, Exchange] = {}
         self.has_running_subagents: Callable[[], bool] = lambda: False
         self._shared = shared
@@ -153,7 +157,7 @@ class Session:
         self._count = 0
 
     async def answer(self, request: Request, client: ClientInfo, channel: Channel) -> bytes:
-        """Return the answer as bytes, or raise an RpcError. A cancelled request has no answer."""
+        """Return the answer as bytes, or raise RpcError. A cancelled request has no answer."""
         exchange = Exchange(self, request, client, channel)
         key: object = exchange if self._shared else request.id
         try:
@@ -204,7 +208,7 @@ class Session:
         return await host.call_tool(exchange, name, args or {})
 
     def initialize(self, request: Request) -> bytes:
-        """Answer the handshake of a session, without waiting for anything. Raises RpcError."""
+        """Answer the handshake of a session without waiting for the host. Raises RpcError."""
         self.client, result = revisions.answer_initialize(request.params, self.server.instructions)
         return messages.encode_message(id=request.id, result=result)
 
@@ -217,11 +221,11 @@ class Session:
         elif message.method == "notifications/cancelled":
             name, reason = message.params.get("requestId"), message.params.get("reason")
             found = self.exchanges.get(name) if isinstance(name, int | str) else None
-            if found is not None:  # a request that was answered already is not there
+            if found is not None:  # None if the request was already answered
                 found.cancel(timed_out=isinstance(reason, str) and _TIMED_OUT.search(reason) is not None)
 
     async def ask(self, channel: Channel, params: dict[str, Any]) -> dict[str, Any] | None:
-        """Ask the client's user. Returns the client's result, or None if it answered with an error."""
+        """Ask the client's user. Return the client's result, or None if the client answered with an error."""
         self._count += 1
         name = f"ask-{self._count}"
         waiting: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
@@ -241,11 +245,11 @@ class Session:
         return bool(self.exchanges) or self.has_running_subagents()
 
     def find_channel(self) -> Channel | None:
-        """Return a channel on which the client can be asked now."""
+        """Return a channel on which the client can be asked now, or None."""
         return self.channel or next((each.channel for each in self.exchanges.values() if each.channel.is_open), None)
 
     async def close(self) -> None:
-        """End the session of a client that is gone: its requests and its subagents."""
+        """End the session of a client that is gone, with its requests and subagents."""
         for exchange in list(self.exchanges.values()):
             exchange.cancel()
         host = await self.server.find_host()

@@ -1,7 +1,7 @@
-"""MCP on stdin and stdout: one message a line, one client, until the input ends.
+"""MCP on stdin and stdout: one message per line, one client, until the input ends.
 
-The two descriptors are taken away from all other code first. What a library prints then goes to stderr, and the client
-reads nothing but the protocol. Threads read and write, so that a slow or full pipe holds up no run.
+The server first takes both descriptors away from all other code. Output that a library prints then goes to stderr, and
+the client reads only the protocol. Threads read and write, so a slow or full pipe blocks no run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GRACE_SECONDS = 2.0
 
 
 async def serve_stdio(server: Server, stop: asyncio.Event) -> None:
-    """Serve until the client closes its end, or `stop` is set. Raises OutputFailed if stdout cannot be written."""
+    """Serve until the client closes the input or `stop` is set. Raises OutputFailed if stdout cannot be written."""
     loop = asyncio.get_running_loop()
     incoming, outgoing = _claim_descriptor(0, os.open(os.devnull, os.O_RDONLY)), _claim_descriptor(1, os.dup(2))
     writer = _Writer(outgoing, lambda: loop.call_soon_threadsafe(stop.set))
@@ -45,7 +45,7 @@ async def serve_stdio(server: Server, stop: asyncio.Event) -> None:
 
 
 def _claim_descriptor(fd: int, instead: int) -> int:
-    """Return a descriptor of our own for the client. The well-known number leads to `instead` from now on."""
+    """Return a private duplicate of `fd` for the client, and let `fd` itself refer to `instead` from now on."""
     own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
     os.dup2(instead, fd)
     os.close(instead)
@@ -53,7 +53,7 @@ def _claim_descriptor(fd: int, instead: int) -> int:
 
 
 class StdioSession(Session):
-    """The session of the one client of this process, and its requests at work."""
+    """The session of this process's only client, and its running requests."""
 
     def __init__(self, server: Server, writer: _Writer) -> None:
         super().__init__(server, about="stdio")
@@ -61,7 +61,7 @@ class StdioSession(Session):
         self._tasks = TaskOwner()
 
     async def handle_line(self, line: bytes) -> None:
-        """Handle one line. Returns at once: requests are answered beside each other."""
+        """Handle one line without waiting for its answer: requests run concurrently. Only `initialize` is awaited."""
         try:
             message = messages.parse_message(line)
         except RpcError as error:
@@ -69,7 +69,7 @@ class StdioSession(Session):
         else:
             if not isinstance(message, Request):
                 self.handle_message(message)
-            elif message.method == "initialize":  # the next line may need its outcome
+            elif message.method == "initialize":  # the next line may depend on it
                 await self._send_answer(message)
             else:
                 self._tasks.start(self._send_answer(message))
@@ -94,7 +94,8 @@ class StdioSession(Session):
         self._writer.send(answer)
 
     async def close(self) -> None:
-        """Answer what was asked before the input ended, unless subagents work on it, and end the session."""
+        """Answer the requests that arrived before the input ended, unless subagents are running, and end the
+        session."""
         if not self.has_running_subagents():
             await self._tasks.wait(GRACE_SECONDS)
         await super().close()
@@ -102,7 +103,7 @@ class StdioSession(Session):
 
 
 def _read_lines(fd: int, session: StdioSession, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Hand over one line after the other, from a thread. Each waits until the one before is handled."""
+    """Pass lines to the session one at a time, from a thread. Each line waits until the previous line is handled."""
     try:
         for line in _split_lines(fd):
             if line is None:
@@ -111,13 +112,13 @@ def _read_lines(fd: int, session: StdioSession, loop: asyncio.AbstractEventLoop,
                 asyncio.run_coroutine_threadsafe(session.handle_line(line), loop).result()
         loop.call_soon_threadsafe(stop.set)
     except RuntimeError:
-        pass  # the loop is closed: it was told to stop while we read
+        pass  # the event loop was closed while we read
 
 
 def _split_lines(fd: int) -> Iterator[bytes | None]:
-    """Yield lines without their ends; None for a line that is too long."""
+    """Yield lines without their ends, and None for a line that is too long."""
     kept, skipping = bytearray(), False
-    with suppress(OSError):  # a terminal that is gone ends the input too
+    with suppress(OSError):  # a terminal that is gone also ends the input
         while chunk := os.read(fd, CHUNK):
             *ends, rest = chunk.split(b"\n")
             for end in ends:
@@ -130,7 +131,8 @@ def _split_lines(fd: int) -> Iterator[bytes | None]:
 
 
 class _Writer:
-    """Writes messages in order, from a thread. If the client does not read, notifications are dropped, answers kept."""
+    """A thread that writes messages in order. If the client does not read, it drops notifications and keeps
+    answers."""
 
     is_open = True
     failure = ""
@@ -150,7 +152,7 @@ class _Writer:
             while (message := self._waiting.get()) is not None:
                 write_all(self._fd, message + b"\n")
         except OSError as error:
-            if not isinstance(error, BrokenPipeError):  # else nobody reads us any more
+            if not isinstance(error, BrokenPipeError):  # a broken pipe only means that the client is gone
                 self.failure = error.strerror or str(error)
             self._gone()
 

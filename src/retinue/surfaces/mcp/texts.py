@@ -1,5 +1,5 @@
-"""The results of tool calls. Their text is for clients that show text: it says the same as the structured reply, and
-sets the answers of subagents apart from our own words."""
+"""The results of tool calls. Their text is for clients that show only text. It has the same content as the structured
+reply and sets the answers of subagents apart from our own text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LISTED = 20
 
 
 def make_result(reply: dict[str, Any]) -> dict[str, Any]:
-    """Make the result that a client gets: the reply as data, and the same as text."""
+    """Return the result for the client: the reply as data, and the same content as text."""
     failed = "error" in reply
     text = str(reply["error"]) if failed else "\n".join(_render_lines(reply))
     return {"content": [{"type": "text", "text": text}], "structuredContent": reply, "isError": failed}

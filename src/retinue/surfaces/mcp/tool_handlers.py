@@ -1,13 +1,13 @@
-"""The tools as one client calls them: each takes arguments and returns the structured reply.
+"""The tools as one client calls them. Each tool takes arguments and returns the structured reply.
 
-The client is run 0 of a tree, made with its first subagent. The tools are those that models have
-(`protocol.subagent_tools`). Added here is which runs a client can name, and what a program outside needs: the effective
-timeout, and the commands that watch a run and apply its changes.
+The client is run 0 of a tree, created with its first subagent. Clients get the same tools as models
+(`protocol.subagent_tools`). This module adds the set of runs that a client can name, and the fields that an outside
+program needs: the effective timeout, and the commands that watch a run and apply its changes.
 
-`retinue mcp serve --profile` has one tool instead, the profile itself: `prompt`, `inputs`, and the `runId` that the
-parent made. Each call is the primary of a tree of its own, below the caller's run wherever that is. The subagent's id
-is the caller's `runId`, which all reports of the run carry. A call without one is refused, because its events would
-belong to nobody.
+`retinue mcp serve --profile` has a single tool instead, the profile itself. Its arguments are `prompt`, `inputs`, and
+the `runId` that the parent made. Each call is the primary of a new tree, placed below the caller's run. The `runId`
+becomes the subagent's id, and all reports of the run carry it. A call without a `runId` is refused, because its events
+would belong to no run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from retinue.surfaces.mcp.texts import make_error_result
 CLIENT_LEFT = "the client has left"
 MAX_ID = 200
 LABEL_CHARACTERS = 30
-_CLIENT_LIMITS = Limits(seconds=None, stall=None)  # a client has no end of its own
+_CLIENT_LIMITS = Limits(seconds=None, stall=None)  # a client has no timeout
 PROFILE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -70,17 +70,17 @@ PROFILE_SCHEMA: dict[str, Any] = {
 
 
 class ToolHandlers:
-    """The tool calls of one client, and the scope of its subagents: its own runs, and those that the project's logs
-    have. `about` says who it is."""
+    """The tool calls of one client, and the scope of its subagents: its own runs and the runs in the project's logs.
+    `about` describes the client."""
 
     def __init__(self, backend: Backend, about: str) -> None:
         self._backend, self._about = backend, about
         self._client: ClientHandle | None = None
         self._opening = asyncio.Lock()
-        self.progress: dict[str, TreeProgress] = {}  # of each tree that it has runs in
-        self._callers: dict[str, str] = {}  # the client's tree that made each call
-        self._primaries: dict[str, RunHandle] = {}  # by call: runs that are not below the client's own
-        self._ended: dict[RunRef, KnownRun] = {}  # of those, the ones that were seen to have ended
+        self.progress: dict[str, TreeProgress] = {}  # by tree in which the client has runs
+        self._callers: dict[str, str] = {}  # by call: the client's tree that made it
+        self._primaries: dict[str, RunHandle] = {}  # by call: runs outside the client's own tree
+        self._ended: dict[RunRef, KnownRun] = {}  # primaries that are known to have ended
         self._count = 0
         self._has_left = False
         self.changes = ChangeSignal()
@@ -102,12 +102,12 @@ class ToolHandlers:
         return [asked for asked in await self._backend.control.pending() if asked.tree in self.progress]
 
     async def list_run_ids(self, asked: Approval) -> list[str]:
-        """Return the ids under which the run that asks may be reported to the client's process."""
+        """Return the ids under which the asking run may be reported to the client's process."""
         row = await self._backend.control.describe_run(asked.tree, asked.run)
         return [make_run_id(asked.tree, asked.run), row.subagent_id]
 
     async def describe_progress(self) -> str:
-        """Describe how the client's runs stand, in a line for somebody who waits."""
+        """Return the state of the client's runs as one line for a waiting user."""
         pending = await self.list_pending()
         if pending:
             more = "" if len(pending) == 1 else f" (and {len(pending) - 1} more)"
@@ -125,9 +125,10 @@ class ToolHandlers:
     # The client's own runs
 
     async def get_client(self) -> ClientHandle:
-        """Return the client's own run, which is run 0 of its tree; a new one if it was cancelled from elsewhere. What
-        is left to the caller, and to whom its runs are reported, is attached where trees begin: here and in
-        `start_primary`."""
+        """Return the client's own run, run 0 of its tree. Open a new tree if that run was cancelled from outside.
+
+        Trees begin only here and in `start_primary`. Both attach the caller's remaining limits and the address for
+        reports."""
         async with self._opening:
             if self._has_left:
                 raise ToolError(CLIENT_LEFT)
@@ -141,7 +142,7 @@ class ToolHandlers:
             return self._client
 
     async def start_primary(self, call_id: str, profile: Profile, task: Task) -> RunHandle:
-        """Start the run of a call that makes one by itself: the primary of a tree of its own."""
+        """Start the run of a profile call: the primary of a new tree."""
         if self._has_left:
             raise ToolError(CLIENT_LEFT)
         return await self._add_primary(call_id, await self._backend.control.spawn(profile, task))
@@ -153,7 +154,7 @@ class ToolHandlers:
             self._ended.pop(run.ref, None)
 
     async def _add_primary(self, call_id: str, run: RunHandle) -> RunHandle:
-        if self._has_left:  # while the run was made
+        if self._has_left:  # the client left while the run was created
             await run.cancel()
             raise ToolError(CLIENT_LEFT)
         self._primaries[call_id] = run
@@ -167,11 +168,11 @@ class ToolHandlers:
             self.changes.notify()
 
     async def leave(self) -> None:
-        """End everything that the client has started."""
+        """End all runs that the client has started."""
         self._has_left = True
         for run in list(self._primaries.values()):
             await run.cancel()
-        async with self._opening:  # a client that is being opened leaves too
+        async with self._opening:  # wait for a client that is being opened
             if self._client is not None:
                 await self._client.close()
         for run in list(self._primaries.values()):
@@ -202,8 +203,8 @@ class ToolHandlers:
         return [known for known in below if known.row.parent == 0 and known.row.call_id == call_id]
 
     async def _make_call(self, call: Call, work: Callable[[], Awaitable[Outcome]] | None = None) -> Outcome:
-        """Make a call of the client, under the rules of the spawn tool. If the client gives it up, what it made is
-        cancelled."""
+        """Make a call of the client, under the rules of the spawn tool. If the call is cancelled, cancel the runs it
+        made."""
         client = await self.get_client()
         self._callers[call.id] = client.tree
         try:
@@ -214,7 +215,7 @@ class ToolHandlers:
             raise
 
     async def answer(self, tool: str, call_id: str, args: dict[str, Any]) -> Reply:
-        """Answer a call of one of the catalog's tools."""
+        """Answer a call to a tool of the catalog."""
         if tool in (SPAWN, CONTINUE):
             await self._backend.control.prepare()
         if tool == SPAWN:
@@ -224,7 +225,8 @@ class ToolHandlers:
         return {"success": reply["success"], "operation": tool.removeprefix(PREFIX), **reply}
 
     async def answer_early(self, tool: str, call_id: str) -> Reply:
-        """Answer a call that its client will not wait for: with what it made or waits for, and how to wait for that."""
+        """Answer a call whose client will not wait. The reply lists the runs that the call made or waits for, and how
+        to wait for them."""
         if tool == WAIT:
             reply = await self._tools.describe_wait([]) | {"timed_out": True}
         else:
@@ -234,13 +236,13 @@ class ToolHandlers:
     # Spawning
 
     async def _spawn(self, call_id: str, args: dict[str, Any]) -> Reply:
-        """Call the spawn tool that models have, as the client's own run."""
+        """Call the models' spawn tool as the client's own run."""
         check_arguments(SPAWN, args, tuple(subagents.SPAWN_SCHEMA["properties"]))
         outcome = await self._make_call(Call(call_id, SPAWN, args))
         reply: Reply = outcome.data
         if "error" in reply:
             return reply
-        # a tree that was cancelled meanwhile has no runs to describe any more
+        # a tree that was cancelled meanwhile has no runs to describe
         for entry, made in zip(
             reply.get("results") or reply["subagents"], await self._list_made(call_id), strict=False
         ):
@@ -250,7 +252,7 @@ class ToolHandlers:
         return {**reply, "watch": self._backend.make_command(f"tail -f {self._callers[call_id]}")}
 
     async def describe_made(self, call_id: str) -> Reply:
-        """Describe the runs that a call has made so far, as those in the background."""
+        """Return the reply about the runs that a call has made so far, in the form for background runs."""
         made = await self._list_made(call_id)
         reply = subagents.make_background_reply([self._backend.make_ticket(known) for known in made])
         for entry, known in zip(reply["subagents"], made, strict=True):
@@ -259,7 +261,7 @@ class ToolHandlers:
         return reply
 
     def _describe_result(self, known: KnownRun, entry: Reply) -> Reply:
-        """Make the fields that a program outside needs beside those of the spawn tool."""
+        """Return the fields that an outside program needs in addition to those of the spawn tool."""
         more = {
             "session_id": known.name,
             "timeout_seconds": known.row.timeout_seconds,
@@ -282,7 +284,7 @@ class ToolHandlers:
             raise ToolError(str(error)) from None
 
     async def find_made(self, call: Call) -> KnownRun | None:
-        return None  # a client's calls end with its process
+        return None  # a client's calls do not outlive this process
 
     async def list_all(self, offset: int) -> tuple[list[KnownRun], int]:
         own = {known.name: known for known in await self._list_own()}
@@ -304,7 +306,7 @@ class ToolHandlers:
         for known in running:
             if not known.is_here:
                 raise ToolError(f"{known.name} is not run by this server, which cannot wait for it")
-        async with TaskOwner(on_error=lambda _: None) as tasks:  # a run that is looked at again says what became of it
+        async with TaskOwner(on_error=lambda _: None) as tasks:  # the caller looks at each run again for its state
             waiting = [tasks.start(self._backend.control.wait(known.tree, known.row.run)) for known in running]
             await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
@@ -370,7 +372,7 @@ class ToolHandlers:
 
 
 def describe_profile_tool(profile: Profile) -> dict[str, Any]:
-    """Return the tool that the profile is, as `tools/list` names it."""
+    """Return the profile as a tool for `tools/list`."""
     said = describe_profile(profile)
     about = f" {said}" if said else ""
     gives = {} if profile.output is None else {"outputSchema": profile.output}
@@ -388,7 +390,7 @@ def describe_profile_tool(profile: Profile) -> dict[str, Any]:
 async def run_profile(
     handlers: ToolHandlers, backend: Backend, profile: Profile, call_id: str, args: dict[str, Any]
 ) -> dict[str, Any]:
-    """Run the profile once, to its end. If the call is given up, the run is cancelled."""
+    """Run the profile once, to its end. If the call is cancelled, cancel the run."""
     parts = backend.parts
     task = _read_task(args, parts.project, parts.context_paths)
     if profile.limits.seconds is UNSET:
@@ -448,7 +450,8 @@ def _make_result(result: Result[Any], profile: Profile) -> dict[str, Any]:
 
 
 async def make_early_answer(handlers: ToolHandlers, call_id: str) -> dict[str, Any]:
-    """Make the reply for a caller that will not wait to the end. It has no other tool: say where the answer will be."""
+    """Return the reply for a caller that will not wait until the end. The caller has no other tool, so the reply says
+    where the answer will be."""
     reply = await handlers.describe_made(call_id)
     watch = ", ".join(each["watch"] for each in reply["subagents"])
     return make_error_result(

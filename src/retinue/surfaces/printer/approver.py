@@ -1,8 +1,8 @@
-"""The approver at a terminal: asks one question at a time, in the order they came, and reads the answer as a line.
+"""The approver at a terminal. It asks questions one at a time, in order of arrival, and reads each answer as a line.
 
-Reads the terminal only while a question is open. A line typed before a question was shown does not answer it. The other
-questions that wait are numbered, and a number goes to that question. The end of the input answers nothing: the question
-stays open for other terminals.
+It reads the terminal only while a question is open. A line typed before a question was shown does not answer it. The
+other waiting questions are numbered, and typing a number goes to that question. The end of the input answers nothing:
+the question stays open for other terminals.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ v           show the question again, all of it
 
 
 class Action(msgspec.Struct, frozen=True, gc=False):
-    """Something to do before the question is answered; `number` is the question to go to."""
+    """An action to perform before the question is answered. `number` is the question to go to."""
 
     what: Literal["always", "edit", "help", "go", "pending", "view"]
     number: int = 0
@@ -62,7 +62,7 @@ _ANSWERS: dict[str, Allow | Action] = {
 
 
 def parse_answer(line: str) -> Allow | Deny | Action | None:
-    """Return the answer or the action that a typed line means; None if it means neither clearly."""
+    """Return the answer or action that a typed line means, or None if the line is unclear."""
     word, _, reason = line.strip().partition(" ")
     word, reason = word.rstrip(",:;"), reason.strip()
     if word == "N":
@@ -77,27 +77,28 @@ def parse_answer(line: str) -> Allow | Deny | Action | None:
 
 
 class LineReader:
-    """Reads lines from a terminal in its ordinary line mode, in the event loop and only while a line is awaited."""
+    """A reader of lines from a terminal in its ordinary line mode. It reads in the event loop, and only while a caller
+    awaits a line."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._typed = b""
 
     def discard_typed(self) -> None:
-        """Drop what was typed until now, because it does not answer the next question."""
+        """Drop all input typed so far, because it does not answer the next question."""
         if os.isatty(self.fd):
             self._typed = b""
             with suppress(termios.error):
                 termios.tcflush(self.fd, termios.TCIFLUSH)
 
     async def read_line(self) -> str | None:
-        """Return the next line; None at the end of the input."""
+        """Return the next line, or None at the end of the input."""
         loop = asyncio.get_running_loop()
         while b"\n" not in self._typed:
             ready = asyncio.Event()
             try:
                 loop.add_reader(self.fd, ready.set)
-            except (OSError, ValueError):  # a file, or closed: no person types there
+            except (OSError, ValueError):  # a regular file, or closed: nobody types there
                 return None
             try:
                 await ready.wait()
@@ -112,8 +113,8 @@ class LineReader:
 
 
 class _Waiting:
-    """One question that waits: `shown` when the printer has reached it, `turn` when it is to be asked or was `granted`
-    together with another one."""
+    """A waiting question. `shown` is set when the printer has reached the question. `turn` is set when the approver
+    may ask it, or when it was `granted` together with another question."""
 
     def __init__(self, question: Approval) -> None:
         self.question = question
@@ -123,7 +124,7 @@ class _Waiting:
 
 
 class TerminalApprover:
-    """The approver of a person at a terminal. The printer says when it has reached a question among the blocks."""
+    """The approver for a user at a terminal. The printer reports when it reaches a question among the blocks."""
 
     by = "user"
     surface = "terminal"
@@ -138,7 +139,8 @@ class TerminalApprover:
         printer.on_asked = self._mark_shown
 
     def leave(self) -> None:
-        """Take back no question from now on: the person leaves, and the questions stay open elsewhere."""
+        """Record that the user is leaving. Questions cancelled from now on stay open on other terminals, so the
+        approver does not report them as no longer needed."""
         self._is_leaving = True
 
     async def __call__(self, question: Approval) -> Allow | Deny:
@@ -151,7 +153,7 @@ class TerminalApprover:
                 await waiting.turn.wait()
                 if waiting.granted:
                     return Allow()
-                with suppress(TimeoutError):  # a printer that shows other events never reaches this one
+                with suppress(TimeoutError):  # a printer that shows other events never reaches this question
                     async with asyncio.timeout(SHOWN_SECONDS):
                         await waiting.shown.wait()
                 answer = await self._ask(question)
@@ -176,7 +178,7 @@ class TerminalApprover:
             waiting.shown.set()
 
     async def _ask(self, question: Approval) -> Allow | Deny | _Waiting:
-        """Return the answer, or the question that the person wants to see first."""
+        """Return the answer, or the question that the user wants to see first."""
         self._printer.show_question(question)
         if len(self._waiting) > 1:
             self._show_waiting(listed=True)
@@ -190,7 +192,7 @@ class TerminalApprover:
                     self._printer.show_note(LEFT.format(number=question.number))
                     raise ApproverLeft
                 typed = parse_answer(line)
-                if is_in_words and line.strip():  # a no is a no, with all its words
+                if is_in_words and line.strip():  # a "no" denies, with the whole line as the reason
                     words = line.strip()
                     return Deny(words) if isinstance(typed, Deny) else Allow(args={**question.args, "answer": words})
                 answer = await self._perform(typed, question) if isinstance(typed, Action) else typed
@@ -211,7 +213,7 @@ class TerminalApprover:
         return line
 
     async def _perform(self, action: Action, question: Approval) -> Allow | Deny | _Waiting | None:
-        """Do what was typed. Returns None if the question is still to be answered."""
+        """Perform a typed action. Return None if the question still needs an answer."""
         match action.what:
             case "help":
                 self._printer.show_note(HELP)
@@ -237,7 +239,7 @@ class TerminalApprover:
         return Allow("project") if question.rule and await self._confirm() else None
 
     async def _allow_pending(self, question: Approval) -> Allow | None:
-        """Allow everything that the run asks now, but nothing that comes while the person reads."""
+        """Allow all questions the run has open now. Questions that arrive while the user reads are excluded."""
         run = question.tree, question.run
         pending = [each for each in self._waiting.values() if (each.question.tree, each.question.run) == run]
         for waiting in pending:
@@ -254,7 +256,8 @@ class TerminalApprover:
         return line is not None and parse_answer(line) == Allow()
 
     async def _edit_args(self, question: Approval) -> Allow | None:
-        """Allow the call with arguments that the person changes; None if they leave them, or if it does not work."""
+        """Let the user edit the arguments and allow the changed call. Return None if nothing changed or editing
+        failed."""
         args: dict[str, Any] | str | None
         command = find_editor()
         if command:

@@ -1,4 +1,5 @@
-"""Colours in plain ANSI around text that is already safe: which colour a role has, and when none is wanted."""
+"""ANSI colours around text that is already escaped: the colour of each role, and the decision whether to use
+colour."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ CLEAR_LINE = "\r\x1b[K"
 
 
 class Stream(Protocol):
-    """A text stream: a file of the standard library, or something like it."""
+    """A text stream: a file object of the standard library, or a similar object."""
 
     def write(self, text: str, /) -> object: ...
     def flush(self) -> object: ...
@@ -26,7 +27,8 @@ class Stream(Protocol):
 
 
 def wants_color(stream: Stream, environment: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether to use colour: not with NO_COLOR, always with FORCE_COLOR, else on a terminal that is not dumb."""
+    """Return True if output should be coloured: never with NO_COLOR, always with FORCE_COLOR, else on a terminal that
+    is not dumb."""
     if environment.get("NO_COLOR"):
         return False
     if environment.get("FORCE_COLOR", "0") != "0":
@@ -42,14 +44,14 @@ def is_terminal(stream: Stream) -> bool:
 
 
 def paint_header(spans: Iterable[Span], *, color: bool, bold: bool = True) -> str:
-    """Return the pieces of a header as one safe line."""
+    """Return the spans of a header as one escaped line."""
     if not color:
         return "".join(safe.escape_line(text) for _, text in spans)
     return "".join(_paint(safe.escape_line(text), role, bold) for role, text in spans)
 
 
 def paint_diff(text: str, *, color: bool) -> str:
-    """Return safe text with its removed and added lines coloured."""
+    """Return escaped text with its removed and added lines coloured."""
     if not color:
         return text
     lines = (f"\x1b[{_DIFF[line[0]]}m{line}\x1b[0m" if line[:1] in _DIFF else line for line in text.split("\n"))
@@ -57,7 +59,7 @@ def paint_diff(text: str, *, color: bool) -> str:
 
 
 def paint_faint(text: str, *, color: bool) -> str:
-    """Return safe text in a faint colour; each line by itself, so that a pager shows it right."""
+    """Return escaped text in a faint colour. Each line is coloured separately, so that a pager shows it correctly."""
     if not color:
         return text
     return "\n".join(f"\x1b[2m{line}\x1b[0m" if line else line for line in text.split("\n"))

@@ -1,4 +1,4 @@
-"""The arguments of a call, changed by a person in their own editor, which has the terminal while it runs."""
+"""Editing the arguments of a call in the user's editor, which has the terminal while it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNCHANGED = "nothing was changed: the question waits as before"
 
 
 def find_editor() -> list[str]:
-    """Return the command of $VISUAL or $EDITOR as words; none if neither is set."""
+    """Return the command in $VISUAL or $EDITOR, split into words, or an empty list if neither is set."""
     try:
         return shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "")
     except ValueError:
@@ -29,7 +29,7 @@ def find_editor() -> list[str]:
 
 
 def parse_args(text: str) -> dict[str, Any] | str:
-    """Return the arguments in a text of JSON, or a message about what is wrong with it."""
+    """Return the arguments parsed from JSON `text`, or an error message."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -38,7 +38,7 @@ def parse_args(text: str) -> dict[str, Any] | str:
 
 
 async def edit_in_editor(command: list[str], args: dict[str, Any], *, fd: int) -> dict[str, Any] | str:
-    """Return the arguments as the editor left them, or a message about what went wrong. `fd` is the terminal."""
+    """Open `args` as JSON in the editor and return the edited arguments, or an error message. `fd` is the terminal."""
     handle, name = tempfile.mkstemp(prefix="retinue-", suffix=".json")
     file = Path(name)
     try:
@@ -61,7 +61,8 @@ async def edit_in_editor(command: list[str], args: dict[str, Any], *, fd: int) -
 
 
 async def _end_editor(process: asyncio.subprocess.Process) -> None:
-    """End the editor when the question is no longer open. One that ends on SIGTERM restores the screen itself."""
+    """End the editor when the question is no longer open. SIGTERM comes first, so that the editor can restore the
+    screen."""
     with suppress(ProcessLookupError):
         if process.returncode is None:
             process.terminate()
@@ -75,10 +76,10 @@ async def _end_editor(process: asyncio.subprocess.Process) -> None:
 
 @contextmanager
 def _restore_modes(fd: int) -> Iterator[None]:
-    """Restore the terminal's modes, whatever the editor did to them."""
+    """Restore the terminal's modes after the block, in case the editor changed them."""
     try:
         modes = termios.tcgetattr(fd)
-    except termios.error:  # no terminal
+    except termios.error:  # not a terminal
         yield
         return
     try:

@@ -1,7 +1,7 @@
 """The header of the live view: model, tree, sandbox, workspace and budget of a primary.
 
-It is known before there is a run, apart from the tree's id, so that it is on screen at once; what the log says of the
-run then lasts.
+All but the tree's id is known before the run exists, so the header is on screen immediately. The lasting header is
+then built from the log.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from retinue.log.runs import RunView
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.totals import format_amounts
 
-NO_TREE = "\0" * 12  # as wide as an id, so that nothing moves when there is one
+NO_TREE = "\0" * 12  # as wide as an id, so that nothing moves when the id is known
 WORKSPACES = {
     "shared": "works in the project itself",
     "copy": "works in its own copy",
@@ -27,8 +27,8 @@ Line = tuple[Span, ...]
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """The first lines of a live view. `workspace` is None for the default, which depends on the runtime; `tree` is
-    empty before there is one."""
+    """The first lines of a live view. `workspace` is None for the default, which depends on the runtime. `tree` is
+    empty until the tree exists."""
 
     model: str
     runtime: str
@@ -39,7 +39,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
 
     def layout_lines(self, columns: int) -> list[Line]:
-        """Return the header in lines that fit, broken between its pieces."""
+        """Return the header as lines of at most `columns`, broken between its pieces."""
         named = name_model(self.model)
         default = "shared" if self.runtime == "inherited" else "copy"
         budget = format_amounts(self.tokens, self.cost, self.seconds)
@@ -62,8 +62,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_header(run: RunView, tree: str, *, runtime: str | None = None) -> Header | None:
-    """Return the header of a run as the log tells it. Before it has started, its `runtime` is the one that is wanted;
-    None if that is not known."""
+    """Return the header of a run, read from the log. `runtime` is the requested runtime, used until the run has
+    started. Return None if the runtime is unknown."""
     if run.place is not None:
         runtime = run.place.runtime
     if runtime is None:
@@ -81,5 +81,5 @@ def read_header(run: RunView, tree: str, *, runtime: str | None = None) -> Heade
 
 
 def name_model(model: str) -> str:
-    """Return the name of a model; of a script file without its folder."""
+    """Return the name of a model. For a script file, leave out the folder."""
     return f"scripted:{model.rpartition('/')[2]}" if model.startswith("scripted:") and "/" in model else model

@@ -1,4 +1,4 @@
-"""An editable line of input, with history, several lines and pasted text. Knows keys, not the terminal."""
+"""An editable input line with history, several lines and pasted text. It knows keys, but not the terminal."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.keys import ENTER, NEWLINE, Key, Paste
 
-FOLDED_LINES = 6  # a longer text shows those around the cursor
+FOLDED_LINES = 6  # of a longer text, the lines around the cursor are shown
 Position = tuple[int, int]
 
 
 class InputLine:
-    """Text that a person edits. `history` has earlier texts, the newest last; up and down go through it."""
+    """Text that the user edits. `history` holds earlier texts, newest last; the up and down keys browse it."""
 
     def __init__(self, history: Sequence[str] = ()) -> None:
         self.text = ""
         self.cursor = 0
         self._history = list(history)
-        self._place = len(self._history)  # in the history; its length is the text that is being written
+        self._place = len(self._history)  # index into the history; its length means the current draft
         self._draft = ""
 
     def press_key(self, key: Key | Paste) -> str | None:
-        """Edit the text; return the whole text when Enter submits it, and begin a new one."""
+        """Edit the text. When Enter submits it, return the whole text and start a new one."""
         if isinstance(key, Paste):
             self._insert(key.text)
         elif key.name == ENTER:
@@ -36,17 +36,17 @@ class InputLine:
         return None
 
     def add_history(self, text: str) -> None:
-        """Add a text that was submitted earlier, elsewhere."""
+        """Add a text to the history that was not submitted on this line."""
         self._history.append(text)
         self._place = len(self._history)
 
     def replace_text(self, text: str) -> None:
-        """Put another text in the place of the present one, with the cursor at its end."""
+        """Replace the text and put the cursor at its end."""
         self.text, self.cursor = text, len(text)
 
     def layout_lines(self, width: int, *, prompt: str = "> ", limit: int = FOLDED_LINES) -> tuple[list[str], Position]:
-        """Return the safe rows of the text behind its prompt, at most `limit` of them, and the row and column of the
-        cursor in them."""
+        """Return at most `limit` escaped rows of the text after its prompt, and the cursor's row and column among
+        them."""
         indent = safe.measure_width(prompt)
         room = max(4, width - indent - 1)
         rows, at = _wrap_rows(self.text, self.cursor, room)
@@ -90,7 +90,7 @@ class InputLine:
                 self._delete(name, before, after)
 
     def _delete(self, name: str, before: str, after: str) -> None:
-        """Remove what a key removes of the text before or after the cursor."""
+        """Delete the text that the key `name` removes before or after the cursor."""
         match name:
             case "backspace":
                 before = before[:-1]
@@ -134,7 +134,7 @@ def _find_word_start(text: str) -> int:
 
 
 def _wrap_rows(text: str, cursor: int, room: int) -> tuple[list[str], Position]:
-    """Return the text in rows of at most `room` columns, and where the cursor is."""
+    """Return `text` in rows of at most `room` columns, and the cursor position."""
     rows: list[str] = []
     row, used, at = "", 0, (0, 0)
     for place, char in enumerate(f"{text}\n"):

@@ -1,6 +1,6 @@
-"""Keys that a person presses, from the bytes that a terminal sends. Knows no terminal and no question.
+"""Keys that the user presses, parsed from the bytes of a terminal. Knows neither the terminal nor questions.
 
-Pasted text comes as one `Paste`, never as keys, so that it presses nothing. Sequences that no key here has are dropped.
+Pasted text becomes one `Paste`, never keys, so it cannot press anything. Unknown escape sequences are dropped.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _ALT = {b"\x1b\r": NEWLINE, b"\x1bb": "word-left", b"\x1bf": "word-right", b"\x1
 
 
 class Key(msgspec.Struct, frozen=True, gc=False):
-    """One key: `text` is what it types (empty for a key that types nothing), `name` what it is called: the text itself,
-    or `enter`, `up`, `ctrl-a`, ..."""
+    """A key. `text` is the text it types, empty for other keys. `name` is that text, or a name such as `enter`, `up`
+    or `ctrl-a`."""
 
     name: str
     text: str = ""
@@ -49,7 +49,8 @@ class Paste(msgspec.Struct, frozen=True, gc=False):
 
 
 class KeyParser:
-    """Splits the bytes of a terminal into keys and pastes. Keeps what is not whole for the next bytes."""
+    """A parser that splits the bytes of a terminal into keys and pastes. It buffers incomplete sequences until more
+    bytes arrive."""
 
     def __init__(self) -> None:
         self._bytes = b""
@@ -58,11 +59,11 @@ class KeyParser:
 
     @property
     def is_unfinished(self) -> bool:
-        """True while bytes are kept that may be the beginning of a sequence, or the Escape key alone."""
+        """Return True while buffered bytes may be the start of a sequence, or the Escape key alone."""
         return bool(self._bytes) and self._paste is None
 
     def parse(self, data: bytes) -> list[Key | Paste]:
-        """Return the keys and pastes that are whole with these bytes."""
+        """Return the keys and pastes that `data` completes."""
         self._bytes += data
         found: list[Key | Paste] = []
         while self._bytes:
@@ -74,12 +75,12 @@ class KeyParser:
         return found
 
     def flush(self) -> list[Key | Paste]:
-        """Return what the kept bytes are, now that nothing follows them: an Escape, or nothing."""
+        """Return the keys in the buffered bytes when no more bytes follow: Escape, or nothing."""
         kept, self._bytes = self._bytes, b""
         return [Key(ESCAPE)] if kept == b"\x1b" else []
 
     def _parse_paste(self, found: list[Key | Paste]) -> bool:
-        """Take bytes of the paste; return whether it has ended."""
+        """Consume bytes of the paste. Return True if the paste has ended."""
         assert self._paste is not None
         self._paste += self._bytes
         self._bytes = b""
@@ -94,7 +95,7 @@ class KeyParser:
         return True
 
     def _parse_key(self, found: list[Key | Paste]) -> bool:
-        """Take the first key of the bytes; return False if it is not whole yet."""
+        """Consume the first key in the buffer. Return False if it is incomplete."""
         if self._bytes[0] == _ESC:
             return self._parse_escape(found)
         first, self._bytes = self._bytes[0], self._bytes[1:]

@@ -1,7 +1,7 @@
-"""The live view of a tree: entries that last, and below them what goes on, the pinned questions and the status bar.
+"""The live view of a tree: lasting entries, and below them the current work, the pinned questions and the status bar.
 
-Joins the views of the log (`Activity`, `Entries`) with a `Screen`. Holds nothing that the log does not have, apart from
-what a person is typing. Answers and cancels through callbacks, so that it works on any `Control`; without them it is
+It joins the views of the log (`Activity`, `Entries`) with a `Screen`. Apart from the user's input, its state comes
+from the log alone. It answers and cancels through callbacks, so it works on any `Control`; without callbacks it is
 read only. `retinue run`, `retinue tail -f` and the conversation show the same view.
 """
 
@@ -33,11 +33,11 @@ SPINNER_SECONDS = 0.25
 MOST_WORK = 8
 SPOKEN_LINES = 6
 OUTPUT_LINES = 3
-HOLD_SECONDS = 0.2  # between the keys of a word that is typed
+HOLD_SECONDS = 0.2  # longest pause between two keys of a typed word
 CUT_LINES = {"markdown": 12, "diff": 40, "output": 8, "faint": 3}
 CUT_CHARACTERS = 2000
-DEEP_CHARACTERS = 90  # of the answer of a run whose parent is no primary
-SAID_LINES = 60  # of the primary's own words
+DEEP_CHARACTERS = 90  # of an answer, if the run's parent is not the primary
+SAID_LINES = 60  # of the primary's messages
 SAID_CHARACTERS = 16_000
 RENDERED_AT_ONCE = 50
 CHILD_OUTPUT_LINES = 4
@@ -51,9 +51,11 @@ RECEIPT_CHARACTERS = 60
 
 
 class LiveView:
-    """The view of one tree. Events up to `after` are known and leave no lines. `answer` and `cancel` send what keys
-    decide; without `answer` the view is read only. With `submit` there is an input line above the status bar, and every
-    text that is submitted goes there."""
+    """The view of one tree.
+
+    Events with a sequence number up to `after` update the view but print no lines. `answer` and `cancel` send the
+    user's decisions; without `answer` the view is read only. With `submit`, an input line appears above the status
+    bar, and `submit` gets every text entered there."""
 
     def __init__(
         self, screen: Screen, tree: str = "", *, level: Level = "normal", after: int = 0,
@@ -63,10 +65,10 @@ class LiveView:
     ) -> None:  # fmt: skip
         self.activity = Activity(tree)
         self.input = InputLine()
-        self.header: Header | None = None  # of a run that has not started yet
+        self.header: Header | None = None  # until the run has started
         self._printed_header: Header | None = None
         self.starting = "starting"
-        self.hint = ""  # words of the surface before the status bar
+        self.hint = ""  # text of the surface above the status bar
         self._screen = screen
         self._level = level
         self._after = after
@@ -79,13 +81,13 @@ class LiveView:
         self._held_key: Key | None = None
         self._on_interrupt_closed: Callable[[], object] = lambda: None
         self._began = time.time()
-        self._has_space = True  # the last lasting line was blank, or is none
+        self._has_space = True  # the last lasting line is blank, or there is none
         self._rendered = 0
         screen.compose = self._compose
         screen.on_drawn = lambda mark: self.panel.arm_later(mark, is_typing=lambda: bool(self.input.text))
         screen.terminal.on_key = self.press_key
 
-    # What happens
+    # Events and notes
 
     def apply(self, item: Event | Delta) -> None:
         """Show an event or a delta."""
@@ -106,12 +108,12 @@ class LiveView:
         self._screen.request_redraw()
 
     def show_tree(self, tree: str) -> None:
-        """Show this tree from its first event on."""
+        """Show `tree` from its first event on."""
         self.activity, self._entries, self._receipts = Activity(tree), Entries(), Receipts()
         self._screen.request_redraw()
 
     def show_note(self, text: str) -> None:
-        """Print a note of the surface itself, broken between words."""
+        """Print a note of the surface itself, wrapped between words."""
         columns, _ = self._screen.terminal.size
         lines = [
             piece
@@ -121,22 +123,23 @@ class LiveView:
         self._print(colors.paint_faint("\n".join(lines), color=self._screen.color), spaced=False)
 
     def show_text(self, text: str) -> None:
-        """Print text that the surface has made safe and laid out, with space around it."""
+        """Print text that the surface has escaped and laid out, with a blank line around it."""
         self._print(text.rstrip("\n"), spaced=True)
 
     def show_markdown(self, text: str) -> None:
-        """Print words of a model, with space around them."""
+        """Print Markdown from a model, with a blank line around it."""
         self._print(self._render(text), spaced=True)
 
     def ask_cancel(self, on_closed: Callable[[], object] = lambda: None) -> None:
-        """Ask what to cancel. `on_closed` is called when the person chose, or chose nothing."""
+        """Ask the user which run to cancel. `on_closed` is called when the user has chosen or dismissed the
+        question."""
         live = [run for run in self.activity.runs.runs.values() if run.ended is None and run.number]
         self._cancel_choices = [(run.number, run.label) for run in live[:CANCEL_KEYS]]
         self._on_interrupt_closed = on_closed
         self._screen.request_redraw()
 
     def end_cancel(self) -> None:
-        """Remove the question what to cancel."""
+        """Remove the question which run to cancel."""
         self._cancel_choices = None
         self._screen.request_redraw()
 
@@ -144,11 +147,11 @@ class LiveView:
 
     @property
     def takes_escape(self) -> bool:
-        """True while the Escape key closes something of the view."""
+        """Return True while Escape closes a part of the view."""
         return self._cancel_choices is not None or self.panel.takes_escape
 
     def press_key(self, key: Key | Paste) -> None:
-        """Pass a key to what is in front: the choice what to cancel, a question, or the input line."""
+        """Pass a key to the active part: the cancel question, the question panel or the input line."""
         if self._cancel_choices is not None:
             self._press_cancel(key)
         elif self.panel.current is not None and self.panel.is_armed and not self.input.text:
@@ -168,14 +171,14 @@ class LiveView:
             self._submit(text)
 
     def _press_beside_input(self, key: Key | Paste) -> None:
-        """Take a key that answers the question, or is the first of a message or a command: a letter answers when no
-        other one follows at once, since a message may begin with `y`."""
+        """Handle a key that either answers the question or starts a message or a command. A letter answers only if no
+        other character follows within `HOLD_SECONDS`, because a message may start with `y`."""
         held, self._held_key = self._held_key, None
         if isinstance(key, Paste) or key.name == "/" or (held is not None and key.text):
             if held is not None:
                 self._write_input(held)
             self._write_input(key)
-        elif key.text.strip():  # a space turns a page, and begins no message
+        elif key.text.strip():  # a space turns a page and never starts a message
             self._held_key = key
             self._screen.call_later(HOLD_SECONDS, lambda: self._press_held(key))
         else:
@@ -185,7 +188,8 @@ class LiveView:
                 self.panel.press_key(key)
 
     def _press_held(self, key: Key) -> None:
-        """Answer with a key that nothing followed. Not a question that came meanwhile."""
+        """Pass a held key to the panel if no other key followed. A question that arrived meanwhile is not armed and
+        ignores it."""
         if self._held_key is key:
             self._held_key = None
             self.panel.press_key(key)
@@ -206,14 +210,14 @@ class LiveView:
             self._cancel(chosen)
 
     def reopen_question(self, question: Approval) -> None:
-        """Show a question again whose answer could not be sent."""
+        """Show a question again after its answer could not be sent."""
         self.panel.reopen_question(question.id)
         self.panel.show_questions(self.activity.questions)
 
-    # Lines that last
+    # Lasting lines
 
     def _print_header(self, event: Event) -> None:
-        """Print the header once it has all its pieces; again if the run started in another runtime than was wanted."""
+        """Print the header once it is complete, and again if the run started in a different runtime than requested."""
         run = self.activity.runs.runs.get(0)
         if run is None:
             return
@@ -231,11 +235,11 @@ class LiveView:
                 self._print_spans(entry.spans)
             return
         if (entry.is_detail or entry.kind in _SEEN_LIVE) and self._level != "verbose":
-            return  # it was seen while it went on, or another entry tells it
+            return  # the user saw it live, or another entry covers it
         body = self._format_body(entry)
         header = self._paint_lines(entry.spans)
         words = entry.kind in WORDS and entry.style != "diff"
-        is_line = entry.kind == "run.ended" and bool(entry.spans)  # not only who speaks
+        is_line = entry.kind == "run.ended" and bool(entry.spans)  # the spans hold more than the speaker
         if words and not is_line:
             indented = INDENT if entry.run else ""
             text = f"{header}{_indent(body, indented).lstrip(' ')}" if header else body
@@ -246,7 +250,8 @@ class LiveView:
         self._print(header, spaced=False)
 
     def _print_receipt(self, receipt: MessageReceipt) -> None:
-        """Print what became of a message that was sent to a run at work. Its words stand there while it is queued."""
+        """Print the state of a message sent to a running run. A queued message is already visible, so its text is left
+        out."""
         words = " ".join(receipt.text.split())
         about = f" · {shorten_text(words, RECEIPT_CHARACTERS, RECEIPT_CHARACTERS - 3)}"
         role: Role = "bad" if receipt.state == "too_late" else "faint"
@@ -262,7 +267,7 @@ class LiveView:
         if self._level != "verbose":
             run = self.activity.runs.runs.get(entry.run)
             if entry.kind == "run.ended" and run is not None and run.spawned.depth > 1:
-                one_line = " ".join(text.split())  # its parent tells more of it
+                one_line = " ".join(text.split())  # the parent reports it in more detail
                 text = shorten_text(one_line, DEEP_CHARACTERS, DEEP_CHARACTERS - 3)
             lines = SAID_LINES if entry.run == 0 and entry.style == "markdown" else CUT_LINES[entry.style]
             if entry.style == "output" and entry.run:
@@ -284,7 +289,8 @@ class LiveView:
                 return colors.paint_faint(safe.escape_text(text).expandtabs(), color=color)
 
     def _render(self, text: str, *, narrower: int = 0) -> str:
-        """Render Markdown; where many texts come at once, as they are, because nobody can read them so fast."""
+        """Render Markdown. If many texts arrive within one frame, return the rest as escaped text: nobody can read so
+        fast."""
         self._rendered += 1
         if self._rendered > RENDERED_AT_ONCE:
             return safe.escape_text(text)
@@ -294,7 +300,7 @@ class LiveView:
         self._print(self._paint_lines(spans), spaced=False)
 
     def _paint_lines(self, spans: Sequence[Span]) -> str:
-        """Return the pieces of a line, broken between words where it is wider than the terminal."""
+        """Return the spans of a line, coloured and wrapped between words to the width of the terminal."""
         lines = wrap_spans(spans, self._screen.terminal.size[0])
         return "\n".join(colors.paint_header(line, color=self._screen.color, bold=False) for line in lines)
 
@@ -340,7 +346,7 @@ class LiveView:
         return [(("plain", row),) for row in rows], cursor if is_in_front else None
 
     def _layout_header(self, columns: int) -> Sequence[Line]:
-        """Return the header of a run that has not started yet; later it is among the lines that last."""
+        """Return the header of a run that has not started yet. Afterwards it is among the lasting lines."""
         if self.header is None:
             return []
         return msgspec.structs.replace(self.header, tree=self.activity.runs.tree).layout_lines(columns)
@@ -374,7 +380,7 @@ class LiveView:
 
 
 def _layout_cancel(labels: Iterable[str], rows: int) -> list[Line]:
-    """Return the question what to cancel, with the runs that a number chooses."""
+    """Return the question which run to cancel, with a number for each run."""
     choices: list[Line] = [
         (("mark", f"  [{place}] "), ("label", f"[{label}]")) for place, label in enumerate(labels, 1)
     ]
@@ -385,7 +391,7 @@ def _layout_cancel(labels: Iterable[str], rows: int) -> list[Line]:
 
 
 def _layout_head(work: Work, frame: str, now: float, columns: int) -> Line:
-    """Return the line of something that goes on. A long call is cut, so that the time is seen."""
+    """Return the first line of a work item. A long call is cut, so that the elapsed time stays visible."""
     who: tuple[Span, ...] = () if work.label is None else (("label", f"[{work.label}] "),)
     took: Span = ("faint", f" {format_elapsed(now - work.since)}")
     what: tuple[Span, ...]
@@ -401,11 +407,11 @@ def _layout_head(work: Work, frame: str, now: float, columns: int) -> Line:
 
 
 def _layout_text(work: Work, columns: int, lines: int) -> list[Line]:
-    """Return the end of what is said or printed, each line with a mark that it is foreign text."""
+    """Return the end of a work item's text or output. A mark on each line shows that the text is foreign."""
     if not lines or not work.text.strip() or work.kind == "team":
         return []
     if work.run and work.call is None:
-        lines = 1  # of a subagent, the last line
+        lines = 1  # only the last line of a subagent's text
     text = safe.escape_text(work.text).replace("\r", "\n")
     pieces: list[str] = []
     for line in reversed(text.rstrip().split("\n")[-lines:]):
@@ -420,7 +426,8 @@ def _indent(text: str, indent: str) -> str:
 
 
 def _trim_diff(text: str) -> str:
-    """Return the changed lines of a diff and those before them; all of it was in the question, if there was one."""
+    """Return the changed lines of a diff, each with the line before it. The question, if there was one, showed the
+    whole diff."""
     lines = text.split("\n")
     changed = {place for place, line in enumerate(lines) if line[:1] in ("-", "+")}
     near = {place + step for place in changed for step in (-1, 0)}
@@ -428,7 +435,8 @@ def _trim_diff(text: str) -> str:
 
 
 def _keep_end(text: str, lines: int) -> str:
-    """Return the last lines of an output, with a mark of how many came before; a command before it stays."""
+    """Return the last lines of an output, with a mark that counts the earlier lines. A command line at the start
+    stays."""
     first, _, rest = text.partition("\n")
     command = f"{first}\n" if first.startswith("$ ") else ""
     every = (rest if command else text).split("\n")

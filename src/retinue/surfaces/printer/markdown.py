@@ -1,7 +1,7 @@
-"""Markdown of a model as text for a terminal. Emits no hyperlinks and no images: a link shows its address.
+"""Markdown of a model, rendered as text for a terminal. Emits no hyperlinks and no images: a link shows its address.
 
-The text is escaped first, so that nothing in it is more than text. `rich` is loaded for the first text that needs it:
-that takes longer than everything before the first line on the screen.
+The text is escaped first, so it cannot contain control sequences. `rich` is imported for the first text that needs it,
+because importing it takes longer than all other work before the first line on screen.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 from retinue.surfaces.printer import safe
 
-MAX_CHARACTERS = 200_000  # a longer text is shown as it is
-MAX_LINES = 5_000  # and so is one of more lines: the time for a paragraph grows with their square
+MAX_CHARACTERS = 200_000  # a longer text is not rendered
+MAX_LINES = 5_000  # nor is one with more lines: the time for a paragraph grows with the square of its lines
 _MARKUP = re.compile(r"[*_`#|~\[]|^ *(?:[-+>]|\d+[.)]) |^ *(?:---|===)|\n[ \t]*\n|^ {4}", re.MULTILINE)
 _PADDING = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$", re.MULTILINE)
 
 
 def render_markdown(text: str, *, width: int, color: bool) -> str:
-    """Return the text as lines of at most that width, without escape codes of its own."""
+    """Return Markdown `text` as lines of at most `width` columns. Escape codes within `text` do not survive."""
     shown = safe.escape_text(text).rstrip()
     if len(shown) > MAX_CHARACTERS or shown.count("\n") >= MAX_LINES:
         return shown
@@ -34,7 +34,7 @@ def render_markdown(text: str, *, width: int, color: bool) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _load_rich(width: int, color: bool) -> tuple[Any, Any]:
-    """Return a console of that width, and the class of Markdown that it prints."""
+    """Return a `rich` console of this width, and the Markdown class that it prints."""
     from rich.console import Console
 
     console = Console(
@@ -59,14 +59,14 @@ def _make_markdown_type() -> Any:
     from rich.text import Text
 
     class PlainCode(CodeBlock):
-        """A code block as it was written, indented: highlighting would load 500 lexers."""
+        """A code block, indented and not highlighted: highlighting would load 500 lexers."""
 
         def __rich_console__(self, console: Any, options: Any) -> Any:
             code = str(self.text).rstrip()
             yield Text("\n".join(f"    {line}" for line in code.split("\n")), style="cyan")
 
     class PlainHeading(Heading):
-        """A heading at the left, bold."""
+        """A bold heading, aligned left."""
 
         def __rich_console__(self, console: Any, options: Any) -> Any:
             text = self.text.copy()
@@ -74,7 +74,7 @@ def _make_markdown_type() -> Any:
             yield text
 
     class SafeMarkdown(Markdown):
-        """Markdown in which HTML is text, an image is a link, and a line ends where the model ended it."""
+        """Markdown that treats HTML as text and images as links, and keeps the model's line breaks."""
 
         elements = {  # noqa: RUF012 - as rich declares it
             **Markdown.elements, "fence": PlainCode, "code_block": PlainCode, "heading_open": PlainHeading,

@@ -1,6 +1,6 @@
-"""The printer of blocks. One block is one write, so blocks of parallel runs never mix.
+"""The printer of blocks. It writes each block in one write, so blocks of parallel runs never mix.
 
-Gets events, or lines of the surface that made it; knows no supervisor. The stream belongs to the surface.
+It prints events and the surface's own lines, and knows no supervisor. The stream belongs to the surface.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _QUIET_KINDS = frozenset({"approval.asked", "approval.decided", "run.ended", "wa
 
 
 class Printer:
-    """Prints events, questions and notes. An approver that shows questions itself sets `on_asked`, which is called with
-    the id of each question when its place among the blocks is reached."""
+    """A printer of events, questions and notes. An approver that shows questions itself sets `on_asked`. The printer
+    calls `on_asked` with the id of each question when it reaches the question's place among the blocks."""
 
     def __init__(self, stream: colors.Stream, *, level: Level = "normal", color: bool | None = None) -> None:
         self.level: Level = level
@@ -48,19 +48,19 @@ class Printer:
         self._output = _Output(stream)
         self._blocks = Blocks()
         self._prompt = ""
-        self._spoken: dict[int, Delta] = {}  # by run: the end of what it says now
-        self._has_status = False  # a status stands on the last line
-        self._is_loose = False  # the last thing printed was a line without space after it
+        self._spoken: dict[int, Delta] = {}  # by run: the end of the text it is producing
+        self._has_status = False  # the last line shows a status
+        self._is_loose = False  # no blank line follows the last printed text
 
     def check_output(self) -> None:
-        """Raise BrokenPipeError if the reader is gone, and OutputFailed if the output cannot be written."""
+        """Raise BrokenPipeError if the reader is gone, or OutputFailed if the output cannot be written."""
         if self._output.failure is not None:
             raise OutputFailed(self._output.failure)
         if self._output.is_closed:
             raise BrokenPipeError
 
     def show_event(self, event: Event, *, below: str = "") -> bool:
-        """Print an event, below a note if one is given. Returns False if there is nothing to see of it."""
+        """Print an event, below the note `below` if given. Return False if the event prints nothing."""
         block = self.recall_event(event)
         if block is None:
             return False
@@ -80,16 +80,17 @@ class Printer:
         return True
 
     def recall_event(self, event: Event) -> Block | None:
-        """Take note of an event without printing it, and return its block."""
+        """Record an event without printing it, and return its block."""
         spoken, body = self._spoken.get(event.run), event.body
         is_first = isinstance(body, TurnStarted) and spoken is not None and spoken.turn == body.turn
         if spoken is not None and not is_first and not isinstance(body, Inbox):
             del self._spoken[event.run]
-            self.clear_status()  # the event tells the whole of what the run was saying
+            self.clear_status()  # the event holds the complete text
         return self._blocks.apply(event)
 
     def show_delta(self, delta: Delta) -> None:
-        """Show the end of what a run says or thinks now on the last line of the terminal, until an event tells all."""
+        """Show the end of a run's current text or thinking on the last line, until an event brings the complete
+        text."""
         before = self._spoken.get(delta.run)
         spoken = ("" if before is None or before.kind != delta.kind else before.text) + delta.text
         spoken = spoken[-SPOKEN_CHARACTERS:]
@@ -101,43 +102,44 @@ class Printer:
         self.show_status((head + text)[:width])
 
     def show_question(self, question: Approval, *, whole: bool = False) -> None:
-        """Print a question as a block: the call, its run, and what it would change; `whole` however long that is."""
+        """Print a question as a block: the call, its run and its preview. With `whole`, do not truncate the
+        preview."""
         spans = make_question_spans(question.label, question.tool, question.args)
         self._put_block(spans, self._format_preview(format_question_body(question), whole=whole))
 
     def show_note(self, text: str) -> None:
-        """Print a note of the surface itself, on lines of its own."""
+        """Print a note of the surface itself on separate lines."""
         self._put(colors.paint_faint(safe.escape_text(text), color=self.color), loose=True)
 
     def show_text(self, text: str) -> None:
-        """Print text that the surface has made safe and laid out, with space around it."""
+        """Print text that the surface has escaped and laid out, with a blank line around it."""
         self._put(text.rstrip("\n"), loose=False)
 
     def add_blank_line(self) -> None:
-        """Print a blank line, unless there is one, before the surface writes to the terminal itself."""
+        """Print a blank line, unless there is one, before the surface writes to the terminal directly."""
         self.clear_status()
         if self._is_loose:
             self._output.write("\n")
         self._is_loose = False
 
     def note_foreign_output(self) -> None:
-        """Put space before the next block, because the surface has written to the terminal itself."""
+        """Put a blank line before the next block, because the surface has written to the terminal directly."""
         self._is_loose = True
 
     def show_prompt(self, text: str) -> None:
-        """Print a prompt and leave the cursor behind it. It is printed again below whatever comes meanwhile."""
+        """Print a prompt and leave the cursor after it. The printer prints it again below any later output."""
         self.clear_status()
         self._prompt = text
         self._output.write(text)
 
     def end_prompt(self, *, answered: bool) -> None:
-        """Forget the prompt. Without an answer the cursor still stands behind it."""
+        """Forget the prompt. If it was not answered, end its line first."""
         if self._prompt and not answered:
             self._output.write("\n")
         self._prompt = ""
 
     def show_status(self, text: str) -> None:
-        """Show a text on the last line of the terminal until something else is printed. Not while there is a prompt."""
+        """Show `text` on the last line until something else is printed. Does nothing while a prompt is shown."""
         if not self._prompt:
             self._output.write(colors.CLEAR_LINE + colors.paint_faint(safe.escape_line(text), color=self.color))
             self._has_status = True
@@ -149,7 +151,7 @@ class Printer:
             self._output.write(colors.CLEAR_LINE)
 
     def hold_output(self) -> AbstractContextManager[None]:
-        """Keep what is printed until the end of the block, because another program has the terminal."""
+        """Return a context manager that holds output back while another program has the terminal."""
         return self._output.hold()
 
     def _put_block(self, spans: Iterable[Span], body: str) -> None:
@@ -178,9 +180,10 @@ class Printer:
         return colors.paint_faint(shown, color=self.color) if block.kind == "thinking" else shown
 
     def _format_preview(self, preview: str, *, whole: bool = False) -> str:
-        """Return a preview, whole at every level unless it is too long to read; then a mark says so.
+        """Return the preview of a question. It is complete at every level unless too long to read; then a mark says
+        so.
 
-        Each line has a mark of ours before it, so that no command or file can look like a question."""
+        Each line starts with a mark of ours, so that no command or file can imitate a question."""
         shown = preview.rstrip("\n")
         if not shown:
             return ""
@@ -192,8 +195,8 @@ class Printer:
 
 
 class PrintThread:
-    """A thread that prints to a stream that may block: in order, and at most `AHEAD` pieces of work behind. Without
-    `in_thread` the work is done at once: for a screen on which questions are asked."""
+    """A thread that prints, in order, to a stream that may block. At most `AHEAD` work items are queued. Without
+    `in_thread`, work is done immediately, as a screen with questions needs."""
 
     def __init__(self, *, in_thread: bool = True) -> None:
         self._thread = ThreadPoolExecutor(1, "retinue-screen") if in_thread else None
@@ -202,39 +205,40 @@ class PrintThread:
         self._closed = False
 
     def submit(self, work: Callable[..., object], *args: object) -> None:
-        """Hand work over without waiting. Does nothing once the thread is closed."""
+        """Queue `work` without waiting. Does nothing once the thread is closed."""
         if self._thread is None:
             work(*args)
         elif not self._closed:
             self._last = self._thread.submit(work, *args)
 
     async def enqueue(self, work: Callable[..., object], *args: object) -> None:
-        """Hand work over, and now and then wait until all is done, so that the thread is never far behind."""
+        """Queue `work`. Every `AHEAD` items, wait until the queue is empty, so that the thread never falls far
+        behind."""
         self.submit(work, *args)
         self._enqueued += 1
         if self._enqueued % AHEAD == 0:
             await self.drain()
 
     async def drain(self) -> None:
-        """Wait until all work that was handed over is done."""
+        """Wait until all queued work is done."""
         if self._last is not None:
             await asyncio.shield(asyncio.wrap_future(self._last))
 
     def close(self) -> None:
-        """Take no more work. Does not wait: a write that still blocks ends with the process."""
+        """Accept no more work. Does not wait: a write that is still blocked ends with the process."""
         self._closed = True
         if self._thread is not None:
             self._thread.shutdown(wait=False)
 
 
 def format_question(asked: Approval | ApprovalAsked) -> str:
-    """Return a question on a safe line: `[label] edit(src/lib.rs)`."""
+    """Return a question as one escaped line: `[label] edit(src/lib.rs)`."""
     spans = make_question_spans(asked.label, asked.tool, asked.args)[1:]
     return safe.escape_line("".join(text for _, text in spans))
 
 
 def describe_rule(question: Approval) -> str:
-    """Say which rule would always allow a call in this project, or why there is none."""
+    """Return the rule that would always allow a call in this project, or the reason why there is none, as text."""
     if question.rule:
         rules = ", ".join(question.rule.splitlines())
         return f"writes to retinue.yaml, to allow it from now on: {rules}"
@@ -243,7 +247,7 @@ def describe_rule(question: Approval) -> str:
 
 
 def truncate_text(text: str, *, lines: int, size: int, how: str = "--verbose shows all") -> str:
-    """Return the beginning of a long text and a mark that says how much is missing, and `how` to see it."""
+    """Return the beginning of a long text and a mark with the missing amount and `how` to see the rest."""
     parts = text[: size + 1].split("\n", lines)
     kept = "\n".join(parts[:lines])[:size]
     if len(kept) == len(text):
@@ -255,12 +259,14 @@ def truncate_text(text: str, *, lines: int, size: int, how: str = "--verbose sho
 
 
 class _Output:
-    """The stream of a printer. Each `write` is one write of the system, as far as the system takes it whole. A reader
-    that is gone is no error: writing stops silently. It stops too at a stream that fails, and `failure` says why."""
+    """The stream of a printer. Each `write` is a single system write where the system accepts it whole.
+
+    After the reader is gone, writes do nothing. After another error they do nothing either, and `failure` holds the
+    reason."""
 
     def __init__(self, stream: colors.Stream) -> None:
         self._stream = stream
-        self._fd: int | None = None  # of no other stream than a file
+        self._fd: int | None = None  # None if the stream is not a file
         with suppress(AttributeError, OSError, ValueError):
             self._fd = int(stream.fileno())  # type: ignore[attr-defined]
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -270,7 +276,7 @@ class _Output:
 
     @property
     def columns(self) -> int:
-        """The width of the terminal; a usual width if there is none."""
+        """Return the width of the terminal, or a usual width if there is no terminal."""
         try:
             return os.get_terminal_size(-1 if self._fd is None else self._fd).columns or COLUMNS
         except OSError:
@@ -278,7 +284,7 @@ class _Output:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep what is written until the end of the block, because another program has the terminal."""
+        """Hold output back until the end of the block, because another program has the terminal."""
         held = self._held = []
         try:
             yield

@@ -1,8 +1,9 @@
-"""Pinned questions: the one that is looked at, whole and with its keys, and how many others wait.
+"""The panel of pinned questions: the current question in full with its keys, and the number of other waiting
+questions.
 
-Turns keys into answers. Draws nothing: the view draws the lines, and says when a question is fully on screen; only
-from then on do keys answer it, and its keys are shown. Pasted text never answers. The questions are those of the log's
-view, so one that was answered elsewhere is gone here too.
+The panel turns keys into answers. It draws nothing: the view draws its lines and reports when a question is fully on
+screen. Only then does the panel show the keys and accept them. Pasted text never answers. The questions come from the
+log's view, so a question answered on another surface disappears here too.
 """
 
 from __future__ import annotations
@@ -44,23 +45,23 @@ HELP = (
 _SCOPES = {"y": Allow(), "u": Allow("run"), "t": Allow("tool")}
 _DIFF: dict[str, Role] = {"-": "bad", "+": "good", "@": "label"}
 Mode = Literal["ask", "reason", "json", "confirm"]
-ARM_SECONDS = 0.2  # a key pressed sooner was meant for what was on screen before
+ARM_SECONDS = 0.2  # a key pressed sooner was meant for the previous screen
 
 
 class QuestionPanel:
-    """The pinned questions on a screen. `answer` sends an answer; without it they are only watched."""
+    """The pinned questions on a screen. `answer` sends an answer; without it the panel is read only."""
 
     def __init__(self, screen: Screen, answer: Callable[[Approval, Decision], object] | None) -> None:
         self._screen = screen
         self._answer = answer
         self._questions: dict[str, Approval] = {}
-        self._sent: set[str] = set()  # answered here, which the log does not say yet
+        self._sent: set[str] = set()  # answered here, but the answer is not in the log yet
         self._id = ""
         self._mode: Mode = "ask"
         self._input = InputLine()
-        self._decisions: list[tuple[Approval, Decision]] = []  # to be sent when they are confirmed
+        self._decisions: list[tuple[Approval, Decision]] = []  # to be sent once confirmed
         self._about: tuple[str, ...] = ()  # lines between the question and its keys
-        self._shown_args: dict[str, Any] | None = None  # a changed call
+        self._shown_args: dict[str, Any] | None = None  # the edited arguments of the call
         self._page = 0
         self._digits = ""
         self._body: tuple[object, list[Line]] | None = None
@@ -68,7 +69,7 @@ class QuestionPanel:
 
     @property
     def current(self) -> Approval | None:
-        """The question that is looked at: the first that waits, unless the person went to another."""
+        """Return the current question: the first waiting question, unless the user went to another."""
         found = self._questions.get(self._id)
         if found is None and self._questions:
             found = next(iter(self._questions.values()))
@@ -76,16 +77,16 @@ class QuestionPanel:
 
     @property
     def takes_escape(self) -> bool:
-        """True while Escape goes back to the question."""
+        """Return True while Escape goes back to the question."""
         return self.current is not None and self._mode != "ask"
 
     @property
     def takes_text(self) -> bool:
-        """True while a reason or arguments are typed."""
+        """Return True while the user types a reason or arguments."""
         return self._mode in ("reason", "json")
 
     def show_questions(self, questions: Mapping[str, Approval]) -> None:
-        """Take the questions that wait now. One that was answered here does not come back."""
+        """Set the waiting questions. A question that was answered here does not come back."""
         self._sent &= questions.keys()
         self._questions = {key: question for key, question in questions.items() if key not in self._sent}
         current = self.current
@@ -93,18 +94,18 @@ class QuestionPanel:
             self._go_to(current)
 
     def show_question(self, question_id: str) -> None:
-        """Look at this question, if it waits."""
+        """Go to this question, if it is waiting."""
         if question_id != self._id and question_id in self._questions:
             self._go_to(self._questions[question_id])
         self._screen.request_redraw()
 
     def reopen_question(self, question_id: str) -> None:
-        """Show a question again whose answer could not be sent."""
+        """Allow a question to be shown again after its answer could not be sent."""
         self._sent.discard(question_id)
 
     def arm_later(self, question_id: object, *, is_typing: Callable[[], bool] = lambda: False) -> None:
-        """Take keys for this question after a moment: all of it is on screen. Those typed before that are dropped. None
-        are taken while a person is typing something else."""
+        """Accept keys for this question after `ARM_SECONDS`, now that it is fully on screen. Keys typed before are
+        dropped. Does nothing while `is_typing` returns True."""
 
         def arm() -> None:
             current = self.current
@@ -119,7 +120,7 @@ class QuestionPanel:
             self._screen.call_later(ARM_SECONDS, arm)
 
     def press_key(self, key: Key | Paste) -> None:
-        """Take a key. Before the question was fully drawn it means nothing."""
+        """Handle a key. Keys pressed before the question was fully drawn are ignored."""
         question = self.current
         if question is None or not self.is_armed:
             return
@@ -134,7 +135,7 @@ class QuestionPanel:
         self._screen.request_redraw()
 
     def offer_edit(self, question: Approval, args: dict[str, Any] | str) -> None:
-        """Take the arguments as an editor left them, or a message about what went wrong; shows the changed call."""
+        """Show the call with the edited arguments and ask for confirmation, or show the error message in `args`."""
         if question.id != self._id:
             return
         if isinstance(args, str):
@@ -147,7 +148,7 @@ class QuestionPanel:
         self._screen.request_redraw()
 
     def layout_lines(self, columns: int, rows: int) -> tuple[list[Line], Position | None]:
-        """Return the lines of the question in at most that many rows, and the place of the cursor if text is typed."""
+        """Return the lines of the question in at most `rows` rows, and the cursor position if the user is typing."""
         question = self.current
         if question is None:
             return [], None
@@ -169,7 +170,7 @@ class QuestionPanel:
         return lines, None if cursor is None else (len(lines) - len(keys) + cursor[0], cursor[1])
 
     def _layout_header(self, question: Approval, columns: int) -> list[Line]:
-        """Return who asks for what, on one line if it fits: else the label has a line of its own."""
+        """Return the run and the call on one line. If they do not fit, the label gets a separate line."""
         more = len(self._questions) - 1
         waiting = "" if not more else f", {more} more wait{'s' if more == 1 else ''}"
         side: Line = (("faint", f"  {question.agent} · question {question.number}{waiting}"),)
@@ -183,7 +184,7 @@ class QuestionPanel:
         return [*front, *((("tool", piece),) for piece in safe.wrap_line(call, columns)), side]
 
     def _layout_body(self, question: Approval, columns: int) -> list[Line]:
-        """Return the lines of the action, which may be long: they are made once for a width."""
+        """Return the lines of the action. They may be many, so they are cached per width."""
         key = question.id, self._shown_args is None, columns
         if self._body is None or self._body[0] != key:
             self._body = key, layout_action(question, columns)
@@ -222,7 +223,7 @@ class QuestionPanel:
         self._page = 0
 
     def _send(self, *answers: tuple[Approval, Decision]) -> None:
-        """Send answers, and show the next question at once."""
+        """Send answers and show the next question immediately."""
         assert self._answer is not None
         for question, decision in answers:
             self._sent.add(question.id)
@@ -267,7 +268,8 @@ class QuestionPanel:
         return True
 
     def _change_question(self, key: Key) -> bool:
-        """Go to the question of the typed number, or to the next one."""
+        """Go to the question with the typed number, or to the next or previous question. Return False for other
+        keys."""
         questions = list(self._questions.values())
         if key.name in (TAB, "shift-tab"):
             place = [each.id for each in questions].index(self._id) + (1 if key.name == TAB else -1)
@@ -305,7 +307,8 @@ class QuestionPanel:
             self._ask_sure([(question, Allow("project"))], self._about)
 
     def _offer_all(self, question: Approval, *, allow: bool) -> None:
-        """Offer one answer to everything that the run asks now, and to nothing that comes while the person reads."""
+        """Offer the same answer for all questions the run has open now. Questions that arrive while the user reads are
+        excluded."""
         pending = [each for each in self._questions.values() if (each.tree, each.run) == (question.tree, question.run)]
         decision: Decision = Allow() if allow else Deny()
         listed = ["".join(text for _, text in make_question_spans(None, each.tool, each.args)) for each in pending]
@@ -331,7 +334,8 @@ def _measure(spans: Line) -> int:
 
 
 def layout_action(question: Approval, columns: int) -> list[Line]:
-    """Return the action in lines that fit. Each has a mark of ours before it, so that no text looks like a question."""
+    """Return the action as lines of at most `columns`. Each line starts with a mark of ours, so that no text can
+    imitate a question."""
     lines: list[Line] = []
     text = format_question_body(question).rstrip("\n")
     for line in safe.escape_text(text).split("\n") if text else ():

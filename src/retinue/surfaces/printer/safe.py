@@ -1,5 +1,5 @@
-"""Text on a terminal: its width and its lines, and the escaping of foreign text, which spells out characters that move
-the cursor, hide or reorder letters."""
+"""Text on a terminal: its width, its wrapping, and the escaping of foreign text. Escaping spells out characters that
+move the cursor, or hide or reorder letters."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from typing import TextIO
 
 from retinue.core.unseen import reveal_line, reveal_text
 
-escape_text = reveal_text  # for bodies: newlines and tabs stay, every other invisible character is spelled out
+escape_text = reveal_text  # for bodies: keeps newlines and tabs, spells out every other invisible character
 
 
 def escape_line(text: str) -> str:
-    """Return text for headers, labels and names: one line, whatever was in it."""
+    """Return `text` as one escaped line, for headers, labels and names."""
     if text.isascii() and text.isprintable():  # nearly all cells of a long table: bench row `ps --all`
         return text
     return reveal_line(text)
 
 
 def measure_width(text: str) -> int:
-    """Return the columns a text takes on a terminal: wide letters take two, combining marks none."""
+    """Return the columns that `text` takes on a terminal. Wide letters take two, combining marks none."""
     if text.isascii():  # nearly all cells of a long table: bench row `ps --all`
         return len(text)
     return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
 def wrap_line(line: str, width: int, *, at_words: bool = False) -> Iterator[str]:
-    """Yield a line in pieces that fit the width, so that the terminal does not break it where no mark of ours would be;
-    0 is no limit. `at_words` breaks it between words where it can, and drops the space there."""
+    """Yield `line` in pieces of at most `width` columns; 0 means no limit. Without wrapping here, the terminal would
+    break the line where no mark of ours precedes it. With `at_words`, break between words where possible and drop the
+    space there."""
     start = used = 0
     line = line.expandtabs()
     for at, char in enumerate(line):
@@ -45,8 +46,8 @@ def wrap_line(line: str, width: int, *, at_words: bool = False) -> Iterator[str]
 
 
 def fold_line(line: str, stream: TextIO, *, indent: str = "") -> str:
-    """Return a line for a stream, broken between words where its terminal is too narrow; as it is where there is none.
-    The lines below the first begin with `indent`."""
+    """Return `line` wrapped between words to the width of the stream's terminal, or unchanged if there is no terminal.
+    Lines after the first start with `indent`."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
     except (OSError, ValueError):  # closed, or not a file

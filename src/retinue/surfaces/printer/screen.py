@@ -1,9 +1,9 @@
-"""A screen in two parts: lasting lines, which scroll away like those of any command, and a bottom that is drawn again
-and again below them.
+"""A screen in two parts: lasting lines, which scroll away like the output of any command, and a bottom area below them
+that is redrawn in place.
 
-Nothing is drawn at once: changes are collected and drawn about 20 times a second, one write each, in a thread, so that
-neither many changes nor a slow terminal hold up anybody. What the bottom shows is asked for only when it is drawn. The
-bottom is never wider or higher than the terminal, and every text in it is escaped here.
+The screen collects changes and draws them about 20 times a second. A thread makes one write per frame, so neither many
+changes nor a slow terminal block the event loop. The bottom is composed only when a frame is drawn. It is never wider
+or higher than the terminal, and the screen escapes every text in it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FRAME_SECONDS = 0.05
 ANIMATION_SECONDS = 0.1
 AWAY_SECONDS = 0.2
 SETTLE_SECONDS = 0.1
-EDITOR_SECONDS = 3.0  # for an editor that is open when the screen is closed
+EDITOR_SECONDS = 3.0  # for an editor that is still open when the screen closes
 Line = Sequence[Span]
 _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
@@ -34,9 +34,9 @@ _WORDS = re.compile(r"[^ ]* +|[^ ]+")
 
 
 class Bottom(msgspec.Struct, frozen=True):
-    """The lines below the lasting ones, as pieces of unescaped text with their roles. `cursor` is the row and column
-    where a person types. `mark` is given to `on_drawn` when all of it is on the terminal. An `animated` bottom is drawn
-    again soon, without a change."""
+    """The lines of the bottom area, as spans of unescaped text with their roles. `cursor` is the row and column where
+    the user types. The screen passes `mark` to `on_drawn` once the bottom is completely on the terminal. An `animated`
+    bottom is redrawn soon even without a change."""
 
     lines: Sequence[Line] = ()
     cursor: tuple[int, int] | None = None
@@ -45,8 +45,8 @@ class Bottom(msgspec.Struct, frozen=True):
 
 
 class Screen:
-    """Draws on a terminal that it owns. `compose` gives the bottom for a number of columns and rows. `tasks` are what a
-    person started with a key, such as an editor; they end with the screen."""
+    """A screen on a terminal that it owns. `compose` returns the bottom for a number of columns and rows. `tasks`
+    holds work that the user started with a key, such as an editor; the work ends with the screen."""
 
     def __init__(self, terminal: Terminal, *, color: bool) -> None:
         self.terminal = terminal
@@ -56,7 +56,7 @@ class Screen:
         self.on_drawn: Callable[[object], object] = lambda mark: None
         self._lasting: list[str] = []
         self._drawn = _Drawn()
-        self._shown: object = None  # the size and the bottom that were drawn last
+        self._shown: object = None  # the size and the bottom of the last frame
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
         self._is_due = False
@@ -68,14 +68,16 @@ class Screen:
         terminal.on_away = self._erase_now
 
     def open(self) -> None:
-        """Take the terminal and begin to draw."""
+        """Take the terminal and start drawing."""
         self.terminal.open()
         self._is_open = True
         self._draw()
 
     async def close(self, seconds: float = 1.0) -> bool:
-        """End the tasks, draw what is left, without the bottom, and give the terminal back. Returns False if the
-        terminal did not take it in that time; the thread that still writes then ends with the process only."""
+        """End the tasks, draw the remaining lasting text without the bottom, and give the terminal back.
+
+        Return False if the terminal did not take the output within `seconds`. The thread that is still writing then
+        ends only with the process."""
         await self.tasks.close(EDITOR_SECONDS)
         self._is_open = False
         self._cancel_timer()
@@ -88,12 +90,12 @@ class Screen:
         return is_written
 
     def print_text(self, text: str) -> None:
-        """Print lasting text, which the caller has escaped; it may have colours. A newline is added."""
+        """Print lasting text and a newline. The caller has escaped `text`, which may contain colours."""
         self._lasting.append(text)
         self.request_redraw()
 
     def request_redraw(self, *, at_once: bool = False) -> None:
-        """Draw soon: something has changed. `at_once` does not collect other changes first."""
+        """Redraw soon, because something has changed. With `at_once`, do not wait to collect other changes."""
         if self._writing is not None:
             self._is_due = True
             self._is_urgent |= at_once
@@ -105,7 +107,7 @@ class Screen:
             self._timer = asyncio.get_running_loop().call_later(wait, self._draw)
 
     def call_later(self, seconds: float, work: Callable[[], object]) -> None:
-        """Call something later, unless the screen is closed by then."""
+        """Call `work` after `seconds`, unless the screen is closed by then."""
 
         def call() -> None:
             if self._is_open:
@@ -114,7 +116,8 @@ class Screen:
         asyncio.get_running_loop().call_later(seconds, call)
 
     def _settle(self) -> None:
-        """Draw when the size has not changed for a moment: a window that is being dragged tells of every step late."""
+        """Draw once the size has been stable for `SETTLE_SECONDS`. While the user drags a window, the terminal reports
+        each step late."""
         self._cancel_timer()
         self._shown = None
         if self._is_open:
@@ -174,8 +177,8 @@ class Screen:
         return self._writing is None or self._writing.done()
 
     def _erase_now(self) -> None:
-        """Remove the bottom, because somebody else gets the terminal. A write that is under way is waited for, but not
-        for long."""
+        """Erase the bottom before another program gets the terminal. Wait at most `AWAY_SECONDS` for a write in
+        progress."""
         self._cancel_timer()
         erase = self._thread.submit(self.terminal.write, self._drawn.erase(self.terminal.size[0]))
         self._drawn, self._shown = _Drawn(), None
@@ -191,26 +194,28 @@ class Screen:
 
 
 class _Drawn:
-    """The bottom as it stands on the terminal: the width of each line, and where the cursor is left.
+    """The bottom as it is on the terminal: the width of each line, and the cursor position.
 
-    Without a place to type, the cursor is left at its beginning, hidden: there it stays when the terminal breaks lines
-    because it became narrower, however late we are told."""
+    Without an input position, the cursor is hidden at the start of the bottom. It stays there when a narrower terminal
+    wraps the lines, even if we learn of the resize late."""
 
     def __init__(self, widths: Sequence[int] = (), cursor: tuple[int, int] | None = None) -> None:
         self._widths = list(widths)
         self._cursor = cursor
 
     def move_cursor(self) -> str:
-        """Return the sequence that takes the cursor from the end of the last line to where it is left."""
+        """Return the escape sequence that moves the cursor from the end of the last line to its position."""
         row, column = self._cursor or (0, 0)
         up = len(self._widths) - 1 - row
         move = (f"\x1b[{up}A" if up > 0 else "") + "\r" + (f"\x1b[{column}C" if column else "")
         return move if self._cursor is None else move + _SHOW
 
     def erase(self, columns: int) -> str:
-        """Return the sequence that removes the bottom. Lines above the cursor may have been broken since.
+        """Return the escape sequence that erases the bottom. The terminal may have wrapped the lines above the cursor
+        since.
 
-        Not with one sequence from the first column of the first row: tmux keeps what that removes in its history."""
+        The first line and the lines below are erased separately. A single sequence from the first column of the first
+        row would make tmux keep the erased text in its history."""
         row, column = self._cursor or (0, 0)
         up = sum(max(1, -(-width // columns)) for width in self._widths[:row]) + column // columns
         below = f"\x1b[B{_ERASE_BELOW}\x1b[A" if len(self._widths) > 1 else ""
@@ -218,7 +223,7 @@ class _Drawn:
 
 
 def cut_line(spans: Iterable[Span], width: int) -> list[Span]:
-    """Return the pieces of a line escaped and cut to a width; dots show where something is missing."""
+    """Return the spans of a line, escaped and cut to `width`. An ellipsis marks the cut."""
     escaped = [(role, safe.escape_line(text[: width * 4 + 4])) for role, text in spans]
     if sum(safe.measure_width(text) for _, text in escaped) <= width:
         return escaped
@@ -236,8 +241,8 @@ def cut_line(spans: Iterable[Span], width: int) -> list[Span]:
 
 
 def wrap_spans(spans: Iterable[Span], width: int) -> list[list[Span]]:
-    """Return the pieces of a line escaped, in as many lines as they need, broken between words; the lines after the
-    first are indented. A word that is longer than a line is left to the terminal."""
+    """Return the spans of a line, escaped and wrapped between words to `width`. Lines after the first are indented.
+    The terminal wraps words longer than a line."""
     lines: list[list[Span]] = [[]]
     used = 0
     for role, text in spans:

@@ -1,4 +1,4 @@
-"""The layout of a tree of runs as aligned text, for the end of a run. What a run did is its view's to say."""
+"""The layout of a tree of runs as aligned text, printed at the end of a run. The values come from the log's view."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _HEADS = ("state", "turns", "tools", "tokens", "time", "cost")
 
 
 def format_summary(runs: Runs, *, color: bool = False, now: float | None = None) -> str:
-    """Return the tree at this time of the wall clock (default: when a run last started or ended) with states, turns,
-    tools, tokens and time; totals and the status bar below it."""
+    """Return the tree with the state, turns, tools, tokens and time of each run, then the totals and the status bar.
+    `now` is wall-clock time, by default the time when a run last started or ended."""
     every = runs.runs.values()
     if now is None:
         now = max((run.ended_at or run.started_at or run.spawned_at for run in every), default=0.0)
@@ -27,7 +27,7 @@ def format_summary(runs: Runs, *, color: bool = False, now: float | None = None)
         *(_make_row(run.state, [run], run.measure_seconds(now)) for _, run in branches),
         _make_row(format_count(len(every), "run"), every, seconds),
     ]
-    shown = len(_HEADS) if any(run.cost for run in every) else -1  # a column of nothing but "unknown" says nothing
+    shown = len(_HEADS) if any(run.cost for run in every) else -1  # leave out a column that has only "unknown"
     cells = [row[:shown] for row in rows]
     names = ["", *(_format_name(branch, run) for branch, run in branches), "total"]
     wide = max(safe.measure_width(name) for name in names)
@@ -53,7 +53,7 @@ def format_status_bar(runs: Runs) -> str:
 
 
 def _make_row(state: str, runs: Collection[RunView], seconds: float) -> tuple[str, ...]:
-    """Return the cells of one run, or of all of them together."""
+    """Return the cells of one run, or of several runs together."""
     turns, tools = sum(run.turns for run in runs), sum(run.tool_count for run in runs)
     tokens = sum((run.usage for run in runs), NO_USAGE).total_tokens
     cost = format_cost(sum((run.cost for run in runs), NOTHING), sum(run.unpriced for run in runs))
@@ -61,7 +61,7 @@ def _make_row(state: str, runs: Collection[RunView], seconds: float) -> tuple[st
 
 
 def _format_name(branch: str, run: RunView) -> str:
-    """Return the branch, the agent and its label; a long name ends in dots."""
+    """Return the branch, the agent and its label. A long name is cut and ends in dots."""
     label = f" [{safe.escape_line(run.label)}]" if run.number else ""
     name = f"{branch}{safe.escape_line(run.agent)}{label}"
     if safe.measure_width(name) <= NAME_COLUMNS:

@@ -1,8 +1,8 @@
-"""The terminal of a person while a screen is drawn on it: its modes, its size, its keys, and job control.
+"""The user's terminal while a screen is drawn on it: modes, size, keys and job control.
 
-Keys come one by one and without echo; Ctrl-C, Ctrl-Z and Ctrl-\\ stay signals. Whoever opens a terminal closes it, and
-then it is as it was: at the end, on an error, while the process is stopped, and while another program has it. Draws
-nothing itself; see `screen.py`.
+Keys arrive one at a time and without echo. Ctrl-C, Ctrl-Z and Ctrl-\\ remain signals. The caller that opens a terminal
+closes it. The original modes are restored on close, on an error, while the process is stopped, and while another
+program uses the terminal. This module draws nothing; see `screen.py`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Any
 from retinue.files.content import read_available, write_all
 from retinue.surfaces.printer.keys import Key, KeyParser, Paste
 
-ESCAPE_SECONDS = 0.05  # a terminal sends the rest of a sequence sooner than a person presses the next key
+ESCAPE_SECONDS = 0.05  # a terminal sends the rest of an escape sequence faster than a person types
 FOREGROUND_SECONDS = 0.25
 COLUMNS, ROWS = 80, 24
-ENTER_SEQUENCE = "\x1b[?2004h"  # pasted text comes between marks
+ENTER_SEQUENCE = "\x1b[?2004h"  # bracketed paste: pasted text arrives between two markers
 LEAVE_SEQUENCE = "\x1b[?2004l\x1b[?25h\x1b[?7h"
 _READ_BYTES = 65536
 
 
 def can_draw(input_fd: int = 0, output_fd: int = 2, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a screen can be drawn here: a person types on one and sees the other, in the foreground, and the
-    terminal can move its cursor."""
+    """Return True if a screen can be drawn: both descriptors are terminals, this process is in the foreground, and
+    `TERM` names a terminal that can move its cursor."""
     if environment.get("TERM", "dumb") in ("", "dumb"):
         return False
     try:
@@ -42,9 +42,10 @@ def can_draw(input_fd: int = 0, output_fd: int = 2, environment: Mapping[str, st
 
 
 class Terminal:
-    """A terminal with keys. `on_key` gets every key and paste, `on_resize` is called when the size may have changed,
-    `on_away` before somebody else has the terminal and `on_return` after that, `on_closed` when no key can come any
-    more. Lives in one event loop."""
+    """A terminal that reports keys. Belongs to one event loop.
+
+    `on_key` gets every key and paste. `on_resize` is called when the size may have changed, `on_away` before another
+    program gets the terminal, `on_return` after the terminal is back, and `on_closed` when no more keys can arrive."""
 
     def __init__(self, *, input_fd: int = 0, output_fd: int = 2) -> None:
         self.output_fd = output_fd
@@ -70,7 +71,7 @@ class Terminal:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and rows."""
+        """Return the number of columns and rows."""
         try:
             columns, rows = os.get_terminal_size(self.output_fd)
         except OSError:
@@ -78,7 +79,7 @@ class Terminal:
         return columns or COLUMNS, rows or ROWS
 
     def open(self) -> None:
-        """Take the terminal: keys are read from now on."""
+        """Take the terminal and start reading keys."""
         loop = asyncio.get_running_loop()
         self._modes = termios.tcgetattr(self._input_fd)
         atexit.register(self.restore)
@@ -87,7 +88,7 @@ class Terminal:
         self._enter()
 
     def close(self) -> None:
-        """Give the terminal back as it was."""
+        """Stop reading keys and restore the terminal."""
         loop = asyncio.get_running_loop()
         self.restore()
         self._cancel_return()
@@ -97,11 +98,11 @@ class Terminal:
         atexit.unregister(self.restore)
 
     def restore(self) -> None:
-        """Set the terminal as it was before. Also for a process that is about to end without its event loop."""
+        """Restore the original modes. Also works without a running event loop, as in an `atexit` handler."""
         if self.is_away:
             return
         self.is_away = True
-        with suppress(RuntimeError, ValueError, OSError):  # no loop any more
+        with suppress(RuntimeError, ValueError, OSError):  # the event loop is gone
             asyncio.get_running_loop().remove_reader(self._input_fd)
         self.write(LEAVE_SEQUENCE)
         with suppress(termios.error):
@@ -109,7 +110,7 @@ class Terminal:
 
     @contextmanager
     def lend(self) -> Iterator[int]:
-        """Leave the terminal to another program, such as an editor; yields its descriptor."""
+        """Lend the terminal to another program, such as an editor, and yield its descriptor."""
         self._leave()
         self._is_lent = True
         try:
@@ -119,7 +120,7 @@ class Terminal:
             self._return()
 
     def discard_typed(self) -> None:
-        """Drop what was typed until now."""
+        """Drop all keys typed so far."""
         self._early_bytes = 0
         while not self.is_away and select.select([self._input_fd], [], [], 0)[0]:
             try:
@@ -131,7 +132,7 @@ class Terminal:
             self._parser.parse(data)
 
     def write(self, text: str) -> None:
-        """Write to the terminal at once. A terminal that is gone takes nothing."""
+        """Write `text` to the terminal immediately. Ignores the error if the terminal is gone."""
         with suppress(OSError):
             write_all(self.output_fd, text.encode("utf-8", "backslashreplace"))
 
@@ -139,7 +140,7 @@ class Terminal:
         if self._modes is None or not _is_foreground(self._input_fd):
             return
         modes = list(self._modes)
-        modes[0] &= ~(termios.ICRNL | termios.IXON)  # Enter and Ctrl-J are two keys; Ctrl-S stops no screen
+        modes[0] &= ~(termios.ICRNL | termios.IXON)  # tell Enter from Ctrl-J; no flow control by Ctrl-S
         modes[3] &= ~(termios.ICANON | termios.ECHO | termios.IEXTEN)
         modes[6] = [*modes[6]]
         modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
@@ -159,7 +160,8 @@ class Terminal:
             self.restore()
 
     def _return(self) -> None:
-        """Come back, once the process is in the foreground: a shell's `fg` does not tell a job that was at work."""
+        """Take the terminal back once the process is in the foreground. A shell's `fg` sends no signal to a job that
+        was running in the background, so this method polls."""
         self._cancel_return()
         if self._modes is None or self._is_lent or not self.is_away:
             return
@@ -175,7 +177,7 @@ class Terminal:
             self._returning = None
 
     def _suspend(self) -> None:
-        """Stop the process as Ctrl-Z does, with the terminal as the shell expects it."""
+        """Stop the process as Ctrl-Z does, after restoring the modes for the shell."""
         self._leave()
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -195,7 +197,7 @@ class Terminal:
             asyncio.get_running_loop().remove_reader(self._input_fd)
             self.on_closed()
             return
-        if self._early_bytes:  # typed before we took the terminal, which had made Enter a line feed
+        if self._early_bytes:  # typed before open(), when the terminal still turned Enter into a line feed
             early, self._early_bytes = self._early_bytes, max(0, self._early_bytes - len(data))
             data = data[:early].replace(b"\n", b"\r") + data[early:]
         if self._escape is not None:
@@ -215,7 +217,7 @@ class Terminal:
 
 
 def _count_waiting(fd: int) -> int:
-    """Return how many bytes can be read."""
+    """Return the number of bytes that can be read from `fd`."""
     waiting = array("i", [0])
     try:
         ioctl(fd, termios.FIONREAD, waiting)
@@ -225,8 +227,8 @@ def _count_waiting(fd: int) -> int:
 
 
 def _is_foreground(fd: int) -> bool:
-    """Return whether this process may read the terminal and set its modes."""
+    """Return True if this process may read the terminal and set its modes."""
     try:
         return os.tcgetpgrp(fd) == os.getpgrp()
-    except OSError:  # not our controlling terminal, so nobody stops us
+    except OSError:  # not our controlling terminal, so job control does not stop us
         return os.isatty(fd)

@@ -1,4 +1,4 @@
-"""Texts about what a tree has used and has left: the status bar, and the one line at its end."""
+"""Texts about the usage and the remaining budget of a tree: the status bar, and the line printed at the end."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ CENT = Decimal("0.01")
 
 
 def format_status(totals: Totals, *, width: int) -> str:
-    """Return the status bar: `Agents: 1 primary, 2 running, 1 finished`, then time, tokens, cost and what is left.
-    Where that is too wide, the numbers are shortened; then tokens, cost, what is left and the time are left out."""
+    """Return the status bar: `Agents: 1 primary, 2 running, 1 finished`, then time, tokens, cost and remaining budget.
+    If the text is wider than `width`, shorten the numbers; then drop tokens, cost, remaining budget and time, in this
+    order."""
     pieces = {
         "time": format_elapsed(totals.seconds),
         "tokens": format_count_of_tokens(totals.tokens),
@@ -41,14 +42,14 @@ def _format_left(totals: Totals, format_tokens: Callable[[int], str]) -> str:
 
 
 def _shorten_tokens(tokens: int) -> str:
-    """Return a number of tokens in few columns: 950 tok, 23k tok, 1.2M tok."""
+    """Return a short token count: 950 tok, 23k tok, 1.2M tok."""
     if tokens < 1000:
         return f"{tokens} tok"
     return f"{tokens // 1000}k tok" if tokens < 1_000_000 else f"{tokens / 1e6:.1f}M tok"
 
 
 def format_totals(runs: Runs, now: float) -> str:
-    """Return the one line about a tree that has ended: agents, turns, tools, tokens, time and cost."""
+    """Return the line about an ended tree: agents, turns, tool calls, tokens, cost and time."""
     every = runs.runs.values()
     root = runs.runs.get(min(runs.runs, default=0))
     cost, unpriced = sum((run.cost for run in every), NOTHING), sum(run.unpriced for run in every)
@@ -75,7 +76,7 @@ def format_amounts(
     *,
     format_tokens: Callable[[int], str] = format_count_of_tokens,
 ) -> str:
-    """Return the amounts that are known, of a budget or what is left of it."""
+    """Return the known amounts of a budget, or of its remainder, as text."""
     amounts = [
         "" if tokens is None else format_tokens(tokens),
         "" if cost is None else f"${cost:.2f}",
@@ -85,7 +86,7 @@ def format_amounts(
 
 
 def format_elapsed(seconds: float) -> str:
-    """Format a time that goes on: 3s, 1m05s, 2h10m."""
+    """Format an elapsed time: 3s, 1m05s, 2h10m."""
     whole = int(max(0.0, seconds))
     if whole < 60:
         return f"{whole}s"
