@@ -228,7 +228,7 @@ def add_actions(
 
 
 def get_version() -> str:
-    """Return the version of Retinue, without triggering its lazy imports."""
+    """Return the version from the loaded package. An import of it would depend on everything that it exports."""
     number: str = sys.modules["retinue"].__version__
     return number
 
