@@ -228,7 +228,7 @@ def add_actions(
 
 
 def get_version() -> str:
-    """Return the version from the loaded package. An import of it would depend on everything that it exports."""
+    """Return the version from `sys.modules`. An import of `retinue` would depend on all of its exports."""
     number: str = sys.modules["retinue"].__version__
     return number
 
@@ -282,7 +282,7 @@ def _run_command(argv: list[str]) -> int:
 
 
 def _is_conversation(argv: list[str]) -> bool:
-    """Return True if `argv` starts a conversation: it has only options of one, or is empty and there is a terminal."""
+    """Return True if `argv` starts a conversation: no words at a terminal, or options of a conversation first."""
     rest = list(argv)
     while rest[:1] == ["-C"]:
         rest = rest[2:]
