@@ -1,8 +1,8 @@
 """Retinue: a runtime for subagents. See and approve everything they do, at any depth, and get one clean result each.
 
-General layout: `core` is the vocabulary, `log` keeps what happened, `supervisor` owns the tree of runs, `agent` is the
-loop, `runtime` is where runs live, `surfaces` are the ways in and out. The names below are the public face; each is
-loaded when it is first used, so that importing retinue costs next to nothing.
+Layout: `core` has the vocabulary, `log` stores events, `supervisor` owns trees of runs, `agent` is the loop, `sandbox`
+is where file and shell tools execute, `surfaces` are the ways in and out. The names below are the public API. Each is
+imported on first use, so that `import retinue` is fast.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a type checker knows the names from above, and refuses others
+if not TYPE_CHECKING:  # type checkers use the imports above, and so reject unknown names
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES:

@@ -1,13 +1,13 @@
-"""Tasks, threads and the clock of an event loop: every background task has one owner that ends it.
+"""Tasks, threads and the clock of an event loop. Every background task has one owner that ends it.
 
-`TaskOwner` replaces a loose `asyncio.create_task`. The functions cover the other shapes: the first of several to
-finish, work that finishes although its caller is cancelled, and blocking work in a thread. Where tasks live and die
-together with one block, `asyncio.TaskGroup` is the better choice. Knows nothing of what the tasks do.
+`TaskOwner` replaces a loose `asyncio.create_task`. The functions cover the other cases: wait for the first of several
+tasks, finish work although the caller is cancelled, and run blocking work in a thread. If all tasks end with one block
+of code, `asyncio.TaskGroup` is the better choice.
 
-Nearly every run sets an alarm that never goes off: its deadline. As timers of the event loop they would all lie in the
-heap it sorts its short sleeps in, and every turn of the loop would pay for them. So the alarms of a `SystemClock` have
-a heap of their own, and the loop has one timer, for the next of them. The `Deadline` of a run and of a tool call, and
-the `StallTimer` of a run, can be paused while a person is asked.
+Nearly every run sets a timer that never fires: its deadline. In the heap of the event loop, these timers would slow
+down every short sleep. So a `SystemClock` keeps its alarms in a heap of its own, and the event loop has one timer for
+the next alarm. The `Deadline` of a run or a tool call, and the `StallTimer` of a run, can be paused while a person is
+asked.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ LATE_SECONDS = 1.0
 
 
 class TaskOwner:
-    """The tasks that one object runs in the background.
+    """The background tasks of one object.
 
-    `on_error` is told of an exception that ended a task. Without it the one who awaits the task gets the exception, and
-    if nobody does, asyncio reports it."""
+    `on_error` is called with the exception that ended a task. Without `on_error`, the exception goes to the code that
+    awaits the task, or asyncio reports it if the task is never awaited."""
 
     def __init__(self, *, on_error: Callable[[BaseException], None] | None = None) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -56,27 +56,27 @@ class TaskOwner:
         return task
 
     def start_thread(self, work: Callable[[], T]) -> asyncio.Task[T]:
-        """Run a blocking function in a thread, as a task of this owner. Cancelling it leaves the thread running."""
+        """Run a blocking function in a thread, as a task of this owner. Cancelling it does not stop the thread."""
         return self.start(asyncio.to_thread(work))
 
     def cancel(self) -> None:
-        """Ask all tasks to end."""
+        """Request the cancellation of all tasks, without waiting."""
         for task in tuple(self._tasks):
             task.cancel()
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Wait until all tasks have ended, those started meanwhile too; return False when the time is up first."""
+        """Wait until all tasks have ended, including those started meanwhile. Return False after a timeout."""
         deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
         while self._tasks:
             left = None if deadline is None else deadline - asyncio.get_running_loop().time()
             if left is not None and left <= 0:
                 return False
             await asyncio.wait(tuple(self._tasks), timeout=left)
-            await asyncio.sleep(0)  # the callbacks that take ended tasks out run now
+            await asyncio.sleep(0)  # lets the callbacks run that remove ended tasks
         return True
 
     async def close(self, seconds: float | None = STOP_SECONDS) -> bool:
-        """Cancel all tasks and wait for them; return False if some do not end in time."""
+        """Cancel all tasks and wait for them. Return False if some do not end in time."""
         self.cancel()
         return await self.wait(seconds)
 
@@ -95,14 +95,14 @@ class TaskOwner:
 
 
 class RateLimit:
-    """At most `rate` things a second, and `burst` at once after a pause."""
+    """A token bucket: at most `rate` actions a second, and up to `burst` at once after a pause."""
 
     def __init__(self, rate: float, burst: int) -> None:
         self._rate, self._burst = rate, burst
         self._left, self._at = float(burst), time.monotonic()
 
     def take(self) -> float:
-        """Count one thing, or return after how many seconds it may be tried again."""
+        """Take a token and return 0, or return the seconds until the next token without taking one."""
         now = time.monotonic()
         self._left, self._at = min(self._burst, self._left + (now - self._at) * self._rate), now
         if self._left < 1:
@@ -111,16 +111,16 @@ class RateLimit:
         return 0.0
 
     async def wait(self) -> None:
-        """Count one thing, when its time has come."""
+        """Wait until a token is free, and take it."""
         if seconds := self.take():
             await asyncio.sleep(seconds)
             self.take()
 
 
 async def run_until_first(works: Iterable[Coroutine[Any, Any, Any]]) -> int:
-    """Run coroutines at once until one of them ends, and end the others; return the number of the one that ended.
+    """Run coroutines concurrently until the first ends, cancel the others, and return the index of the first.
 
-    Raises the exception of that one."""
+    Raises the exception of the first, if it failed."""
     async with TaskOwner() as owner:
         tasks = [owner.start(work) for work in works]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -132,10 +132,10 @@ async def run_until_first(works: Iterable[Coroutine[Any, Any, Any]]) -> int:
 async def finish_despite_cancel(
     work: Coroutine[Any, Any, T], *, hurry: Callable[[], object] = lambda: None, patient: bool = True
 ) -> T:
-    """Finish work that has a deadline of its own, also when the caller is cancelled meanwhile.
+    """Run `work` to its end, even if the caller is cancelled meanwhile. The work must have a deadline of its own.
 
-    A caller that is cancelled gets its CancelledError afterwards. Each cancellation calls `hurry`; a `patient` caller
-    only from the second one on, counting those that may have led here."""
+    A cancelled caller gets its CancelledError afterwards. Each cancellation calls `hurry`. If `patient`, the first one
+    does not, where a cancellation from before this call counts as the first."""
     caller = asyncio.current_task()
     before = 0 if caller is None else caller.cancelling()
     known = not patient or before > 0
@@ -162,22 +162,24 @@ async def finish_despite_cancel(
 
 
 def call_when_done(awaited: Awaitable[Any], callback: Callable[[asyncio.Future[Any]], object]) -> None:
-    """Call back when the awaited is done, however that went: an error is for others to tell. Nothing that is cancelled
-    meanwhile prevents it."""
+    """Call `callback` when `awaited` is done, failed or cancelled. Does not report an error.
+
+    The callback runs even if the current task is cancelled."""
     future = asyncio.ensure_future(awaited)
     future.add_done_callback(_retrieve_error)
     future.add_done_callback(callback)
 
 
 def _retrieve_error(done: asyncio.Future[Any]) -> None:
-    """Take the error of a future, which asyncio would report when nobody has."""
+    """Mark the error of a future as retrieved, so that asyncio does not report it."""
     if not done.cancelled():
         done.exception()
 
 
 async def run_in_thread(work: Callable[[threading.Event], T]) -> T:
-    """Run blocking work in a thread. When the caller is cancelled, set the work's event and wait a little for it to
-    stop, so that a write is over before its run is."""
+    """Run blocking work in a thread. `work` gets an event that is set when the caller is cancelled.
+
+    A cancelled caller waits a short time for the thread to stop, so that a write ends before its run does."""
     stop = threading.Event()
     task = TaskOwner().start_thread(lambda: work(stop))
     try:
@@ -190,7 +192,7 @@ async def run_in_thread(work: Callable[[threading.Event], T]) -> T:
 
 
 class Alarm(msgspec.Struct, order=True):
-    """One alarm of a clock. Alarms sort by time, those of one time in the order they were set."""
+    """One alarm of a `SystemClock`. Alarms sort by due time, then by the order in which they were set."""
 
     due: float
     number: int
@@ -204,7 +206,7 @@ class Alarm(msgspec.Struct, order=True):
 
 
 class LoopClock:
-    """The time, and timers of the event loop. Deadlines run on monotonic time; wall time only dates events."""
+    """A clock with timers of the event loop. Deadlines use monotonic time; wall time is only for timestamps."""
 
     wall = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
@@ -215,7 +217,7 @@ class LoopClock:
 
 
 class SystemClock(LoopClock):
-    """A clock of one event loop for many alarms that seldom go off."""
+    """A clock of one event loop, for many alarms that seldom fire."""
 
     def __init__(self) -> None:
         self._due: list[Alarm] = []
@@ -232,7 +234,7 @@ class SystemClock(LoopClock):
         return alarm
 
     def count_cancelled(self) -> None:
-        """Count a cancelled alarm. Rebuilds the heap when most of its alarms are cancelled."""
+        """Count a cancelled alarm, and rebuild the heap if more than half of its alarms are cancelled."""
         self._cancelled += 1
         if self._cancelled > CANCELLED_KEPT and self._cancelled > len(self._due) // 2:
             self._due = [alarm for alarm in self._due if alarm.callback is not None]
@@ -256,13 +258,13 @@ class SystemClock(LoopClock):
                     self._cancelled = max(0, self._cancelled - 1)
                 else:
                     callback()
-        finally:  # a callback that raises must not take the other alarms with it
+        finally:  # a callback that raises must not stop the other alarms
             if self._due and self._timer is None:
                 self._set_timer()
 
 
 class Deadline:
-    """Calls `on_expire` once, after `seconds` of running time. Pausing it (a person is asked) stops the time."""
+    """A timer that calls `on_expire` once, after `seconds`, not counting pauses."""
 
     __slots__ = ("_clock", "_left", "_on_expire", "_pauses", "_since", "_stopped", "_timer")
 
@@ -300,11 +302,12 @@ class Deadline:
 
 
 class StallTimer:
-    """Calls `warn` after `seconds` without activity, and `on_expire` after as many again.
+    """A timer that calls `warn` after `seconds` without activity, and `on_expire` after as many seconds again.
 
-    Activity of a run counts for the timers of all runs above it (`parent`). Without `seconds` the timer only reports
-    activity upward. Time does not count while the timer is paused, while `is_queued` says that a slot is waited for,
-    and while this process itself did not run: then the callback is late, and counting starts again."""
+    Activity of a run counts for the timers of all runs above it (`parent`). If `seconds` is None, the timer only
+    reports activity upward. Time does not count while the timer is paused, while `is_queued` returns True because the
+    run waits for a slot, and while this process was suspended. A callback that is late shows a suspension, and then the
+    count starts again."""
 
     __slots__ = ("_clock", "_due", "_is_queued", "_last", "_on_expire", "_parent", "_pauses", "_timer", "_warn",
                  "_warned", "expired", "seconds")  # fmt: skip
@@ -352,7 +355,7 @@ class StallTimer:
             self._restart(self.seconds)
 
     def stop(self) -> None:
-        self._pauses = 1  # a late resume must not start it again
+        self._pauses = 1  # so that a late `resume` does not restart the timer
         self.seconds = None
         self._cancel()
 

@@ -1,4 +1,4 @@
-"""Events by name: the body of each kind, for `match event.body`, and the union of them all.
+"""The public event types: the body of each kind, for `match event.body`, and their union `EventBody`.
 
     async for event in run.events():
         match event.body:
@@ -7,7 +7,7 @@
             case events.RunEnded(status=status):
                 print("ended", status)
 
-docs/events.md has the fields of each. `Unknown` is a kind that a newer version has written."""
+docs/events.md lists the fields of each kind. `Unknown` is a kind that a newer version of Retinue has written."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The installation: which tool installed this package, and the command that adds packages to it.
+"""The installation: the tool that installed Retinue, and the command that adds packages to its environment.
 
-Commands name the packages that are missing, never this one: it is not on the public index, where a stranger could
-register its name.
+Commands name only the missing packages, never Retinue itself. Retinue is not on the public index, where a stranger
+could register its name.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ ADAPTERS = "pydantic-ai-slim"
 
 
 def make_install_command(*packages: str) -> str:
-    """Return the command that adds these packages to the environment that runs us: a tool of uv, an application of
-    pipx, or any other environment."""
+    """Return the command that installs `packages` into the environment of this process, with pipx, uv or pip."""
     prefix = Path(sys.prefix)
     if (prefix / "pipx_metadata.json").is_file():
         return shlex.join(["pipx", "inject", prefix.name, *packages])
@@ -27,7 +26,7 @@ def make_install_command(*packages: str) -> str:
 
 
 def find_adapter_package(provider: str) -> str:
-    """Return the package with the extra that a provider of models needs; without an extra if it has none."""
+    """Return the package that a model provider needs, with its extra if there is one for the provider."""
     try:
         extras = importlib.metadata.metadata(ADAPTERS).get_all("Provides-Extra") or []
     except importlib.metadata.PackageNotFoundError:

@@ -1,8 +1,8 @@
-"""The fixture `retinue_cassette`: records the model calls of a test once, and plays them from then on.
+"""The fixture `retinue_cassette`, which records the model calls of a test once and replays them from then on.
 
-While a test has the fixture, everything that opens a Retinue in it (`retinue.open`, `run_sync`, a `SubagentFactory`)
-gets its models' replies from a file beside the test, `cassettes/<module>/<test>.yaml`. pytest loads this module in
-every session, so it imports nothing of Retinue before a test asks for the fixture.
+In a test with this fixture, every Retinue (`retinue.open`, `run_sync`, a `SubagentFactory`) gets its model replies from
+a file beside the test, `cassettes/<module>/<test>.yaml`. pytest loads this module in every session, so it imports
+Retinue only when a test uses the fixture.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class RetinueCassette:
-    """The value of the fixture. `path` is the test's file."""
+    """The value of the fixture. `path` is the cassette file of the test."""
 
     def __init__(self, nodeid: str, path: Path, mode: RecordMode) -> None:
         from retinue.config.cassettes import read_cassette
@@ -45,11 +45,11 @@ class RetinueCassette:
         self.cassette = Cassette(recorded=read_cassette(path), mode=mode, clean_text=self._clean_text)
 
     def ignore(self, pattern: str, put: str = "<ignored>") -> None:
-        """Replace text that matches, such as a date or an id, so that it is neither compared nor kept."""
+        """Replace text that matches `pattern`, such as a date, by `put` before a request is compared or stored."""
         self._ignored.append((re.compile(pattern), put))
 
     def close(self, *, passed: bool) -> str:
-        """Write the file, and return what is wrong; an empty text if nothing is."""
+        """Write the cassette file, and return a description of all problems, or an empty text."""
         cassette = self.cassette
         self._write_file()
         problems = [self._describe_mismatch(mismatch) for mismatch in cassette.mismatches[:SHOWN]]
@@ -66,7 +66,7 @@ class RetinueCassette:
         return "\n\n".join(f"retinue_cassette: {problem}" for problem in problems)
 
     def _write_file(self) -> None:
-        """Write what was recorded now and what was there before. A recording that broke off replaces nothing."""
+        """Write new and earlier recordings to the file. Mode `all` writes nothing if a model call failed."""
         from retinue.config.cassettes import write_cassette
 
         cassette = self.cassette
@@ -79,7 +79,7 @@ class RetinueCassette:
 
         for pattern, put in self._ignored:
             text = pattern.sub(put, text)
-        secrets.learn_secrets(os.environ)  # again each time: a test sets variables of its own
+        secrets.learn_secrets(os.environ)  # each time, because a test may set variables
         return redact_keys(secrets.scrub_text(text)).encode("utf-8", "replace").decode()
 
     def _describe_mismatch(self, mismatch: Mismatch) -> str:
@@ -100,7 +100,7 @@ _KEY = pytest.StashKey[RetinueCassette]()
 
 @pytest.fixture
 def retinue_cassette(request: pytest.FixtureRequest) -> Iterator[RetinueCassette]:
-    """Records this test's model calls to a file beside it, or plays them from there (see --retinue-record)."""
+    """Record the model calls of this test to a file beside it, or replay them from there (see --retinue-record)."""
     from retinue.build.models import use_cassette
 
     node = request.node
@@ -124,10 +124,10 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def _cassette_path(node: Any) -> Path:
-    """Return `cassettes/<module>/<test>.yaml` beside the module; a class and parameters are part of the test's name."""
+    """Return `cassettes/<module>/<test>.yaml` beside the module. The test name includes its class and parameters."""
     name = ".".join(node.nodeid.split("::")[1:])
     plain = re.sub(r"[^A-Za-z0-9_.=,-]+", "-", name).strip("-")[:100]
-    if plain != name:  # two names must not share a file
+    if plain != name:  # so that two names never share a file
         plain += f"-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
     module: Path = node.path
     return module.parent / "cassettes" / module.stem / f"{plain}.yaml"

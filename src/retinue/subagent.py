@@ -1,8 +1,8 @@
-"""Subagents as tools of a program: a config, a tool made of it, a factory for what tools share, one result.
+"""Subagents as tools of a program: `SubagentConfig`, `SubagentTool`, `SubagentFactory` and `SubagentResult`.
 
-Thin: a config becomes a Profile, a call becomes one spawn by the supervisor, a result is ours in fewer fields. Inside a
-run the subagent is that run's child. Outside any, it is the child of a client: run 0 of a tree, which does nothing but
-stand for the caller, so that depth, slots and cancelling are the supervisor's there too.
+A thin layer: a config becomes a Profile, a call spawns one run, and the result has a part of the fields of `Result`.
+Inside a run, the subagent is a child of that run. Outside, it is a child of a client: run 0 of a tree, which does no
+work and stands for the caller, so that the supervisor enforces depth, slots and cancellation there too.
 
     async with SubagentFactory(model="scripted:script.yaml", tools=["read", "grep"]) as factory:
         tool = factory.create(SubagentConfig("researcher").with_max_turns(10))
@@ -70,11 +70,11 @@ _log.addHandler(logging.NullHandler())
 
 
 def in_memory() -> None:
-    """Return the folder of a log that keeps no file. Another function names the folder that keeps the log."""
+    """Return None, which keeps the log in memory. A `Folder` function that returns a path keeps the log there."""
 
 
 class ThreadState(msgspec.Struct, frozen=True):
-    """The state of a thread after a turn. `status` is None until its run has ended."""
+    """The state of a thread after a turn. `status` is None until the run has ended."""
 
     turn: int
     usage: Usage
@@ -82,26 +82,26 @@ class ThreadState(msgspec.Struct, frozen=True):
 
 
 class MessageStore(Protocol):
-    """Takes the conversation of a thread, message by message."""
+    """A store for the conversation of a thread, message by message."""
 
     async def append(self, thread_id: str, message: Turn) -> None: ...
 
 
 class StateStore(Protocol):
-    """Takes the state of a thread after each turn."""
+    """A store for the state of a thread after each turn."""
 
     async def save(self, thread_id: str, state: ThreadState) -> None: ...
 
 
 class EventStore(Protocol):
-    """Takes the events of a subagent in its own thread, and its progress in the thread of its parent."""
+    """A store for the events of a subagent in its own thread, and for its progress in the thread of its parent."""
 
     async def append(self, thread_id: str, event: Event | SubagentProgress) -> None: ...
 
 
 @dataclass(frozen=True)
 class StoreFactories:
-    """The stores of each run, made anew for every run, inside another run too. The log is kept beside them."""
+    """Factories of stores. Each run, nested or not, gets stores of its own. The log is written as well."""
 
     message: Callable[[], MessageStore] | None = None
     state: Callable[[], StateStore] | None = None
@@ -113,7 +113,7 @@ NO_STORES = StoreFactories()
 
 @dataclass(frozen=True)
 class SubagentConfig:
-    """The configuration of a subagent. Without `max_turns` it has 100, without `timeout_ms` all the time it wants."""
+    """The configuration of a subagent. `max_turns` of None means 100, `timeout_ms` of None means no timeout."""
 
     name: str
     _: KW_ONLY
@@ -139,14 +139,14 @@ class SubagentConfig:
         return replace(self, nickname=nickname)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values; `model` only when there is one."""
+        """Return the fields as plain values, without `model` if it is None."""
         fields = asdict(self)
         if self.model is None:
             del fields["model"]
         return fields
 
     def profile(self, *, model: str | Model | None = None, tools: Sequence[Any] | None = ()) -> Profile[str]:
-        """Return the profile this config stands for; its own model wins over `model`."""
+        """Return the profile of this config. The model of the config wins over `model`."""
         seconds = None if self.timeout_ms is None else self.timeout_ms / 1000
         return Profile(
             self.name,
@@ -159,8 +159,9 @@ class SubagentConfig:
 
 
 class SubagentResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The result of one subagent. `failed_tool` is there for old readers and never filled: an error of the model or the
-    transport does not say which tool failed."""
+    """The result of one subagent.
+
+    `failed_tool` exists for old readers and is always None: an error of the model or the transport names no tool."""
 
     name: str
     final_response: str
@@ -178,13 +179,13 @@ class SubagentResult(msgspec.Struct, frozen=True, omit_defaults=True):
         return cls(**{name: getattr(result, name) for name in cls.__struct_fields__ if name != "failed_tool"})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values, the last two only when they say something."""
+        """Return the fields as plain values, without `error_details` and `failed_tool` if they are None."""
         fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return fields
 
 
 class ToolResult(msgspec.Struct, frozen=True):
-    """The result of a call for its parent: `output` for its model, `data` (a SubagentResult as JSON) for programs."""
+    """The result of a call: `output` for the model of the parent, `data` (a SubagentResult as JSON) for programs."""
 
     success: bool
     output: str
@@ -195,8 +196,8 @@ class ToolResult(msgspec.Struct, frozen=True):
 class SubagentProgress(msgspec.Struct, frozen=True):
     """The state of a subagent at the start (`completed` False) or end of one tool call.
 
-    `child_thread_id` is the run as `TREE/N`, `child_root_task_id` the primary above it; `subagent_task_id` is for
-    runs that are tasks of another system, which a local one is not."""
+    `child_thread_id` is the run as `TREE/N`, `child_root_task_id` the primary above it. `subagent_task_id` is set only
+    for runs that are tasks of another system."""
 
     subagent_id: str
     subagent_name: str
@@ -216,16 +217,17 @@ class SubagentProgress(msgspec.Struct, frozen=True):
 
 
 class Progress:
-    """The fold of a tree's events into progress of one run, or without `run` of all its subagents: one value when a
-    tool starts, one when it ends. The primary is nobody's subagent. Stands on the fold of runs, so its counts are those
-    of the result."""
+    """A fold of a tree's events into the progress of the subagent `run`, or of all subagents if `run` is None.
+
+    Gives one value when a tool call starts and one when it ends, none for the primary. Uses the fold `Runs`, so its
+    counts agree with those of the result."""
 
     def __init__(self, tree: str, *, run: int | None = None) -> None:
         self._run = run
         self.runs = Runs(tree)
 
     def apply(self, event: Event) -> SubagentProgress | None:
-        """Fold one event; return the progress it means, if any."""
+        """Fold one event, and return the progress if the event starts or ends a tool call."""
         if event.run == 0 or (self._run is not None and event.run != self._run):
             return None
         body = event.body
@@ -256,8 +258,10 @@ class Progress:
 
 
 class AgentHooks:
-    """Code around what a subagent does; override what you need. `before_tool` and `after_tool` are those of
-    `Profile.hooks`; `on_progress` hears of each tool call as it starts and ends."""
+    """Hooks around the tool calls of a subagent, to be overridden.
+
+    `before_tool` and `after_tool` work as in `Profile.hooks`. `on_progress` is called when a tool call starts and when
+    it ends."""
 
     async def before_tool(self, name: str, args: Mapping[str, Any]) -> str | None:
         return None
@@ -273,8 +277,7 @@ Hooks = Callable[[SubagentProgress], Any] | AgentHooks
 
 
 def _check_hooks(hooks: Hooks | None) -> None:
-    """Raise ConfigError for hooks that would never be called: other objects than AgentHooks and functions, and a
-    function for the progress that is async."""
+    """Raise ConfigError for hooks that are neither AgentHooks nor a function, or whose progress function is async."""
     told = hooks.on_progress if isinstance(hooks, AgentHooks) else hooks
     if told is not None and not callable(told):
         raise ConfigError(f"the hooks {type(hooks).__name__} are neither a function nor AgentHooks: derive from that")
@@ -285,10 +288,9 @@ def _check_hooks(hooks: Hooks | None) -> None:
 class SubagentTool:
     """One subagent as a tool. In a profile's tools put `tool.profile`; anywhere else call `execute`.
 
-    Without `retinue`, calls from outside a run have a Retinue of their own each, opened with `options` (as
-    `retinue.open` takes them) and the folder that `folder` gives. Inside a run its tree's log is used. `hooks` is a
-    function that gets the progress, or AgentHooks. Each run gets a message, a state and an event store of its own from
-    the factories that are given."""
+    A call inside a run uses the log of its tree. A call outside a run uses `retinue`, or without it opens a Retinue for
+    this call, with the `options` of `retinue.open` and the state folder that `folder` returns. `hooks` is AgentHooks or
+    a function that gets each SubagentProgress. Each run gets its own stores from the factories in `stores`."""
 
     tier: str = "confirm"
 
@@ -329,7 +331,7 @@ class SubagentTool:
             self._client = lambda: _client_of(retinue, self.profile.tools, _NO_DEADLINE)
 
     def with_hooks(self, hooks: Hooks) -> SubagentTool:
-        """Return the same tool with these hooks instead."""
+        """Return a copy of this tool with these hooks."""
         _check_hooks(hooks)
         changed = copy.copy(self)
         changed._hooks = hooks
@@ -341,19 +343,19 @@ class SubagentTool:
     def with_stores(
         self, message_factory: Callable[[], MessageStore], state_factory: Callable[[], StateStore]
     ) -> SubagentTool:
-        """Return the same tool, whose runs have message and state stores from these factories."""
+        """Return a copy of this tool whose runs get message and state stores from these factories."""
         changed = copy.copy(self)
         changed._stores = replace(self._stores, message=message_factory, state=state_factory)
         return changed
 
     def with_event_store(self, event_factory: Callable[[], EventStore]) -> SubagentTool:
-        """Return the same tool, whose runs have event stores from this factory."""
+        """Return a copy of this tool whose runs get event stores from this factory."""
         changed = copy.copy(self)
         changed._stores = replace(self._stores, event=event_factory)
         return changed
 
     def with_folder(self, folder: Folder) -> SubagentTool:
-        """Return the same tool, whose calls from outside a run each keep their log where `folder` says."""
+        """Return a copy of this tool. Its calls outside a run keep their logs in the folder that `folder` returns."""
         changed = copy.copy(self)
         changed._client = lambda: _opened(folder, self.profile.tools, self._options)
         return changed
@@ -361,10 +363,11 @@ class SubagentTool:
     async def execute(
         self, ctx: Context | None, input: Mapping[str, Any], *, cancel: asyncio.Event | None = None
     ) -> ToolResult:
-        """Run the subagent to its ending, below `ctx`, the run around this call, or a client.
+        """Run the subagent until it has ended. Its parent is `ctx`, else the current run, else a client.
 
-        A failed run is a ToolResult; what makes no run is a ToolError, except a full tree, which is a ToolResult too.
-        Setting `cancel` cancels the subagent, and so does cancelling this call or the run it belongs to."""
+        A failed run gives a ToolResult with `success` False, as does a tree without a free slot. Any other refusal to
+        start a run raises ToolError. Setting `cancel` cancels the subagent, as does cancelling this call or the
+        parent."""
         task = input.get("task") if isinstance(input, Mapping) else None
         if not isinstance(task, str):
             raise ToolError("Missing 'task' parameter")
@@ -395,14 +398,15 @@ class SubagentTool:
                 if observing is not None:
                     await observing
             finally:
-                await run.cancel()  # one that nobody waits for has no reason to go on; one that has ended is left alone
+                await run.cancel()  # stops a run that no caller waits for; no effect after the end
         return ToolResult(result.success, result.final_response, result.to_json(), result.duration_ms)
 
 
 class SubagentFactory:
-    """The parts that subagents share: one open Retinue, a model, tools, hooks, and the limits of one tree.
+    """A factory of tools that share one open Retinue, a model, tools, hooks, and the limits of one tree.
 
-    Enter it with `async with`; leaving cancels what still runs. With `retinue` that one is used and left open."""
+    Enter it with `async with`. Leaving it cancels all subagents that have not ended. If `retinue` is given, the factory
+    uses it and leaves it open."""
 
     def __init__(
         self,
@@ -440,7 +444,7 @@ class SubagentFactory:
         await self._stack.aclose()
 
     def create(self, config: SubagentConfig) -> SubagentTool:
-        """Return a tool of this factory: its calls from outside a run are children of the factory's one client."""
+        """Return a tool of this factory. Its calls outside a run are children of the factory's client."""
         tool = SubagentTool(config, **self._shared)
         tool._client = self._here
         return tool
@@ -460,7 +464,7 @@ async def _opened(folder: Folder, tools: Sequence[Any] | None, options: OpenOpti
 
 @asynccontextmanager
 async def _client_of(retinue: Retinue, tools: Sequence[Any] | None, limits: Limits) -> AsyncIterator[ClientHandle]:
-    """Run 0 of a tree that stands for a caller who is no run. It has the tools its children may have."""
+    """Open run 0 of a new tree, which stands for a caller outside any run. `tools` are those its children may have."""
     options = ClientOptions(name="client", task="subagents called from outside", tools=tools, limits=limits)
     async with await retinue.control.open_client(options) as client:
         yield client
@@ -472,7 +476,7 @@ async def _cancel_on(event: asyncio.Event, run: RunHandle) -> None:
 
 
 class _Observer:
-    """One subagent as its hooks and stores see it, as it happens. An error there is logged and never hurts the run."""
+    """An observer that feeds the events of one subagent to its hooks and stores, live. Errors there are only logged."""
 
     def __init__(self, run: RunHandle, parent: str, hooks: Hooks | None, stores: StoreFactories) -> None:
         self._run, self._parent = run, parent
@@ -513,11 +517,11 @@ class _Observer:
         try:
             assert self._on_progress is not None
             self._on_progress(update)
-        except Exception as error:  # noqa: BLE001 - the boundary to somebody else's hooks
+        except Exception as error:  # noqa: BLE001 - the boundary to hooks of the user
             _log.warning("Failed to emit subagent progress event: %s", error)
 
     async def _guard(self, work: Awaitable[None]) -> None:
         try:
             await work
-        except Exception as error:  # noqa: BLE001 - the boundary to somebody else's stores
+        except Exception as error:  # noqa: BLE001 - the boundary to stores of the user
             _log.warning("a store of the subagent failed: %s: %s", type(error).__name__, error)

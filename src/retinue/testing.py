@@ -1,4 +1,4 @@
-"""Tools for tests of agents, which our own tests use too: a scripted model, a manual clock, and a log in memory."""
+"""Test tools for agents: a scripted model, a manual clock, fixed prices, approvers, and a log in memory."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["FixedPrices", "ManualClock", "MemoryLog", "allow_all", "deny_all", "
 
 
 def scripted(agents: dict[str, Any], *, strict: bool = False, clock: Clock | None = None) -> ScriptedModel:
-    """Return a model that replies as `agents` says, in the format of the script file."""
+    """Return a model that gives the replies in `agents`, which has the format of a script file."""
     return ScriptedModel(parse_script({"agents": agents, "strict": strict}), clock or SystemClock())
 
 
 class FixedPrices:
-    """Prices from a table: by model, US dollars for a million tokens of input and of output. `*` is any model."""
+    """Prices from a table: for each model the US dollars for a million input and output tokens. `*` is any model."""
 
     def __init__(self, table: dict[str, tuple[str, str]]) -> None:
         self._table = {model: (Decimal(given), Decimal(got)) for model, (given, got) in table.items()}
@@ -39,12 +39,12 @@ class FixedPrices:
 
 
 async def allow_all(question: Approval) -> Allow | Deny:
-    """Allow every call. An approver."""
+    """Allow every call, as an approver."""
     return Allow()
 
 
 async def deny_all(question: Approval) -> Allow | Deny:
-    """Deny every call. An approver."""
+    """Deny every call, as an approver."""
     return Deny("denied by the test")
 
 
@@ -57,7 +57,7 @@ class _Timer:
 
 
 class ManualClock:
-    """A clock that moves only in `advance`. Due timers run in order, and the tasks they wake run in between."""
+    """A clock that moves only in `advance`. Due timers fire in order, and the tasks they wake run before the next."""
 
     def __init__(self, *, wall: float = 1_700_000_000.0) -> None:
         self._now = 0.0
@@ -88,7 +88,7 @@ class ManualClock:
             timer.cancel()
 
     async def advance(self, seconds: float) -> None:
-        """Move the time on, and run every timer that falls due on the way."""
+        """Move the time forward by `seconds`, and fire every timer that becomes due."""
         end = self._now + seconds
         await self.settle()
         while self._due and self._due[0][0] <= end:
@@ -102,6 +102,6 @@ class ManualClock:
 
     @staticmethod
     async def settle() -> None:
-        """Let the tasks run that can."""
+        """Let all tasks run that are ready."""
         for _ in range(50):
             await asyncio.sleep(0)

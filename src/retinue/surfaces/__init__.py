@@ -1,1 +1,1 @@
-"""Ways in and out for people and programs. They read views and send commands, and know nothing of each other."""
+"""Surfaces: the ways in and out for people and programs. A surface reads views and sends commands to a Control."""

@@ -1,6 +1,6 @@
 """The Python library: `open`, `run_sync` and `Retinue`.
 
-Installs no signal handler, never prints, reads no config unless asked."""
+Installs no signal handlers, prints nothing, and reads no settings file unless `config` names one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ class OpenOptions(TypedDict, total=False):
 
 
 class Retinue:
-    """Many trees, one log. Made by `open` and entered with `async with`; leaving cancels what still runs."""
+    """A session that runs any number of trees on one log.
+
+    Created by `open` and entered with `async with`. Leaving it cancels all runs that have not ended."""
 
     def __init__(self, parts: Callable[[], Parts]) -> None:
         self._parts = parts
@@ -77,7 +79,7 @@ class Retinue:
 
     @property
     def control(self) -> Control:
-        """Every command on the runs: send, cancel, pending, answer, watch and the others."""
+        """Return the Control, with every command on runs: send, cancel, pending, answer, watch and more."""
         if self._control is None:
             raise RetinueError("this Retinue is not open: use `async with retinue.open(...) as r:`")
         return self._control
@@ -91,8 +93,10 @@ class Retinue:
         limits: Limits | None = None,
         rounds: Rounds | None = None,
     ) -> RunHandle[OutputT]:
-        """Start a primary run in a new tree. A profile may be named: one of the project, of `open(profiles=...)`, or a
-        built-in one. With `rounds` it answers several times, each time after an evaluator has judged its answers.
+        """Start a primary run in a new tree.
+
+        `profile` may be the name of a profile of the project, of `open(profiles=...)`, or of a built-in one. With
+        `rounds` the run answers several times; before each answer but the first, an evaluator judges those so far.
         Raises ConfigError for a wrong profile, model or path."""
         if isinstance(task, Task) and (context_paths or rounds is not None):
             raise ConfigError(f"give {'context_paths' if context_paths else 'rounds'} in the Task")
@@ -112,8 +116,9 @@ class Retinue:
         limits: Limits | None = None,
         rounds: Rounds | None = None,
     ) -> Result[OutputT]:
-        """Start a primary run and wait for its ending. The result's `output()` has the output type of the profile, or
-        is a text if the profile has none."""
+        """Start a primary run and wait until it has ended.
+
+        `Result.output()` has the output type of the profile, or is a text if the profile has none."""
         run = await self.spawn(profile, task, context_paths=context_paths, limits=limits, rounds=rounds)
         return await run.result()
 
@@ -125,8 +130,10 @@ class Retinue:
         limits: Limits | None = None,
         model: str | None = None,
     ) -> RunHandle:
-        """Resume a tree whose process is gone; return its primary. `profiles` are those that were made in Python: the
-        log has their names, not their functions and models. `limits` and `model` replace those the tree had."""
+        """Resume a tree whose process is gone, and return its primary.
+
+        Pass all profiles of the tree that were made in Python as `profiles`, because the log has only their names, not
+        their functions and models. `limits` and `model` replace those of the tree."""
         overrides = ResumeOverrides(profiles=profiles, limits=limits or Limits(), model=model)
         return await self.control.resume(tree, overrides)
 
@@ -139,15 +146,17 @@ class Retinue:
         limits: Limits | None = None,
         model: str | None = None,
     ) -> RunHandle[OutputT]:
-        """Start a run that begins with the conversation of an ended one, and this text. A run may be named `TREE/N`;
-        the rest is as for `resume`."""
+        """Start a run that continues the conversation of an ended run with the message `text`.
+
+        `run` may also be `TREE/N`, or `TREE` for its primary. The other parameters are those of `resume`."""
         tree, number = _parse_run(run)
         overrides = ResumeOverrides(profiles=profiles, limits=limits or Limits(), model=model)
         return await self.control.continue_run(tree, number, text, overrides)
 
     def as_tool(self, profile: Profile) -> Callable[[str], Awaitable[str]]:
-        """Return the profile as a plain async function, for agents of any framework. Called inside a run of ours, the
-        subagent is a child of that run; called elsewhere, it is a tree of its own."""
+        """Return an async function that runs `profile` on a task, as a tool for agents of any framework.
+
+        Called inside a run of Retinue, the subagent is a child of that run. Otherwise it is a primary of its own."""
 
         async def subagent(task: str) -> str:
             current = CURRENT.get()
@@ -180,7 +189,7 @@ def _parse_run(run: RunHandle | Result | str) -> tuple[str, int]:
     return tree, int(number or 0)
 
 
-def open(  # noqa: PLR0913 - the one entry point
+def open(  # noqa: PLR0913 - the main entry point
     path: str | Path | None = None,
     *,
     approver: Approver | None = None,
@@ -205,24 +214,29 @@ def open(  # noqa: PLR0913 - the one entry point
     outbox: str | Path | None = None,
     mcp_servers: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Retinue:
-    """Return a Retinue with its log in the state folder `path`, or in memory without one.
+    """Return a Retinue with its log in the state folder `path`, or in memory if `path` is None.
 
-    `project` is the folder primaries work in (default: the one that holds `path`, else the current one). `config`
-    names a retinue.yaml to read; without it no file is read. Mode `yes` runs every tool without asking,
-    `strict` asks for every tool of a primary, `ask` (the default) for those that change something. `allow`, `ask` and
-    `deny` are rules such as `shell(git status*)`: deny wins, then ask, then allow, then the mode. A question nobody
-    answers within `approval_timeout` seconds is denied; without an approver a run that must ask ends, unless it may
-    wait `wait_approvals` seconds for somebody to call `control.answer`. `prices` says what models cost
-    instead of the price library. `telemetry` sends spans and metrics to your program's OpenTelemetry providers (or
-    those of the `Telemetry`); when it has none, to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names.
-    `context_paths` are files and folders outside the project that every primary may read and pass on.
-    `network` is what runs may reach: hosts such as `docs.python.org` or `*.example.com` (for `web_fetch`, and for
-    commands in a sandbox through a proxy), "full", or "none", which is the default.
-    `runtime` is where runs live whose profile does not say (`inherited`: in this process, with your authority;
-    `isolated`: each in a sandboxed process of its own; `container`: each in a container); where that cannot be had
-    a run is refused, unless `fallback` names the laxer one to use. `delegated` subagents are asked of the host of this
-    container, through the folder `outbox` (`retinue watch`). `mcp_servers` are programs and addresses that runs may
-    have tools from, by name, as in retinue.yaml: `{"files": {"command": "npx", "args": [...]}}`.
+    `project` is the folder that primaries work in (default: the folder that holds `path`, else the current folder).
+    `config` names a retinue.yaml to read; without it, no settings file is read. `profiles` can be spawned by name, and
+    `model` is the default for profiles without a model. `limits` apply to each primary and its tree.
+
+    Approvals: `mode` `yes` runs every tool without asking, `strict` asks for every tool of a primary, and `ask` (the
+    default) asks for tools that change something. `allow`, `ask` and `deny` are rules such as `shell(git status*)`: a
+    deny rule wins over an ask rule, that over an allow rule, and that over the mode. A question without an answer for
+    `approval_timeout` seconds is denied. Without an `approver`, a run that must ask ends, unless `wait_approvals` lets
+    it wait that many seconds for a call of `control.answer`.
+
+    `prices` replaces the price library. `telemetry` sends spans and metrics to the OpenTelemetry providers of your
+    program or of a `Telemetry`, or without any to the collector in OTEL_EXPORTER_OTLP_ENDPOINT. `context_paths` are
+    files and folders outside the project that every primary may read and pass on to its subagents. `network` limits the
+    hosts that runs may reach: names such as `docs.python.org` or `*.example.com` (for `web_fetch`, and through a proxy
+    for commands in a sandbox), "full", or "none" (the default).
+
+    `runtime` is the runtime of profiles that set none: `inherited` (in this process, with your authority), `isolated`
+    (a sandbox for each run), `container` (a container for each run) or `delegated` (subagents are requested from the
+    host of this container, through the folder `outbox`, which `retinue watch` serves). A run whose runtime does not
+    work here is refused, unless `fallback` names a laxer one. `mcp_servers` are servers whose tools runs may use, by
+    name, as in retinue.yaml: `{"files": {"command": "npx", "args": [...]}}`.
 
     Raises ConfigError for an approver that is not `async def decide(question: Approval) -> Allow | Deny`."""
     if approver is not None:
@@ -278,7 +292,7 @@ def run_sync(
     model: str | Model | None = None,
     **options: Unpack[OpenOptions],
 ) -> Result[OutputT]:
-    """Return one run from start to end without an event loop of your own; works inside a running one too.
+    """Run `profile` on `task` and return the result, without `async`. Also works while an event loop is running.
 
     `path`, `model` and `options` are those of `open`."""
 
@@ -294,7 +308,7 @@ def run_sync(
 
 
 def _in_thread(work: Callable[[], Awaitable[T]]) -> T:
-    """Run it in an event loop of a thread of its own and waits, whatever loop the caller is in."""
+    """Run `work` in an event loop of a new thread, and wait for it. Works inside a running event loop."""
     outcome: list[T] = []
     failure: list[BaseException] = []
 
@@ -304,7 +318,7 @@ def _in_thread(work: Callable[[], Awaitable[T]]) -> T:
     def target() -> None:
         try:
             asyncio.run(main())
-        except BaseException as error:  # noqa: BLE001 - carried to the caller's thread as it is
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             failure.append(error)
 
     thread = threading.Thread(target=target, name="retinue-run-sync")

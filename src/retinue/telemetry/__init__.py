@@ -1,1 +1,1 @@
-"""Telemetry: a tree's events as OpenTelemetry spans and metrics. Loaded by name, and only when it is asked for."""
+"""Telemetry: a tree's events as OpenTelemetry spans and metrics. Imported by name, only when telemetry is on."""

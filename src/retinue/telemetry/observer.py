@@ -1,13 +1,12 @@
-"""OpenTelemetry as an observer of the log: every tree that is written to is watched, in the same way as by any screen,
-and its events become spans and metrics.
+"""An observer of the log that turns the events of each tree into OpenTelemetry spans and metrics.
 
-A run is one `invoke_agent` span. The model calls (`chat`) and tool calls (`execute_tool`) in it are its children, and
-the calls that a program makes are below the call that runs it; a child run is below the tool call that asked for it
-and linked to the model call that wanted it. No content (prompts, arguments, results, labels) is recorded. The ids are
-those of the events, whoever provides the tracer.
+A run is one `invoke_agent` span. Its model calls (`chat`) and tool calls (`execute_tool`) are child spans. Tool calls
+made by a program (code mode) are children of the call that runs the program. A child run is a child of the tool call
+that spawned it, and is linked to the model call that requested it. No content (prompts, arguments, results, labels) is
+recorded. The ids of spans come from the events, whichever provider the tracer has.
 
-Spans are made in a thread of their own, so that an exporter that is slow, broken or hangs holds up no run: at most the
-end of the program, by a few seconds. Errors here are logged as warnings and hurt nothing else.
+A thread makes the spans, so that a slow or broken exporter delays no run, and the end of the program by a few seconds
+at most. Errors are logged as warnings and do not affect runs.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ FLUSH_SECONDS = 3.0
 AHEAD = 4096
 _LOG = logging.getLogger("retinue.telemetry")
 
-# OpenTelemetry's GenAI conventions, spelled out because they have moved out of the package that used to name them;
-# and names of our own where those have none.
+# Names of OpenTelemetry's GenAI conventions, written out because their package no longer exports them, and names of
+# Retinue for everything that the conventions do not cover.
 OPERATION = "gen_ai.operation.name"
 PROVIDER = "gen_ai.provider.name"
 AGENT = "gen_ai.agent.name"
@@ -131,8 +130,9 @@ PRIMARY_FAILED = "agent invocation failed"
 
 
 def current_trace() -> TraceOrigin:
-    """Return the trace a new tree belongs to: the active span's, else TRACEPARENT of the environment, else none.
-    Baggage is the active one, else BAGGAGE of the environment."""
+    """Return the trace of a new tree: that of the active span, else TRACEPARENT in the environment, else none.
+
+    The baggage is the active baggage, else BAGGAGE in the environment."""
     active = ",".join(f"{key}={quote(str(value), safe='')}" for key, value in get_all_baggage().items())
     above = from_environment(os.environ)
     baggage = baggage_of(active) or above.baggage
@@ -144,7 +144,7 @@ def current_trace() -> TraceOrigin:
 
 
 class ObservedLog(ForwardingLog):
-    """A log whose trees are also sent to OpenTelemetry. Closing it closes the log inside."""
+    """A log that also sends its trees to OpenTelemetry. Closing it closes the wrapped log."""
 
     def __init__(self, log: Log, providers: Providers) -> None:
         super().__init__(log)
@@ -163,7 +163,7 @@ class ObservedLog(ForwardingLog):
         return written
 
     async def close(self) -> None:
-        """Give telemetry a few seconds to send the rest, and the log all the time it needs."""
+        """Flush telemetry with a timeout of FLUSH_SECONDS, then close the wrapped log without a timeout."""
         try:
             async with asyncio.timeout(FLUSH_SECONDS):
                 await self._tasks.wait()
@@ -177,21 +177,21 @@ class ObservedLog(ForwardingLog):
             await self._log.close()
 
     async def _watch(self, tree: str, first: int) -> None:
-        """Queue every event of a tree. Those before `first` are of an earlier process, which has sent them."""
+        """Queue every event of a tree. An earlier process has sent the events before `first`, so they are not news."""
         try:
             async for event in self._log.watch(tree):
                 if isinstance(event, Event):
                     self._queue.put(partial(self._recorder.apply, event, news=event.seq >= first))
                     if event.seq % AHEAD == 0:
                         await self._drain_queue()
-        except Exception as error:  # noqa: BLE001 - an observer never hurts a run
+        except Exception as error:  # noqa: BLE001 - telemetry must not break a run
             _LOG.warning("the telemetry of tree %s ends here: %s: %s", tree, type(error).__name__, error)
         finally:
             self._watching.pop(tree, None)
             self._queue.put(partial(self._recorder.forget, tree))
 
     async def _drain_queue(self) -> None:
-        """Wait until the thread has worked off the queue."""
+        """Wait until the thread has processed everything in the queue."""
         set_done, done = _make_signal()
         self._queue.put(set_done)
         await done.wait()
@@ -200,18 +200,18 @@ class ObservedLog(ForwardingLog):
         while (work := self._queue.get()) is not None:
             try:
                 work()
-            except Exception as error:  # noqa: BLE001 - the boundary to somebody else's span processors
+            except Exception as error:  # noqa: BLE001 - the boundary to foreign span processors
                 _LOG.warning("telemetry failed: %s: %s", type(error).__name__, error)
 
 
 async def _run_in_thread(work: Callable[[], object]) -> None:
-    """Run work in a thread, as `asyncio.to_thread` does, but one that the end of the program does not wait for."""
+    """Run `work` in a daemon thread. Unlike with `asyncio.to_thread`, the exit of the program does not wait for it."""
     set_done, done = _make_signal()
 
     def run() -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - the boundary to somebody else's exporters
+        except Exception as error:  # noqa: BLE001 - the boundary to foreign exporters
             _LOG.warning("telemetry was not sent: %s: %s", type(error).__name__, error)
         set_done()
 
@@ -220,11 +220,11 @@ async def _run_in_thread(work: Callable[[], object]) -> None:
 
 
 def _make_signal() -> tuple[Callable[[], None], asyncio.Event]:
-    """Return an event of this loop, and a function that sets it from another thread."""
+    """Return a function that sets an event from another thread, and the event, which belongs to this event loop."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def set_done() -> None:
-        with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+        with suppress(RuntimeError):  # the event loop is closed, so nothing waits for the event
             loop.call_soon_threadsafe(done.set)
 
     return set_done, done
@@ -234,7 +234,7 @@ def _make_signal() -> tuple[Callable[[], None], asyncio.Event]:
 
 
 class MintedIds:
-    """Gives a tracer the ids that were set in this thread; without any it makes random ones, as tracers do."""
+    """An id generator for tracers that gives the ids set in this thread, or random ids if none are set."""
 
     def __init__(self) -> None:
         self._next = threading.local()
@@ -274,7 +274,7 @@ class _Run(Struct, eq=False):
 
 
 class _Tree(Struct, eq=False):
-    """The open runs of one tree, and the spans of ended ones: a continued run may have such a parent."""
+    """The open runs of one tree, and the spans of its ended runs, which can be parents of continued runs."""
 
     baggage: dict[str, str] = {}
     runs: dict[int, _Run] = {}
@@ -282,10 +282,10 @@ class _Tree(Struct, eq=False):
 
 
 class Recorder:
-    """Takes the events of any number of trees, each in its order, in one thread."""
+    """A recorder of spans and metrics. Takes the events of any number of trees in one thread, each tree in order."""
 
     def __init__(self, tracers: TracerProvider, meters: MeterProvider) -> None:
-        version: str = sys.modules["retinue"].__version__  # to import it would stand for all that retinue offers
+        version: str = sys.modules["retinue"].__version__  # an import would depend on everything that retinue exports
         self._tracer = tracers.get_tracer(SCOPE, version)
         if hasattr(self._tracer, "id_generator"):
             self._tracer.id_generator = IDS
@@ -302,7 +302,7 @@ class Recorder:
         self._trees: dict[str, _Tree] = {}
 
     def apply(self, event: Event, *, news: bool) -> None:
-        """One event. What is no news was told before: it is only remembered."""
+        """Apply one event. If not `news`, an earlier process has sent it: update the state, and end no span."""
         tree = self._trees.get(event.tree)
         if tree is None:
             tree = self._trees[event.tree] = _Tree()
@@ -319,7 +319,7 @@ class Recorder:
             self._apply_to_run(event, run, news=news)
 
     def forget(self, tree: str) -> None:
-        """Nothing more comes of it; if something does, all its events come again."""
+        """Drop the state of a tree. If the tree gets new events, all its events are applied again."""
         self._trees.pop(tree, None)
 
     def _apply_to_run(self, event: Event, run: _Run, *, news: bool) -> None:
@@ -334,7 +334,7 @@ class Recorder:
                     run.chat.set_attributes(_token_attributes(usage))
                     run.asked, run.turn = run.chat.get_span_context(), _nanoseconds(event)
             case ToolCall() as call if not call.host or call.within in run.tools:
-                if call.tier != "provider":  # such a one ran inside the model call
+                if call.tier != "provider":  # the provider runs its tools inside the model call
                     self._end_chat(run, news=news)
                 kind = "extension" if call.tier == "provider" else "function"
                 attributes = {OPERATION: EXECUTE_TOOL, TOOL: call.name, TOOL_CALL: call.call_id, TOOL_TYPE: kind}
@@ -393,7 +393,7 @@ class Recorder:
         return self._tracer.start_span(name, below, kind, attributes | _run_attributes(event), (), _nanoseconds(event))
 
     def _end_chat(self, run: _Run, *, news: bool) -> None:
-        """End the span of the model call: an event after the reply shows that the reply was whole."""
+        """End the span of the model call if its usage is known. The event after a reply shows that it is complete."""
         if run.chat is not None and run.turn is not None:
             if news:
                 run.chat.end(run.turn)
@@ -422,8 +422,7 @@ class Recorder:
 
 
 def parse_baggage(text: str) -> dict[str, str]:
-    """Return the entries of a `baggage` header, without their properties. Entries without a key or value are left
-    out."""
+    """Parse a `baggage` header into keys and values, without properties. Skips entries without a key or an `=`."""
     found = {}
     for member in text.split(","):
         key, equals, value = member.partition(";")[0].partition("=")
@@ -433,7 +432,7 @@ def parse_baggage(text: str) -> dict[str, str]:
 
 
 def _is_delegated(spawned: RunSpawned) -> bool:
-    """Tell whether another run asked for this one, in its own tree or from another process."""
+    """Return True if another run spawned this one, in the same tree or from another process."""
     return spawned.parent is not None or bool(spawned.reported)
 
 
@@ -463,7 +462,7 @@ def _parse_traceparent(traceparent: str) -> SpanContext | None:
 
 
 def _make_context(parent: SpanContext | None) -> Context:
-    """Return a context with only that parent, whatever span is active in this thread."""
+    """Return a context with only `parent`, regardless of the active span of this thread."""
     return Context() if parent is None else set_span_in_context(NonRecordingSpan(parent), Context())
 
 
@@ -472,7 +471,9 @@ def _nanoseconds(event: Event) -> int:
 
 
 def split_model_name(name: str) -> tuple[str, str]:
-    """Split our name of a model into provider and model. A script is named by its file alone: its folder is private."""
+    """Split a model name into OpenTelemetry's name of the provider and the model.
+
+    Drops the folder of a script file, which is private."""
     provider, colon, model = name.partition(":")
     if not colon:
         return OTHER, name

@@ -1,6 +1,6 @@
-"""The providers of tracers and meters: the program's own, those it gave us, or new ones as the OTEL_* variables say.
+"""Providers of tracers and meters: those of the program, those in a `Telemetry`, or new ones from OTEL_* variables.
 
-Ours send over OTLP/HTTP and are shut down when we are; those of the program are only flushed.
+New providers send over OTLP/HTTP and are shut down at the end. Providers of the program are only flushed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ _NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 @dataclass(frozen=True)
 class Providers:
-    """A tracer and a meter provider. `finish` are called at the end, each in a thread of its own; `where` names the
-    receiver for people."""
+    """A tracer provider and a meter provider.
+
+    The functions in `finish` are called at the end, each in a thread of its own. `where` names the receiver in
+    messages to the user."""
 
     tracers: Any
     meters: Any
@@ -33,7 +35,7 @@ class Providers:
 def is_installed() -> bool:
     try:
         return all(importlib.util.find_spec(name) is not None for name in _NEEDED)
-    except ModuleNotFoundError:  # of a package above it
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 
@@ -42,7 +44,7 @@ def make_telemetry_command() -> str:
 
 
 def is_requested(environ: Mapping[str, str]) -> bool:
-    """Return whether the environment names a collector, and the packages to send to it are installed."""
+    """Return True if the environment names a collector and the packages for telemetry are installed."""
     named = any(environ.get(f"OTEL_EXPORTER_OTLP_{name}ENDPOINT") for name in ("", "TRACES_"))
     return named and not is_disabled(environ) and is_installed()
 
@@ -96,7 +98,7 @@ def _is_exported(environ: Mapping[str, str], signal: str) -> bool:
 
 
 def _check_environment(environ: Mapping[str, str]) -> None:
-    """Raise ConfigError for a variable we do not support, before an exporter fails on it."""
+    """Raise ConfigError for an unsupported OTEL_* variable, before an exporter fails on it."""
     for signal in ("TRACES", "METRICS"):
         name = f"OTEL_{signal}_EXPORTER"
         if environ.get(name, "otlp").strip().lower() not in ("", "otlp", "none"):

@@ -1,1 +1,1 @@
-"""The command line: `main` has the table of commands, each command is a module that is loaded when it is asked for."""
+"""The command line: `main` has the table of commands. The module of a command is imported when the command is used."""

@@ -1,4 +1,4 @@
-"""`retinue a2a`: serve an agent over A2A, call one, write one into retinue.yaml. Loads the A2A library when used."""
+"""`retinue a2a`: serve an agent over A2A, call an agent, or add one to retinue.yaml. Imports the A2A library lazily."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def _execute_serve(args: argparse.Namespace) -> int:
 
 
 def check_address(args: argparse.Namespace) -> None:
-    """Raise ConfigError for an address that would let in whom the user does not want."""
+    """Raise ConfigError if the address options contradict each other or would admit unintended clients."""
     is_local = is_loopback(args.host)
     if args.no_token and (args.token or not is_local):
         raise ConfigError("--no-token lets in every program of this machine: only without --token, and on loopback")
@@ -289,7 +289,10 @@ def is_loopback(host: str) -> bool:
 
 
 def _choose_profile(project: Project, name: str | None) -> Profile:
-    """Return the profile to serve. Its tasks never work in the project itself: a stranger asks for them."""
+    """Return the profile to serve.
+
+    Clients are strangers, so a profile with the workspace `shared` gets a worktree, or a copy outside a git
+    repository."""
     profile = choose_profile(project, name)
     if profile.workspace not in (None, "shared"):
         return profile
@@ -319,7 +322,7 @@ def _make_options(args: argparse.Namespace, parts: Parts, project: Project, prof
 
 
 def load_tokens(names: list[str], state: Path) -> dict[str, str]:
-    """Return the secrets of these clients: from the environment, or from a file that is made on first use."""
+    """Return the token of each client in `names`, from the environment or from a file that is created on first use."""
     claim_state_folder(state)
     found = {}
     for name in names:
@@ -333,7 +336,7 @@ def load_tokens(names: list[str], state: Path) -> dict[str, str]:
 
 
 def _read_token(name: str) -> tuple[str, str]:
-    """Return the variable of a client's token, and its value; empty if it is not set."""
+    """Return the name and the value of the variable for a client's token. The value is empty if it is not set."""
     variable = TOKEN_VARIABLE + re.sub(r"[^A-Z0-9]", "_", name.upper())
     return variable, os.environ.get(variable, "").strip()
 
@@ -343,14 +346,14 @@ def _find_token_file(state: Path, name: str) -> Path:
 
 
 class _Host:
-    """The server, and its screen: the runs of all tasks, as they happen."""
+    """The A2A server and its screen, which shows the runs of all tasks live."""
 
     def __init__(self, args: argparse.Namespace, parts: Parts, options: ServerOptions, printer: Printer) -> None:
         self._args, self._parts, self._options, self._printer = args, parts, options, printer
         self._screen = ServerScreen(printer)
         self._say, self._thread = self._screen.say, self._screen.thread
         self._labels: dict[str, str] = {}
-        self._behind = 0  # events that are handed to the terminal and not printed yet
+        self._behind = 0  # events that are submitted to the print thread and not printed yet
 
     async def serve(self) -> None:
         from retinue.surfaces.a2a.options import OperatorScreen
@@ -393,7 +396,7 @@ class _Host:
         self._screen.begin_tree(run.tree, f"client '{client}' asks ({run.tree}): {text[:200]}")
 
     def _show(self, event: Event) -> None:
-        """Show an event, unless the terminal takes no more text: no task waits for a screen."""
+        """Print an event. Drop it if the terminal is too far behind, because no task may wait for the screen."""
         if self._behind < MAX_BEHIND:
             self._behind += 1
             self._thread.submit(self._put, event)

@@ -1,8 +1,8 @@
-"""`retinue approvals`, `approve` and `deny`: the questions that wait for an answer in all processes of the project.
+"""`retinue approvals`, `approve` and `deny`: the pending questions of all processes of the project.
 
-`--watch` shows every question as it is asked, to be answered here or elsewhere. At a terminal the questions are asked
-as the terminal of a run asks them: with the panel of the live view, pinned and with one key, or by the line where
-nothing can be drawn. Being there counts: while it is open, runs without a terminal wait for an answer. Leaving answers
+`--watch` shows every question when it is asked. At a terminal the user can answer there, just as at the terminal of the
+run: with one key in the question panel of the live view, or line by line if the terminal cannot draw. While `--watch`
+is open at a terminal it counts as an approver, so runs without a terminal wait for an answer. Leaving it answers
 nothing.
 """
 
@@ -185,7 +185,7 @@ def execute_approve(args: argparse.Namespace) -> int:
         about = meant[0].approval
         raise ConfigError(NO_RULE.format(what=format_question(about), why=explain_missing_rule(about.tool, about.args)))
     if not args.yes:
-        _confirm_questions(meant)  # in no event loop, which would keep the first Ctrl-C from the prompt
+        _confirm_questions(meant)  # outside an event loop, which would keep the first Ctrl-C from the prompt
     return asyncio.run(_answer_all(project, meant, decision, surface="retinue approve"))
 
 
@@ -231,8 +231,10 @@ def execute_deny(args: argparse.Namespace) -> int:
 
 
 def _split_reason(words: Sequence[str], *, is_selected: bool) -> tuple[list[str], str]:
-    """Return the questions and the reason. The first word is a question, unless options select them; the last one is
-    the reason, unless it is a number or a whole id."""
+    """Split the arguments of `deny` into names of questions and the reason.
+
+    The last word is the reason, unless it is a number or a complete id. The first word always names a question, unless
+    options select the questions (`is_selected`)."""
     first = 0 if is_selected else 1
     if len(words) > first and not is_number(words[-1]) and not _WHOLE_ID.fullmatch(words[-1]):
         return list(words[:-1]), words[-1]
@@ -242,7 +244,7 @@ def _split_reason(words: Sequence[str], *, is_selected: bool) -> tuple[list[str]
 async def _select_questions(
     project: screen.ProjectLog, args: argparse.Namespace, names: Sequence[str]
 ) -> list[Waiting]:
-    """Return the questions that the options or the names mean. Raises an error if there is none."""
+    """Return the pending questions that `names` or the options select. Raises NotFound if there is none."""
     is_selected = args.all or args.run is not None or args.tool is not None
     if names and is_selected:
         raise ConfigError(NAMED_TWICE)
@@ -268,13 +270,13 @@ async def _select_questions(
 
 
 async def _list_run_questions(project: screen.ProjectLog, one: Waiting) -> list[Waiting]:
-    """Return all that the run of a question asks now."""
+    """Return all pending questions of the run that asks `one`."""
     run = one.approval.tree, one.approval.run
     return [each for each in await find_waiting(project) if (each.approval.tree, each.approval.run) == run]
 
 
 def _confirm_questions(found: Sequence[Waiting]) -> None:
-    """Show questions, all of each, and ask whether to say yes. Raises ConfigError if not."""
+    """Show each question in full and ask for a confirmation. Raises ConfigError if the user says no."""
     if not prompts.at_terminal():
         raise ConfigError(NO_TERMINAL)
     printer = Printer(sys.stderr)
@@ -285,7 +287,7 @@ def _confirm_questions(found: Sequence[Waiting]) -> None:
 
 
 async def _answer_all(project: screen.ProjectLog, meant: Sequence[Waiting], decision: Decision, *, surface: str) -> int:
-    """Give the same answer to questions, each bound to the action that it shows. Return the exit code."""
+    """Send the same decision for each question, bound to the action the question shows. Return the exit code."""
     given = [await give_answer(project, each, decision, surface=surface) for each in meant]
     return 0 if all(given) else 1
 
@@ -294,8 +296,10 @@ async def _answer_all(project: screen.ProjectLog, meant: Sequence[Waiting], deci
 
 
 class LineAsker:
-    """Asks by the line, on the terminal of a printer. `ask` returns the answer: it is cancelled when the question is
-    closed elsewhere, and raises ApproverLeft when the person is gone. `close` leaves and answers nothing."""
+    """An asker that shows one question at a time and reads a line as the answer, on the terminal of a printer.
+
+    `ask` returns the answer. Its caller cancels it when another surface closes the question. It raises ApproverLeft
+    when the user leaves. `close` stops asking and answers nothing."""
 
     def __init__(self, printer: Printer) -> None:
         self._printer = printer
@@ -318,8 +322,9 @@ class LineAsker:
 
 
 class PanelAsker:
-    """Asks with the panel of the live view: all of a question is pinned, and one key answers it. Has the methods of
-    `LineAsker`, for several questions at once. `on_left` is called when the person leaves."""
+    """An asker that pins questions in the panel of the live view, where one key answers a question.
+
+    Has the methods of `LineAsker`, for several questions at once. Calls `on_left` when the user leaves."""
 
     def __init__(self, on_left: Callable[[], object]) -> None:
         self._on_left = on_left
@@ -379,7 +384,7 @@ class PanelAsker:
 
 
 class QuestionWatch:
-    """Shows the questions of all processes of a project. `asks` lets the person answer them."""
+    """A watcher that shows the questions of all processes of a project. With `asks`, the user can answer them."""
 
     def __init__(self, project: screen.ProjectLog, *, as_json: bool, asks: bool) -> None:
         self._project = project
@@ -389,12 +394,12 @@ class QuestionWatch:
         self._asker: LineAsker | PanelAsker | None = None
         self._open: dict[str, Waiting] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self._closed: dict[str, QuestionClosed] = {}  # of questions that are being answered here
+        self._closed: dict[str, QuestionClosed] = {}  # by id of the question; `_ask` reads it
         self._left = asyncio.Event()
         self._tasks = TaskOwner()
 
     async def run(self) -> None:
-        """Watch until the person leaves."""
+        """Watch until the user leaves."""
         if self._asks:
             self._asker = PanelAsker(self._left.set) if can_draw(0, 1) else LineAsker(self._printer)
         followed: dict[int, asyncio.Task[None]] = {}
@@ -412,7 +417,7 @@ class QuestionWatch:
                     await self._asker.close()
 
     async def _follow(self, client: ControlClient) -> None:
-        """Follow the questions of one process until it is gone."""
+        """Follow the questions of one process until the process is gone."""
         try:
             async with AsyncExitStack() as stack:
                 if self._asker is not None:
@@ -420,7 +425,7 @@ class QuestionWatch:
                 changes = await stack.enter_async_context(aclosing(client.watch_questions()))
                 async for change in changes:
                     self._apply(client, change)
-        except RetinueError:  # it is gone, or going
+        except RetinueError:  # the process is gone, or stopping
             pass
         for name in [name for name, each in self._open.items() if each.client is client]:
             self._close(name, await describe_outcome(self._project.log, self._open[name].approval))
@@ -443,17 +448,17 @@ class QuestionWatch:
             self._printer.show_note(f"{number}  {name}: retinue approve {number} · retinue deny {number} REASON")
 
     def _close(self, name: str, outcome: str) -> None:
-        """Take back a question that was closed elsewhere, and say how."""
+        """Withdraw a question that another surface closed or whose process is gone, and show the outcome."""
         waiting, asking = self._open.pop(name), self._asking.pop(name, None)
         if asking is not None:
             asking.cancel()
         elif self._asker is not None:
-            return  # it is being answered here, which tells what became of it
+            return  # `_ask` is sending an answer from here, and shows the outcome
         if not self._as_json:
             asyncio.get_running_loop().call_soon(self._say, waiting.approval, outcome)  # after the prompt is gone
 
     async def _ask(self, asker: LineAsker | PanelAsker, waiting: Waiting) -> None:
-        """Ask the person, and give the answer to the process that asks."""
+        """Ask the user, and send the answer to the process that asked."""
         about = waiting.approval
         try:
             decision = await asker.ask(about)

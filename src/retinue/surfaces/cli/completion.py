@@ -1,7 +1,7 @@
-"""`retinue completion SHELL`: a completion script that shtab makes from the parsers themselves.
+"""`retinue completion SHELL`: a completion script that shtab generates from the argument parsers.
 
-Completes commands, options, choices and file names. For names of runs, questions and profiles the script asks
-`retinue completion --values`, which prints only plain words: a shell may expand what it is offered.
+Completes commands, options, choices and file names. For the names of runs, questions, profiles and models the script
+calls `retinue completion --values`, which prints only plain words, because a shell may expand the words it is offered.
 """
 
 from __future__ import annotations
@@ -122,17 +122,17 @@ def _make_script(shell: str) -> str:
     from retinue.surfaces.cli.talk import configure_talk
 
     top, _ = make_parser(*COMMANDS)
-    configure_talk(top)  # `retinue` alone takes these
+    configure_talk(top)  # the options of `retinue` without a command
     for parser, action in _find_actions(top):
         completer = _choose_completer(parser, action)
         if completer is not None:
-            action.complete = completer  # type: ignore[attr-defined]  # shtab's way to name it
+            action.complete = completer  # type: ignore[attr-defined]  # the attribute that shtab reads
     script = shtab.complete(top, shell=shell, preamble=PREAMBLES[shell])
     return script + BASH_REGISTRATION if shell == "bash" else script
 
 
 def _find_actions(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, argparse.Action]]:
-    """Yield the arguments of a parser and of the commands below it."""
+    """Yield the arguments of a parser and of its subcommands, each with its parser."""
     for action in parser._actions:
         yield parser, action
         if isinstance(action, argparse._SubParsersAction):
@@ -141,7 +141,7 @@ def _find_actions(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.Ar
 
 
 def _choose_completer(parser: argparse.ArgumentParser, action: argparse.Action) -> Mapping[str, Any] | None:
-    """Return what completes the argument's value; its placeholder says what it names."""
+    """Return the shtab completer for an argument, chosen by its placeholder or name; None if there is none."""
     import shtab
 
     for names, completer in ((FILES, shtab.FILE), (FOLDERS, shtab.DIR), (TASKS, TASK)):
@@ -157,7 +157,7 @@ def _choose_completer(parser: argparse.ArgumentParser, action: argparse.Action) 
 
 
 def _ask_for(kind: str) -> dict[str, str]:
-    """Return how each shell asks for values of a kind."""
+    """Return, for each shell, the completer that asks `retinue completion --values` for values of `kind`."""
     return {
         "bash": f"_retinue_values_{kind}",
         "zsh": f"{{_retinue_values {kind}}}",
@@ -166,7 +166,7 @@ def _ask_for(kind: str) -> dict[str, str]:
 
 
 def _find_runs(word: str) -> list[str]:
-    """Return trees, runs of them once there is a slash, or paths of runs."""
+    """Return trees. If `word` contains a slash, return runs instead: paths if it begins with one, else TREE/N."""
     from retinue.surfaces.cli.output import open_project_log
 
     log = open_project_log().log
@@ -182,7 +182,7 @@ def _find_runs(word: str) -> list[str]:
 
 
 def _find_questions(word: str) -> list[str]:
-    """Return the numbers of waiting questions; the ids, where a number means several or an id is begun."""
+    """Return the numbers of pending questions, or their ids if numbers are ambiguous or `word` is no number."""
     from retinue.surfaces.cli.output import open_project_log
     from retinue.surfaces.cli.questions import find_waiting
 
@@ -200,7 +200,7 @@ def _find_profiles(_: str) -> list[str]:
 
 
 def _find_models(word: str) -> list[str]:
-    """Return the models that the project and the environment name; once a provider is named, all that are known."""
+    """Return the models named by the project and the environment. If `word` has a provider, add all known models."""
     from retinue.config.models import PROVIDERS, find_default_model
     from retinue.config.project import load_project
 
@@ -208,7 +208,7 @@ def _find_models(word: str) -> list[str]:
     named = [project.settings.model, *(profile.model for profile in project.all_profiles)]
     found = [*named, find_default_model(os.environ), *(provider.default for provider in PROVIDERS)]
     if ":" in word:
-        from retinue.build.models import list_known_models  # imports the models' library
+        from retinue.build.models import list_known_models  # imports the model library
 
         found += list_known_models()
     return list(dict.fromkeys(model for model in found if isinstance(model, str)))

@@ -1,4 +1,4 @@
-"""Clients of the process that runs a tree. Commands go to its control server; their effects are read from the log."""
+"""Clients of the processes that run trees. Commands go to a process's control server, effects are read from the log."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from retinue.surfaces.cli.output import ProjectLog
 
 
 def find_client(project: ProjectLog, pid: int) -> ControlClient | None:
-    """Return a client of a process. None if it has no control server."""
+    """Return a control client of the process `pid`, or None if the process has no control server."""
     address = find_address(project.state / "control", pid)
     return None if address is None else ControlClient(address)
 
 
 def find_clients(project: ProjectLog) -> list[ControlClient]:
-    """Return clients of all processes of the project with a control server."""
+    """Return a control client for each process of the project that has a control server."""
     return [ControlClient(address) for address in find_addresses(project.state / "control")]
 
 
 async def find_client_of(project: ProjectLog, tree: str) -> ControlClient | None:
-    """Return a client of the process that runs this tree. None if no process does, or it has no control server."""
+    """Return a control client of the process that runs `tree`, or None if there is no process or no control server."""
     pid = (await project.log.read_status(tree)).writer
     return None if pid is None else find_client(project, pid)
 
 
 async def reach(project: ProjectLog, found: RunRef) -> ControlClient | None:
-    """Return a client of the process that runs a run. None if the run has ended; ConfigError if there is no client."""
+    """Return a control client of the process that runs `found`, or None if that run has ended.
+
+    Raises ConfigError if the process is gone or has no control server."""
     if await find_ending(project.log, found) is not None:
         return None
     pid = (await project.log.read_status(found.tree)).writer
@@ -47,7 +49,7 @@ async def reach(project: ProjectLog, found: RunRef) -> ControlClient | None:
 
 
 async def find_ending(log: LogReader, found: RunRef) -> RunEnded | None:
-    """Return how the run has ended, if it has."""
+    """Return the RunEnded event of a run, or None if the run has not ended."""
     async for event in iterate_events(log, found.tree):
         if event.run == found.run and isinstance(event.body, RunEnded):
             return event.body
@@ -55,7 +57,7 @@ async def find_ending(log: LogReader, found: RunRef) -> RunEnded | None:
 
 
 def who() -> str:
-    """Name the person who gives an answer, for the log: this user at this terminal."""
+    """Return a name for the user of this process, which the log records as the giver of an answer."""
     for fd in (0, 1, 2):
         try:
             return f"user at {os.ttyname(fd).removeprefix('/dev/')}"

@@ -1,8 +1,8 @@
 """A conversation at this terminal: the live view with an input line, on a Control of this process or of another.
 
-Text goes to the conversation, `/` begins a command, which asks Control or the views of the log and prints what it gets.
-Everything on screen is in the log: what is typed here is a message or a command of Control, and nothing else is kept.
-Knows no arguments; `talk.py` opens it and closes the process.
+Plain text is a message to the run. A line that begins with `/` is a command, which calls Control or reads a view of the
+log and prints the result. The conversation stores nothing of its own: everything on screen can be read from the log.
+Knows no command line options; `talk.py` opens a conversation and ends the process.
 """
 
 from __future__ import annotations
@@ -53,12 +53,15 @@ STILL_AT_WORK = "it is at work: wait for its answer, or press Esc"
 
 
 class Conversation:
-    """One conversation. `begin` starts its run with the first message; a run that goes on is attached instead. The
-    messages among its first `known` events are in the history of the input line, and the first `shown` are on screen
-    already. `hosts` says that its run ends with this process.
+    """One conversation with a run.
 
-    `parting` says in the end how it was left: `ended` with its run, `left` with runs at work, `open` with nothing at
-    work any more, `lost` if the process that has the run is gone; empty if nothing was ever said."""
+    `begin` starts the run with the first message, unless `hold` gets a run that already exists. The messages among the
+    first `known` events go into the history of the input line; the first `shown` events are on screen already. `hosts`
+    is True if the run ends with this process.
+
+    At the end, `parting` says how the user left: `ended` if the run has ended, `left` if runs go on without this
+    terminal, `open` if the run stays open for its next message, `lost` if the process of the run is gone. It is empty
+    if no run was started."""
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class Conversation:
         self._typed: asyncio.Queue[str] = asyncio.Queue()
         self._tasks = TaskOwner()
         self._over = asyncio.Event()
-        self._choose: Callable[[str], object] | None = None  # takes the key that answers a question of ours
+        self._choose: Callable[[str], object] | None = None  # takes the key that answers a question of `ask`
         self._asked_to_leave = 0.0
         self._commands = Commands(self)
         live.screen.terminal.on_key = self.press_key
@@ -92,30 +95,30 @@ class Conversation:
 
     @property
     def runs(self) -> Runs:
-        """The runs of the conversation as the log tells them."""
+        """Return the runs of the conversation, folded from its events."""
         return self.view.activity.runs
 
     @property
     def is_waiting(self) -> bool:
-        """True while nothing is asked of the model."""
+        """Return True if the primary waits for a message, has ended, or has not started."""
         primary = self.runs.primary
         return primary is None or primary.waits or primary.ended is not None
 
     @property
     def questions(self) -> Sequence[Approval]:
-        """The questions of the conversation that wait."""
+        """Return the pending questions of the conversation."""
         return list(self.view.activity.questions.values())
 
     def list_children(self) -> list[RunView]:
-        """Return the runs below that have not ended."""
+        """Return the subagents of the conversation that have not ended."""
         return [run for run in self.runs.runs.values() if run.number and run.ended is None]
 
     def submit(self, text: str) -> None:
-        """Take a line that was typed."""
+        """Queue a line that the user typed."""
         self._typed.put_nowait(text)
 
     async def hold(self, run: RunHandle | None = None) -> None:
-        """Hold the conversation until it is left. Goes on with `run` if it has begun already."""
+        """Run the conversation until the user leaves. Attaches to `run`, if given."""
         if run is not None:
             self._attach(run)
         self._aim_signals()
@@ -127,7 +130,7 @@ class Conversation:
             await self._tasks.close()
 
     async def watch_until_quiet(self) -> None:
-        """Wait until the conversation waits and nothing below it is at work any more."""
+        """Wait until no run of the conversation is at work."""
         assert self.run is not None
         async with aclosing(self.control.watch(self.run.tree, after=self._last_seq())) as items:
             while any(run.ended is None and not run.waits for run in self.runs.runs.values()):
@@ -136,10 +139,10 @@ class Conversation:
                     return
                 self.view.activity.apply(item)
 
-    # What is said
+    # Messages
 
     async def _take_lines(self) -> None:
-        """Carry out lines in the order they were typed."""
+        """Process typed lines in order. Errors are shown as notes."""
         while True:
             text = await self._typed.get()
             try:
@@ -162,7 +165,7 @@ class Conversation:
         try:
             self._attach(await self._begin(self.control, text))
         except RetinueError:
-            self.view.input.replace_text(text)  # to be sent once more
+            self.view.input.replace_text(text)  # so that the user can send it again
             raise
         finally:
             self.view.starting = ""
@@ -177,14 +180,14 @@ class Conversation:
         self.show_receipt(receipt)
 
     def take_unsent(self) -> tuple[list[str], str]:
-        """Return the lines that were typed and not carried out, and the text that is being written."""
+        """Remove and return the typed lines that were not processed, and return the text in the input line."""
         lines = []
         while not self._typed.empty():
             lines.append(self._typed.get_nowait())
         return lines, self.view.input.text
 
     def restore_unsent(self, lines: list[str], draft: str) -> None:
-        """Carry out lines that were typed for a process that is gone, and go on with the text."""
+        """Queue the unprocessed `lines` of an earlier conversation, and put `draft` into the input line."""
         for line in lines:
             self.submit(line)
         self.view.input.replace_text(draft)
@@ -197,7 +200,7 @@ class Conversation:
 
     async def _show_run(self, run: RunHandle) -> None:
         async with aclosing(self.control.watch(run.tree, deltas=True)) as items:
-            with suppress(RetinueError):  # the process that has the run is gone
+            with suppress(RetinueError):  # the process of the run is gone
                 async for item in items:
                     self._show_item(item)
         if not self._over.is_set():
@@ -220,17 +223,17 @@ class Conversation:
             self._set_hint()
 
     def _remember(self, text: str, seq: int) -> None:
-        """Put a message of an earlier process into the history of the input line."""
+        """Add a message to the history of the input line, if its event is among the first `known` ones."""
         if seq <= self._known:
             self.view.input.add_history(text)
 
     def show_receipt(self, receipt: Receipt) -> None:
-        """Show that a message cannot be read any more. The view tells of those that are."""
+        """Show a note if a message came too late. The view itself shows the messages that are read."""
         if receipt.state == "too_late":
             self.view.show_note(receipt.describe())
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside what is typed, until the conversation is left."""
+        """Run `work` in the background until the user leaves."""
         self._tasks.start(work)
 
     def _set_hint(self, text: str = "") -> None:
@@ -244,7 +247,7 @@ class Conversation:
     # Keys
 
     def press_key(self, key: Key | Paste) -> None:
-        """Take a key for a question of ours, for the turn, or for the input line."""
+        """Handle a key: as the answer to a question of `ask`, as a command for the turn, or in the input line."""
         if self._choose is not None:
             if isinstance(key, Key):
                 self._choose(key.name)
@@ -282,14 +285,14 @@ class Conversation:
             self.view.show_note(str(error))
 
     def _press_interrupt(self) -> None:
-        """Take a Ctrl-C: it clears the line, interrupts the turn, or leaves at the second time."""
+        """Handle Ctrl-C: clear the line, interrupt the turn, or leave if it was pressed twice within a short time."""
         self._signals.forget_question()
         if self._choose is not None:
             self._end_choice()
         elif self.view.input.text:
             self.view.input.replace_text("")
         elif not self.is_waiting:
-            self._asked_to_leave = 0.0  # the next one is the first again
+            self._asked_to_leave = 0.0  # the next Ctrl-C counts as the first
             self._interrupt()
         elif time.monotonic() - self._asked_to_leave < AGAIN_SECONDS:
             self.ask_to_leave()
@@ -299,7 +302,7 @@ class Conversation:
         self.live.screen.request_redraw()
 
     def ask(self, question: str, choose: Callable[[str], object]) -> None:
-        """Ask a question of ours, which the next key answers: `choose` gets its name."""
+        """Show `question` and call `choose` with the name of the next key."""
 
         def take(name: str) -> None:
             self._end_choice()
@@ -315,7 +318,7 @@ class Conversation:
     # Leaving
 
     def ask_to_leave(self) -> None:
-        """Leave; if subagents are at work, ask first whether they go on."""
+        """Leave the conversation. If subagents are at work, first ask whether they go on in the background."""
         children = self.list_children()
         if self.run is None:
             self._leave("")
@@ -334,7 +337,7 @@ class Conversation:
             self._tasks.start(self._end())
 
     async def _end(self) -> None:
-        """End the conversation as done; what goes on in it is broken off."""
+        """End the conversation as done. Everything still at work in it is cancelled."""
         assert self.run is not None
         try:
             await self.control.end_conversation(self.run.tree, self.run.number)
@@ -343,7 +346,7 @@ class Conversation:
             self._leave("lost")
 
     def leave_open(self) -> None:
-        """Leave without an ending: the terminal is gone, or the process is told to stop."""
+        """Leave without ending the conversation, because the terminal is gone or a signal stops the process."""
         self._tasks.start(self._leave_open())
 
     async def _leave_open(self) -> None:
@@ -364,7 +367,7 @@ class Conversation:
         return max((run.last_seq for run in self.runs.runs.values()), default=0)
 
     def _aim_signals(self) -> None:
-        """Let Ctrl-C do what it does here; another signal leaves."""
+        """Handle Ctrl-C with `_press_interrupt`, and leave at any other signal."""
         terminal = self.live.screen.terminal
         self._signals.aim(
             self.leave_open, self.leave_open, lambda _: None, ask=self._press_interrupt, leave=terminal.restore
@@ -377,7 +380,9 @@ class Conversation:
 
 
 def find_command(text: str) -> tuple[str, str] | None:
-    """Return the command and its argument that a typed text is; None for a message. `/etc/hosts is wrong` is one."""
+    """Split a typed text into a command and its argument, or return None for a message.
+
+    A first word with a second slash is no command, so `/etc/hosts is wrong` is a message."""
     word, _, rest = text.strip().partition(" ")
     name = word[1:]
     if not word.startswith("/") or "/" in name:
@@ -386,23 +391,23 @@ def find_command(text: str) -> tuple[str, str] | None:
 
 
 def unescape_message(text: str) -> str:
-    """Return a message as it is meant: `//` at its beginning stands for one `/`."""
+    """Replace `//` at the beginning of a message by `/`."""
     return text[1:] if text.startswith("//") else text
 
 
 class Commands:
-    """The commands of one conversation."""
+    """The slash commands of one conversation."""
 
     def __init__(self, talk: Conversation) -> None:
         self._talk = talk
 
     async def carry_out(self, name: str, rest: str) -> None:
-        """Carry out a command. Raises RetinueError for one that cannot be."""
+        """Execute the command `name` with the argument `rest`. Raises RetinueError if it fails."""
         if name not in COMMANDS:
             raise ConfigError(f"there is no command /{name}; /help lists them")
         await COMMANDS[name].execute(self, rest)
 
-    # Looking
+    # Commands that only show something
 
     async def _show_help(self, rest: str) -> None:
         usages = {f"/{name} {command.usage}".rstrip(): command.about for name, command in COMMANDS.items()}
@@ -420,7 +425,7 @@ class Commands:
         self._talk.view.show_text("\n".join([*lines, "", format_status_bar(runs)]))
 
     async def _open_inbox(self, rest: str) -> None:
-        """List the questions, or show or answer one. A number is that of a question of this conversation."""
+        """List the pending questions, or show or answer the question of this conversation with the given number."""
         number, _, answer = rest.partition(" ")
         if not number:
             await self._list_questions()
@@ -439,7 +444,7 @@ class Commands:
             raise ConfigError(INBOX_USAGE)
 
     async def _list_questions(self) -> None:
-        """List the questions of this conversation, and those of other trees in its process."""
+        """List the pending questions of this conversation, and of the other trees in its process."""
         own = self._talk.questions
         tree = None if self._talk.run is None else self._talk.run.tree
         others = [each for each in await self._talk.control.pending() if each.tree != tree]
@@ -463,7 +468,7 @@ class Commands:
         cut = truncate_text(text.rstrip("\n"), lines=DIFF_LINES, size=DIFF_LINES * 200, how=how)
         return colors.paint_diff(safe.escape_text(cut), color=self._talk.live.screen.color)
 
-    # Doing
+    # Commands that change something
 
     async def _offer_changes(self, rest: str) -> None:
         run, number = self._get_run(), self._find_number(rest)
@@ -521,7 +526,9 @@ class Commands:
         return self._talk.run
 
     def _find_number(self, name: str, *, usage: str = "") -> int:
-        """Return the number of the run that a person names: a number or a label; the conversation itself for none."""
+        """Return the number of the run that `name` names by number, label or path.
+
+        Without a name, return 0, the conversation itself, or raise ConfigError if `usage` requires a run."""
         if not name:
             if usage:
                 raise ConfigError(NO_RUN.format(usage=usage))
@@ -535,7 +542,7 @@ class Commands:
 
 
 class Command(NamedTuple):
-    """A command of a conversation: what follows its name, a line for /help, and the method that carries it out."""
+    """A slash command: its arguments, its line in /help, and the method that executes it."""
 
     usage: str
     about: str

@@ -1,7 +1,7 @@
-"""`retinue demo`: the main job, live, with no key and no network.
+"""`retinue demo`: a live tree of agents at work, without a key and without a network.
 
-A scripted primary and its subagents find and fix a real bug in a copy of a sample project. The models are scripted;
-searching, running, editing, asking and logging are what every other run does too. Writes only to its scratch folder.
+A primary and its subagents find and fix a real bug in a copy of a sample project. Only the models are scripted: tools,
+approvals and the log are those of every other run. Writes only to its scratch folder.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ MAIN_WITH_TEAM = Profile(
 
 @dataclass(frozen=True, kw_only=True)
 class Play:
-    """One play of the demo: its primary, its script, and the one call a person is asked about."""
+    """One version of the demo: its primary, its script, and the one tool call that needs an approval."""
 
     main: Profile
     script: str
@@ -145,7 +145,7 @@ def execute_demo(args: argparse.Namespace) -> int:
         )
         shown = asyncio.run(driving)
     code = EXIT_CODES.get(shown.result.status, FAILED)
-    if shown.stuck:  # a thread still waits for the screen; waiting for the thread would be waiting for ever
+    if shown.stuck:  # a print thread hangs on the terminal, and a normal exit would wait for it forever
         os._exit(code)
     if live:
         print_answer(shown, printer, state=project / ".retinue", as_json=False, live=True)
@@ -160,7 +160,7 @@ def _copy_of_the_sample() -> Path:
     try:
         project = Path(tempfile.mkdtemp(prefix="retinue-demo-")).resolve() / "till"
         shutil.copytree(HERE / "sample", project, ignore=shutil.ignore_patterns("__pycache__"))
-    except OSError as error:  # shutil.Error is one too
+    except OSError as error:  # includes shutil.Error
         raise ConfigError(
             f"cannot make a scratch folder in {tempfile.gettempdir()}: {error.strerror or error}"
         ) from None
@@ -203,7 +203,7 @@ def _list_hints(play: Play, command: str, project: Path, runs: Runs) -> str:
 
 @contextmanager
 def _own_python_first() -> Iterator[None]:
-    """Put the Python that runs us first on the PATH, for the checks of the sample project."""
+    """Put the folder of this Python first on the PATH, so that the checks of the sample project use it."""
     before = os.environ.get("PATH", os.defpath)
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{before}"
     try:
@@ -213,7 +213,7 @@ def _own_python_first() -> Iterator[None]:
 
 
 class DemoPolicy:
-    """The one change of the project needs somebody; spawning, running the checks and changing a copy do not."""
+    """A policy that asks about the one change of the project, and allows spawning, checks and changes in a copy."""
 
     def __init__(self, play: Play) -> None:
         self._free = ("shell",) if play.asked == "edit" else ("shell", "edit")
@@ -224,14 +224,14 @@ class DemoPolicy:
 
 
 class Hurried(SystemClock):
-    """The system's clock, but nobody thinks for long."""
+    """A system clock whose sleeps take no time, so that scripted models do not pause."""
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(0)
 
 
 class AnswerForNobody:
-    """The demo's own answers where there is no terminal: its one change, nothing else."""
+    """An approver for a demo without a terminal: allows the one change of the play and denies everything else."""
 
     by = "the demo's policy"
 

@@ -1,4 +1,4 @@
-"""`retinue diff` and `retinue apply`: what runs changed in their copies of the project."""
+"""`retinue diff` and `retinue apply`: show and apply the changes of runs in their copies of the project."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from retinue.surfaces.cli.prompts import at_terminal
 from retinue.surfaces.printer import colors, safe
 
 QUESTION = "apply these changes? [y]es [n]o > "
-STAT_COLUMNS = 100  # where stdout is no terminal
+STAT_COLUMNS = 100  # if stdout is not a terminal
 RECOVERY_QUESTION = "put them back as they were before it? [y]es [n]o > "
 FAILED = 1
 
@@ -57,8 +57,9 @@ def execute_diff(args: argparse.Namespace) -> int:
 
 
 async def find_copies(name: str | None) -> tuple[Listing, RunRef, list[CopiedWorkspace]]:
-    """Find a run by name, and the copy it worked in; for a primary without one, the copies of the project that were
-    made below it."""
+    """Find a run by name, and return its tree, the run, and the copied workspace of the run.
+
+    For a primary without a copy, return the copies of the project that the runs below it worked in."""
     project, found = await screen.look_up(name)
     tree = await load_listing(project.log, found.tree)
     try:
@@ -76,7 +77,7 @@ async def find_copies(name: str | None) -> tuple[Listing, RunRef, list[CopiedWor
 
 
 def _format_diff(one: CopiedWorkspace, how: str, *, live: bool, named: bool) -> str:
-    """Return the changes of one run as safe text; prints that there are none if so."""
+    """Return the diff of one run as escaped text. If there is none, say so on stderr and return an empty text."""
     text = one.diff(how, "-M", live=live).decode("utf-8", "backslashreplace")
     color = colors.wants_color(sys.stdout)
     if not text:
@@ -135,7 +136,7 @@ def execute_apply(args: argparse.Namespace) -> int:
 
 
 def _select_unapplied(tree: Listing, runs: list[CopiedWorkspace]) -> list[CopiedWorkspace]:
-    """Return the runs with something to apply, and print for each of the others why it has nothing."""
+    """Return the runs with changes to apply. Print the reason for each run without any."""
     left = []
     for one in runs:
         view = tree.runs.runs.get(one.workspace.run)

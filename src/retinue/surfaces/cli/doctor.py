@@ -1,6 +1,6 @@
-"""`retinue doctor`: check the machine, the project and its models; change nothing.
+"""`retinue doctor`: checks of the machine, the project and its models, which change nothing.
 
-Looks for keys and never shows them. Calls no provider: the first run shows whether a key is accepted.
+Looks for API keys and never shows them. Calls no provider, so only the first run shows whether a key is accepted.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ _TRIES = '"$1" -m retinue doctor --build-image >/dev/null 2>&1; exec "$1" -m ret
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. ok: as it should be; warn: works, with a caveat; fail: something this project needs does not work.
-    `do` is the exact cure."""
+    """One finding: `ok` works, `warn` works with a caveat, `fail` is something the project needs and lacks.
+
+    `do` says exactly how to fix it."""
 
     name: str
     state: State
@@ -93,7 +94,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Look:
-    """The project that is checked, and its parts. If its files cannot be read, it is None and `error` says why."""
+    """The project to check, and its parts. If its files cannot be read, `project` is None and `error` says why."""
 
     folder: Path
     parts: Parts
@@ -173,7 +174,7 @@ def check_system(look: Look) -> Iterator[Check]:
 
 
 def check_sandboxes(look: Look) -> Iterator[Check]:
-    """Start each sandbox and check it from inside; then say what sandboxed runs may reach."""
+    """Start each sandbox and check it from inside, then report the hosts that sandboxed runs may reach."""
     runtimes = make_placement(replace(look.parts, fallback=None))
     for name in SANDBOXES:
         try:
@@ -188,7 +189,7 @@ def check_sandboxes(look: Look) -> Iterator[Check]:
 
 
 def check_control(look: Look) -> Iterator[Check]:
-    """Check that other terminals can reach a run, and list the processes that can be reached."""
+    """Check that other terminals can reach a run, and list the processes with a control server."""
     yield _check_loopback()
     live, stale = address_files.survey_addresses(look.state / "control")
     for pid in live:
@@ -200,7 +201,7 @@ def check_control(look: Look) -> Iterator[Check]:
 
 
 def check_telemetry(_: Look) -> Iterator[Check]:
-    """Check that spans can be sent. Settings and the environment decide whether they are."""
+    """Check that the packages for telemetry are installed. Settings and environment decide whether spans are sent."""
     if not providers.is_installed():
         yield Check("telemetry", "ok", f"not installed: {providers.make_telemetry_command()}")
         return
@@ -216,7 +217,7 @@ def _check_sqlite() -> Check:
     return Check("sqlite", "ok", f"{apsw.sqlite_lib_version()} in apsw {apsw.apsw_version()}")
 
 
-OLDEST_GIT = (2, 29)  # the first with `git init --object-format`
+OLDEST_GIT = (2, 29)  # the first version with `git init --object-format`
 
 
 def _check_git() -> Check:
@@ -235,7 +236,7 @@ def _check_git() -> Check:
 
 
 def _check_shell() -> Check:
-    """Check the program that the tool `shell` starts."""
+    """Check that the tool `shell` finds bash or sh."""
     found = shutil.which("bash") or shutil.which("sh")
     if found is None:
         return Check("shell", "warn", "there is no bash and no sh: the tool `shell` will fail", "install bash")
@@ -276,7 +277,7 @@ def _check_loopback() -> Check:
 
 
 def check_files(look: Look) -> Iterator[Check]:
-    """Check the project's folder, retinue.yaml and whether it is trusted, agents and the state folder."""
+    """Check the project folder, retinue.yaml and its trust, the profiles and the state folder."""
     marked = exists(look.folder / SETTINGS_FILE)
     note = "" if marked else f" (no {SETTINGS_FILE}: defaults)"
     yield Check("project", "ok", f"{look.folder}{note}", "" if marked else "retinue init")
@@ -298,9 +299,9 @@ def check_files(look: Look) -> Iterator[Check]:
 
 
 def check_tools(look: Look) -> Iterator[Check]:
-    """List the tools that always work and check those that need a reachable host."""
+    """List the built-in tools, and check the tools that need a reachable host."""
     if look.project is None:
-        return  # another check reports what is wrong with the settings
+        return  # `check_files` reports the error in the settings
     network = look.parts.network
     has_network = bool(network) and network != "none"
     yield Check("tools", "ok", ", ".join((*LOCAL_TOOLS, *SPAWN_TOOLS)))
@@ -313,7 +314,7 @@ def check_tools(look: Look) -> Iterator[Check]:
 
 
 def check_servers(look: Look) -> Iterator[Check]:
-    """Start or reach each MCP server of the project, ask for its tools, and end it."""
+    """Connect to each MCP server of the project, list its tools, and disconnect."""
     if look.project is None or not look.project.settings.mcp_servers:
         return
     for report in asyncio.run(_try_servers(look.project.settings.mcp_servers, look.folder)):
@@ -328,7 +329,7 @@ def check_servers(look: Look) -> Iterator[Check]:
 
 
 def check_agents(look: Look) -> Iterator[Check]:
-    """Fetch the card of each agent elsewhere that the project names."""
+    """Fetch the card of each A2A agent that the project names."""
     agents = () if look.project is None else look.project.settings.a2a_agents
     for agent in agents:
         name, remote = agent.profile.name, agent.profile.a2a
@@ -355,11 +356,11 @@ def check_authority(look: Look) -> Iterator[Check]:
 
 
 def check_logs(look: Look) -> Iterator[Check]:
-    """Check that each log can be read, is whole and has our version."""
+    """Check that each log can be read, is not damaged and has a supported version."""
     try:
         log = open_reader(look.state)
     except ConfigError:
-        return  # another check reports what is wrong with the state folder
+        return  # `check_files` reports the error in the state folder
     problems: list[LogError] = []
     try:
         found = asyncio.run(log.check_health(problems.append))
@@ -374,7 +375,7 @@ def check_logs(look: Look) -> Iterator[Check]:
 
 
 def _check_state(state: Path) -> Check:
-    """Check that the state folder can be written, without making it: the first run does."""
+    """Check that the state folder can be written, without creating it. The first run creates it."""
     try:
         verify_state_folder(state)
     except ConfigError as error:
@@ -384,14 +385,14 @@ def _check_state(state: Path) -> Check:
         return Check("state", "fail", f"{there} is not a folder", f"move {there} away")
     for folder in (there, *(state / name for name in STATE_FOLDERS)):
         if folder.is_dir() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-            is_usable = folder == state and (state / "logs").is_dir()  # what there is in it can be used
+            is_usable = folder == state and (state / "logs").is_dir()  # the folders that exist in it can still be used
             cure = f"chmod u+rwx {folder}, or work in another folder"
             return Check("state", "warn" if is_usable else "fail", f"{folder} cannot be written", cure)
     return Check("state", "ok", f"{state} " + ("can be written" if there == state else "will be made by the first run"))
 
 
 def _check_key() -> Iterator[Check]:
-    """Report a user's key that cannot be kept: without it there is no state."""
+    """Report a problem with the user's key file, without which no state folder can be used."""
     try:
         check_user_key()
     except ConfigError as error:
@@ -439,7 +440,7 @@ def _check_missing() -> Check:
 
 
 def _list_models(project: Project, chosen: str | None) -> dict[str, list[Limits]]:
-    """Return the models this project runs on, with the limits that hold for each."""
+    """Return the models that this project uses, each with the limits that apply to it."""
     found: dict[str, list[Limits]] = {} if chosen is None else {chosen: [project.settings.limits]}
     for profile in project.profiles:
         model = profile.model or chosen
@@ -482,17 +483,17 @@ def _find_cure(model: str) -> str:
     return find_install_command(model) or f"export {provider.key}=..."
 
 
-# `--escape`: try to break out of each sandbox that works here, and show what held. A sandboxed run gets the commands
-# from a model that is a list. The first command checks that the sandbox works; unless it does, the model says no more,
-# so nothing is ever tried without a sandbox.
+# `--escape`: try to break out of each sandbox that works here, and show which attempts were stopped. A scripted model
+# gives a sandboxed run the commands. The first command checks that the sandbox works. If it does not, the model stops
+# there, so no attempt ever runs without a sandbox.
 
 
 class NotTried(RetinueError):
-    """The sandbox was not seen to work, so nothing was tried."""
+    """The error for a sandbox that does not work, in which nothing was tried."""
 
 
 def run_attempts(*, as_json: bool) -> int:
-    """Print the table; return 1 if something got out, or if no sandbox works."""
+    """Try to escape from each sandbox and print the table. Return 1 if an attempt succeeded or no sandbox works."""
     columns, reasons = try_sandboxes()
     if os.geteuid() == 0:
         told, why = _as_ordinary()
@@ -507,7 +508,7 @@ def run_attempts(*, as_json: bool) -> int:
 
 
 def try_sandboxes() -> tuple[dict[str, dict[str, str]], list[str]]:
-    """Return what was tried in each sandbox that works here, and why the others do not."""
+    """Return the outcome of each attempt by sandbox, and the reasons why other sandboxes were not tried."""
     who = "root" if os.geteuid() == 0 else "user"
     columns: dict[str, dict[str, str]] = {}
     reasons = []
@@ -524,7 +525,7 @@ def try_sandboxes() -> tuple[dict[str, dict[str, str]], list[str]]:
 
 
 def _as_ordinary() -> tuple[dict[str, dict[str, str]], list[str]]:
-    """Return the same, tried as an ordinary user."""
+    """Return the results of `try_sandboxes`, run as an ordinary user."""
     try:
         done = run_as_user(["/bin/sh", "-c", _TRIES, "sh", sys.executable], seconds=USER_SECONDS)
         told = json.loads(done.stdout)
@@ -550,8 +551,9 @@ def print_table(columns: Mapping[str, Mapping[str, str]], reasons: list[str]) ->
 
 
 async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
-    """Return which tries got out of one sandbox; None for one without an answer. Raises NotTried, or ConfigError where
-    there is no such sandbox."""
+    """Return for each attempt whether it escaped from the sandbox `runtime`; None if it gave no answer.
+
+    Raises NotTried if the sandbox does not work, and ConfigError if it cannot be built here."""
     if runtime not in SANDBOXES:
         raise NotTried(f"runtime {runtime!r} is no sandbox")
     with plant_escape_attempts(runtime) as (made, parts):

@@ -1,4 +1,4 @@
-"""One tree of a command, run to its end: here or detached from the terminal. Prints the answer, gives the exit code."""
+"""One tree of a command, run to its end on this terminal or detached. Prints the answer and returns the exit code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ DETACHED_FILES = ((1, "stdout.txt"), (2, "stderr.txt"))
 def run_tree(
     args: argparse.Namespace, start: StartUp, begin: Begin, *, after: int = 0, profile: Profile | None = None
 ) -> int:
-    """Run the tree that `begin` starts, on this terminal or detached from it. Events up to `after` are known."""
+    """Run the tree that `begin` starts, on this terminal or detached, and return the exit code.
+
+    Events up to sequence number `after` are not shown."""
     if args.detach and args.no_control and not args.yes:
         raise ConfigError("--detach with --no-control can never ask anything: add --yes, or leave --no-control out")
     pipe, code = detach() if args.detach else (None, 0)
@@ -44,7 +46,7 @@ def run_tree(
         return code
 
     def announce(run: RunHandle) -> None:
-        """Leave the terminal and tell the first process the id of the tree."""
+        """Redirect the output to files, and send the id of the tree to the first process."""
         assert pipe is not None and start.parts.state is not None
         redirect_output(start.parts.state, run)
         os.write(pipe, run.tree.encode())
@@ -68,8 +70,9 @@ def run_tree(
 
 
 def print_answer(shown: Shown, printer: Printer, *, state: Path | None, as_json: bool, live: bool = False) -> int:
-    """Print the summary on stderr and the answer on stdout; return the exit code. After the live view the answer comes
-    first, then one line of totals."""
+    """Print the summary on stderr and the answer on stdout, and return the exit code.
+
+    After the live view (`live`), print the answer first, then one line of totals."""
     result = shown.result
     code = EXIT_CODES.get(result.status, FAILED) or (FAILED if shown.log_error is not None else 0)
     if live and not shown.stuck:
@@ -79,7 +82,7 @@ def print_answer(shown: Shown, printer: Printer, *, state: Path | None, as_json:
     if not shown.stuck:
         if printer.level != "quiet":
             view = shown.runs.runs.get(result.run)
-            if shown.log_error is None and view is not None and view.ended is not None:  # else some is not known
+            if shown.log_error is None and view is not None and view.ended is not None:  # else totals are incomplete
                 printer.show_text(format_summary(shown.runs, color=printer.color))
             more = f"more: retinue show {result.tree} · retinue tail {result.tree}"
             printer.show_text(colors.paint_faint(more, color=printer.color))
@@ -88,13 +91,13 @@ def print_answer(shown: Shown, printer: Printer, *, state: Path | None, as_json:
             printer.show_note(f"{files} changed, not applied: retinue diff {name} · retinue apply {name}")
         _print_failure(shown)
     _print_result(result, as_json=as_json, rendered=False)
-    if shown.stuck:  # a thread still waits for the screen; waiting for the thread would be waiting for ever
+    if shown.stuck:  # a print thread hangs on the terminal, and a normal exit would wait for it forever
         os._exit(code)
     return code
 
 
 def shares_terminal() -> bool:
-    """Return whether stdout is the terminal that the live view is on."""
+    """Return True if stdout is the same terminal as stderr, where the live view is."""
     try:
         return os.isatty(1) and os.fstat(1).st_rdev == os.fstat(2).st_rdev
     except OSError:
@@ -102,7 +105,7 @@ def shares_terminal() -> bool:
 
 
 def _print_live_end(shown: Shown, printer: Printer, state: Path | None) -> None:
-    """Print what comes below the answer of a live view: how to see and apply the changes, and one line of totals."""
+    """Print how to review and apply the changes, then one line of totals, below the answer of a live view."""
     result = shown.result
     printer.note_foreign_output()
     changes = list(_find_changes(result, state))
@@ -124,7 +127,7 @@ def _print_failure(shown: Shown) -> None:
 
 
 def _print_result(result: Result[Any], *, as_json: bool, rendered: bool) -> None:
-    """Print the answer on stdout: as JSON, as it is, or rendered for the terminal."""
+    """Print the answer on stdout: as JSON, unchanged, or as Markdown rendered for the terminal."""
     if as_json:
         output.print_json(result.to_json())
     elif result.status == "done" and result.final_response:
@@ -137,8 +140,10 @@ def _print_result(result: Result[Any], *, as_json: bool, rendered: bool) -> None
 
 
 def _find_changes(result: Result[Any], state: Path | None) -> Iterator[tuple[str, int]]:
-    """Yield the runs whose changes nobody has applied yet, with how many files each changed. Changes below a run that
-    worked in a copy went into that copy; of a team, only those that it presents are meant."""
+    """Yield each run with unapplied changes as `TREE/N`, and the number of its changed files.
+
+    Children of a run with changes or of a team are skipped: their changes went into the copy of that run, and a team
+    presents only the changes of one member."""
     if result.changed_count or result.team is not None:
         if result.changed_count and not _is_applied(result, state):
             yield f"{result.tree}/{result.run}", result.changed_count
@@ -148,8 +153,8 @@ def _find_changes(result: Result[Any], state: Path | None) -> Iterator[tuple[str
 
 
 def _is_applied(result: Result[Any], state: Path | None) -> bool:
-    """Return whether a run of this tree has applied the changes already."""
-    from retinue.build.stored import open_stored_control  # only for trees that changed something
+    """Return True if the changes of a run have been applied already."""
+    from retinue.build.stored import open_stored_control  # imported only for trees with changes
 
     run = result.run if result.team is None else result.team.presented
     found = None if state is None or run is None else open_stored_control(state).find_copy(result.tree, run)
@@ -157,7 +162,7 @@ def _is_applied(result: Result[Any], state: Path | None) -> bool:
 
 
 def redirect_output(state: Path, run: RunHandle) -> None:
-    """Print to files of the run from now on."""
+    """Redirect stdout and stderr to files in the folder of the run."""
     folder = make_private_folder(state / "runs" / run.tree / str(run.number))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -168,7 +173,7 @@ def redirect_output(state: Path, run: RunHandle) -> None:
 
 
 def leave_session(*streams: int) -> None:
-    """Continue in a session without the terminal. These streams lead nowhere from now on."""
+    """Start a new session without a terminal, and redirect `streams` to /dev/null."""
     os.setsid()
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in streams:
@@ -177,21 +182,21 @@ def leave_session(*streams: int) -> None:
 
 
 def detach() -> tuple[int | None, int]:
-    """Continue in a second process, with a session of its own and without the terminal.
+    """Fork a second process that continues in a session of its own, without the terminal.
 
-    Return in the second the pipe to the first; in the first None and the exit code, once the tree has an id, which it
-    prints.
+    In the second process, return the pipe to the first one. It reports errors on the terminal until the tree has
+    started; then its output goes to files.
 
-    Until then the second reports errors on the terminal like any command; from then on its output goes to files.
+    In the first process, wait for the id of the tree, print it, and return None and the exit code.
 
-    Must be called before there is a thread or an event loop."""
+    Call this before there is a thread or an event loop."""
     sys.stdout.flush()
     sys.stderr.flush()
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(told)
-        leave_session(0, 1)  # whoever reads the first process's output must not wait for the second's
+        leave_session(0, 1)  # a reader of the first process's stdout must not wait for the second process
         return tell, 0
     os.close(tell)
     with os.fdopen(told, "rb") as pipe:

@@ -1,4 +1,4 @@
-"""`retinue gc`: removes old trees, their logs and their folders."""
+"""`retinue gc`: remove old trees, their events and their folders."""
 
 from __future__ import annotations
 

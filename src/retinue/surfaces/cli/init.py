@@ -1,4 +1,4 @@
-"""`retinue init`: write a retinue.yaml and a first agent, based on keys, git and toolchains found here."""
+"""`retinue init`: write a retinue.yaml and a first agent, based on the keys, git repository and toolchains found."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from retinue.surfaces.printer import safe
 REVIEWER = "reviewer"
 NOTE_INDENT = " " * 9
 NO_GIT = "not in a git repository: runs work in a copy of the folder"
-_NO_TEST = "no test specified"  # what `npm init` writes
+_NO_TEST = "no test specified"  # the placeholder that `npm init` writes
 _LOCKS = {"pnpm-lock.yaml": "pnpm", "yarn.lock": "yarn", "bun.lock": "bun", "bun.lockb": "bun"}
 _BELOW = {"npm": ["node"], "pnpm": ["node"], "yarn": ["node"], "maven": ["java"], "gradle": ["java"]}
 _PYTHON = ("pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "pytest.ini", "tox.ini")
@@ -76,9 +76,10 @@ What to report
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectPlan:
-    """The choices that the files are written from. `tests` are the commands that test the project, `allowed` says
-    whether they run without asking, `exposed` are the paths they need in a sandbox. `notes` say what was found and
-    chosen, a line each."""
+    """The choices from which the files are written.
+
+    `tests` are the commands that test the project. `allowed` is True if they run without asking. `exposed` are the
+    paths that they need in a sandbox. `notes` are the lines that tell the user what was found and chosen."""
 
     folder: Path = Path()
     profile: str
@@ -137,7 +138,7 @@ def execute_init(args: argparse.Namespace) -> int:
 
 
 def _choose_folder(given: Path | None) -> Path:
-    """Return the folder that was named, else the root of the git repository (not the home folder), else this one."""
+    """Return the folder `given`, else the root of the git repository (if not the home folder), else the current one."""
     if given is not None:
         if not given.is_dir():
             raise ConfigError(f"{given} is not a folder")
@@ -191,7 +192,7 @@ def _make_plan(folder: Path, profile: str, model: str | None, *, asks: bool, yes
 
 
 def _choose_model(*, asks: bool) -> tuple[str | None, str]:
-    """Return the model to write down, and why."""
+    """Return the model to write into retinue.yaml, and the reason for it."""
     named = os.environ.get(VARIABLE, "").strip()
     with_key = [provider for provider in PROVIDERS if provider.has_key(os.environ)]
     ready = [provider for provider in with_key if provider.is_installed()] or with_key
@@ -232,7 +233,7 @@ def _describe_tests(one: Toolchain, *, allowed: bool) -> str:
 
 
 def _write_files(texts: dict[Path, str]) -> None:
-    """Write all of them or none; no existing file is touched."""
+    """Write all files of `texts`, or none if one fails. Never overwrites a file."""
     made: list[Path] = []
     try:
         for file, text in texts.items():
@@ -264,16 +265,16 @@ def _print_next_steps(plan: ProjectPlan) -> None:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A toolchain, the file that shows it, and the command that tests the project with it."""
+    """A toolchain: the file that marks a project as using it (`mark`), and its test command (`test`)."""
 
     name: str
     mark: str
     test: str
-    path: str | None = None  # where programs are looked for, if not on the PATH
+    path: str | None = None  # the search path for programs, if not the PATH
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """Return the programs on the PATH that the command needs."""
+        """Return the programs on the PATH that the test command needs."""
         first = self.test.split()[0]
         return (*([] if first.startswith("./") else [first]), *_BELOW.get(self.name, ()))
 
@@ -284,7 +285,7 @@ class Toolchain:
 
 
 def find_toolchains(folder: Path) -> list[Toolchain]:
-    """Return the toolchains that have a test command, the most likely one first."""
+    """Return the toolchains of the project that have a test command, the most likely first."""
     return [*_find_make(folder), *_find_python(folder), *_find_node(folder), *_find_others(folder)]
 
 
@@ -337,7 +338,7 @@ def _find_others(folder: Path) -> Iterator[Toolchain]:
 
 
 def _read_optional(path: Path) -> str:
-    """Return the text of the file; nothing when it cannot be read."""
+    """Return the text of the file, or an empty text if it cannot be read."""
     try:
         return read_text(path)
     except ConfigError:
@@ -348,7 +349,7 @@ def _read_optional(path: Path) -> str:
 
 
 def render_settings(plan: ProjectPlan) -> str:
-    """Return a retinue.yaml."""
+    """Return the text of retinue.yaml."""
     model = plan.model
     tools = ["read", "glob", "grep", *(["shell"] if plan.tests else [])]
     lines = [f"model: {_quote_text(model)}" if model else "#model: anthropic:NAME  # or openai:NAME, scripted:FILE"]
@@ -364,11 +365,11 @@ def render_settings(plan: ProjectPlan) -> str:
 
 
 def render_subagent(name: str, tests: Sequence[str]) -> str:
-    """Return a SUBAGENT.md of that name."""
+    """Return the text of the SUBAGENT.md of the agent `name`."""
     run = f"Run the tests: {' and '.join(f'`{test}`' for test in tests)}." if tests else "Try what you can."
     return SUBAGENT.format(name=name, run=run)
 
 
 def _quote_text(text: str) -> str:
-    """Return the text as YAML."""
+    """Return `text` as a YAML scalar."""
     return text if re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*:[A-Za-z0-9][A-Za-z0-9_./@-]*", text) else json.dumps(text)

@@ -1,7 +1,7 @@
-"""One tree, run in this process and shown on this terminal while it happens. Knows nothing of arguments or exit codes.
+"""One tree, run in this process and shown live on this terminal. Knows no command line options and no exit codes.
 
-The screen is a watcher like any other: it is fed from the log, in a thread of its own unless questions are asked on
-it, so that a terminal that does not take its text holds up no run.
+The screen watches the log like any other watcher. Blocks are printed in a thread, so that a blocked terminal delays no
+run, unless questions are asked on that terminal.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TELEMETRY_LOGGERS = ("opentelemetry", "retinue.telemetry")
 
 @dataclass(frozen=True)
 class Shown:
-    """The outcome of a tree. `stuck` says that the screen took no more text; `log_error` is why the log failed."""
+    """The outcome of a tree. `stuck` is True if the terminal took no more text; `log_error` is the error of the log."""
 
     result: Result[Any]
     runs: Runs
@@ -46,13 +46,13 @@ class Shown:
 
 
 def load_control(parts: Parts) -> Control:
-    """Open a Control of this process. Most of retinue is imported here, behind the header that is on screen."""
+    """Open a Control of this process. Imports most of retinue, while the header is already on screen."""
     from retinue.build.supervisor import open_control
 
     return open_control(parts)
 
 
-async def drive(  # noqa: PLR0913 - what one command wants of it, another does not
+async def drive(  # noqa: PLR0913 - each command sets other options
     parts: Parts,
     begin: Begin,
     *,
@@ -66,11 +66,12 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
     header: Header | None = None,
     make: Callable[[Parts], Control] = load_control,
 ) -> Shown:
-    """Run what `begin` starts to its end. `terminal` asks on the printer's terminal, `live` shows the live view there
-    and asks in it, `serve` starts a control server for other processes, `announce` is told of the run when its first
-    event is written; events up to `after` are known and not shown. `profile` is that of the run, where it is known,
-    and `header` what the live view shows of it before it has started.
-    Events are written in every case."""
+    """Run the tree that `begin` starts to its end, and show it.
+
+    `terminal` asks questions on the terminal of `printer`, line by line. `live` shows the live view and asks there.
+    `serve` starts a control server for other processes. `announce` is called with the run once its first event is in
+    the log. Events up to sequence number `after` are not shown. `profile` is the profile of the run, if it is known in
+    advance. The live view shows `header` until the run has started. `make` opens the Control."""
     async with AsyncExitStack() as screens:
         screen: LiveScreen | BlockScreen
         say: Callable[[str], object] = printer.show_note
@@ -78,7 +79,7 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
             view = open_live_screen(level=printer.level, after=after, header=header)
             screen = await screens.enter_async_context(view)
             say = screen.view.show_note
-            parts = replace(parts, approver=None)  # the view answers, as one who attends
+            parts = replace(parts, approver=None)  # the live view answers: it is registered by `attend` below
         else:
             screen = BlockScreen(printer, in_thread=not terminal, after=after)
             screens.callback(screen.thread.close)
@@ -86,7 +87,7 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
         control = make(parts)
         try:
             await control.prepare(profile, say)
-        except BaseException:  # Ctrl-C while servers were waited for
+        except BaseException:  # for example Ctrl-C while MCP servers start
             await control.close()
             raise
         shown: Shown | None = None
@@ -123,7 +124,7 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
 
 
 async def _wait_for_other_trees(control: Control, signals: Signals, printer: Printer) -> None:
-    """Wait for trees that other terminals resumed here, until Ctrl-C."""
+    """Wait for trees that other terminals resumed in this process, until Ctrl-C."""
     while (live := await control.list_trees(live=True)) and not signals.killed.is_set():
         tree = live[0]
         printer.show_note(f"{tree.tree} still runs here, for another terminal; Ctrl-C cancels it")
@@ -132,14 +133,14 @@ async def _wait_for_other_trees(control: Control, signals: Signals, printer: Pri
 
 
 async def _wait_until_logged(run: RunHandle) -> None:
-    """Wait until the run can be found in the log. A log that fails is reported elsewhere."""
+    """Wait until the run is in the log, for a limited time. The end of the run reports a log that failed."""
     with suppress(TimeoutError):
         async with asyncio.timeout(LOGGED_SECONDS):
             await run.wait_until_logged()
 
 
 async def _show_to_end(run: RunHandle, screen: LiveScreen | BlockScreen, signals: Signals) -> Shown:
-    """Show what happens in the tree of a run, and wait for the run's ending."""
+    """Show the tree of a run until the run has ended."""
     tasks = TaskOwner()
     screen.attach(run, signals)
     showing = tasks.start(screen.show_tree(run))
@@ -148,25 +149,25 @@ async def _show_to_end(run: RunHandle, screen: LiveScreen | BlockScreen, signals
         showing.cancel()
     killed = tasks.start(signals.killed.wait())
     await asyncio.wait({showing, killed}, return_when=asyncio.FIRST_COMPLETED)
-    if killed.done():  # a screen that takes its text has it at once, another one is not waited for
+    if killed.done():  # a working terminal needs no time for the rest, and a blocked one gets no more than this
         await asyncio.wait({showing}, timeout=LAST_WORDS_SECONDS)
     killed.cancel()
     return Shown(result, screen.runs, stuck=not showing.done())
 
 
 async def _is_ending_logged(run: RunHandle, runs: Runs) -> bool:
-    """Return whether the log has the ending. A log that failed never gets it; then there is nothing to wait for."""
+    """Return True if the end of the run is in the log. If the log failed, it never will be."""
     shown = runs.runs.get(run.number)
     if shown is not None and shown.ended is not None:
         return True
     try:
         return (await run.control.describe_run(run.tree, run.number)).status is not None
-    except RetinueError:  # the log cannot be read, or has nothing of the tree
+    except RetinueError:  # the log cannot be read, or does not have the tree
         return False
 
 
 class BlockScreen:
-    """A tree as the blocks of a printer. Has the methods of `LiveScreen`."""
+    """A screen that prints a tree as blocks. Has the methods of `LiveScreen`."""
 
     is_stuck = False
 
@@ -177,12 +178,12 @@ class BlockScreen:
         self._after = after
 
     def attach(self, run: RunHandle, signals: Signals) -> None:
-        """Show the tree of this run from now on, and aim signals at it."""
+        """Print the tree of `run` from now on, and direct signals to it."""
         self.runs = Runs(run.tree)
         signals.aim(partial(run.control.cancel, run.tree, run.number), partial(run.control.kill, run.tree), self._say)
 
     async def show_tree(self, run: RunHandle) -> None:
-        """Print what happens in the tree of a run to its end."""
+        """Print the events of the tree of a run until the tree has ended."""
         async for item in run.control.watch(run.tree, deltas=self._printer.shows_deltas):
             if not isinstance(item, Delta):
                 self.runs.apply(item)
@@ -202,7 +203,7 @@ class BlockScreen:
 
 
 class ServerScreen:
-    """The trees of a server as the blocks of a printer: where another tree's turn begins, its label stands above."""
+    """A screen that prints the trees of a server as blocks. Prints a tree's label when the output switches to it."""
 
     def __init__(self, printer: Printer, *, in_thread: bool = True) -> None:
         self.thread = PrintThread(in_thread=in_thread)
@@ -210,16 +211,16 @@ class ServerScreen:
         self._shown = ""
 
     def say(self, text: str) -> None:
-        """Print a line of the server itself."""
+        """Print a message of the server itself."""
         self.thread.submit(self._printer.show_note, safe.escape_line(text))
 
     def begin_tree(self, tree: str, text: str) -> None:
-        """Print a line about a tree that begins, which needs no label then."""
+        """Print a line about a new tree. Its next block then needs no label."""
         self.say(text)
         self._shown = tree
 
     def print_event(self, event: Event, label: str) -> None:
-        """Print an event of a tree. Must be called in the thread."""
+        """Print an event of a tree. Call it only in the print thread."""
         if self._printer.show_event(event, below="" if self._shown == event.tree else f"-- {safe.escape_line(label)}"):
             self._shown = event.tree
 
@@ -231,7 +232,9 @@ async def kill_trees(control: Control) -> None:
 
 
 class TelemetryWarnings(logging.Handler):
-    """A log handler that keeps the first warning, since later ones mostly repeat it; ours go before the library's."""
+    """A log handler that keeps one warning, because later ones mostly repeat it.
+
+    Keeps the first warning of the library, unless Retinue's own logger has a warning."""
 
     first = ""
 
@@ -242,7 +245,7 @@ class TelemetryWarnings(logging.Handler):
 
 @contextmanager
 def catch_telemetry_warnings() -> Iterator[TelemetryWarnings]:
-    """Keep the warnings of telemetry off the live screen."""
+    """Collect the warnings of telemetry, and keep them off the live screen."""
     words, loggers = TelemetryWarnings(logging.WARNING), [logging.getLogger(name) for name in _TELEMETRY_LOGGERS]
     before = [logger.propagate for logger in loggers]
     for logger in loggers:

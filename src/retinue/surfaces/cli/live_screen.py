@@ -1,7 +1,7 @@
-"""The live view of one tree that runs in this process: the view's callbacks as commands of a Control, and signals.
+"""The live view of one tree, whose keys and signals become commands to a Control.
 
-Ctrl-C first asks what to cancel; the second cancels the tree, the third kills it. The person is told when an answer
-comes too late because another surface was first.
+The first Ctrl-C asks what to cancel, the second cancels the tree, the third kills it. If another surface answered a
+question first, the view tells the user.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from retinue.surfaces.printer.printer import Level
 from retinue.surfaces.printer.screen import Screen
 from retinue.surfaces.printer.terminal import Terminal
 
-AT_ONCE_SECONDS = 0.02  # of events that are folded before keys and frames get their turn
+AT_ONCE_SECONDS = 0.02  # of folding events, before keys and frames get their turn
 BY = "user"
 SURFACE = "terminal"
 TOO_LATE = "somebody else was first: question {number} {what}"
 
 
 class LiveScreen:
-    """A live view on this terminal, and the Control that its keys command once there is one."""
+    """A live view on this terminal. Its keys act on the Control of the run that `attach` was called with."""
 
     def __init__(
         self, screen: Screen, *, level: Level, after: int = 0, submit: Callable[[str], object] | None = None
@@ -48,11 +48,11 @@ class LiveScreen:
 
     @property
     def runs(self) -> Runs:
-        """The runs of the tree that is shown."""
+        """Return the runs of the tree on screen."""
         return self.view.activity.runs
 
     def attach(self, run: RunHandle, signals: Signals) -> None:
-        """Show the tree of this run from now on, and aim signals and keys at it."""
+        """Show the tree of `run` from now on, and direct keys and signals to it."""
         self._control, self._tree = run.control, run.tree
         self.view.show_tree(run.tree)
         signals.aim(
@@ -64,12 +64,12 @@ class LiveScreen:
         )
 
     async def show_tree(self, run: RunHandle) -> None:
-        """Show what happens in the tree of a run to its end."""
+        """Show the events of the tree of a run until the tree has ended."""
         async with aclosing(run.control.watch(run.tree, deltas=True)) as items:
             await self.show_items(items)
 
     async def show_items(self, items: AsyncIterator[Event | Delta]) -> None:
-        """Show events and deltas until there are no more. Keys and frames get their turn however many come."""
+        """Show events and deltas until there are no more. Yields to keys and frames however many items come."""
         loop = asyncio.get_running_loop()
         last = loop.time()
         async for item in items:
@@ -79,7 +79,7 @@ class LiveScreen:
                 last = loop.time()
 
     async def close(self) -> None:
-        """Give the terminal back. `is_stuck` then says whether it did not take its last text."""
+        """Restore the terminal. Then `is_stuck` is True if the terminal did not take the last text."""
         self.is_stuck = not await self.screen.close()
 
     def _say(self, text: str) -> None:
@@ -87,7 +87,7 @@ class LiveScreen:
         self.view.show_note(text)
 
     def send_answer(self, question: Approval, decision: Decision) -> None:
-        """Answer a question. The person is told if that fails or comes too late."""
+        """Answer a question in the background. A note tells the user if the answer fails or comes too late."""
         self.screen.tasks.start(self._answer(question, decision))
 
     async def _answer(self, question: Approval, decision: Decision) -> None:
@@ -119,7 +119,7 @@ class LiveScreen:
 async def open_live_screen(
     *, level: Level, after: int = 0, submit: Callable[[str], object] | None = None, header: Header | None = None
 ) -> AsyncIterator[LiveScreen]:
-    """Open the live view on this terminal: what is printed to stderr otherwise comes after it is closed."""
+    """Open the live view on this terminal. Other output to stderr appears after the view is closed."""
     screen = Screen(Terminal(), color=colors.wants_color(sys.stderr))
     live = LiveScreen(screen, level=level, after=after, submit=submit)
     live.view.header = header

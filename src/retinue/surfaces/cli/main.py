@@ -1,7 +1,7 @@
-"""`retinue`: the command table and its help, and the edge where every error becomes one line and an exit code.
+"""`retinue`: the table of commands, their help, and the boundary where an error becomes one line and an exit code.
 
-Only argparse is loaded before a command is chosen, so that `--help` answers at once. The command NAME is two functions
-of a module: `configure_NAME(parser)`, and `execute_NAME(args) -> int`, whose docstring is the command's help.
+Imports only argparse before a command is chosen, so that `--help` is fast. A command NAME is two functions of a module:
+`configure_NAME(parser)`, and `execute_NAME(args) -> int`, whose docstring is the help of the command.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ BROKEN_PIPE = 141
 SHOW_WHERE = "RETINUE_TRACEBACK=1 in the environment shows where"
 NO_FOLDER = "the current folder is gone: change to one that exists"
 WIDEST = 100  # longer lines of prose are hard to read
-MOST_OPTIONS = 9  # of a command whose usage line lists all of them
-LEAST_COLUMN = 26  # of the second column of a table that stands beside the first
+MOST_OPTIONS = 9  # a command with more has `[OPTIONS]` in its usage line
+LEAST_COLUMN = 26  # the least width of the second column beside the first
 BELOW = "      "
 _TWO_COLUMNS = re.compile(r"(\s+\S.*?)\s{2,}(\S.*)")
-# What groups of commands are for, by the first command of each.
+# The headings of groups of commands, by the first command of each group.
 HEADINGS = {
     "init": "run agents",
     "ps": "see what they do",
@@ -89,7 +89,7 @@ HEADINGS = {
     "mcp": "work with other programs",
     "usage": "look after the project",
 }
-# Words of other tools, and the command of ours that does it. Only words whose meaning is plain.
+# Commands of other tools, and the command of Retinue that does the same. Only words with an obvious meaning.
 SYNONYMS = {
     **dict.fromkeys(("start", "exec", "execute", "spawn", "ask", "do", "new", "launch", "task", "prompt"), "run"),
     **dict.fromkeys(("status", "list", "ls", "runs", "trees", "tree", "jobs", "top", "sessions"), "ps"),
@@ -124,7 +124,7 @@ SYNONYMS = {
 
 
 class _Stdout(io.FileIO):
-    """The file under `sys.stdout`. Its errors are known as those of the output."""
+    """The raw file of `sys.stdout`. Raises OutputFailed instead of OSError, except for a broken pipe."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -140,7 +140,7 @@ class _Stdout(io.FileIO):
 
 
 class _Stderr(io.FileIO):
-    """The file under `sys.stderr`. It has no errors: there is nobody left to tell."""
+    """The raw file of `sys.stderr`. Ignores errors, because there is no place left to report them."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -151,16 +151,16 @@ class _Stderr(io.FileIO):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line that says where to read more."""
+    """An argument parser that reports an error as one line with the command for help."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", Help)
         super().__init__(allow_abbrev=False, **options)
         self._positionals.title = "arguments"
-        self.set_defaults(chosen_parser=self)  # in the end that of the command, or of its action
+        self.set_defaults(chosen_parser=self)  # the innermost parser wins: that of the command or its action
 
     def parse_all(self, words: list[str]) -> argparse.Namespace:
-        """Return the arguments in the words. Unlike `parse_args`, an error about an unknown one names the command."""
+        """Parse `words`. Unlike `parse_args`, report an unknown argument with the name of the command."""
         found, unknown = self.parse_known_args(words)
         chosen: Parser = found.chosen_parser
         if unknown:
@@ -180,7 +180,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(*chosen: str) -> tuple[Parser, dict[str, Parser]]:
-    """Return the whole parser and those of the commands. Only the chosen commands are loaded and have their options."""
+    """Return the top parser, and the parser of each command. Imports and configures only the `chosen` commands."""
     top = Parser(
         prog="retinue", description="Run agents and their subagents, and see everything they do.", epilog=EPILOG
     )
@@ -204,7 +204,7 @@ def make_parser(*chosen: str) -> tuple[Parser, dict[str, Parser]]:
 
 
 def describe_command(parser: argparse.ArgumentParser, execute: Callable[..., object]) -> None:
-    """Take a command's description and epilog from the docstring of the function that executes it."""
+    """Set the description and the epilog of `parser` from the docstring of `execute`."""
     import inspect
 
     parser.description, _, parser.epilog = inspect.cleandoc(execute.__doc__ or "").partition("\n\n")
@@ -213,8 +213,10 @@ def describe_command(parser: argparse.ArgumentParser, execute: Callable[..., obj
 def add_actions(
     parser: argparse.ArgumentParser, actions: Mapping[str, tuple[str, Callable[[Any], None], Callable[[Any], int]]]
 ) -> None:
-    """Add the actions of a command, such as `serve`: each with a word about it, the function that adds its options, and
-    the one that executes it, whose docstring is its help. The arguments have that one as `execute_action`."""
+    """Add the actions of a command, such as `serve` of `mcp`.
+
+    `actions` gives for each name a line for the help, a function that adds the options, and a function that executes
+    the action and whose docstring is its help. The parsed arguments hold the latter as `execute_action`."""
     chosen = parser.add_subparsers(
         title="actions", prog=parser.prog, dest="action", metavar="ACTION", required=True, parser_class=type(parser)
     )
@@ -226,31 +228,31 @@ def add_actions(
 
 
 def get_version() -> str:
-    """Return our version, without importing everything that `retinue` offers."""
+    """Return the version from `sys.modules`. An import of `retinue` would depend on all of its exports."""
     number: str = sys.modules["retinue"].__version__
     return number
 
 
 def load_function(command: str, verb: str) -> Callable[[Any], Any]:
-    """Return one of the two functions of a command: `configure` or `execute`."""
+    """Import the module of `command` and return its function `verb`, which is `configure` or `execute`."""
     module = importlib.import_module(f"retinue.surfaces.cli.{MODULES.get(command, command)}")
     function: Callable[[Any], Any] = getattr(module, f"{verb}_{command}")
     return function
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return its exit code. Errors become one line, unless RETINUE_TRACEBACK is set."""
+    """Run one command and return its exit code. Prints an error as one line, unless RETINUE_TRACEBACK is set."""
     _mend_streams()
     try:
         code = _run_command(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has left
         return BROKEN_PIPE
     except KeyboardInterrupt:
         clear_start_line()
         return INTERRUPTED
-    except Exception as error:  # the surface's edge: a person reads one line
+    except Exception as error:  # the boundary of the surface: the user reads one line
         if os.environ.get("RETINUE_TRACEBACK"):
             raise
         return _report_error(error)
@@ -268,7 +270,7 @@ def _run_command(argv: list[str]) -> int:
     try:
         parser = _make_talk_parser() if is_talk else make_parser(*([chosen] if chosen else []))[0]
         args = parser.parse_all(argv)
-    except SystemExit as done:  # argparse's way to say that all is said
+    except SystemExit as done:  # argparse has printed the help, the version or an error
         sys.stdout.flush()
         return int(done.code or 0)
     _change_folder(args.folders)
@@ -280,7 +282,7 @@ def _run_command(argv: list[str]) -> int:
 
 
 def _is_conversation(argv: list[str]) -> bool:
-    """Return whether the words name no command but a conversation: nothing at a terminal, or options of one."""
+    """Return True if `argv` starts a conversation: no words at a terminal, or options of a conversation first."""
     rest = list(argv)
     while rest[:1] == ["-C"]:
         rest = rest[2:]
@@ -300,7 +302,7 @@ def _make_talk_parser() -> Parser:
 
 
 def _find_command(argv: list[str]) -> str | None:
-    """Return the first word that is neither an option nor the folder of -C."""
+    """Return the first word of `argv` that is neither an option nor the folder of -C."""
     words = iter(argv)
     for word in words:
         if word == "-C":
@@ -311,9 +313,9 @@ def _find_command(argv: list[str]) -> str | None:
 
 
 def _change_folder(folders: list[str]) -> None:
-    """Go to the folders of -C, each relative to the one before."""
+    """Change to the folders of -C, each relative to the one before it."""
     if folders and os.sep in sys.argv[0]:
-        sys.argv[0] = os.path.abspath(sys.argv[0])  # noqa: PTH100 - a link stays one; hints print this command
+        sys.argv[0] = os.path.abspath(sys.argv[0])  # noqa: PTH100 - keeps links; hints print this command
     for folder in folders:
         try:
             os.chdir(folder)
@@ -340,7 +342,7 @@ def execute_help(args: argparse.Namespace) -> int:
 
 
 def complain(text: str, *more: str) -> None:
-    """Print one line on stderr, whatever the text holds, and more lines below it."""
+    """Print `text` on stderr as one escaped line, and the lines of `more` below it."""
     from retinue.surfaces.printer import safe
 
     first = safe.fold_line(f"retinue: {safe.escape_line(text)}", sys.stderr, indent="  ")
@@ -365,7 +367,7 @@ def _report_error(error: Exception) -> int:
 
 
 def _explain_refusal(error: OSError) -> str:
-    """Return a sentence for what the system refused: the machine's state, not a bug."""
+    """Describe an error of the operating system, which is a problem of the machine and not a bug."""
     if error.filename is not None:
         name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
         return f"{name}: {error.strerror} ({SHOW_WHERE})"
@@ -377,11 +379,11 @@ def _explain_refusal(error: OSError) -> str:
 
 
 def _mend_streams() -> None:
-    """Replace closed streams by /dev/null, sort out their errors, and escape characters that their encoding lacks."""
+    """Replace closed streams by /dev/null, handle output errors, and escape characters that an encoding lacks."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115, PTH123
-    if sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__:  # else somebody captures them
+    if sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__:  # else a test or a caller captures them
         sys.stdout, sys.stderr = _reopen_stream(sys.stdout, _Stdout), _reopen_stream(sys.stderr, _Stderr)
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
@@ -390,13 +392,13 @@ def _mend_streams() -> None:
 
 
 def _reopen_stream(stream: Any, file: type[io.FileIO]) -> io.TextIOWrapper:
-    """Return the same output on another kind of file."""
+    """Return a text stream for the same file descriptor, on the raw file class `file`."""
     raw = file(stream.fileno(), "w", closefd=False)
     return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, line_buffering=stream.line_buffering)
 
 
 def _drop_output() -> None:
-    """Drop buffered output that cannot be written; the interpreter would complain about it at exit."""
+    """Drop buffered output that cannot be written, because the interpreter would report it at exit."""
     try:
         sys.stdout.flush()
     except Exception:  # noqa: BLE001 - OutputFailed too, whose module is not loaded for every command
@@ -406,7 +408,7 @@ def _drop_output() -> None:
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Help as wide as the terminal. Prose is wrapped; lines that begin with a space stay lines of their own."""
+    """A help formatter for the width of the terminal. Wraps prose, and keeps lines that begin with a space."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=min(shutil.get_terminal_size().columns, WIDEST) - 2)
@@ -418,7 +420,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
         groups: Iterable[argparse._MutuallyExclusiveGroup],
         prefix: str | None = None,
     ) -> None:
-        """Write `[OPTIONS]` for the options of a command that has many."""
+        """Write `[OPTIONS]` instead of the options of a command with more than MOST_OPTIONS."""
         actions = list(actions)
         if sum(bool(action.option_strings) for action in actions) > MOST_OPTIONS:
             actions = [action for action in actions if action.required or not action.option_strings]
@@ -428,13 +430,13 @@ class Help(argparse.RawDescriptionHelpFormatter):
     def add_argument(self, action: argparse.Action) -> None:
         super().add_argument(action)
         if isinstance(action, argparse._SubParsersAction):
-            self._action_max_length += self._indent_increment  # below the heading of a group
+            self._action_max_length += self._indent_increment  # commands are indented below headings
 
     def _format_action(self, action: argparse.Action) -> str:
         if not isinstance(action, argparse._SubParsersAction):
             return super()._format_action(action)
         parts = []
-        for command in action._get_subactions():  # they say all; a line for the action itself says nothing
+        for command in action._get_subactions():  # without a line for the action itself
             heading = HEADINGS.get(command.dest) if action.dest == "command" else None
             if heading is not None:
                 parts.append(f"{' ' * self._current_indent}{heading}\n")
@@ -448,7 +450,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 def wrap_text(text: str, width: int) -> Iterator[str]:
-    """Wrap a text: its prose as paragraphs, and lines that begin with a space as tables of one or two columns."""
+    """Wrap prose as paragraphs, and lines that begin with a space as tables of one or two columns."""
     for is_table, group in groupby(text.splitlines(), key=lambda line: line[:1].isspace()):
         if is_table:
             yield from _wrap_table(list(group), width)
@@ -459,8 +461,10 @@ def wrap_text(text: str, width: int) -> Iterator[str]:
 
 
 def _wrap_table(lines: list[str], width: int) -> Iterator[str]:
-    """Yield the lines of a table as they are if they fit; else with the second column closer to the first one, or below
-    it where that is too long. A line without a second column is a command, and can be copied as it is."""
+    """Yield the lines of a table, unchanged if all fit into `width`.
+
+    Otherwise move the second column closer to the first, or below a first column that is too long. A line without a
+    second column is a command and stays unchanged, so that it can be copied."""
     if all(len(line) <= width for line in lines):
         yield from lines
         return
@@ -475,7 +479,7 @@ def _wrap_table(lines: list[str], width: int) -> Iterator[str]:
         elif row is not None:
             yield row[1]
             yield from (BELOW + rest for rest in _wrap_line(row[2], width - len(BELOW)))
-        elif line.startswith(BELOW):  # it continues the second column of the line above
+        elif line.startswith(BELOW):  # a continuation of the second column of the line above
             text = line.lstrip()
             yield (" " * column if column + len(text) <= width else BELOW) + text
         else:
@@ -489,7 +493,7 @@ def _wrap_line(text: str, width: int) -> list[str]:
 
 
 def explain_unknown_command(word: str) -> str:
-    """Say that there is no such command, and which one is meant if that is known."""
+    """Return the error for an unknown command, with the command that the user probably meant."""
     text = f"there is no command '{word}'"
     meant = _find_meant(word)
     if meant is None:
@@ -513,7 +517,7 @@ def _find_meant(word: str) -> str | None:
 
 
 def _is_slip(word: str, command: str) -> bool:
-    """Tell whether a word is a command but for one letter too many, too few or wrong, or two that are swapped."""
+    """Return True if `word` is `command` with one letter added, missing or wrong, or two neighbours swapped."""
     if len(word) < 3:
         return False
     same = 0

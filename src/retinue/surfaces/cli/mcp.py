@@ -1,6 +1,6 @@
-"""`retinue mcp`: subagents for MCP clients. `serve` is the server, `install` tells a client of it.
+"""`retinue mcp`: subagents for MCP clients. `serve` is the server, `install` adds it to a client.
 
-Loads next to nothing by itself: a client that starts us waits a second for its first answer, and not longer."""
+Imports little at the top, because a client that starts the server waits only about a second for the first answer."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _execute_install(args: argparse.Namespace) -> int:
 
 
 def _find_command() -> list[str]:
-    """Return the command that starts us, from whatever folder a client is in."""
+    """Return the command that starts Retinue from any folder."""
     if shutil.which("retinue") is not None:
         return ["retinue"]
     called = Path(sys.argv[0]).absolute()
@@ -220,7 +220,7 @@ async def _run_server(args: argparse.Namespace) -> int:
 
 
 async def _open_host(args: argparse.Namespace) -> Host:
-    """Open the host after the first request is answered: everything heavy is loaded here, in a thread."""
+    """Open the host after the first request is answered. Does the slow imports in a thread."""
     import asyncio
 
     host = (await asyncio.to_thread(_prepare_host, args))()
@@ -230,7 +230,7 @@ async def _open_host(args: argparse.Namespace) -> Host:
 
 
 def _prepare_host(args: argparse.Namespace) -> Callable[[], Host]:
-    """Return what makes the host. It must be called in the event loop."""
+    """Load the project and return a function that creates the Host, to be called in the event loop."""
     from dataclasses import replace
     from functools import partial
 
@@ -244,13 +244,14 @@ def _prepare_host(args: argparse.Namespace) -> Callable[[], Host]:
     from retinue.surfaces.mcp.host import Host
 
     limits = make_limits(vars(args).__getitem__)
-    own = Limits(seconds=limits.seconds, stall=limits.stall)  # of every subagent: the client itself has no end
+    own = Limits(seconds=limits.seconds, stall=limits.stall)  # for each subagent: the run of the client has no deadline
     limits = msgspec.structs.replace(limits, seconds=msgspec.UNSET, stall=msgspec.UNSET)
     start = prepare(args, folder=args.project, limits=limits, interactive=False)
     profile = None if args.profile is None else _choose_profile(start.project, args)
     if profile is None and not start.parts.enable_subagents:
         raise ConfigError(NO_SUBAGENTS.format(file=start.settings_file))
-    if profile is not None or not (start.parts.teams.enabled and start.parts.teams.agents):  # a client has the pool
+    # If teams have a shared pool of members, the subagents of a client use the models of the pool.
+    if profile is not None or not (start.parts.teams.enabled and start.parts.teams.agents):
         require_model(start, [*start.parts.profiles, *([] if profile is None else [profile])])
     parts = check_sandbox(start, profile or MAIN).parts
     if own != Limits():

@@ -1,4 +1,4 @@
-"""The options of every command that runs agents, and their values. A limit of 0 means 0; a negative one is an error."""
+"""Options that several commands share, and parsers of their values. A limit of 0 means 0, not unlimited."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TREE_HELP = "a tree or a run in it, named as for `retinue show` (default: last)"
 
 
 def add_level_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how much of a tree is shown."""
+    """Add the options for the detail and the form of live output."""
     level = parser.add_mutually_exclusive_group()
     level.add_argument(
         "--verbose",
@@ -38,7 +38,7 @@ def add_level_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_live_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every command that shows a tree at work."""
+    """Add the options of every command that runs one tree and shows it."""
     parser.add_argument("--json", action="store_true", help="print the whole result as one JSON object")
     add_level_options(parser)
     parser.add_argument("--detach", action="store_true", help="run in the background and print the id of the tree")
@@ -53,7 +53,7 @@ def add_live_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_primary_options(parser: argparse.ArgumentParser, *, verb: str) -> None:
-    """Add the options of a new primary: its profile, its workspace, and what it may read."""
+    """Add the options of a new primary: profile, workspace and context paths."""
     parser.add_argument("--profile", metavar="NAME", help=f"the agent to {verb} (see `retinue profiles --all`)")
     parser.add_argument(
         "--workspace",
@@ -64,7 +64,7 @@ def add_primary_options(parser: argparse.ArgumentParser, *, verb: str) -> None:
 
 
 def add_context_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option by which a person grants what a primary may read."""
+    """Add the option that lets a primary read files and folders outside the project."""
     parser.add_argument(
         "--context-path",
         metavar="PATH",
@@ -76,7 +76,7 @@ def add_context_option(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_context_paths(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the paths that the options grant, absolute. Raises ConfigError for one that does not exist."""
+    """Return the paths of --context-path as absolute paths. Raises ConfigError if a path does not exist."""
     granted = []
     for text in getattr(args, "context_path", ()):
         path = Path.cwd() / Path(text).expanduser()
@@ -148,7 +148,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_model(args: argparse.Namespace) -> str | None:
-    """Return the model that the options name; a script file is relative to the current folder."""
+    """Return the model of --model, with the path of a script file made absolute."""
     model: str | None = args.model
     if model is None or not model.startswith("scripted:") or model == "scripted:":
         return model
@@ -156,19 +156,19 @@ def parse_model(args: argparse.Namespace) -> str | None:
 
 
 def parse_whole(text: str) -> int:
-    """Return a whole number of 0 or more."""
+    """Parse a whole number of 0 or more."""
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"must be a whole number of 0 or more, got {text!r}")
     return int(text)
 
 
 def parse_limit_count(text: str) -> int | None:
-    """Return a whole number of 0 or more; None for `none`, which is no limit."""
+    """Parse a whole number of 0 or more. Return None for `none`, which means no limit."""
     return None if text.lower() == "none" else parse_whole(text)
 
 
 def parse_limit_amount(text: str) -> Decimal | None:
-    """Return an amount of US dollars; None for `none`, which is no limit."""
+    """Parse an amount of US dollars. Return None for `none`, which means no limit."""
     if text.lower() == "none":
         return None
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?|\.[0-9]+", text, re.ASCII):
@@ -177,7 +177,7 @@ def parse_limit_amount(text: str) -> Decimal | None:
 
 
 def parse_age(text: str) -> float:
-    """Seconds, as people write a length of time: 7d, 12h, 30min, 45s."""
+    """Parse a length of time such as 7d, 12h, 30min or 45s, and return seconds."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(d|h|min|m|s)", text, re.ASCII)
     if found is None:
         raise argparse.ArgumentTypeError(f"must be a length of time such as 7d, 12h, 30min or 45s, got {text!r}")
@@ -185,7 +185,7 @@ def parse_age(text: str) -> float:
 
 
 def parse_port(text: str) -> int:
-    """Return the number of a TCP port."""
+    """Parse the number of a TCP port."""
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
         raise argparse.ArgumentTypeError(f"must be a port, 1 to 65535, got {text!r}")
     return int(text)

@@ -1,4 +1,4 @@
-"""Helpers that several commands share: the project's log, tables, times, JSON. Text of others is always escaped."""
+"""Output and lookup for several commands: the project's log, tables, times, JSON. Escapes text of runs on terminals."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from retinue.surfaces.printer.safe import measure_width
 
 GAP = "  "
 NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
-PaintCell = Callable[[str, str, str], str]  # of the head of a column, a cell, and as much of it as fits
-print_error = complain  # as the errors that end a command
+PaintCell = Callable[[str, str, str], str]  # takes the head of a column, a cell, and the part of it that fits
+print_error = complain  # also for errors that do not end the command
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -48,9 +48,9 @@ def open_project_log() -> ProjectLog:
 
 
 async def look_up(name: str | None, *, everything: bool = False, live: bool = False) -> tuple[ProjectLog, RunRef]:
-    """Open the project's log and find the run of that name in it. Warns of parts that cannot be read.
+    """Open the project's log and find the run `name` in it. Prints a warning for logs that cannot be read.
 
-    `last` and `@N` are words of this command line only: models give labels, and none may take a word of a person."""
+    `last` and `@N` work only on the command line. A model chooses labels, and no label may shadow these words."""
     project = open_project_log()
     if name is not None:
         name = await resolve_recent(project.log, name, everything=everything)
@@ -58,7 +58,7 @@ async def look_up(name: str | None, *, everything: bool = False, live: bool = Fa
 
 
 def check_folder(folder: Path) -> Path:
-    """Return the project's folder, unless its name cannot stand in a log, which is UTF-8, or its state is not ours."""
+    """Return `folder`. Raises ConfigError if its name is not UTF-8 (the log is), or if its state is not the user's."""
     try:
         str(folder).encode()
     except UnicodeEncodeError:
@@ -68,12 +68,12 @@ def check_folder(folder: Path) -> Path:
 
 
 def shorten_path(path: str, project: Path) -> str:
-    """Return a path in the project relative to the current folder; any other as it is."""
+    """Return `path` relative to the current folder if it is in the project, else unchanged."""
     return os.path.relpath(path) if Path(path).is_relative_to(project) else path
 
 
 def find_command() -> str:
-    """Return the command to call us from another folder: our name, or the whole path where that is not on PATH."""
+    """Return the command that starts Retinue from any folder: `retinue`, or its whole path if it is not on the PATH."""
     called = Path(sys.argv[0])
     if called.name != "retinue" or shutil.which("retinue") is not None:
         return "retinue"
@@ -82,8 +82,7 @@ def find_command() -> str:
 
 @contextmanager
 def pause_collector() -> Iterator[None]:
-    """Stop the search for unreachable cycles: a long list is made of many small values, which have none (bench row
-    `ps --all`)."""
+    """Pause the garbage collector. A long list consists of many small values without cycles (bench row `ps --all`)."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -98,17 +97,17 @@ def print_warning(text: object) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print text of a run; on a terminal without characters that could harm it."""
+    """Print text of a run. On a terminal, escape control characters."""
     print(safe.escape_text(text) if sys.stdout.isatty() else text)
 
 
 def print_json(value: Any, *, indent: int | None = None) -> None:
-    """Print JSON; on a terminal without characters that could harm it."""
+    """Print JSON. On a terminal, escape all characters that are not ASCII."""
     print(json.dumps(value, ensure_ascii=sys.stdout.isatty(), indent=indent))
 
 
 def format_duration(seconds: float) -> str:
-    """Format a length of time in a few characters: 0.04 s, 12 s, 3 min 5 s, 2 h 10 min."""
+    """Format a length of time, such as 0.04 s, 12 s, 3 min 5 s or 2 h 10 min."""
     if seconds < 10:
         return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
     whole = round(seconds)
@@ -139,7 +138,7 @@ def format_table(
 
 
 def make_columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, list[str]]:
-    """Return the columns of rows, by their heads."""
+    """Turn rows into columns, keyed by their heads."""
     return {head: [row[at] for row in rows] for at, head in enumerate(heads)}
 
 
@@ -151,11 +150,11 @@ def format_columns(
     paint: PaintCell | None = None,
     indent: int = 0,
 ) -> list[str]:
-    """Format the columns of a table, by their heads, as aligned lines, on a terminal no wider than it is behind an
-    `indent`.
+    """Format the columns of a table, keyed by their heads, as aligned lines. `right` columns are aligned to the right.
 
-    On a narrow terminal the `flexible` columns are shortened first, in this order, each down to its least width; then
-    the others from the last on. `paint` colours a cell that has its width already."""
+    On a terminal, the lines are no wider than its width less `indent`. The `flexible` columns are shortened first, in
+    their order, each down to its least width; then the others, beginning with the last. `paint` colours a cell after it
+    was shortened."""
     with_heads = {head: (head, *cells) for head, cells in columns.items()}
     widths = {head: _measure_column(column) for head, column in with_heads.items()}
     screen = measure_screen()
@@ -165,7 +164,7 @@ def format_columns(
     for head, column in with_heads.items():
         width, is_right = widths[head], head in right
         if paint is None and _is_ascii(column) and len(max(column, key=len)) <= width:
-            template.append(f"%{width}s" if is_right else f"%-{width}s")  # all columns of a long table: `ps --all`
+            template.append(f"%{width}s" if is_right else f"%-{width}s")  # the fast path, for bench row `ps --all`
             aligned.append(column)
         else:
             template.append("%s")
@@ -177,8 +176,9 @@ def format_columns(
 def drop_columns(
     columns: Mapping[str, Sequence[str]], *, flexible: Mapping[str, int], expendable: Sequence[str]
 ) -> dict[str, Sequence[str]]:
-    """Return the columns that fit on the terminal. The `expendable` ones are dropped in this order, until the others
-    fit with the `flexible` ones at their least width."""
+    """Return the columns that fit on the terminal.
+
+    Drops `expendable` columns in their order, until the rest fits with the `flexible` columns at their least width."""
     left, screen = dict(columns), measure_screen()
     if screen is None:
         return left
@@ -193,7 +193,7 @@ def drop_columns(
 
 
 def measure_screen() -> int | None:
-    """Return the columns of the terminal; None if stdout is none."""
+    """Return the width of the terminal, or None if stdout is not a terminal."""
     return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else None
 
 
@@ -203,11 +203,11 @@ def _measure_column(column: Sequence[str]) -> int:
 
 
 def _is_ascii(column: Sequence[str]) -> bool:
-    return "".join(column).isascii()  # one look at all cells: bench row `ps --all`
+    return "".join(column).isascii()  # one check for all cells: bench row `ps --all`
 
 
 def _align_cells(column: Sequence[str], width: int, *, is_right: bool, paint: PaintCell | None) -> tuple[str, ...]:
-    """Return the cells of a column, its head first, each as wide as the column."""
+    """Return the cells of a column, head included, cut or padded to `width`."""
     aligned = []
     for cell in column:
         text = shorten_to_width(cell, width)

@@ -1,6 +1,6 @@
-"""Long text on a terminal: shown in the user's pager, and printed everywhere else.
+"""The pager: long text is shown in the user's pager on a terminal, and printed on any other output.
 
-What is printed here is safe already: the only escape codes in it are our colours.
+The caller has escaped the text: its only escape codes are the colours of Retinue.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from contextlib import contextmanager
 from retinue.surfaces.printer.safe import measure_width
 
 DEFAULT_PAGER = "less -FRX"
-# For a $PAGER without options of its own: show colours, leave the text on the screen, and end with a short one.
+# For a $PAGER without options: show colours, leave the text on the screen, and quit if it fits on one screen.
 PAGER_SETTINGS = {"LESS": "FRX", "LV": "-c"}
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def print_long(text: str) -> None:
-    """Print a text; through $PAGER (`less -FRX`) if stdout is a terminal with fewer lines."""
+    """Print `text`. If it is longer than the terminal, show it in $PAGER (default: `less -FRX`)."""
     command = _choose_pager() if _is_too_long(text) else []
     if not command or not _show_in_pager(command, text):
         print(text)
 
 
 def _choose_pager() -> list[str]:
-    """Return the words of the pager's command; none if the user wants none."""
+    """Return the command of the pager as words, or an empty list if the user wants no pager."""
     try:
         words = shlex.split(os.environ.get("PAGER", DEFAULT_PAGER))
     except ValueError:
@@ -39,19 +39,19 @@ def _choose_pager() -> list[str]:
 
 
 def _is_too_long(text: str) -> bool:
-    """Tell whether a text has more lines than the terminal; never for other outputs."""
+    """Return True if stdout is a terminal with fewer lines than `text`."""
     try:
         columns, rows = os.get_terminal_size(sys.stdout.fileno())
     except (OSError, ValueError):  # no terminal
         return False
-    if not columns or not rows:  # it does not know its size
+    if not columns or not rows:  # the terminal does not know its size
         return False
     lines = (measure_width(_COLOR.sub("", line)) for line in text.split("\n"))
     return sum(max(1, -(-width // columns)) for width in lines) >= rows
 
 
 def _show_in_pager(command: list[str], text: str) -> bool:
-    """Show a text until its reader leaves the pager. Returns False if there is no such program."""
+    """Show `text` until the user leaves the pager. Return False if the pager cannot be started."""
     sys.stdout.flush()
     with _ignore_interrupts():
         try:
@@ -64,7 +64,7 @@ def _show_in_pager(command: list[str], text: str) -> bool:
 
 @contextmanager
 def _ignore_interrupts() -> Iterator[None]:
-    """Leave Ctrl-C to the pager. A function, since a program that we start would inherit SIG_IGN."""
+    """Leave Ctrl-C to the pager. The handler is a function, because the pager would inherit SIG_IGN."""
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         yield

@@ -1,4 +1,4 @@
-"""`retinue profiles`: which agents there are, where each comes from and what it is for; and which of them are teams."""
+"""`retinue profiles`: the agents of the project with their source and purpose, and the members of teams."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEADS = ("NAME", "ACTIVE", "SOURCE", "DESCRIPTION")
 TEAM_HEADS = ("TYPE", "SPAWNED BY", "MEMBERS", "STRATEGY", "STEP")
 MEMBERS_WIDTH = 20
 PRIMARY, CLIENT, BOTH = "primary", "MCP client", "both"
-OWN_MODEL = "its own model"  # of a primary, where nothing but the command says which that is
+OWN_MODEL = "its own model"  # of a primary whose model only the command line names
 TEAMS_OFF = (
     "No subagent is a team. `subagent_orchestrator: {enabled: true}`, under `orchestrator: coordination:` in "
     "retinue.yaml, turns teams on."
@@ -114,7 +114,7 @@ def _print_teams(project: Project, profiles: Sequence[Profile], *, as_json: bool
 
 
 def _print_team_table(rows: Sequence[_Row]) -> None:
-    """Print a line for each member, and below it what the steps mean."""
+    """Print a line for each member, and an explanation of the steps below the table."""
     cells: list[tuple[str, ...]] = []
     for first, second in zip(rows[::2], rows[1::2], strict=True):
         is_same = first.resolution == second.resolution
@@ -129,7 +129,7 @@ def _print_team_table(rows: Sequence[_Row]) -> None:
 def _resolve(
     teams: TeamSettings, profile: Profile, local: Sequence[Member], primary: str | None, *, spawner: str
 ) -> Resolution:
-    """Return the members of a subagent, with the model of its own that its profile may have."""
+    """Return the members of a subagent. A model in its profile replaces an inherited one."""
     is_client = spawner == CLIENT
     primary = primary or (None if is_client else OWN_MODEL)
     found = resolve_members(
@@ -155,7 +155,7 @@ class _Row:
     teams: TeamSettings
 
     def to_cells(self) -> list[tuple[str, ...]]:
-        """Return a row of cells for each member; the first says what holds for all."""
+        """Return a row of cells for each member. Only the first row has the values that all members share."""
         members = [safe.escape_line(_describe_member(member)) for member in self.resolution.members] or ["no model"]
         first = (self.profile.name, self.spawner, members[0], self.choose_strategy() or "-", str(self.resolution.step))
         return [first, *(("", "", member, "", "") for member in members[1:])]
@@ -173,7 +173,7 @@ class _Row:
         }
 
     def choose_strategy(self) -> str | None:
-        """Return the strategy of a quick run; None for one member, who needs none."""
+        """Return the strategy of a team without refinement, or None for a single member."""
         if len(self.resolution.members) < 2:
             return None
         return choose_strategy(self.teams.final_answer_strategy, refine=False)

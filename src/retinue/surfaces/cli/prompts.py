@@ -1,4 +1,4 @@
-"""Questions of a command itself, answered with a line at the terminal. (The printer asks what agents ask.)"""
+"""Questions of a command itself, answered with a line at the terminal. The printer asks the questions of agents."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from retinue.surfaces.printer import safe
 
 
 def at_terminal() -> bool:
-    """Return whether a person can be asked: they see stderr and type on stdin."""
+    """Return True if a user can be asked, because both stdin and stderr are a terminal."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def ask(question: str) -> str | None:
-    """Ask, and return the line that was typed, stripped; None at the end of the input. What was typed before the
-    question was shown is discarded."""
+    """Print `question` and return the typed line, stripped, or None at the end of the input.
+
+    Discards everything typed before the question was shown."""
     sys.stdout.flush()
     with suppress(termios.error, OSError, ValueError):
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
@@ -26,7 +27,7 @@ def ask(question: str) -> str | None:
         print(question, end=" ", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
     except KeyboardInterrupt:
-        print(file=sys.stderr)  # the shell's prompt begins a line
+        print(file=sys.stderr)  # so that the shell's prompt begins on a new line
         raise
     if not line:
         print(file=sys.stderr)
@@ -35,7 +36,7 @@ def ask(question: str) -> str | None:
 
 
 def ask_yes_no(question: str, *, default: bool) -> bool:
-    """Ask for a yes or no, again until it is one; the end of the input is a no."""
+    """Ask until the answer is yes or no. An empty line is the `default`, the end of the input is a no."""
     while True:
         line = ask(f"{question} {'[Y/n]' if default else '[y/N]'}")
         match None if line is None else line.casefold():
@@ -48,7 +49,7 @@ def ask_yes_no(question: str, *, default: bool) -> bool:
 
 
 def ask_trust(file: Path, loose: Sequence[str]) -> bool:
-    """Ask whether what a settings file loosens may hold."""
+    """Ask whether the settings file may loosen permissions. `loose` lists the settings that do."""
     lines = [
         f"{safe.escape_line(str(file))} loosens what agents may do here:",
         *(f"  {safe.escape_line(line)}" for line in loose),

@@ -20,8 +20,8 @@ from retinue.surfaces.printer import colors, safe
 
 HEADS = ("RUN", "LABEL", "AGENT", "STATE", "TURNS", "TOOLS", "TOKENS", "COST", "TIME", "STARTED", "TASK")
 NUMBERS = frozenset({"TURNS", "TOOLS", "TOKENS", "COST", "TIME"})
-FLEXIBLE = {"LABEL": 12, "TASK": 20}  # the least width of columns that are shortened before others are dropped
-LEAST_STATE = {"STATE": 10}  # where nothing is left to drop
+FLEXIBLE = {"LABEL": 12, "TASK": 20}  # least widths of columns that are shortened before others are dropped
+LEAST_STATE = {"STATE": 10}  # shortened when no column is left to drop
 EXPENDABLE = ("TOOLS", "TURNS", "COST", "TOKENS", "AGENT", "TIME", "STARTED", "LABEL")  # least important first
 ASKING = "waiting_approval"
 COLORS: dict[str, Role] = {
@@ -87,7 +87,7 @@ def _list_runs(args: argparse.Namespace) -> int:
     listed = [(each, view) for each in found for view in each.list_runs()]
     columns = screen.make_columns(HEADS, [_make_cells(each, view, now) for each, view in listed])
     if not any(view.cost > 0 for _, view in listed):
-        del columns["COST"]  # nothing but "unknown" says nothing
+        del columns["COST"]  # a column of nothing but "unknown" is useless
     print("\n".join(_format_columns(columns)))
     asking = columns["STATE"].count(ASKING)
     if asking:
@@ -108,7 +108,7 @@ def _list_runs(args: argparse.Namespace) -> int:
 
 
 def _format_columns(columns: dict[str, list[str]]) -> list[str]:
-    """Return the lines of the table. Without room for labels, they stand where a subagent has no task."""
+    """Return the lines of the table. If the column LABEL does not fit, put labels into the empty cells of TASK."""
     fitting = screen.drop_columns(columns, flexible=FLEXIBLE, expendable=EXPENDABLE)
     flexible = {head: least for head, least in {**FLEXIBLE, **LEAST_STATE}.items() if head in fitting}
     if "LABEL" not in fitting:
@@ -150,7 +150,7 @@ def _make_cells(listing: Listing, view: RunView, now: float) -> tuple[str, ...]:
 
 
 def _describe_task(view: RunView) -> str:
-    """Return the task of a primary; of a subagent, whose label says it, whether it is a team."""
+    """Return the task of a primary, or the size of a team. Other subagents have none, because the label says it."""
     if view.number:
         return f"team of {len(view.members)}" if view.members else ""
     return screen.shorten_to_width(safe.escape_line(view.spawned.task), TASK_WIDTH)

@@ -1,4 +1,4 @@
-"""The questions that wait in all processes of the project, for the commands that list, show and answer them."""
+"""The pending questions of all processes of the project, for the commands that list, show and answer them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEPT = "allowed in this project from now on, by the rule in retinue.yaml: {rules
 
 @dataclass(frozen=True)
 class Waiting:
-    """A pending question, and the client that answers it."""
+    """A pending question, and the control client of the process that asks it."""
 
     approval: Approval
     client: ControlClient
@@ -55,16 +55,16 @@ async def _list_pending(client: ControlClient) -> list[Approval]:
     try:
         return await client.pending()
     except ControlUnreachable:
-        return []  # it closed this moment, and its questions with it
+        return []  # the process has just ended, and its questions with it
     except RetinueError as error:
         screen.print_warning(f"process {client.address.pid} does not answer which questions it asks: {error}")
         return []
 
 
 def match_questions(found: Sequence[Waiting], name: str) -> list[Waiting]:
-    """Return the questions with that number or id.
+    """Return the questions whose number is `name`, or whose id is or begins with `name`.
 
-    A number is never the beginning of an id: if its question has been answered, it must not mean another one."""
+    A number never matches the beginning of an id, or it could mean another question once its own is answered."""
     if is_number(name):
         return [each for each in found if each.approval.number == int(name)]
     exact = [each for each in found if each.approval.id == name]
@@ -72,13 +72,15 @@ def match_questions(found: Sequence[Waiting], name: str) -> list[Waiting]:
 
 
 def is_number(name: str) -> bool:
-    """Return whether a word is the number of a question, not an id."""
+    """Return True if `name` is the number of a question and not an id."""
     return name.isascii() and name.isdigit()
 
 
 async def choose_or_explain(project: screen.ProjectLog, found: Sequence[Waiting], name: str) -> Waiting:
-    """Return the question with that number or id. The error about several lists each with its tree's time and task; the
-    error about one that was answered says by whom."""
+    """Return the one question with the number or id `name`.
+
+    Raises Ambiguous if there are several, listing each with the time and task of its tree, and NotFound if there is
+    none. If the question was answered already, the error says by whom."""
     matching = match_questions(found, name)
     if len(matching) == 1:
         return matching[0]
@@ -95,7 +97,7 @@ async def choose_or_explain(project: screen.ProjectLog, found: Sequence[Waiting]
 
 
 async def _list_candidates(log: LogReader, found: Sequence[Waiting]) -> list[str]:
-    """Describe questions that have the same number: the call, and when and why its tree was started."""
+    """Describe each question by its id, its call, and the time and task of its tree."""
     trees = list(dict.fromkeys(each.approval.tree for each in found))
     origins = {run.first.tree: describe_origin(run) for run in await log.read_runs(trees) if run.first.run == 0}
     return [
@@ -105,7 +107,7 @@ async def _list_candidates(log: LogReader, found: Sequence[Waiting]) -> list[str
 
 
 async def _find_answered(project: screen.ProjectLog, name: str) -> tuple[ApprovalAsked, QuestionClosed] | None:
-    """Return the answered question of that id, or of that number if only one tree at work has had it."""
+    """Return an answered question and its closing by id, or by number if exactly one tree is live. Else None."""
     trees = [name.partition("/")[0]]
     if is_number(name):
         listed = [stored.tree for stored in await project.log.list_trees(only="live")]
@@ -125,12 +127,12 @@ async def _find_answered(project: screen.ProjectLog, name: str) -> tuple[Approva
 
 
 async def describe_outcome(log: LogReader, approval: Approval) -> str:
-    """Say who decided what about a question that is no longer open, where and when."""
+    """Describe the outcome of a closed question: who decided, where and when."""
     return describe_closing(await find_closing(iterate_events(log, approval.tree), approval.id))
 
 
 async def send_answer(project: screen.ProjectLog, chosen: Waiting, decision: Decision, *, surface: str) -> Answered:
-    """Send an answer to the process that asks. If that is gone, the log says whose answer it took before."""
+    """Send an answer to the process that asks. If the process is gone, read from the log whose answer it took."""
     about, by = chosen.approval, who()
     try:
         return await chosen.client.answer(about.id, decision, by=by, digest=about.digest, surface=surface)
@@ -142,7 +144,7 @@ async def send_answer(project: screen.ProjectLog, chosen: Waiting, decision: Dec
 
 
 async def give_answer(project: screen.ProjectLog, chosen: Waiting, decision: Decision, *, surface: str) -> bool:
-    """Give an answer to the process that asks, and print what became of it; False if another one was first."""
+    """Send an answer and print the outcome. Return False if another answer came first."""
     about = chosen.approval
     if await send_answer(project, chosen, decision, surface=surface) != "taken":
         what = await describe_outcome(project.log, about)
@@ -165,7 +167,7 @@ def format_rules(approval: Approval) -> str:
 
 
 async def is_rule_kept(log: LogReader, approval: Approval) -> bool:
-    """Return whether the answer for the project that was just taken wrote its rule. It may not be in the log yet."""
+    """Return True if an answer with the scope `project` has written its rule. Waits for the event in the log."""
 
     def is_decision(event: Event) -> bool:
         return isinstance(event.body, ApprovalDecided) and event.body.approval_id == approval.id
@@ -175,8 +177,9 @@ async def is_rule_kept(log: LogReader, approval: Approval) -> bool:
 
 
 async def spread_rule(project: screen.ProjectLog, answered: Waiting, *, surface: str) -> AsyncIterator[Approval]:
-    """Tell the other processes of the project a rule that one was just given, and yield their questions that it
-    answers. Without that they would know it only after their next start."""
+    """Give the same answer to pending questions of other processes that have the same rule, and yield these questions.
+
+    The other processes would read the new rule only at their next start."""
     rule, pid = answered.approval.rule, answered.client.address.pid
     for each in await find_waiting(project):
         about = each.approval
@@ -185,6 +188,6 @@ async def spread_rule(project: screen.ProjectLog, answered: Waiting, *, surface:
         try:
             outcome = await send_answer(project, each, Allow("project"), surface=surface)
         except ControlUnreachable:
-            continue  # it ended this moment
+            continue  # the process has just ended
         if outcome == "taken":
             yield about

@@ -111,7 +111,7 @@ def _load_project(args: argparse.Namespace, primary: RunRecord) -> tuple[Parts, 
 
 
 async def _run_replay(replay: Replay, printer: Printer) -> tuple[Result[Any], dict[int, RunRecord]]:
-    """Return the result of the replay and its records."""
+    """Run the replay, and return its result and the records of its runs."""
     log = open_log(None)
     shown = await drive(
         Parts(Path.cwd()),

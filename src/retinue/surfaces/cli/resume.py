@@ -1,4 +1,4 @@
-"""`retinue resume` and `retinue continue`: runs in trees that exist, here or in the process that may write them."""
+"""`retinue resume` and `retinue continue`: runs in existing trees, in this process or in the one that writes them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def execute_resume(args: argparse.Namespace) -> int:
 
 
 def _tell_of_errand(state: Path, found: Listing) -> None:
-    """Nobody waits for a run that a watcher, killed since, had taken out of an outbox: it is answered without it."""
+    """Warn if the tree was requested through an outbox. Its request was answered when the watcher was killed."""
     spawned = found.runs.runs[0].spawned
     request = asked_id(request_name(spawned.subagent_id))
     if request is not None and any((state / "outbox").glob(f"*/{request}")):
@@ -89,8 +89,9 @@ def _tell_of_errand(state: Path, found: Listing) -> None:
 
 
 async def find_conversation(log: LogReader, name: str | None) -> Listing | None:
-    """Find the conversation of that name, whatever its state; without a name the latest interrupted one, or the latest
-    tree if no tree is interrupted. None if that is no conversation."""
+    """Return the tree `name` if it is a conversation, else None.
+
+    Without a name, use the latest interrupted tree, or the latest tree if none is interrupted."""
     if name is None:
         interrupted = await log.list_trees(screen.print_warning, only="interrupted")
         stored = interrupted or await log.list_trees(screen.print_warning)
@@ -106,7 +107,10 @@ async def _load_tree(log: LogReader, name: str) -> Listing:
 
 
 def resume_conversation(args: argparse.Namespace, project: screen.ProjectLog, found: Listing) -> int:
-    """Come back to a conversation: in the process that has it, in this one, or as a new one that continues it."""
+    """Reopen a conversation and return the exit code.
+
+    Attaches to the process that runs it. Without such a process, resumes the tree in this one. If the conversation has
+    ended, the next message continues it as a new tree."""
     if args.json or args.plain or not can_draw():
         raise ConfigError(TALKS.format(tree=found.tree))
     shown, unsent = 0, NOTHING_UNSENT
@@ -138,7 +142,9 @@ def resume_conversation(args: argparse.Namespace, project: screen.ProjectLog, fo
 
 
 async def find_interrupted_tree(log: LogReader, name: str | None) -> Listing:
-    """Find the tree of that name, which must have no ending and no process; without a name the latest such tree."""
+    """Return the interrupted tree `name`, or without a name the latest one that can be resumed.
+
+    Raises ConfigError if the tree has ended or is live, and NotFound if no tree is interrupted."""
     if name is None:
         for stored in await log.list_trees(screen.print_warning, only="interrupted"):
             found = await load_listing(log, stored.tree)
@@ -159,7 +165,7 @@ async def find_interrupted_tree(log: LogReader, name: str | None) -> Listing:
 
 
 def _has_work(found: Listing) -> bool:
-    """Tell whether a tree has a run that can go on. One that only stands for an MCP client, which is gone, cannot."""
+    """Return True if a run of the tree can be resumed. A primary that stands for an MCP client cannot."""
     runs = found.runs.runs.values()
     return any(run.ended is None and not (run.number == 0 and run.agent == MCP_CLIENT) for run in runs)
 
@@ -202,7 +208,7 @@ def execute_continue(args: argparse.Namespace) -> int:
 
 
 async def _find_ended(name: str) -> tuple[screen.ProjectLog, Listing, RunRef]:
-    """Find the run of that name, which must have ended, here."""
+    """Return the run `name`, its tree and its log. Raises ConfigError if the run is remote or has not ended."""
     project, found = await screen.look_up(name)
     tree = await load_listing(project.log, found.tree)
     old = tree.runs.runs[found.run]
@@ -218,14 +224,15 @@ async def _find_ended(name: str) -> tuple[screen.ProjectLog, Listing, RunRef]:
 
 
 def make_overrides(args: argparse.Namespace, start: StartUp) -> ResumeOverrides:
-    """Return what the command line changes in a tree that exists."""
+    """Return the values from the command line that override those of an existing tree."""
     profiles = (MAIN, *start.project.all_profiles)
     return ResumeOverrides(profiles=profiles, limits=start.limits, model=start.model, runtime=args.runtime)
 
 
 def keep_runtime(args: argparse.Namespace, start: StartUp, tree: Listing) -> StartUp:
-    """Give new runs the runtime of the tree's primary if that is stricter than the settings of now. A laxer one has to
-    be asked for again, because a log must not loosen what the settings say."""
+    """Return `start` with the runtime of the tree's primary, if that is stricter than the current settings.
+
+    A laxer runtime needs a new --runtime, because a log must not loosen the settings. Prints a warning then."""
     runtime, current = decode_raw(tree.runs.runs[0].spawned.profile).get("runtime"), start.parts.runtime
     if args.runtime is not None or current == "delegated" or runtime not in RUNTIMES or runtime == current:
         return start
@@ -238,7 +245,9 @@ def keep_runtime(args: argparse.Namespace, start: StartUp, tree: Listing) -> Sta
 def run_in_tree(
     args: argparse.Namespace, start: StartUp, project: screen.ProjectLog, found: Listing, begin: BeginInTree
 ) -> int:
-    """Run in a tree here, or through the control server of the process that has the right to write it."""
+    """Start a run in an existing tree and return the exit code.
+
+    If another process holds the log of the tree, start the run there through its control server."""
     overrides = make_overrides(args, start)
     try:
         start = keep_runtime(args, start, found)
@@ -250,7 +259,9 @@ def run_in_tree(
 
 
 def _find_holder(project: screen.ProjectLog, tree: str, pid: int, *, limits: Limits) -> ControlClient:
-    """Return a client of the process that writes the tree's log. That process takes no limits."""
+    """Return a control client of the process `pid`, which writes the log of the tree.
+
+    Raises ConfigError if there is no control server, or if `limits` are set, which that process does not accept."""
     client = control_clients.find_client(project, pid)
     if client is None:
         raise ConfigError(
@@ -264,7 +275,7 @@ def _find_holder(project: screen.ProjectLog, tree: str, pid: int, *, limits: Lim
 async def _run_elsewhere(
     args: argparse.Namespace, project: screen.ProjectLog, found: Listing, pid: int, starting: Awaitable[RunHandle]
 ) -> int:
-    """Start the run in the process that writes the tree's log, and show it here."""
+    """Start the run in the process that writes the log of the tree, show it here, and return the exit code."""
     begun = await starting
     if args.detach:
         print(begun.tree)

@@ -1,4 +1,4 @@
-"""`retinue run TASK`: one primary agent, seen live on stderr, its answer on stdout."""
+"""`retinue run TASK`: run a primary, with live output on stderr and the answer on stdout."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def execute_run(args: argparse.Namespace) -> int:
 
 
 def read_task(text: str) -> str:
-    """Return the task: the text itself, stdin for `-`, or a file for `@FILE` (`@@` begins a task with @)."""
+    """Return the task: `text` itself, stdin for `-`, or the content of FILE for `@FILE`. `@@` stands for one `@`."""
     if text == "-":
         data = sys.stdin.buffer.read(EVENT_BYTES + 1)
         try:

@@ -1,4 +1,4 @@
-"""`retinue send` and `retinue cancel`: commands for a run at work, in whatever process it runs."""
+"""`retinue send` and `retinue cancel`: commands for a run at work in any process of the project."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def _send(name: str, text: str, wait: float) -> tuple[RunRef, Receipt]:
 
 
 async def _explain_remote(log: LogReader, found: RunRef) -> str:
-    """Say why words do not reach a remote run, and where they would, if that is known; empty for other runs."""
+    """Explain why a message cannot reach a remote run, and which run to send it to. Empty for other runs."""
     tree = await load_listing(log, found.tree)
     view = tree.runs.runs[found.run]
     if not view.spawned.server or view.ended is not None or not tree.live:

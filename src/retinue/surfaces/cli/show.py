@@ -116,13 +116,13 @@ def _format_page(state: Path, tree: Listing, view: RunView, now: float) -> Itera
     children = [
         f"{tree.tree}/{child.number}  {tree.state_of(child):<12}  {safe.escape_line(f'{child.agent}  [{child.label}]')}"
         for child in view.children
-        if child.spawned.depth > view.spawned.depth  # no members
+        if child.spawned.depth > view.spawned.depth  # members of a team have a table of their own
     ]
     yield from _format_section("children", children)
 
 
 def _format_team(view: RunView) -> Iterator[str]:
-    """Yield the table of a team's members with their answers and votes, and the reasons of the votes."""
+    """Yield the table of a team's members with their answers and votes, then the reasons for the votes."""
     if not view.members:
         return
     team = view.report_team()
@@ -153,7 +153,7 @@ def _format_team(view: RunView) -> Iterator[str]:
 
 
 def _format_rounds(view: RunView) -> Iterator[str]:
-    """Yield the table of a run's rounds, the packet that the newest one started from, and the decision."""
+    """Yield the table of a run's rounds, the decision, and the packet that the latest round started from."""
     rounds = view.rounds
     if rounds is None:
         return
@@ -183,7 +183,7 @@ def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterat
     if view.members:
         yield "team", describe_team(view)
     whole = sum_subtree_bill(view)
-    if view.members:  # it asks no model itself
+    if view.members:  # a team calls no model itself
         yield "state", f"{tree.state_of(view)}, {took}"
         yield "usage", _describe_usage(whole.usage)
         yield "cost", format_cost(whole.cost, whole.unpriced)
@@ -231,7 +231,7 @@ def _describe_usage(usage: Usage) -> str:
 
 
 def _describe_changes(state: Path, tree: Listing, run: int) -> str:
-    """Say whether the changes of a run were applied, and how to apply them."""
+    """Describe whether the changes of a run were applied, or how to apply them."""
     one = open_stored_control(state).find_copy(tree.tree, run)
     if one is None:
         return "gone with the run's folder"
@@ -263,7 +263,7 @@ def _format_part(title: str, text: str) -> Iterator[str]:
 
 
 def _format_section(title: str, lines: Iterable[str]) -> Iterator[str]:
-    """Yield safe lines below a title; nothing if there are none."""
+    """Yield `title` and the indented lines, which must be escaped. Yield nothing if there are no lines."""
     below = [f"{INDENT}{line}".rstrip() for line in lines]
     if below:
         yield from ("", _paint("name", title), *below)
@@ -279,12 +279,12 @@ def _format_mark(success: bool) -> str:
 
 
 def _paint(role: Role, text: str) -> str:
-    """Return a text as a safe line, in the colour of its role where stdout is a terminal that wants colours."""
+    """Return `text` as an escaped line, in the colour of its role if stdout takes colours."""
     return colors.paint_header(((role, text),), color=colors.wants_color(sys.stdout))
 
 
 def _format_actions(found: list[Action], project: Path) -> Iterator[str]:
-    """Yield the lines of a block for each call."""
+    """Yield a block of lines for each tool call."""
     for action in found:
         mark = "…" if action.success is None else _format_mark(action.success)
         call = "".join(text for _, text in make_call_spans(action.tool, action.args))

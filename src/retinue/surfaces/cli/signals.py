@@ -1,4 +1,4 @@
-"""Signals of the terminal as commands to a tree: the one place of retinue that handles them."""
+"""Signals as commands to a tree. For trees, Retinue handles signals only here."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Action = Callable[[], Coroutine[Any, Any, object] | None]
 
 
 class Signals:
-    """The first cancels, the second kills, a third leaves at once; the log says then what was interrupted. A surface
-    that can ask what to cancel does that at the first Ctrl-C, before all this.
+    """Signal handlers: the first signal cancels, the second kills, the third ends the process at once.
 
-    Signals that were ignored when we started stay ignored."""
+    If `aim` was given `ask`, the first Ctrl-C only asks what to cancel, and does not count. Signals that were ignored
+    when the process started stay ignored."""
 
     def __init__(self) -> None:
         self.aim(lambda: None, lambda: None, lambda _: None)
@@ -41,13 +41,14 @@ class Signals:
         ask: Callable[[], object] | None = None,
         leave: Callable[[], object] | None = None,
     ) -> None:
-        """Set what the first two signals do. `say` tells the user which of them came. `ask` asks what to cancel at the
-        first Ctrl-C; `leave` is called before the process ends at once."""
+        """Set the actions of the first signal (`cancel`) and the second (`kill`). `say` shows a message at each.
+
+        `ask` is called at the first Ctrl-C instead. `leave` is called before the third signal ends the process."""
         self._cancel, self._kill, self._say = cancel, kill, say
         self._ask, self._leave = ask, leave
 
     def forget_question(self) -> None:
-        """Ask again at the next Ctrl-C: the person has chosen."""
+        """Call `ask` again at the next Ctrl-C, because the user has answered."""
         self._has_asked = False
 
     def __enter__(self) -> Signals:
@@ -70,7 +71,7 @@ class Signals:
                 self._leave()
             os._exit(KILLED)
         word, act = (CANCELLING, self._cancel) if self._count == 1 else (KILLING, self._kill)
-        with suppress(OSError):  # the terminal may be gone, which is why a signal comes
+        with suppress(OSError):  # the signal may have come because the terminal is gone
             self._say(word)
         work = act()
         if work is not None:

@@ -1,7 +1,4 @@
-"""The first thing on the screen: a line that says that a command starts, before anything slow is imported.
-
-Stands on the last line of the terminal until anything else is printed, which removes it.
-"""
+"""The start line: shown before the slow imports of a command, and removed by the first other output."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-COMMANDS = ("talk", "run", "resume", "continue", "demo")  # those that show a live view
+COMMANDS = ("talk", "run", "resume", "continue", "demo")  # the commands with a live view
 NOT_LIVE = ("--plain", "--detach", "--help", "-h")
 TEXT = "◐ starting"
 _ERASE = b"\r\x1b[K"
@@ -17,7 +14,7 @@ _is_shown = False
 
 
 def show_start_line(command: str | None, arguments: Sequence[str]) -> None:
-    """Show the line, if the command will show a live view on this terminal."""
+    """Show the start line if `command` will show a live view on this terminal."""
     global _is_shown  # noqa: PLW0603 - there is one terminal
     if command not in COMMANDS or any(word in NOT_LIVE for word in arguments):
         return
@@ -32,7 +29,7 @@ def show_start_line(command: str | None, arguments: Sequence[str]) -> None:
 
 
 def clear_start_line() -> None:
-    """Remove the line, because something else is printed."""
+    """Remove the start line before other output."""
     global _is_shown  # noqa: PLW0603
     if _is_shown:
         _is_shown = False

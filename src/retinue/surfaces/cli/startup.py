@@ -1,8 +1,8 @@
-"""Starting a supervisor from a command line: the one way of run, resume, continue, watch and mcp serve.
+"""Startup of a supervisor from command line options, for every command that runs agents.
 
-Turns parsed options into the parts of a supervisor: asks whether the project's retinue.yaml is trusted, merges files,
-options and environment, warns, and checks the model and the sandbox before any model is called. `foreground.py` then
-runs one tree; watch and mcp serve run many.
+Asks whether to trust the project's retinue.yaml, merges files, options and environment into the parts of a supervisor,
+prints warnings, and checks the model and the sandbox before any model is called. `foreground.py` then runs one tree;
+`watch`, `mcp serve` and `a2a serve` run many.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ DELEGATED = "inside a container: subagents are requested from the host through {
 
 @dataclass(frozen=True)
 class StartUp:
-    """The parts and project that a command starts a supervisor from. `limits` and `model` are those of its options;
-    `asks` says that a person at this terminal can be asked."""
+    """The parts and the project from which a command starts a supervisor.
+
+    `limits` and `model` are the options of the command. `asks` is True if a user at this terminal can be asked."""
 
     parts: Parts
     project: Project
@@ -74,10 +75,10 @@ def prepare(
     interactive: bool = True,
     traced: bool = True,
 ) -> StartUp:
-    """Read the project around a folder (the current one), which --project may name, and merge the options into it.
+    """Load the project around `folder` (default: the current folder), and merge the options into it.
 
-    `limits` replace those of the options. `interactive` is False for a command whose stdin is not a person's, and for
-    one that serves others; `traced` puts new trees into the trace of the environment."""
+    `folder` comes from --project. `limits` replaces the limits in the options. `interactive` is False for a command
+    that reads its task from stdin, and for a server. `traced` puts new trees into the trace of the environment."""
     if interactive and args.config is None and not args.yes:
         _ask_trust()
     if folder is not None and not folder.is_dir():
@@ -106,7 +107,7 @@ def prepare(
 
 
 def _ask_trust() -> None:
-    """Ask at the terminal, once for each text of the project's retinue.yaml, whether what it loosens may hold."""
+    """Ask whether the project's retinue.yaml may loosen permissions, once for each text of the file."""
     file = find_project(Path.cwd()) / SETTINGS_FILE
     if not exists(file) or not prompts.at_terminal():
         return
@@ -114,7 +115,7 @@ def _ask_trust() -> None:
     loose = [str(each) for each in restrict(parse_settings(text, file))[1]]
     if loose and trust.read_answer(file, text) is None:
         yes = prompts.ask_trust(file, loose)
-        with nullcontext() if yes else suppress(ConfigError):  # a no that cannot be kept is asked for again
+        with nullcontext() if yes else suppress(ConfigError):  # if a no cannot be stored, the next run asks again
             trust.keep_answer(file, text, trusted=yes)
 
 
@@ -125,7 +126,7 @@ def require_model(start: StartUp, profiles: Sequence[Profile]) -> None:
 
 
 def choose_profile(project: Project, name: str | None) -> Profile:
-    """Return the profile of that name, active or not; without a name the primary of `retinue run`."""
+    """Return the profile `name`, active or not. Without a name, return the default primary of `retinue run`."""
     if name is None:
         return MAIN
     for profile in project.all_profiles:
@@ -136,7 +137,7 @@ def choose_profile(project: Project, name: str | None) -> Profile:
 
 
 def make_printer(args: argparse.Namespace, *, color: bool | None = None) -> Printer:
-    """Return the printer of live events, as detailed as the options say."""
+    """Return the printer of live events, with the level of detail that the options set."""
     clear_start_line()
     return Printer(sys.stderr, level=choose_level(args), color=color)
 
@@ -146,7 +147,7 @@ def choose_level(args: argparse.Namespace) -> Level:
 
 
 def make_header(start: StartUp, profile: Profile) -> Header:
-    """Return the header of a run of this profile, which asks a model of ours, before it has started."""
+    """Return the header that the live view shows before the run of `profile` has started."""
     parts = start.parts
     model = start.model or profile.model or parts.model
     whole = start.limits.override(parts.limits)
@@ -163,12 +164,14 @@ def make_header(start: StartUp, profile: Profile) -> Header:
 
 
 def wants_live_view(args: argparse.Namespace) -> bool:
-    """Return whether a command shows the live view: at a terminal that can, unless plain blocks are wanted."""
+    """Return True if the terminal can draw the live view, and neither --plain nor --detach is given."""
     return not args.plain and not getattr(args, "detach", False) and can_draw()
 
 
 def check_sandbox(start: StartUp, profile: Profile) -> StartUp:
-    """Check that the sandbox a run asks for can be built. At a terminal the user may choose another, or none."""
+    """Check that the runtime of `profile` works here, and return `start`.
+
+    If the runtime does not work, ask the user at a terminal for another, or raise ConfigError."""
     wanted = profile.runtime or start.parts.runtime
     try:
         make_placement(start.parts).runtime(wanted)
@@ -182,7 +185,7 @@ def check_sandbox(start: StartUp, profile: Profile) -> StartUp:
 
 
 def _ask_runtime(parts: Parts, engine: str | None) -> Parts:
-    """Ask which runtime to use instead. A choice for this project is written to its file once it works."""
+    """Ask which runtime to use instead. Write a choice for the project to its file, once that runtime works."""
     file = parts.rules_file or parts.project / SETTINGS_FILE
     offered = "" if engine is None else CONTAINER_CHOICE.format(engine=engine, file=safe.escape_line(str(file)))
     print(offered + CHOICES.format(file=safe.escape_line(str(file))), end="", file=sys.stderr)
@@ -201,7 +204,7 @@ def _ask_runtime(parts: Parts, engine: str | None) -> Parts:
 
 
 def _make_container_ready(parts: Parts) -> None:
-    """Check that containers work, and build the default image if that is missing; raises ConfigError."""
+    """Check that containers work, and build the default image if it is missing. Raises ConfigError."""
     try:
         make_placement(parts).runtime(CONTAINER)
     except ConfigError:
@@ -213,7 +216,7 @@ def _make_container_ready(parts: Parts) -> None:
 
 
 def _write_runtime(parts: Parts, file: Path) -> None:
-    from retinue.config.edit import set_runtime  # loads ruamel.yaml
+    from retinue.config.edit import set_runtime  # imports ruamel.yaml
 
     before, after = set_runtime(file, parts.runtime)
     if parts.keeps_trust:

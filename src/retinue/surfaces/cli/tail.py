@@ -1,4 +1,4 @@
-"""`retinue tail TREE`: the events of a tree, from the log and then as they happen in whatever process runs it."""
+"""`retinue tail TREE`: the events of a tree from the log, then live from the process that runs the tree."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ async def _warn_interrupted(project: screen.ProjectLog, tree: str) -> None:
 
 
 async def _follow_live(project: screen.ProjectLog, tree: str, args: argparse.Namespace, *, level: Level) -> None:
-    """Show the live view of a tree that another process runs, until it ends."""
+    """Show the live view of a tree of another process until the tree has ended."""
     ended: RunEnded | None = None
     live = Screen(Terminal(output_fd=sys.stdout.fileno()), color=colors.wants_color(sys.stdout))
     view = LiveView(live, tree, level=level, after=args.after)
     live.open()
     try:
-        whole = argparse.Namespace(**{**vars(args), "after": 0})  # the view shows what the earlier events tell
+        whole = argparse.Namespace(**{**vars(args), "after": 0})  # the view needs the earlier events for its state
         async for line in _read_lines(project, tree, whole, deltas=True):
             item = decode_item(line) if is_delta(line) else decode_line(line, project.log.location)
             view.apply(item)
@@ -121,8 +121,9 @@ async def _follow_live(project: screen.ProjectLog, tree: str, args: argparse.Nam
 
 
 def _print_ending(printer: Printer, agent: str, ended: RunEnded, *, is_shown: bool) -> None:
-    """Print how the primary ended, and its answer, which went to the process that started it. The last answer of a
-    conversation is shown already."""
+    """Print the status of the ended primary, and its answer unless `is_shown`.
+
+    Only the process that started the tree printed the answer. The last answer of a conversation is shown already."""
     head, text = f"● {safe.escape_line(agent)} {ended.status}", ended.final_response
     if ended.status == "done" and is_shown:
         printer.show_text(colors.paint_faint(head, color=printer.color))
@@ -149,6 +150,6 @@ async def _read_lines(
                     after = after if isinstance(item, Delta) else item.seq
                     yield line
         except (ControlUnreachable, NotFound):
-            pass  # the log has the events that the server did not send
+            pass  # the log has the events that the control server did not send
     async for stored in follow_lines(project.log, tree, after=after):
         yield stored.line

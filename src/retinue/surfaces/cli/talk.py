@@ -1,8 +1,8 @@
-"""`retinue` alone, and `retinue resume` of a conversation: opens the conversation at this terminal, and the process
-that has its runs.
+"""`retinue` without a command, and `retinue resume` of a conversation: the processes behind a conversation.
 
-That process is a child of the one the shell waits for: if subagents go on when the person leaves, it goes on in the
-background, and the shell has its terminal back. `conversation.py` has what happens on screen.
+The conversation runs in a child of the process that the shell waits for. If subagents are still at work when the user
+leaves, the child continues in the background and the shell gets its terminal back. `conversation.py` handles the
+screen.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def execute_talk(args: argparse.Namespace) -> int:
         raise ConfigError(missing)
 
     async def begin(control: Control, text: str) -> RunHandle:
-        await asyncio.to_thread(import_provider, header.model)  # keys are taken meanwhile
+        await asyncio.to_thread(import_provider, header.model)  # in a thread, so that keys still work
         return await control.spawn(profile, Task(text, model=start.model, conversation=True), limits=start.limits)
 
     opening = Opening(begin=begin, profile=profile, header=header)
@@ -98,9 +98,10 @@ def execute_talk(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """The way in which a conversation is opened: a new one, which `begin` starts with its first message, or one that
-    `resume` resumes and that has `known` events, of which the first `shown` are on screen. `unsent` was typed before
-    the conversation was open. `profile` is its agent's, where that is known; `header` is on screen before the first
+    """The start of a conversation: either `begin` starts a new run with the first message, or `resume` resumes a tree.
+
+    A resumed tree has `known` events, of which the first `shown` are on screen. `unsent` is the text typed before the
+    conversation was open. `profile` is the profile of the agent, if it is known. `header` is on screen before the first
     message."""
 
     begin: Begin | None = None
@@ -113,7 +114,7 @@ class Opening:
 
 
 def host_conversation(args: argparse.Namespace, start: StartUp, opening: Opening) -> int:
-    """Hold a conversation whose runs are in this process, and return the exit code."""
+    """Run a conversation in a child process that hosts its runs, and return the exit code."""
     clear_start_line()
     shell, code = split_process()
     if shell is None:
@@ -122,7 +123,7 @@ def host_conversation(args: argparse.Namespace, start: StartUp, opening: Opening
 
 
 class _Host:
-    """The process that has the runs of a conversation. `shell` is the way to the process that the shell waits for."""
+    """The process that hosts the runs of a conversation. `shell` is a socket to the process the shell waits for."""
 
     def __init__(self, args: argparse.Namespace, start: StartUp, opening: Opening, shell: socket.socket) -> None:
         self._start, self._opening, self._shell = start, opening, shell
@@ -131,7 +132,7 @@ class _Host:
         self._conversation: Conversation | None = None
 
     async def run(self) -> int:
-        parts = replace(self._start.parts, approver=None)  # the view answers, as one who attends
+        parts = replace(self._start.parts, approver=None)  # the live view answers: `_hold` registers it with `attend`
         async with AsyncExitStack() as screens:
             opening = self._opening
             view = open_live_screen(level=self._level, after=opening.shown, submit=self._submit, header=opening.header)
@@ -157,7 +158,7 @@ class _Host:
             self._conversation.submit(text)
 
     async def _hold(self, live: LiveScreen, control: Control) -> Conversation:
-        """Hold the conversation until the person leaves it."""
+        """Run the conversation until the user leaves."""
         with Signals() as signals, catch_telemetry_warnings():
             async with control.attend():
                 opening = self._opening
@@ -168,7 +169,7 @@ class _Host:
                 )
                 conversation.restore_unsent(*opening.unsent)
                 loop = asyncio.get_running_loop()
-                loop.add_reader(self._shell, conversation.leave_open)  # the first process is gone
+                loop.add_reader(self._shell, conversation.leave_open)  # readable: the first process is gone
                 try:
                     await conversation.hold(run)
                 finally:
@@ -176,7 +177,7 @@ class _Host:
         return conversation
 
     async def _go_on(self, conversation: Conversation) -> None:
-        """Go on without a terminal until nothing is at work any more; the conversation stays open."""
+        """Continue without a terminal until no run is at work. The conversation stays open."""
         assert conversation.run is not None and self._start.parts.state is not None
         leave_session(0)
         redirect_output(self._start.parts.state, conversation.run)
@@ -188,7 +189,7 @@ class _Host:
 async def attach_conversation(
     args: argparse.Namespace, client: ControlClient, ref: RunRef, *, known: int
 ) -> tuple[Conversation, int]:
-    """Hold a conversation whose runs are in another process. Returns it, and the exit code."""
+    """Run a conversation whose runs are in another process. Return the Conversation and the exit code."""
     clear_start_line()
     held: list[Conversation] = []
     async with AsyncExitStack() as screens:
@@ -197,7 +198,7 @@ async def attach_conversation(
         )
         live.view.starting = ""
         with Signals() as signals:
-            with suppress(RetinueError):  # the stream breaks off if that process is gone
+            with suppress(RetinueError):  # if the process is gone, `hold` ends at once
                 await screens.enter_async_context(client.attend(ref.tree))
             held.append(Conversation(live, client, signals, known=known, hosts=False))
             await held[0].hold(RunHandle(client, ref))
@@ -206,7 +207,7 @@ async def attach_conversation(
 
 
 async def _read_ending(conversation: Conversation) -> tuple[Result[Any] | None, str]:
-    """Return the result of a conversation, if it has ended, and its changes that were not applied."""
+    """Return the result of an ended conversation and the diff of its unapplied changes, else None and an empty text."""
     run, control = conversation.run, conversation.control
     result, diff = None, ""
     if conversation.parting == "ended" and run is not None:
@@ -217,7 +218,7 @@ async def _read_ending(conversation: Conversation) -> tuple[Result[Any] | None, 
 
 
 def print_parting(conversation: Conversation, result: Result[Any] | None, diff: str) -> int:
-    """Say how the conversation was left, and how to come back to it; return the exit code."""
+    """Print how the conversation was left and how to resume it, and return the exit code."""
     run = conversation.run
     if run is None:
         return 0
@@ -243,10 +244,10 @@ def print_parting(conversation: Conversation, result: Result[Any] | None, diff: 
 
 
 def split_process() -> tuple[socket.socket | None, int]:
-    """Continue in a second process that can leave the terminal later.
+    """Fork a second process that can leave the terminal later.
 
-    Return in the second the way to the first; in the first None and the exit code, once the second has ended or has
-    left the terminal. Must be called before there is a thread or an event loop."""
+    In the second process, return a socket to the first one. In the first process, wait until the second has ended or
+    has left the terminal, and return None and the exit code. Call this before there is a thread or an event loop."""
     sys.stdout.flush()
     sys.stderr.flush()
     ours, theirs = socket.socketpair()
@@ -259,8 +260,10 @@ def split_process() -> tuple[socket.socket | None, int]:
 
 
 def _wait_for_second(child: int, way: socket.socket) -> int:
-    """Wait in the process that the shell knows until the other has ended or left; return the exit code. Ctrl-C reaches
-    the other itself. So does Ctrl-Z: this one stops after it, so that the terminal is the shell's when it may be."""
+    """Wait until the second process `child` has ended or left the terminal, and return the exit code.
+
+    The terminal sends Ctrl-C and Ctrl-Z to both processes, and this one ignores them. It stops itself only after the
+    child has stopped, so that the shell gets the terminal after the child has restored it."""
     ended: list[int] = []
 
     def follow_child(number: int, frame: object) -> None:

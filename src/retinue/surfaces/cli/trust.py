@@ -1,6 +1,6 @@
-"""`retinue trust`: let the project's retinue.yaml loosen what agents may do.
+"""`retinue trust`: let the project's retinue.yaml loosen the permissions of agents.
 
-`--state` takes over a state folder that was not made here, `--owner` accepts a project of another user."""
+`--state` takes over a state folder that was created in another place, `--owner` accepts a project of another user."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def execute_trust(args: argparse.Namespace) -> int:
 
 
 def _take_over_state(state: Path, *, yes: bool) -> int:
-    """Make a state folder that was moved, copied or restored here the user's."""
+    """Take over a state folder that the user moved, copied or restored, and return the exit code."""
     if not is_adoptable(state):
         print(f"{safe.escape_line(str(state))} is yours already." if state.exists() else "There is no state here.")
         return 0
@@ -98,7 +98,7 @@ def _take_over_state(state: Path, *, yes: bool) -> int:
 
 
 def _accept_owner(folder: Path, *, yes: bool) -> int:
-    """Accept that another user owns the project's files."""
+    """Accept another user as the owner of the project's files, and return the exit code."""
     owners = find_other_owners([folder / mark for mark in (*OWNED_MARKS, ".git")])
     if not owners:
         print(f"{safe.escape_line(str(folder))} has no files of another user.")
@@ -121,7 +121,7 @@ def _accept_owner(folder: Path, *, yes: bool) -> int:
 
 
 def _confirm(what: str, *, yes: bool, ask: Callable[[], bool]) -> bool:
-    """Return whether the user agrees, by option or at the terminal."""
+    """Return True if the user agrees, by --yes or at the terminal. Raises ConfigError without either."""
     if yes:
         return True
     if not prompts.at_terminal():

@@ -1,4 +1,4 @@
-"""`retinue usage`: what the models of this project have spent."""
+"""`retinue usage`: the tokens and cost of the models of this project."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def execute_usage(args: argparse.Namespace) -> int:
 
 
 async def _read_usage(log: LogReader, on_problem: OnProblem, since: float) -> list[Event]:
-    """Read the `usage` events of all trees, but those that another process has in its own trees too."""
+    """Read the usage events of all trees, except trees that another process already reports as its subagents."""
     reported = {stored.tree for stored in await log.list_trees(on_problem) if stored.is_reported}
     events = log.read_kind(UsageReported.kind, on_problem, since=since)
     return [event async for event in events if event.tree not in reported]

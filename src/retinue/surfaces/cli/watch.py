@@ -1,4 +1,4 @@
-"""`retinue watch`: on the host, runs what agents in containers ask for through a shared folder."""
+"""`retinue watch`: run on the host the subagents that agents in containers request through a shared folder."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def execute_watch(args: argparse.Namespace) -> int:
 
 
 class _Host:
-    """The Control, its control server, its screen and the watcher, from the first look to the last answer."""
+    """The watcher of an outbox, with its Control, control server and screen."""
 
     def __init__(self, args: argparse.Namespace, parts: Parts, printer: Printer) -> None:
         terminal = at_terminal()
