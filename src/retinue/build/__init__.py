@@ -1,5 +1,5 @@
-"""The composition root: the only package that names concrete backends. Each is loaded when it is asked for.
+"""The composition root: the only package that names concrete backends. Each backend is imported when it is needed.
 
-Its functions take values (a folder, profiles, a model name) and return what they build. Nothing here reads a file
-unless a name or a project says so.
+The functions take values (a folder, profiles, a model name) and return the objects they build. They read files only if
+a name or a project refers to them.
 """

@@ -19,7 +19,7 @@ IGNORE_ALL = b"*\n"
 
 
 def open_log(state: Path | None) -> Log:
-    """Return a log in memory, or the durable one of a state folder, which ignores itself in git."""
+    """Return a log in memory, or the durable log of a state folder. Git is told to ignore the state folder."""
     if state is None:
         from retinue.log.memory import MemoryLog
 
@@ -33,7 +33,7 @@ def open_log(state: Path | None) -> Log:
 
 
 def _ignore_state(ignore: Path) -> None:
-    """Keep the state out of git. A clone may have brought a file here that says the opposite, or a link."""
+    """Keep the state out of git. A clone may contain another .gitignore or a symlink in this place."""
     try:
         try:
             if read_small_file(ignore, len(IGNORE_ALL)) == IGNORE_ALL:
@@ -46,7 +46,7 @@ def _ignore_state(ignore: Path) -> None:
 
 
 def open_observed_log(parts: Parts) -> tuple[Log, FindOrigin | None]:
-    """Return the log, wrapped for telemetry if the parts ask for it, and the function that gives a new tree's trace."""
+    """Return the log, observed by telemetry if `parts` ask for it, and the function that finds a new tree's trace."""
     log = _with_failpoint(open_log(parts.state))
     if parts.telemetry:
         from retinue.telemetry.observer import ObservedLog, current_trace
@@ -59,7 +59,7 @@ def open_observed_log(parts: Parts) -> tuple[Log, FindOrigin | None]:
 
 
 def is_telemetry_wanted(setting: bool | None) -> bool:
-    """Return the setting; where it is unset, whether the environment names an OpenTelemetry collector."""
+    """Return the setting. If it is unset, return True if the environment names an OpenTelemetry collector."""
     if setting is None and any(name.startswith("OTEL_EXPORTER_") for name in os.environ):
         from retinue.telemetry.providers import is_requested
 
@@ -73,9 +73,9 @@ def _read_environment_trace() -> TraceOrigin:
 
 
 def _with_failpoint(log: Log) -> Log:
-    """Return the log; in a crash test, one that kills this process at the named point."""
+    """Return the log. In a crash test, return a log that kills this process at the named point."""
     point = os.environ.get("RETINUE_FAILPOINT")
-    if not point or point.startswith("outbox_"):  # those belong to the mailbox
+    if not point or point.startswith("outbox_"):  # these are points of the outbox, in `files.failpoints`
         return log
     from retinue.log.forwarding_log import FailingLog
 

@@ -1,4 +1,4 @@
-"""Models and prices by name. A provider's library is loaded when the first run needs it."""
+"""Models and prices by name. A provider's library is imported when the first run needs it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _cassette: Cassette | None = None
 
 
 def list_known_models() -> list[str]:
-    """Return the models that the installed library of providers names; none without it."""
+    """Return the model names that the installed provider library knows, or an empty list without the library."""
     try:
         from retinue.models.providers import KNOWN_MODELS
     except ImportError:
@@ -31,7 +31,7 @@ def list_known_models() -> list[str]:
 
 
 def suggest_model(name: str) -> str:
-    """Return how to write a model that was named without its provider."""
+    """Return a hint about how to write the model `name` with its provider."""
     if name and ":" not in name:
         for known in (*(provider.default for provider in PROVIDERS), *list_known_models()):
             if known.partition(":")[2] == name:
@@ -40,10 +40,10 @@ def suggest_model(name: str) -> str:
 
 
 class ModelSource:
-    """Models by name: `scripted:FILE`, relative to the project, or PROVIDER:NAME.
+    """Models by name: `scripted:FILE`, relative to the project, or `PROVIDER:NAME`.
 
-    Each is made once, so that all runs on it share its connections and its back-off; `close` ends the connections.
-    `wrap` puts something in front of every model, also of one that was passed as a value."""
+    Each model is made once, so that all its runs share its connections and its back-off. `close` closes the
+    connections. `wrap` is put in front of every model, also of a model passed as a value."""
 
     def __init__(self, project: Path, clock: Clock) -> None:
         self._project = project
@@ -67,7 +67,7 @@ class ModelSource:
 
 
 def import_provider(model: str) -> None:
-    """Import the library that a model of this name needs, which takes a second or two. Errors are left to the run."""
+    """Import the library of a model, which takes a second or two. If the import fails, the run reports the error."""
     if model.partition(":")[0] != "scripted":
         with suppress(ImportError):
             from retinue.models.providers import import_adapter
@@ -76,8 +76,9 @@ def import_provider(model: str) -> None:
 
 
 class LibraryPrices:
-    """Prices of models named `provider:model`, from the price library as it was released; nothing is fetched. It is
-    loaded at the first question about a model it could know; without it no price is known."""
+    """Prices of models named `provider:model`, from the installed price library. Nothing is fetched.
+
+    The library is imported at the first question about such a model. Without the library no price is known."""
 
     def price(self, model: str, usage: Usage) -> Decimal | None:
         if ":" not in model or model.startswith("scripted:"):
@@ -105,7 +106,7 @@ class LibraryPrices:
 
 @contextmanager
 def use_cassette(cassette: Cassette) -> Iterator[None]:
-    """Record the model calls of every supervisor built meanwhile, or play them back. For the pytest plugin."""
+    """Record or play back the model calls of every supervisor built within this context. For the pytest plugin."""
     global _cassette  # noqa: PLW0603 - a test cannot pass it to the supervisors that the code under test builds
     before, _cassette = _cassette, cassette
     try:
@@ -115,7 +116,7 @@ def use_cassette(cassette: Cassette) -> Iterator[None]:
 
 
 def wrap_with_cassette(models: ModelSource, *, name_run: Callable[[RunRef], str], project: str, state: str) -> None:
-    """Put the cassette in use, if there is one, in front of the models. `name_run` names a run for good."""
+    """Put the cassette in use, if any, in front of the models. `name_run` returns a lasting name of a run."""
     if _cassette is not None:
         from retinue.models.cassettes import RunNames
 
@@ -135,7 +136,7 @@ def _make_model(name: str, project: Path, clock: Clock) -> Model:
 
 
 def _make_provider_model(name: str, clock: Clock) -> Model:
-    """Load the provider's library, which takes a second or two, and return its model with retries."""
+    """Import the provider's library, which takes a second or two, and return its model with retries."""
     provider, _, rest = name.partition(":")
     if not provider or not rest:
         raise NotFound(f"unknown model {name!r}: {suggest_model(name)}")

@@ -1,7 +1,7 @@
-"""The command that tells a person about a question, such as a desktop notification. It is a watcher of questions.
+"""The command that notifies a person of a question, for example on the desktop.
 
-The command comes from the settings, which the user trusts. It runs without a shell; no text of an agent is a word of
-it. It gets the question as JSON on stdin, and its facts as environment variables. It cannot answer.
+The command comes from the settings, which the user trusts. It runs without a shell, and no text of an agent becomes an
+argument. It gets the question as JSON on stdin and the main facts as environment variables. It cannot answer.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _DESKTOP_VARIABLES = (
 
 
 class Notifier:
-    """Runs the command for each new question, and ends it when the question is closed. At most `MAX_RUNNING` run at
-    once, `NOTIFY_SECONDS` each; a question that comes while so many run gets none. `warn` is told of a question whose
-    command cannot be started, once."""
+    """A watcher of questions that runs the command for each new question, and ends it when the question is closed.
+
+    At most `MAX_RUNNING` commands run at once, `NOTIFY_SECONDS` each. A question that arrives while so many run gets
+    no command. `warn` is called only for the first question whose command cannot be started."""
 
     def __init__(self, command: Sequence[str], folder: Path, warn: Callable[[Approval, str], object]) -> None:
         self._command = tuple(command)
@@ -96,7 +97,7 @@ class Notifier:
 
 
 def make_notice_environment(question: Approval) -> dict[str, str]:
-    """Return what the command sees: an allowlist of our own environment, the way to the desktop, and the facts."""
+    """Return the environment of the command: an allowlist of our own, the desktop variables, and the facts."""
     given = os.environ
     spans = make_question_spans(question.label, question.tool, question.args)[1:]
     facts = {
@@ -113,6 +114,6 @@ def make_notice_environment(question: Approval) -> dict[str, str]:
 
 
 def _make_line(text: str) -> str:
-    """Return a short line without control characters, for programs that show it as it is."""
+    """Return a short line without control characters, for programs that show it unchanged."""
     line = "".join(char if char.isprintable() else " " for char in text[:LINE_CHARACTERS])
     return line.encode("utf-8", "replace").decode()

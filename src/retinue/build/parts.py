@@ -1,4 +1,4 @@
-"""The values a supervisor is built from. Knows no files and builds nothing."""
+"""The values from which a supervisor is built. Reads no files and builds nothing."""
 
 from __future__ import annotations
 
@@ -30,42 +30,44 @@ MAIN = Profile(
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything a supervisor is built from.
+    """Everything from which a supervisor is built.
 
     project             the folder that agents work on
     state               the state folder; None keeps everything in memory
-    profiles            the subagents a model may name
+    profiles            the subagents that a model may name
     model               the model of runs whose profile names none
-    approver            answers approvals; None: nobody does, unless `wait_approvals` is set
-    mode, rules, policy which calls ask first: `policy` wins over `mode`, `mode` over the mode of `rules`
-    rules_file          the file that a rule for the whole project is written to
+    approver            answers approvals; None: nobody answers, unless `wait_approvals` is set
+    mode, rules, policy decide which calls need approval: `policy` overrides `mode`, `mode` the mode of `rules`
+    rules_file          the file for new rules of the whole project
     keeps_trust         `rules_file` is the project's own retinue.yaml, which stays trusted when we write to it
     approval_timeout    seconds after which an approval is denied
-    notify_command      a command run for each question that waits for a person
+    notify_command      the command to run for each question that waits for a person
     wait_approvals      seconds to wait for an answer when no approver is attached
-    limits, timeouts    limits of the primary and its tree; bounds for what a model asks for
+    limits, timeouts    limits of the primary and its tree; bounds for the timeouts that models request
     skills              returns the part of a profile's system prompt that lists its skills
     setup               the command that prepares each new copied workspace
-    telemetry           True sends spans as OpenTelemetry's variables say
-    traced              puts new trees into the trace that TRACEPARENT names
-    network             reachable hosts, "none" or "full"; `dialer` connects to them (no file can name it)
-    runtime, fallback   where runs live whose profile does not say; what they get where that cannot be had
-    context_paths       files and folders that every primary may read beside its own; absolute
-    expose              paths that sandboxed runs may read beside their folders
+    workspace_max_mib   the largest size in MiB of a new copied workspace
+    clock, prices       replace the system clock and the price library
+    telemetry           True sends spans as the OpenTelemetry variables say
+    traced              puts new trees into the trace of the TRACEPARENT variable
+    network             reachable hosts, "none" or "full"; `dialer` connects to them (no file can set it)
+    runtime, fallback   the runtime of runs whose profile names none; the runtime to use if that is not available
+    context_paths       absolute paths of files and folders that every primary may read besides its own
+    expose              paths that sandboxed runs may read besides their folders
     launch_prefix       words before the command that starts a bubblewrap sandbox
     image               the container image; `container_flags` are added to podman or docker run
-    caps                what each sandboxed run may use of the machine
-    outbox              the folder through which delegated runs are requested
-    adapter             what starts delegated runs instead of the outbox (no file can name it)
-    mcp_servers         the MCP servers that runs may have tools from
-    serves_requests     primaries are delegated by other processes: `retinue watch`
-    best_effort         in an MCP server: runs continue although their events do not reach the collector
-    total               what all trees of the process together may spend
-    is_mcp_server       this process serves as an MCP server: it opens no collector of its own
-    teams               which members a subagent has, and how they agree
-    subagent_agents     the members of what a primary spawns, if its profile names none
-    rounds              rounds of every primary, judged by an evaluator; None: it answers once
-    enable_subagents    False: no run gets a tool to spawn with
+    caps                the resource limits of each sandboxed run
+    outbox              the folder for the requests of delegated runs
+    adapter             starts delegated runs instead of the outbox (no file can set it)
+    mcp_servers         the MCP servers whose tools runs may use
+    serves_requests     other processes delegate the primaries: `retinue watch`
+    best_effort         in an MCP server: runs continue even if their events do not reach the collector
+    total               the budget of all trees of the process together
+    is_mcp_server       this process serves as an MCP server and opens no collector of its own
+    teams               the members of subagents that are teams, and how the members agree
+    subagent_agents     the members of subagents that a primary spawns, if its profile names none
+    rounds              rounds of every primary, judged by an evaluator; None: a primary answers once
+    enable_subagents    False: no run gets a tool to spawn subagents
     """
 
     project: Path
@@ -114,12 +116,12 @@ class Parts:
 
     @property
     def is_unattended(self) -> bool:
-        """True if nothing asks: the approval mode is `yes`."""
+        """Return True if the approval mode is `yes`, so that nobody is asked."""
         return self.policy is None and (self.mode or self.rules.mode) == "yes"
 
 
 def find_profile(parts: Parts, name: str) -> Profile:
-    """Return the active profile of that name, or the generic one; raises NotFound."""
+    """Return the profile named `name`; the generic profile counts too. Raises NotFound."""
     for profile in (*parts.profiles, GENERIC):
         if profile.name.casefold() == name.casefold():
             return profile
@@ -128,17 +130,17 @@ def find_profile(parts: Parts, name: str) -> Profile:
 
 
 def add_profiles(parts: Parts, profiles: Sequence[Profile]) -> Parts:
-    """Return the parts with these profiles added; they replace profiles of the same name."""
+    """Return `parts` with these profiles added. They replace profiles of the same name."""
     by_name = {profile.name.lower(): profile for profile in (*parts.profiles, *profiles)}
     return replace(parts, profiles=list(by_name.values()))
 
 
 def adapt_to_watcher(parts: Parts) -> Parts:
-    """Return the parts of `retinue watch`, which runs on the host what a container asks for.
+    """Return the parts for `retinue watch`, which runs the requests of a container on the host.
 
     `delegated` becomes `isolated`, because the request has arrived where it should run. A profile cannot be less
-    sandboxed than the process says, because the container chooses the profile. The host's context paths are granted to
-    its own primaries, not to a container's, and what a container asks for is no primary that works in rounds."""
+    sandboxed than the process, because the container chooses the profile. The host's context paths and rounds are for
+    its own primaries, not for the runs that a container requests."""
     runtime: RuntimeName = "isolated" if parts.runtime == "delegated" else parts.runtime
     mode: dict[str | None, RuntimeName] = {"delegated": "isolated", "inherited": runtime}
     profiles = [replace(each, runtime=mode.get(each.runtime, each.runtime)) for each in parts.profiles]

@@ -1,4 +1,4 @@
-"""The parts that a project's files ask for, merged with what the caller and the environment say."""
+"""The parts that a project's files ask for, merged with the settings of the caller and the environment."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 def load_project_parts(
     start: Path, *, config: Path | None = None, default_runtime: RuntimeName = "inherited", **changes: Any
 ) -> tuple[Parts, Project]:
-    """Read the project around `start` and return the parts it asks for, and the project.
+    """Read the project around `start`. Return the parts that its files ask for, and the project.
 
-    `changes` are fields of Parts that the caller sets; None means unset. They win over the files, except that limits
-    and rules are merged."""
+    `changes` are fields of Parts that the caller sets; None means unset. They override the files, except that limits,
+    rules and context paths are merged."""
     from retinue.config.coordination import to_members
     from retinue.config.models import find_default_model
     from retinue.config.project import load_project
@@ -84,8 +84,10 @@ def load_project_parts(
 
 
 def load_profile(name: str) -> Profile[str]:
-    """Return a built-in profile, such as `explorer`. Reads no file of the project. `dataclasses.replace` gives it
-    another model, tools or limits. Raises ConfigError for an unknown name."""
+    """Return a built-in profile, such as `explorer`. Reads no file of the project. Raises ConfigError for an unknown
+    name.
+
+    Use `dataclasses.replace` to give the profile another model, tools or limits."""
     from retinue.config.location import show_text, suggest
 
     built_in = find_built_in_profiles()
@@ -108,7 +110,7 @@ def find_evaluator() -> Profile[str]:
 
 
 def enable_rounds(parts: Parts, rounds: Rounds) -> Parts:
-    """Return the parts with every setting that rounds need, whatever the files say."""
+    """Return `parts` with every setting that rounds need, whatever the files say."""
     has_evaluator = any(profile.name.casefold() == ROUND_EVALUATOR for profile in parts.profiles)
     return replace(
         parts if has_evaluator else add_profiles(parts, [find_evaluator()]),
@@ -119,20 +121,20 @@ def enable_rounds(parts: Parts, rounds: Rounds) -> Parts:
 
 
 def render_built_in_skills(profile: Profile) -> str:
-    """Return the part of the profile's system prompt that lists its skills, which are built in. Raises ConfigError for
-    an unknown skill."""
+    """Return the part of the profile's system prompt that lists its built-in skills. Raises ConfigError for an unknown
+    one."""
     from retinue.config.skills import find_skills, render_skill_prompt
 
     return render_skill_prompt(profile.skills, find_skills(None)) if profile.skills else ""
 
 
 def _merge_rules(option: Rules, base: Rules) -> Rules:
-    """Return both sets of rules. The option's mode wins."""
+    """Return both sets of rules together. The mode of `option` wins."""
     return Rules(option.mode or base.mode, base.allow + option.allow, base.ask + option.ask, base.deny + option.deny)
 
 
 def _resolve_outbox(option: Path | None, settings: Settings, project: Path) -> Path | None:
-    """Return the folder shared with the host: the option, else the environment, else retinue.yaml."""
+    """Return the outbox, a folder shared with the host: the option, else the environment, else retinue.yaml."""
     named = option or os.environ.get(OUTBOX_VARIABLE)
     if named:
         return Path(named).absolute()
@@ -141,8 +143,9 @@ def _resolve_outbox(option: Path | None, settings: Settings, project: Path) -> P
 
 
 def _resolve_runtime(settings: Settings, outbox: Path | None, *, default: RuntimeName) -> RuntimeName:
-    """Return the runtime where the command line names none: that of retinue.yaml, else `delegated` in a container with
-    an outbox, else the default."""
+    """Return the runtime of retinue.yaml, else `delegated` in a container with an outbox, else `default`.
+
+    `delegated` is not chosen if retinue.yaml has a fallback or a launch prefix."""
     coordination = settings.coordination
     if coordination.subagent_runtime_mode is not None:
         return coordination.subagent_runtime_mode

@@ -1,5 +1,7 @@
-"""Agents elsewhere that runs are delegated to over A2A, and what the CLI asks of them. Loads the A2A library when one
-is first called."""
+"""Remote agents that runs are delegated to over A2A, and their inspection for the CLI.
+
+The A2A library is imported when the first agent is called.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ A2A = "a2a"
 
 
 class RemoteAgents:
-    """The runtimes of agents elsewhere, one for each, made when it is first called."""
+    """The runtimes of remote A2A agents. The adapter of an agent is made when the agent is first called."""
 
     def __init__(self) -> None:
         self._adapters: dict[A2aAgent, A2aAdapter] = {}
@@ -36,11 +38,11 @@ class RemoteAgents:
 
 
 async def _prepare_nothing(job: Job, link: Link) -> None:
-    """An agent elsewhere reads no folder of ours."""
+    """Prepare nothing, since a remote agent reads no folder of ours."""
 
 
 async def inspect_agent(agent: A2aAgent) -> AgentReport:
-    """Fetch and check the card of an agent. Raises RetinueError with what is wrong with it."""
+    """Fetch and check the card of an agent. Raises RetinueError, which says what is wrong."""
     from retinue.remote.a2a.connection import PeerConnection
 
     connection = PeerConnection(agent)

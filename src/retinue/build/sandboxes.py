@@ -1,4 +1,4 @@
-"""Factories of runtimes and sandboxes, and what the CLI asks of them: images, escape attempts, paths to expose."""
+"""Factories of runtimes and sandboxes, and functions for the CLI: images, escape attempts, paths to expose."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ NO_OUTBOX = (
 
 
 def make_placement(parts: Parts, workspaces: Workspaces | None = None, agents: RemoteAgents | None = None) -> Placement:
-    """Return the runtimes that runs can be placed in. A sandbox is probed when the first run wants it, before any model
-    is called. `agents` are those elsewhere."""
+    """Return the runtimes that runs can be placed in. `agents` are the remote A2A agents.
+
+    A sandbox is probed when the first run needs it, before any model is called."""
     workspaces = workspaces or Workspaces()
     add_workspaces = partial(WorkspaceSandbox, setup=parts.setup, workspaces=workspaces)
 
@@ -61,10 +62,10 @@ def make_placement(parts: Parts, workspaces: Workspaces | None = None, agents: R
 
 
 def _make_sandbox(parts: Parts, runtime: RuntimeName, reach: Reach) -> Sandbox:
-    """Probe bubblewrap, or for `container` podman or docker, and return the sandbox; raises ConfigError with what to
-    install or set.
+    """Probe bubblewrap, or for `container` podman or docker, and return the sandbox.
 
-    `reach` is what its runs have of the network: none, some hosts through a proxy, or the full network."""
+    `reach` is the network access of its runs: none, some hosts through a proxy, or the full network. Raises
+    ConfigError, which says what to install or set."""
     from retinue.sandbox.tool_server_session import ToolServerSandbox
 
     expose, full_network = tuple(parts.expose), reach == "full"
@@ -89,7 +90,7 @@ def _make_sandbox(parts: Parts, runtime: RuntimeName, reach: Reach) -> Sandbox:
 
 @contextmanager
 def plant_escape_attempts(runtime: RuntimeName) -> Iterator[tuple[Attempts, Parts]]:
-    """Prepare what `retinue doctor --escape` tries against a sandbox, and the parts of the run that tries it."""
+    """Prepare the escape attempts of `retinue doctor --escape`. Yield them and the parts of the run that makes them."""
     from retinue.sandbox.escapes import CAPS, plant_targets
 
     with plant_targets(runtime) as attempts:
@@ -108,7 +109,7 @@ def plant_escape_attempts(runtime: RuntimeName) -> Iterator[tuple[Attempts, Part
 
 
 def find_container_engine() -> str | None:
-    """Return podman or docker, whichever is installed."""
+    """Return "podman" or "docker", whichever is installed, or None."""
     from retinue.sandbox.container import find_engine
 
     try:
@@ -118,14 +119,14 @@ def find_container_engine() -> str | None:
 
 
 def find_exposed_paths(programs: Sequence[str], folder: Path, environ: Mapping[str, str]) -> list[str]:
-    """Return the paths that these programs need in a sandbox, which `retinue init` proposes to expose."""
+    """Return the paths that these programs need in a sandbox. `retinue init` proposes to expose them."""
     from retinue.sandbox.exposed_paths import find_needed_paths
 
     return find_needed_paths(programs, folder, environ)
 
 
 def build_image() -> str:
-    """Build the default image of runtime `container` and describe it; raises ConfigError."""
+    """Build the default image of runtime `container` and describe it. Raises ConfigError."""
     from retinue.sandbox.container import find_engine
     from retinue.sandbox.container_image import build_image
 

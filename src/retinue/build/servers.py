@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def parse_servers(values: Mapping[str, Mapping[str, Any]]) -> tuple[McpServer, ...]:
-    """Return the MCP servers that a program names, in the keys of retinue.yaml; raises ConfigError."""
+    """Return the MCP servers that a program configures with the keys of retinue.yaml. Raises ConfigError."""
     from retinue.config import servers as settings
 
     return settings.parse_servers(values)
@@ -30,8 +30,9 @@ def parse_servers(values: Mapping[str, Mapping[str, Any]]) -> tuple[McpServer, .
 def make_tool_servers(
     servers: Sequence[McpServer], project: Path, state: Path | None, collector: Collector | None = None
 ) -> ToolServers | None:
-    """Return the connections to the servers, none of them started yet. The MCP library is loaded only if there are
-    servers."""
+    """Return the connections to the servers, not started yet, or None if there are no servers.
+
+    The MCP library is imported only if there are servers."""
     if not servers:
         return None
     from retinue.tools.mcp.servers import McpServers
@@ -45,11 +46,12 @@ def make_tool_servers(
 
 
 def make_reporting(*, collects: bool, serves: bool, strict: bool, limits: Limits, clock: Clock) -> Reporting | None:
-    """Return the process's reporting; None for one that neither starts reporting servers nor is one.
+    """Return the reporting of this process, or None if the process neither starts reporting servers nor reports
+    itself.
 
-    An MCP server of ours (`serves`) reports to the address in its environment and passes that address on; without one
-    it does neither. Another process that starts servers (`collects`) and has no such address gets a collector of its
-    own."""
+    An MCP server of ours (`serves`) reports to the address in its environment and passes the address on; without an
+    address it does neither. Any other process that starts servers (`collects`) opens its own collector, unless its
+    environment has an address."""
     address = os.environ.get(ADDRESS) or os.environ.get(CPE_ADDRESS)
     if not address and not collects:
         return None
@@ -59,7 +61,7 @@ def make_reporting(*, collects: bool, serves: bool, strict: bool, limits: Limits
 
 
 async def serve_control(servers: AsyncExitStack, control: Control, parts: Parts, say: Callable[[str], object]) -> None:
-    """Open a control server for other terminals, closed with `servers`. Runs work without it: a failure warns."""
+    """Open a control server for other terminals; `servers` closes it. If that fails, warn: runs work without it."""
     from retinue.control.server import ControlServer
 
     assert parts.state is not None

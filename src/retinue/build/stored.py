@@ -1,4 +1,4 @@
-"""The factory of the Control of stored trees, for commands that need no living process."""
+"""The factory of the Control of stored trees, for commands that need no running process."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ __all__ = ["CopiedWorkspace", "open_stored_control"]
 
 
 def open_stored_control(state: Path) -> StoredControl:
-    """Return the Control of the stored trees of a project, whichever process has written them."""
+    """Return the Control of a project's stored trees, whichever process wrote them."""
     return StoredControl(open_reader(state), str(state))

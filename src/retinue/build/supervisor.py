@@ -1,4 +1,4 @@
-"""The factory of supervisors, also of those that replay a tree. Closing one closes everything that was built for it."""
+"""Factories of supervisors, also for replays. Closing a supervisor closes everything that was built for it."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ __all__ = ["Replay", "make_replay", "make_replay_supervisor", "make_supervisor",
 
 
 def make_supervisor(parts: Parts) -> Supervisor:
-    """Build a supervisor. Must be called in the event loop that the runs will live in."""
+    """Build a supervisor. Must be called in the event loop of its runs."""
     secrets.learn_secrets(os.environ)
-    with suppress(OSError):  # where the system refuses, runs without a sandbox have the user's authority all the same
+    with suppress(OSError):  # if the system refuses: runs without a sandbox have the user's authority anyway
         hide_process()
     clock = parts.clock or SystemClock()
     state = StateFolder(parts.state, project=parts.project)
@@ -125,15 +125,17 @@ def make_supervisor(parts: Parts) -> Supervisor:
 
 
 def open_control(parts: Parts) -> Control:
-    """Build a supervisor and return its Control, which owns it."""
+    """Build a supervisor and return it as a Control."""
     return make_supervisor(parts)
 
 
 def make_replay(
     records: dict[int, RunRecord], parts: Parts | None = None, primary_profile: Profile | None = None
 ) -> Replay:
-    """Return the replay of a recorded tree. With `parts`, the instructions and tools of their profiles (for the primary
-    those of `primary_profile`) replace the recorded ones."""
+    """Return the replay of a recorded tree.
+
+    With `parts`, the instructions and tools of their profiles replace the recorded ones. For the primary, those of
+    `primary_profile` do."""
     from retinue.agent.replay import Replay, SilentModel
 
     if parts is None:
@@ -194,7 +196,7 @@ def _make_planner(
 
 
 def _make_policy(parts: Parts) -> tuple[Policy, RuleBook | None]:
-    """Return the policy, and the book that keeps the rules a person adds to it."""
+    """Return the policy, and the rule book that stores the rules a person adds."""
     mode = parts.mode or parts.rules.mode or "ask"
     if mode not in MODES:
         raise ConfigError(f"unknown approval mode {mode!r}; available: {', '.join(MODES)}")
@@ -209,7 +211,7 @@ def _make_policy(parts: Parts) -> tuple[Policy, RuleBook | None]:
 
 @dataclass(frozen=True)
 class _SettingsRuleBook:
-    """Rules for the project, kept in its retinue.yaml and in force at once."""
+    """Rules for the project, stored in its retinue.yaml and in force at once."""
 
     file: Path
     policy: RulePolicy

@@ -1,1 +1,1 @@
-"""Pure shapes shared by both ends of a wire. No I/O."""
+"""Message formats shared by both ends of a connection. No I/O."""

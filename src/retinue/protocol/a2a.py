@@ -1,9 +1,9 @@
-"""The extension of A2A between two retinue processes, and its shapes beside the standard fields.
+"""The A2A extension between two retinue processes: metadata beside the standard A2A fields.
 
-An agent that offers `EXTENSION` in its card takes, in the metadata of a message, what is left to the run that asks, and
-gives every event of its tree as JSON text in the metadata of a status update, with its place as a cursor, and pieces of
-text while its models speak. A client that was cut off subscribes again after a cursor (`AFTER_HEADER`). Pure: no A2A
-library, no I/O.
+An agent that offers `EXTENSION` in its card accepts the remaining limits of the requesting run in the metadata of a
+message. It sends every event of its tree as JSON text in the metadata of a status update, with the sequence number as
+a cursor, and text deltas while its models generate. A client that was disconnected subscribes again after a cursor
+(`AFTER_HEADER`). Pure: no A2A library, no I/O.
 """
 
 from __future__ import annotations
@@ -40,36 +40,39 @@ _TEXTS = (Message, Thinking, ToolResult, RunEnded)
 
 
 def make_request_metadata(caller: Caller, path: str) -> dict[str, Any]:
-    """Return the metadata of a message that asks for a run: its path here, and what is left to it. Numbers are texts:
-    A2A turns every number into a float."""
+    """Return the metadata of a message that requests a run: the run's path here and its remaining limits.
+
+    Numbers are sent as text, since A2A turns every number into a float."""
     return {**{key: str(value) for key, value in inherited_limits.to_meta(caller).items()}, PATH_KEY: path}
 
 
 def read_request_metadata(metadata: Mapping[str, Any]) -> Caller:
-    """Return what is left to the run that asks; nonsense counts as nothing left."""
+    """Return the remaining limits of the requesting run. An invalid value counts as nothing left."""
     return inherited_limits.from_meta(metadata)
 
 
 def make_command_metadata(run: str) -> dict[str, Any]:
-    """Return the metadata of words or a cancel that are for one run of the other tree, by its number there."""
+    """Return the metadata of a message or a cancel for run number `run` of the peer's tree."""
     return {RUN_KEY: run}
 
 
 def read_command_metadata(metadata: object) -> int:
-    """Return the number of the run that words or a cancel are for: 0, the task itself, unless another is named."""
+    """Return the number of the run that a message or a cancel is for. The default is 0, the task itself."""
     return read_number(metadata.get(RUN_KEY) if isinstance(metadata, Mapping) else None) or 0
 
 
 def read_number(text: object) -> int | None:
-    """Return the number that a text of the other side is; None for any other value."""
+    """Parse a number that the peer sent as text. Return None for any other value."""
     if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS:
         return int(text)
     return None
 
 
 def make_event_metadata(item: Event | Delta) -> dict[str, Any] | None:
-    """Return the metadata that carries an event or a delta to another process; None for one that stays here.
-    Instructions, tools and paths of this machine are left out. A delta has no cursor: it is not told again."""
+    """Return the metadata that carries an event or a delta to another process, or None for an item that is not sent.
+
+    Instructions, tools and paths of this machine are left out. A delta has no cursor, because deltas are not sent
+    again."""
     if isinstance(item, Delta):
         return {"event": encode_delta(item).decode("utf-8", "replace")} if item.text else None
     event, body = item, item.body
@@ -95,8 +98,9 @@ def make_event_metadata(item: Event | Delta) -> dict[str, Any] | None:
 
 
 def read_event_metadata(metadata: object) -> tuple[Event | Delta, str] | None:
-    """Return the event or the delta, and the cursor, that the metadata of an update carries; None if it carries none.
-    Raises `msgspec.MsgspecError` for what is neither."""
+    """Return the event or delta in the metadata of an update, and its cursor, or None if there is none.
+
+    Raises `msgspec.MsgspecError` for malformed content."""
     if not isinstance(metadata, Mapping) or not isinstance(metadata.get("event"), str):
         return None
     cursor = metadata.get("cursor")
@@ -107,7 +111,7 @@ def read_event_metadata(metadata: object) -> tuple[Event | Delta, str] | None:
 
 
 class ApprovalAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag=ANSWERED):
-    """The data part that answers a question. It counts only for the action that has the digest."""
+    """The data part that answers a question. The answer counts only for the action with this `digest`."""
 
     approval_id: str
     digest: str
@@ -140,8 +144,9 @@ def make_answer(approval_id: str, digest: str, decision: Decision) -> dict[str, 
 
 
 def read_approval_answer(data: object) -> ApprovalAnswer | None:
-    """Return the answer that a data part is; None if it is about something else. Raises `msgspec.ValidationError` for
-    an answer that is not well formed."""
+    """Return the answer in a data part, or None if the part is not an answer.
+
+    Raises `msgspec.ValidationError` for a malformed answer."""
     if not isinstance(data, Mapping) or data.get("type") != ANSWERED:
         return None
     return msgspec.convert(data, ApprovalAnswer)

@@ -1,7 +1,7 @@
 """The commands of Control between processes: their routes, and the types of their requests and replies. Does no I/O.
 
-To add a command: the type of its request and a Command here, a method in `control/client`. The server calls the method
-of Control with the fields of the request.
+To add a command, add its request type and a Command here, and a method in `control/client`. The server calls the
+method of Control with the fields of the request.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Address(msgspec.Struct, frozen=True):
     token: str
 
 
-# Requests. Their fields are the arguments of the method of Control that they call.
+# Requests. The fields of a request are the arguments of the Control method that it calls.
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,7 +62,7 @@ class RunRequest(Arguments, frozen=True):
 
 
 class QuestionsRequest(Arguments, frozen=True):
-    """Names the tree whose questions it is about; None is all."""
+    """A request about the questions of `tree`; None means all trees."""
 
     tree: str | None = None
 
@@ -86,7 +86,7 @@ class ModelRequest(Arguments, frozen=True):
 
 
 class ResumeRequest(Arguments, frozen=True):
-    """`unattended` accepts a process that was started with --yes and asks nobody."""
+    """A request to resume a tree. `unattended` accepts a process that was started with --yes and asks nobody."""
 
     tree: str
     model: str | None = None
@@ -94,7 +94,7 @@ class ResumeRequest(Arguments, frozen=True):
 
 
 class ContinueRequest(Arguments, frozen=True):
-    """Starts a new run from the conversation of an old one. `unattended` as in ResumeRequest."""
+    """A request to start a new run from the conversation of an old run. `unattended` is as in ResumeRequest."""
 
     tree: str
     run: int
@@ -111,7 +111,7 @@ class PrepareRequest(Arguments, frozen=True):
 
 
 class SpawnRequest(Arguments, frozen=True):
-    """Starts a run of a profile of that process. The limits only narrow those that the run would have there."""
+    """A request to start a run of a profile of the serving process. `narrow` can only narrow the run's limits there."""
 
     profile: str
     task: Task
@@ -121,7 +121,7 @@ class SpawnRequest(Arguments, frozen=True):
 
 
 class OpenClientRequest(Arguments, frozen=True):
-    """Starts a run that stands for this client as long as the stream is open. `tools` are names."""
+    """A request to start a run that stands for this client while the stream is open. `tools` are names."""
 
     name: str
     task: str
@@ -140,7 +140,7 @@ class FindRequest(Arguments, frozen=True):
 
 
 class AnswerRequest(Arguments, frozen=True):
-    """`digest` is that of the question as it was shown; an answer to any other question is stale."""
+    """An answer to a question. `digest` is that of the question as shown. An answer to any other question is stale."""
 
     approval_id: str
     decision: Allow | Deny
@@ -161,9 +161,10 @@ class ErrorReply(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Command(Generic[R]):
-    """A `method` of Control that other processes call, and the type of its reply. One that only `reads` is a GET with
-    its request in the address. Any other is a POST with a JSON body, and takes effect once however often it is sent
-    with the same key."""
+    """A `method` of Control that other processes call, and the type of its reply.
+
+    A command that only `reads` is a GET with its request in the query string. Any other command is a POST with a JSON
+    body, which takes effect once however often it is sent with the same key."""
 
     path: str
     method: str
@@ -174,8 +175,9 @@ class Command(Generic[R]):
 
 @dataclass(frozen=True)
 class StreamCommand:
-    """A request that is answered with lines, until there are no more or one side leaves. An empty line is a heartbeat.
-    One that only `reads` is a GET, any other a POST whose effect lasts as long as its connection."""
+    """A request answered with lines until there are no more or one side disconnects. An empty line is a heartbeat.
+
+    A command that only `reads` is a GET. Any other command is a POST whose effect lasts as long as its connection."""
 
     path: str
     request: type[Arguments]
@@ -209,13 +211,13 @@ COMMANDS: dict[str, Command[Any]] = {
     )
 }  # fmt: skip
 OPEN_CLIENT = StreamCommand("/v1/client", OpenClientRequest)
-ATTEND = StreamCommand("/v1/attend", QuestionsRequest)  # an approver as long as the stream is open
+ATTEND = StreamCommand("/v1/attend", QuestionsRequest)  # the client is an approver as long as the stream is open
 WATCH = StreamCommand("/v1/watch", WatchRequest, reads=True)
 WATCH_QUESTIONS = StreamCommand("/v1/questions", QuestionsRequest, reads=True)
 
 
 def decode_query(query: dict[str, str], shape: type[Q]) -> Q:
-    """Decode the parameters of an address as a request. Raises InvalidBody."""
+    """Decode query parameters as a request. Raises InvalidBody."""
     try:
         return msgspec.convert(query, shape, strict=False)
     except msgspec.ValidationError as error:
@@ -223,7 +225,7 @@ def decode_query(query: dict[str, str], shape: type[Q]) -> Q:
 
 
 def encode_query(request: Arguments) -> dict[str, str]:
-    """Encode a request as parameters of an address. What is None is left out."""
+    """Encode a request as query parameters. Fields that are None are left out."""
     fields: dict[str, Any] = msgspec.to_builtins(request)
     return {
         name: str(int(value) if isinstance(value, bool) else value)
@@ -283,7 +285,7 @@ def encode_delta(delta: Delta) -> bytes:
 
 
 def is_delta(line: bytes) -> bool:
-    """Return whether a line of a watch is a delta, not an event."""
+    """Return True if a line of a watch is a delta, not an event."""
     return line.startswith(_DELTA)
 
 

@@ -1,8 +1,8 @@
-"""Limits that travel down to the servers we start and are narrowed there: depth, deadline, tokens and cost.
+"""Limits that travel down to the servers we start, and are narrowed there: depth, deadline, tokens and cost.
 
-In the environment of a server it is what holds for all its calls; in the `_meta` of a call, what is left to the run
-that makes it. Pure. What comes in is data of a peer: it can make things narrower only, and nonsense counts as nothing
-left, never as no limit.
+In the environment of a server, they hold for all its calls. In the `_meta` of a call, they are what is left to the
+calling run. Pure. Incoming values come from a peer. They can only narrow the limits, and an invalid value counts as
+nothing left, never as no limit.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ KEYS = {
     "cost": ("retinue/cost", COST),
 }
 TRACE_KEY, BAGGAGE_KEY = "traceparent", "baggage"
-ASKER_KEY = "retinue/askerRunIDs"  # of a question: the run that asks it
+ASKER_KEY = "retinue/askerRunIDs"  # in a question: the ids of the run that asks
 PARENT_KEY, ROOT_KEY = "retinue/parentRunID", "retinue/rootRunID"
 _WHOLE = re.compile(r"\d{1,18}", re.ASCII)
 
 
 def make_run_id(tree: str, run: int) -> str:
-    """Return the id under which a run is reported that no caller has given one."""
+    """Return the id under which a run is reported if no caller has given it an id."""
     return f"{tree}-{run}"
 
 
@@ -51,13 +51,13 @@ def from_environment(environ: Mapping[str, str]) -> Caller:
 
 
 def read_process_limits(environ: Mapping[str, str]) -> Caller:
-    """Return the limits of a whole process, without its trace, which only those follow who ask for it."""
+    """Return the limits of a whole process, without its trace, which a tree joins only on request."""
     found = msgspec.structs.replace(from_environment(environ), traceparent="", baggage="")
     return NOBODY if found == NOBODY else found
 
 
 def to_meta(caller: Caller) -> dict[str, Any]:
-    """Return the limits as `_meta` of a call: numbers as JSON has them, money as text, so that it stays exact."""
+    """Return the limits as the `_meta` of a call. Numbers are JSON numbers; money is text, so that it stays exact."""
     found: dict[str, Any] = {}
     for name, (key, _) in KEYS.items():
         value = getattr(caller, name)

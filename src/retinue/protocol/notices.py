@@ -1,8 +1,8 @@
-"""Notices: one line that tells a user which agent calls which tool or subagent, and that the call is over.
+"""Notices: one-line texts about which agent calls which tool or subagent, and when the call is over.
 
-The exact texts that A2A supervisors show, and the parser for agents that send nothing else. Pure. Only a whole text of
-one of these forms is a notice; any other text, with an emoji or without, is somebody's words. What a model writes
-between the brackets of a plan is shown to the user, and is no part of its answer.
+This module has the exact texts of A2A supervisors, and a parser for agents that send nothing else. Pure. A text is a
+notice only if the whole text has one of these forms. Any other text, with or without an emoji, is an ordinary message.
+The plans that a model writes in brackets are shown to the user, but are not part of the answer.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 
 class Notice(msgspec.Struct, frozen=True, gc=False):
-    """The start or the end of a call: `agent` calls `target`, a tool or (`is_agent`) another agent. A parsed notice
-    may name no agent."""
+    """The start or the end of a call: `agent` calls `target`, a tool or (`is_agent`) another agent. In a parsed notice
+    `agent` may be empty."""
 
     agent: str
     target: str
@@ -51,14 +51,14 @@ class Notice(msgspec.Struct, frozen=True, gc=False):
 
 
 def format_name(name: str) -> str:
-    """Return a name with each of its words capitalized; underscores stay. Characters that a name cannot have, such as
-    those of markup or of a terminal, become `-`."""
+    """Return a name with each word capitalized; underscores stay. Characters that a name cannot have, such as those of
+    markup or of terminal escapes, become `-`."""
     kept = "".join(c if c.isalnum() or c in "_-./ " else "-" for c in name[:NAME_CHARACTERS])
     return _WORD.sub(lambda word: word[0][0].upper() + word[0][1:], kept.strip())
 
 
 def parse_notice(text: str) -> Notice | None:
-    """Return the notice that a text is, as a whole; None for any other text."""
+    """Return the notice in `text`, or None if the text as a whole is not a notice."""
     line = text.strip()
     for form, is_agent, is_start in _FORMS:
         found = form.fullmatch(line)
@@ -73,14 +73,16 @@ def parse_notice(text: str) -> Notice | None:
 
 
 def remove_plans(text: str) -> str:
-    """Return a text without what stands between the brackets of plans."""
+    """Return a text without its plans and their brackets."""
     if PLAN_OPENS not in text:
         return text
     return "".join(piece for is_plan, piece in split_plans(text, is_plan=False) if not is_plan).strip()
 
 
 def split_plans(text: str, *, is_plan: bool) -> Iterator[tuple[bool, str]]:
-    """Yield a text in pieces that are part of a plan, brackets included, or not."""
+    """Yield the pieces of a text, each with a flag that says whether the piece is part of a plan, brackets included.
+
+    `is_plan` says whether the text begins within a plan."""
     while text:
         mark = PLAN_CLOSES if is_plan else PLAN_OPENS
         at = text.find(mark)

@@ -1,7 +1,7 @@
 """The files that the two sides of a delegated run write for each other: names, request, response. No I/O.
 
-The side that asks is in a container and is not believed: a request names a task, a profile, folders, and how narrow the
-run should be. Everything else is the host's, and a request that tries to say it is refused whole.
+The requesting side is in a container and is not trusted. A request names a task, a profile, folders, and limits that
+narrow the run. The host decides everything else, and refuses a request that says how the run is launched.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STEER = re.compile(rf"steer_({_ID.pattern})_(\d{{4}})\.json")
 _REQUEST = re.compile(rf"request_({_ID.pattern})\.json")
 SUBAGENT_ID_CHARACTERS = 200
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+")
-# A key with one of these words says how something is launched: it is no harmless addition.
+# An unknown key with one of these words says how something is launched, so the request is refused.
 _LAUNCH = frozenset((
     "apparmor", "argv", "cap", "capability", "capabilities", "cgroup", "cgroups", "command", "config", "configuration",
     "container", "cwd", "device", "devices", "dns", "docker", "entrypoint", "env", "environment", "envs", "exec",
@@ -47,7 +47,7 @@ _LAUNCH = frozenset((
     "settings", "sudo", "uid", "ulimit", "ulimits", "user", "userns", "volume", "volumes", "wall", "walls", "workdir",
     "yaml",
 ))  # fmt: skip
-# These do when nothing else is in the key: `tools` and `max_cost` do, `tool_hint` and `key_points` do not.
+# These count only if all other words of the key are in _BESIDE: `tools` and `max_cost`, not `tool_hint`, `key_points`.
 _ALONE = frozenset((
     "allow", "allowed", "api", "approval", "approvals", "approve", "approver", "args", "arguments", "bind", "binds",
     "budget", "cost", "costs", "deny", "flags", "host", "hostname", "hosts", "key", "keys", "limit", "limits", "mode",
@@ -65,9 +65,10 @@ class RequestError(RetinueError):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A delegation request. `subagent_id` is the run's id on the side that asks, `depth` how many levels may stand
-    below the run. `tokens` and `cost` are what it may spend, `traceparent` is the span it belongs to. `ignored` are
-    keys that nobody here knows."""
+    """A delegation request.
+
+    `subagent_id` is the run's id on the requesting side. `depth` is how many levels of runs may be below the run.
+    `tokens` and `cost` are what the run may spend. `traceparent` is the run's span. `ignored` are the unknown keys."""
 
     id: str
     subagent_id: str = ""
@@ -85,7 +86,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limits(self) -> Caller:
-        """Limits of the side that asks, of whose levels the run itself takes one."""
+        """The limits of the requesting side. Its depth is `depth` + 1, because the run itself takes one level."""
         spending = {name: getattr(self, name) for name in SPENDING_KEYS}
         return Caller(depth=self.depth + 1, **spending)
 
@@ -94,8 +95,8 @@ _KEYS = ("version", *(name for name in Request.__struct_fields__ if name != "ign
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The ending of a run on the host, or why there was none. `is_named` says that both texts begin with the `Run` of a
-    primary's ending; `events` is how many lines were written of it."""
+    """The ending of a run on the host, or why there was none. `is_named` says that both texts begin with the `Run` of
+    a primary's ending. `events` is how many event lines were written."""
 
     version: int = VERSION
     id: str
@@ -127,35 +128,35 @@ def cancel_name(name: str) -> str:
 
 
 def stopped_id(file: str) -> str | None:
-    """Return the id in the name of a cancel file; None for every other file."""
+    """Return the id in the name of a cancel file, or None for any other file."""
     name = file.removeprefix(cancel_name(""))
     return name if name != file and _ID.fullmatch(name) else None
 
 
 def steer_name(name: str, number: int) -> str:
-    """Return the name of a file with words for a run at work, the first with the number 0."""
+    """Return the name of the file with message number `number` for a running run. The first number is 0."""
     return f"steer_{name}_{number:04}.json"
 
 
 def steered_id(file: str) -> str | None:
-    """Return the id in the name of a steer file; None for every other file."""
+    """Return the id in the name of a steer file, or None for any other file."""
     found = _STEER.fullmatch(file)
     return None if found is None else found[1]
 
 
 def claim_name(name: str) -> str:
-    """Return the name of the mark of a watcher that has taken the request."""
+    """Return the name of the file by which a watcher claims the request."""
     return f"claim_{name}"
 
 
 def asked_id(file: str) -> str | None:
-    """Return the id in the name of a request file; None for every other file."""
+    """Return the id in the name of a request file, or None for any other file."""
     found = _REQUEST.fullmatch(file)
     return None if found is None else found[1]
 
 
 def is_odd_request(file: str) -> bool:
-    """Tell whether a file looks like a request, but its id is none."""
+    """Return True if a file is named like a request, but its id is invalid."""
     return file.startswith("request_") and file.endswith(".json") and asked_id(file) is None
 
 
@@ -166,7 +167,7 @@ def encode_request(request: Request) -> bytes:
 
 
 def parse_request(data: bytes, name: str) -> Request:
-    """Parse the request in a file of that id. Raises RequestError, which says what is wrong with it."""
+    """Parse the request in the file with the id `name`. Raises RequestError, which says what is wrong."""
     fields = _decode_object(data)
     forbidden = [key for key in fields if key not in _KEYS and _is_launch(key)]
     if forbidden:
@@ -207,13 +208,13 @@ def parse_request(data: bytes, name: str) -> Request:
 
 
 def _spending_of(fields: dict[str, Any]) -> dict[str, Any]:
-    """Read budget and trace as every caller of ours sends them: nonsense counts as nothing left."""
+    """Read budget and trace as `from_meta` does: an invalid value counts as nothing left."""
     caller = from_meta({key: fields.get(name) for name, key in SPENDING_KEYS.items()})
     return {name: getattr(caller, name) for name in SPENDING_KEYS}
 
 
 def encode_steer(run: int, text: str) -> bytes:
-    """Encode words for a run of the tree that a request has become, by its number there."""
+    """Encode a message for run number `run` of the tree that a request has become."""
     return msgspec.json.encode({"version": VERSION, "run": run, "text": text})
 
 
@@ -226,7 +227,7 @@ def parse_steer(data: bytes) -> tuple[int, str]:
 
 
 def encode_response(response: Response) -> bytes:
-    """Never longer than the other side reads: a text that is too long is cut, and says so."""
+    """Encode a response. An answer too long for the other side to read is cut, with a mark and a warning."""
     data = msgspec.json.encode(response)
     if len(data) > RESPONSE_BYTES:
         short = response.final_response.encode()[:EVENT_BYTES].decode("utf-8", "ignore")
@@ -238,7 +239,7 @@ def encode_response(response: Response) -> bytes:
 
 
 def parse_response(data: bytes, name: str) -> Response:
-    """Parse the response to a request. Raises RequestError when it is none."""
+    """Parse the response to the request `name`. Raises RequestError if it is invalid."""
     try:
         response = msgspec.json.decode(data, type=Response)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -249,7 +250,7 @@ def parse_response(data: bytes, name: str) -> Response:
 
 
 def ending_of(response: Response, *, agent: str, primary: bool) -> Ending:
-    """Return the ending here of a run that was a primary on the host."""
+    """Return the ending, on this side, of a run that was a primary on the host."""
     text, error = response.final_response, response.error_details
     if response.status == "failed" and response.code == "unconfirmed":
         if primary and error is not None:
@@ -274,7 +275,7 @@ def _decode_object(data: bytes) -> dict[str, Any]:
 
 
 def _is_launch(key: str) -> bool:
-    """Say whether an unknown key names something of the launch. A key without any word does too."""
+    """Return True if an unknown key says how a run is launched. A key without any word counts too."""
     words = [word.casefold() for word in _WORD.findall(key)]
     joined = {first + second for first, second in pairwise(words)}  # run-time, sandBox
     if not words or not (_LAUNCH.isdisjoint(words) and _LAUNCH.isdisjoint(joined)):

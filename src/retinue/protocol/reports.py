@@ -1,9 +1,9 @@
-"""Reports of subagents to a collector: one event, one JSON object, in the format that CPE processes send.
+"""Reports of subagents to a collector: one JSON object per event, in the format that CPE processes send.
 
-Both directions; does no I/O. Read strictly, with errors that name the field; unknown fields are let pass. Beside the
-format's own fields there are some of ours, which others need neither send nor read: `parentRunID` and `rootRunID` tie
-runs together, `seq` counts a run's events from 1, `cost` is what `tokenUsage` cost in US dollars, `success` says how a
-tool fared, and `status` how a run ended.
+Encodes and decodes; does no I/O. Decoding is strict, with errors that name the field, but unknown fields are ignored.
+We add some fields that peers need neither send nor read: `parentRunID` and `rootRunID` link runs, `seq` counts a run's
+events from 1, `cost` is the cost of `tokenUsage` in US dollars, `success` says how a tool call went, and `status` how
+a run ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from retinue.core.usage import NO_USAGE, Usage
 from retinue.protocol.strict_json import InvalidBody, decode_body, encode_body
 
 ROUTE = "/subagent-events"
-SOMEBODY = "subagent"  # the name of one who gives none
+SOMEBODY = "subagent"  # the name of a subagent that gives none
 ADDRESS = "RETINUE_SUBAGENT_LOGGING_ADDRESS"
 CPE_ADDRESS = "CPE_SUBAGENT_LOGGING_ADDRESS"
 BODY_BYTES = 4 * 1024 * 1024
@@ -47,7 +47,7 @@ class _Tokens(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Reported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """One event as it is on the wire. `timestamp` is RFC3339, or milliseconds since 1970."""
+    """One event on the wire. `timestamp` is RFC3339, or milliseconds since 1970."""
 
     subagent_name: str
     run_id: str = msgspec.field(name="subagentRunID")
@@ -88,7 +88,7 @@ _SPELLINGS = {"subagentRunId": "subagentRunID", "toolCallId": "toolCallID", "par
 
 
 def decode_report(body: bytes) -> Reported:
-    """Decode the event of a request's body. Raises InvalidBody, which names the field that is wrong."""
+    """Decode the event in a request's body. Raises InvalidBody, which names the invalid field."""
     given = decode_body(body, dict[str, Any])
     for spelt, name in _SPELLINGS.items():
         if spelt in given:
@@ -148,7 +148,8 @@ def _check_time(value: str | int | float) -> None:
 
 
 class Sender:
-    """Says the events of one run: all with its id, counted. `usage` is told with the next event that is sent."""
+    """The encoder of one run's events. Each event has the run's id and a sequence number. Usage from `add_usage` is
+    sent with the next event."""
 
     def __init__(self, name: str, run_id: str, *, parent_id: str = "", root_id: str = "") -> None:
         self.run_id = run_id
@@ -169,7 +170,7 @@ class Sender:
             self._cost = None if cost is None or self._cost is None else self._cost + cost
 
     def encode_event(self, body: Body, at: float) -> bytes | None:
-        """Encode an event; None for one that is not reported."""
+        """Encode an event. Return None for an event that is not reported."""
         event = self._make_event(body, at)
         return None if event is None else encode_body(event)
 
@@ -217,7 +218,7 @@ class Sender:
 
 
 def encode_ending(run_id: str, status: str, text: str, at: float) -> bytes:
-    """Encode the end of a run as its caller reports it, outside the count of the run's own events."""
+    """Encode the end of a run as its caller reports it. It has no `seq`, which counts only the run's own events."""
     said = Reported(
         subagent_name=SOMEBODY,
         run_id=run_id,
@@ -230,8 +231,10 @@ def encode_ending(run_id: str, status: str, text: str, at: float) -> bytes:
 
 
 def make_caller_tag(run_id: str) -> str:
-    """Return the tag of a run. The run ids that a reported process gives to its calls end with the tag of the calling
-    run, so that the collector can place a run whose own process does not say who called it."""
+    """Return the tag of a run.
+
+    A reported process ends the run ids that it gives to its calls with the tag of the calling run. The collector can
+    then place a run whose own process does not name its caller."""
     return sha256(run_id.encode("utf-8", "replace")).hexdigest()[:8]
 
 
@@ -246,7 +249,7 @@ def format_time(at: float) -> str:
 
 
 def cut_payload(text: str) -> str:
-    """Return the text, or its beginning with a mark that says how much is missing."""
+    """Return the text, cut to `PAYLOAD_BYTES` with a mark that says how much is missing."""
     data = text.encode("utf-8", "replace")
     if len(data) <= PAYLOAD_BYTES:
         return text
@@ -254,7 +257,7 @@ def cut_payload(text: str) -> str:
 
 
 def read_arguments(payload: str) -> tuple[dict[str, Any], str]:
-    """Return the arguments of a call if the payload is a JSON object; else none, and the payload as it came."""
+    """Return the arguments of a call if the payload is a JSON object, else no arguments and the raw payload."""
     if not payload.strip():
         return {}, ""
     try:

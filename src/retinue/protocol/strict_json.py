@@ -1,6 +1,6 @@
 """Strict JSON bodies: typos, duplicate keys, endless nesting and broken characters are errors that name the problem.
 
-Does no I/O. Used for what other processes send: control requests and reports.
+Does no I/O. Used for data from other processes, such as control requests and reports.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class InvalidBody(ValueError):
 
 
 def encode_body(value: Any) -> bytes:
-    """Encode a value as JSON. Half a character becomes `?`, and a value that JSON does not know its `str`."""
+    """Encode a value as JSON. A lone surrogate becomes `?`. A value of a type unknown to JSON becomes its `str`."""
     try:
         return msgspec.json.encode(value, enc_hook=str)
     except UnicodeEncodeError:
@@ -34,7 +34,7 @@ def decode_body(body: bytes, shape: type[T]) -> T:
     try:
         text = body.decode()
         value = json.loads(text, object_pairs_hook=_make_object, parse_constant=_refuse_constant, parse_int=_parse_int)
-        if "\\" in text:  # half a character can only come in as an escape
+        if "\\" in text:  # a lone surrogate can only appear as an escape
             json.dumps(value, ensure_ascii=False).encode()
         _check_depth(value, MAX_DEPTH)
         return msgspec.convert(value, shape)

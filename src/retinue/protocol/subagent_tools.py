@@ -1,8 +1,8 @@
-"""The tools by which a caller has its subagents after they were spawned: their names, arguments, replies and texts.
+"""The tools for a caller's existing subagents: their names, arguments, replies and texts.
 
-One implementation for the models inside a tree and for MCP clients. `SubagentTools` reads the arguments of a call,
-finds the run and makes the structured reply. A `SubagentScope` says which runs its caller may reach, and carries the
-commands out. Knows neither the supervisor nor a surface.
+The models inside a tree and MCP clients share this implementation. `SubagentTools` reads the arguments of a call,
+finds the run and makes the structured reply. A `SubagentScope` decides which runs its caller may reach, and carries
+out the commands. This module knows neither the supervisor nor a surface.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ID: Schema = {"type": "string", "description": "The subagent_id (or agent:N, or
 
 @dataclass(frozen=True)
 class ToolText:
-    """A tool as its callers read it. `reads` says that a call changes nothing."""
+    """The texts of a tool for its callers. `reads` says that a call changes nothing."""
 
     name: str
     title: str
@@ -144,13 +144,13 @@ TOOLS: Mapping[str, ToolText] = {
 
 
 def list_spellings(name: str) -> tuple[str, ...]:
-    """Return the names of tools that a spelling can mean, its own first: with and without either prefix."""
+    """Return the tool names that `name` can mean, itself first: with and without either prefix."""
     plain = name.removeprefix(OTHER_PREFIX)
     return tuple(dict.fromkeys((name, plain, f"{PREFIX}{plain}", plain.removeprefix(PREFIX))))
 
 
 def check_arguments(tool: str, args: Mapping[str, Any], known: Sequence[str], *, also: Sequence[str] = ()) -> None:
-    """Raise ToolError for an argument that the tool does not have. `also` are other spellings of known ones."""
+    """Raise ToolError for an argument that the tool does not have. `also` are other spellings of `known` arguments."""
     for name in args:
         if name not in known and name not in also:
             text = ", ".join(known) or "none"
@@ -159,8 +159,10 @@ def check_arguments(tool: str, args: Mapping[str, Any], known: Sequence[str], *,
 
 @dataclass(frozen=True)
 class KnownRun:
-    """One subagent. `is_here` says that the process of its scope made or resumed it, `is_live` that some process has
-    it. In the `own_tree` of the caller `agent:N` names a run."""
+    """One subagent.
+
+    `is_here` is True if the process of the scope made or resumed the run, `is_live` if any process is running it,
+    `own_tree` if the run is in the caller's tree, where `agent:N` is its name."""
 
     tree: str
     row: Row
@@ -184,7 +186,7 @@ class KnownRun:
 
 
 def find_known(runs: Sequence[KnownRun], tree: str, name: str) -> KnownRun | None:
-    """Return the newest run of a tree with that id, label, path or number."""
+    """Return the newest run of a tree whose id, label, path or number is `name`, or None."""
     number = name.removeprefix("agent:").removeprefix(f"{tree}/")
     if number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS:
         return next((run for run in runs if run.row.run == int(number)), None)
@@ -195,8 +197,9 @@ def find_known(runs: Sequence[KnownRun], tree: str, name: str) -> KnownRun | Non
 
 
 def take_page(own: Sequence[KnownRun], others: Sequence[KnownRun], offset: int) -> tuple[list[KnownRun], int]:
-    """Return one page of a list, and how many come after it: the newest of a caller's own runs, in the order they were
-    made, then its older ones, then the others."""
+    """Return one page of a list, and how many runs come after the page.
+
+    The newest of the caller's `own` runs come first, in the order they were made, then older ones, then `others`."""
     end, begin = max(0, len(own) - offset), max(0, offset - len(own))
     kept = own[max(0, end - MAX_LISTED) : end]
     page = [*kept, *others[begin : begin + MAX_LISTED - len(kept)]]
@@ -204,37 +207,38 @@ def take_page(own: Sequence[KnownRun], others: Sequence[KnownRun], offset: int) 
 
 
 class SubagentScope(Protocol):
-    """The subagents that one caller may reach, and the commands to them. Raises ToolError with words for the caller."""
+    """The subagents that a caller may reach, and the commands to them. Raises ToolError with a text for the caller."""
 
     async def find(self, name: str) -> KnownRun: ...
 
     async def find_made(self, call: Call) -> KnownRun | None:
-        """Return the run that this very call made before its process died, if any."""
+        """Return the run that this same call made before its process died, or None."""
 
     async def list_all(self, offset: int) -> tuple[list[KnownRun], int]:
-        """Return a page of the runs that can be named, those of the caller first, and how many more there are."""
+        """Return a page of the runs that the caller can name, its own first, and how many runs come after the page."""
 
     async def list_direct(self) -> list[KnownRun]:
-        """Return the runs that the caller itself started, in that order."""
+        """Return the runs that the caller started itself, in the order it started them."""
 
     async def look_again(self, known: KnownRun) -> KnownRun: ...
 
     async def wait_for_first(self, running: Sequence[KnownRun], seconds: float | None) -> None:
-        """Wait until one of them has ended, at most so long."""
+        """Wait until one of the `running` runs has ended, at most `seconds`."""
 
     async def cancel(self, known: KnownRun) -> bool: ...
 
     async def send(self, known: KnownRun, text: str, *, seconds: float) -> Receipt:
-        """Send a message, and wait at most so long until the run has read it."""
+        """Send a message, and wait at most `seconds` until the run has read it."""
 
     async def continue_run(
         self, call: Call, known: KnownRun, message: str, seconds: float | None
     ) -> tuple[KnownRun, Reply]:
-        """Start a run from the conversation of an ended one, or take the one that the call made before; return it with
-        its entry when it has ended."""
+        """Start a run from the conversation of the ended run `known`, or take the run that this call made before.
+
+        Return the run and its entry when it has ended."""
 
     async def make_entries(self, ended: Sequence[KnownRun]) -> list[Reply]:
-        """Make the entries of results, with as much of each answer as fits inline."""
+        """Make the result entries of `ended` runs, with as much of each answer as fits inline."""
 
     def describe_more(self, known: KnownRun) -> Reply:
         """Return the fields of a list entry that only this kind of caller needs."""
@@ -244,7 +248,7 @@ class SubagentScope(Protocol):
 
 
 class SubagentTools:
-    """The tools of one caller. A call is answered with a structured reply, or raises ToolError."""
+    """The tools of one caller. A call returns a structured reply or raises ToolError."""
 
     def __init__(self, scope: SubagentScope) -> None:
         self._scope = scope
@@ -308,7 +312,7 @@ class SubagentTools:
         return {"success": True, **about, "result": entry}
 
     async def wait(self, call: Call) -> Reply:
-        """Wait for the run that is named, or for the next of all to end. Time that is over is no error."""
+        """Wait until the named run, or without a name the next run, has ended. A timeout is not an error."""
         seconds = _read_seconds(call.args)
         if any(call.args.get(key) is not None for key in ID_FIELDS):
             wanted = [await self._find(call.args)]
@@ -327,13 +331,13 @@ class SubagentTools:
         return reply
 
     async def describe_wait(self, results: list[Reply]) -> Reply:
-        """Make the reply to a wait: the results that came, and what still runs."""
+        """Make the reply to a wait: the results, and the runs that are still running."""
         running = [known for known in await self._scope.list_direct() if not known.has_ended]
         entries, left_out = await self._describe_newest(running)
         return {"success": True, "results": results, "running": entries, "timed_out": False, **left_out}
 
     async def cancel(self, call: Call) -> Reply:
-        """Cancel a run and wait until it has ended, so that its id can be used again at once."""
+        """Cancel a run and wait until it has ended, so that its id can be reused at once."""
         known = await self._find(call.args)
         cancelled = await self._scope.cancel(known)
         if cancelled:
@@ -350,7 +354,7 @@ class SubagentTools:
         return {"success": True, "subagents": entries, **left_out}
 
     async def _describe_newest(self, runs: Sequence[KnownRun]) -> tuple[list[Reply], Reply]:
-        """Describe the newest runs, as many as a list has; also return the field that counts the others."""
+        """Describe the newest runs, as many as fit on a page. Also return the field that counts the others."""
         page, left_out = take_page(runs, (), 0)
         return [await self._describe_status(known) for known in page], {"left_out": left_out} if left_out else {}
 
@@ -362,7 +366,7 @@ class SubagentTools:
         return await self._scope.find(name)
 
     def _describe(self, known: KnownRun) -> Reply:
-        """Make the entry of a list."""
+        """Make the list entry of a run."""
         row = known.row
         fields: Reply = {
             "subagent_id": row.subagent_id,
@@ -382,7 +386,7 @@ class SubagentTools:
         return fields | self._scope.describe_more(known)
 
     async def _describe_status(self, known: KnownRun) -> Reply:
-        """Describe all that is known of a run, while it runs or after."""
+        """Describe everything known about a run, running or ended."""
         row = known.row
         fields = self._describe(known)
         fields |= {"state": row.state, "turns": row.turns, "tool_count": row.tool_count}

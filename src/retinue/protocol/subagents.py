@@ -1,6 +1,6 @@
-"""The words of `spawn_subagents`: what a call may say, what a reply looks like, and the exact texts of its errors.
+"""The arguments, the replies and the exact error texts of `spawn_subagents`.
 
-Shared by the tool a model calls and by every protocol that offers the same tool to others.
+Shared by the tool that a model calls and by every protocol that offers the same tool.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SPAWN_SCHEMA: dict[str, Any] = {
 
 
 def describe_profile(profile: Profile) -> str:
-    """Say what a profile is for and what input it expects, for a caller that chooses one; empty if nothing is said."""
+    """Return the purpose of a profile and its expected input, for a caller that chooses a profile. May be empty."""
     parts = [" ".join(profile.description.split())]
     if profile.expected_input:
         parts.append(f"Expected input: {'; '.join(' '.join(each.split()) for each in profile.expected_input)}.")
@@ -65,7 +65,7 @@ def describe_profile(profile: Profile) -> str:
 
 
 def make_spawn_schema(profiles: Sequence[Profile]) -> dict[str, Any]:
-    """Return the arguments of `spawn_subagents`, with the profiles that `subagent_type` may name."""
+    """Return the argument schema of `spawn_subagents`, with the profiles that `subagent_type` may name."""
     schema = copy.deepcopy(SPAWN_SCHEMA)
     kind = schema["properties"]["tasks"]["items"]["properties"]["subagent_type"]
     kind["description"] = "Which kind of subagent (profile); leave it out for a general one"
@@ -76,7 +76,8 @@ def make_spawn_schema(profiles: Sequence[Profile]) -> dict[str, Any]:
 
 
 def read_tasks(args: dict[str, Any]) -> list[tuple[str | None, Task]]:
-    """Return the tasks of a call with the type each asks for; raises ToolError with the words the caller relies on."""
+    """Return the tasks of a call, each with its `subagent_type`. Raises ToolError with the exact texts that callers
+    rely on."""
     refine = args.get("refine")
     if refine is not None and not isinstance(refine, bool):
         raise ToolError(f"Invalid 'refine' type: expected boolean, got {_name_type(refine)}")
@@ -127,7 +128,7 @@ def _read_task(index: int, value: Any, *, refine: bool) -> tuple[str | None, Tas
 
 
 def _read_field(index: int, value: dict[str, Any], key: str, kinds: tuple[type, ...], expected: str) -> Any:
-    """Return an optional field of a task. A boolean is no number."""
+    """Return an optional field of a task. A boolean does not count as a number."""
     found = value.get(key)
     if found is not None and type(found) not in kinds:
         raise ToolError(f"Task at index {index} has invalid '{key}' type: expected {expected}, got {_name_type(found)}")
@@ -146,7 +147,7 @@ def _name_type(value: Any) -> str:
 
 
 def describe_status(result: Result[Any]) -> str:
-    """Return the status as this surface says it; salvaged text makes a difference."""
+    """Return the status in the words of this tool. A run with a partial answer has its own status."""
     match result.status:
         case "done":
             return "completed"
@@ -159,8 +160,8 @@ def describe_status(result: Result[Any]) -> str:
 
 
 def make_result_entry(result: Result[Any], ticket: Ticket, *, answer: str) -> dict[str, Any]:
-    """Make one result of a blocking reply. `answer` is the text as far as it goes inline."""
-    usage = result.usage if result.team is None else result.total_usage  # a team itself asks no model
+    """Make the entry of one result in a blocking reply. `answer` is the text as far as it fits inline."""
+    usage = result.usage if result.team is None else result.total_usage  # a team itself calls no model
     return {
         "subagent_id": result.subagent_id,
         "status": describe_status(result),
@@ -179,7 +180,7 @@ def make_result_entry(result: Result[Any], ticket: Ticket, *, answer: str) -> di
 
 
 def _describe_team(team: TeamReport) -> dict[str, Any]:
-    """Return how a team came to its answer. The answers themselves are in its log."""
+    """Return how a team reached its answer. The answers themselves are in the team's log."""
     return {
         "strategy": team.strategy,
         "winner": team.winner,
@@ -204,7 +205,7 @@ def _describe_usage(usage: Usage) -> dict[str, int]:
 
 
 def _describe_changes(result: Result[Any]) -> dict[str, Any]:
-    """Return the entries about the files a subagent changed in its own copy, which the parent may apply."""
+    """Return the fields about files that a subagent changed in its own copy, and that the parent may apply."""
     if not result.changed_count:
         return {}
     listed = [f"{file.status} {file.path}" for file in result.changed_files[:LISTED_CHANGES]]
@@ -212,7 +213,7 @@ def _describe_changes(result: Result[Any]) -> dict[str, Any]:
 
 
 def make_blocking_reply(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Make the reply when all have ended; every result is counted once."""
+    """Make the reply when all runs have ended. The summary counts every result once."""
     words = [entry["status"] for entry in entries]
     timeout = sum(word in ("timeout", "completed_but_timeout") for word in words)
     completed, cancelled = words.count("completed"), words.count("cancelled")
@@ -232,7 +233,7 @@ def make_blocking_reply(entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def make_background_reply(tickets: Sequence[Ticket]) -> dict[str, Any]:
-    """Make the reply when they have been made and go on."""
+    """Make the reply for runs that continue in the background."""
     return {
         "success": True,
         "operation": OPERATION,

@@ -1,8 +1,8 @@
-"""The frames between the host and the tool server in a sandbox, and how bytes become frames. Pure: it reads and writes
-nothing itself.
+"""The frames between the host and the tool server in a sandbox, and their encoding. Pure: no I/O.
 
-A frame is four bytes of length and so many bytes of JSON. The host numbers its requests; the tool server answers each
-with the same number, once. It learns the tools of its run and the arguments of their calls, nothing else of the run.
+A frame is a four-byte length and as many bytes of JSON. The host numbers its requests. The tool server answers each
+request once, with the same number. It learns the tools of its run and the arguments of their calls, and nothing else
+about the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OUTPUT_BYTES = 16 * 1024
 
 
 class ProtocolError(RetinueError):
-    """The other end does not speak as it must; the text says what was wrong."""
+    """The peer violates the protocol; the text says how."""
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
@@ -36,7 +36,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
 
 
 class Hello(Frame, frozen=True, gc=False, tag="hello"):
-    """The first frame: the tool server is there."""
+    """The first frame: the tool server is running."""
 
     version: int
 
@@ -50,14 +50,13 @@ class Previewed(Frame, frozen=True, gc=False, tag="previewed"):
 
 
 class Accepted(Frame, frozen=True, gc=False, tag="accepted"):
-    """The tool server has read `Call` and runs it now. A call that it never accepted has had no effect."""
+    """The tool server has read `Call` and runs it now. A call without this frame has had no effect."""
 
     id: int
 
 
 class Output(Frame, frozen=True, gc=False, tag="output"):
-    """A piece of what a running call prints, for the screens. Lines may be left out before it; then `is_cut` is
-    true."""
+    """A piece of a running call's output, for the screens. `is_cut` says that lines before it were dropped."""
 
     id: int
     text: str
@@ -65,7 +64,7 @@ class Output(Frame, frozen=True, gc=False, tag="output"):
 
 
 class Result(Frame, frozen=True, gc=False, tag="result"):
-    """The answer to `Call`. `file` is the name of a file in the run's outputs folder that has the whole text."""
+    """The answer to `Call`. `file` names a file in the run's outputs folder with the whole text."""
 
     id: int
     text: str
@@ -74,7 +73,7 @@ class Result(Frame, frozen=True, gc=False, tag="result"):
 
 
 class CallTool(Frame, frozen=True, gc=False, tag="call_tool"):
-    """The program of call `id` asks the host to call an MCP tool. `number` is the tool server's own."""
+    """A request by the program of call `id` to call an MCP tool on the host. The tool server chooses `number`."""
 
     id: int
     number: int
@@ -86,10 +85,11 @@ class CallTool(Frame, frozen=True, gc=False, tag="call_tool"):
 
 
 class Start(Frame, frozen=True, gc=False, tag="start"):
-    """The first frame of the host: the tools, the folders they see, and the limits the process sets itself.
+    """The first frame of the host: the tools, the folders they see, and the limits that the tool server sets itself.
 
-    `path` is the run's; `spilled` files of earlier calls are in `outputs`. `proxy` is the socket through which hosts
-    are reached, if any may be; programs can call the `program_tools`. Searches leave `hidden_paths` out."""
+    `path` is the path of the run. `outputs` already holds `spilled` files of earlier calls. `proxy` is the socket of
+    the proxy to the allowed hosts, or empty. Programs can call the `program_tools`. Searches skip the
+    `hidden_paths`."""
 
     version: int
     path: str
@@ -107,7 +107,7 @@ class Start(Frame, frozen=True, gc=False, tag="start"):
 
 
 class Preview(Frame, frozen=True, gc=False, tag="preview"):
-    """Show what this call would change."""
+    """A request to show what a call would change."""
 
     id: int
     tool: str
@@ -116,7 +116,7 @@ class Preview(Frame, frozen=True, gc=False, tag="preview"):
 
 
 class Call(Frame, frozen=True, gc=False, tag="call"):
-    """Run this call of `tool`; `name` is what it is called in texts and file names."""
+    """A request to run a call of `tool`. `name` is the name for texts and files."""
 
     id: int
     tool: str
@@ -125,14 +125,14 @@ class Call(Frame, frozen=True, gc=False, tag="call"):
 
 
 class Cancel(Frame, frozen=True, gc=False, tag="cancel"):
-    """End this call. At its `timeout` the result has the output so far; told to `stop`, nobody reads it."""
+    """A request to end a call. After a `timeout` the result has the output so far; after a `stop` nobody reads it."""
 
     id: int
     reason: Literal["timeout", "stop"]
 
 
 class ToolReturned(Frame, frozen=True, gc=False, tag="tool_returned"):
-    """The answer to `CallTool`: a value, or the words of what went wrong. `note` is for the model."""
+    """The answer to `CallTool`: a `value`, or an `error` text. `note` is for the model."""
 
     id: int
     number: int
@@ -151,10 +151,10 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """Return the bytes of a frame; raise ProtocolError for one that is too large."""
+    """Return the bytes of a frame. Raises ProtocolError for a frame that is too large."""
     try:
         body = _ENCODER.encode(frame)
-    except UnicodeEncodeError:  # half a character: it goes as a replacement mark
+    except UnicodeEncodeError:  # a lone surrogate: send a replacement character
         body = _ENCODER.encode(replace_half_characters(msgspec.to_builtins(frame, enc_hook=str)))
     if len(body) > FRAME_BYTES:
         raise ProtocolError(f"a frame of {len(body)} bytes is larger than {FRAME_BYTES}")
@@ -162,14 +162,14 @@ def encode_frame(frame: Frame) -> bytes:
 
 
 class FrameReader:
-    """Cuts the bytes that come `sender`'s way into frames."""
+    """A decoder that cuts the bytes from `sender` into frames."""
 
     def __init__(self, sender: Literal["server", "host"]) -> None:
         self._decoder = _DECODERS[sender]
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Sequence[Any]:
-        """Return the frames that are complete now; raise ProtocolError at the first byte that is wrong."""
+        """Return the frames that are complete now. Raises ProtocolError for an invalid frame."""
         buffer = self._buffer
         buffer += data
         frames: list[Any] = []

@@ -1,4 +1,4 @@
-"""`final_answer`: how a run with an output type gives its answer, checked against that type."""
+"""`final_answer`: the tool with which a run that has an output type gives its answer, checked against that type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = "final_answer"
 
 
 class Output(msgspec.Struct, frozen=True):
-    """An output type as we use it: its JSON schema, a check of plain values, and the typed value of checked ones.
+    """An output type: its JSON `schema`, `check` to validate a plain value, and `parse` to build the typed value.
 
     A type whose schema is not an object is wrapped as `{"answer": ...}`, since tools take objects."""
 
@@ -27,7 +27,7 @@ class Output(msgspec.Struct, frozen=True):
 
 
 def make_output(kind: Any) -> Output:
-    """Return the output of a pydantic model, dataclass, msgspec Struct, TypedDict, other plain type, or JSON schema."""
+    """Return the Output of a pydantic model, dataclass, msgspec Struct, TypedDict, other plain type, or JSON schema."""
     if isinstance(kind, dict):
         output = _of_schema(kind)
     elif hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate"):
@@ -43,7 +43,7 @@ def make_output(kind: Any) -> Output:
 
 
 def to_plain(value: Any) -> Any:
-    """Return an output value as plain values that it can be made of again."""
+    """Return an output value as plain values, from which the typed value can be rebuilt."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
     return msgspec.to_builtins(value)
@@ -58,7 +58,7 @@ def _of_type(kind: Any) -> Output:
 
 
 def _of_schema(schema: dict[str, Any]) -> Output:
-    # They take 0.1 s to import, which only a schema given as JSON costs.
+    # These imports take 0.1 s, and only an output schema given as JSON needs them.
     from jsonschema import SchemaError  # noqa: PLC0415
 
     from retinue.tools.bounded_schema import BoundedSchema  # noqa: PLC0415
@@ -78,7 +78,7 @@ def _of_schema(schema: dict[str, Any]) -> Output:
 
 
 def inline_schema(kind: Any) -> dict[str, Any]:
-    """Return the JSON schema of a type with its own definition at the top, as tool schemas want it."""
+    """Return the JSON schema of a type with its own definition at the top level, as tool schemas require."""
     schema = msgspec.json.schema(kind)
     reference = schema.get("$ref", "")
     definitions = schema.pop("$defs", {})
@@ -99,7 +99,7 @@ def _has_reference(value: Any, reference: str) -> bool:
 
 
 class FinalAnswer:
-    """The tool; its outcome's `data` is the checked answer in plain values."""
+    """The `final_answer` tool. The `data` of its outcome is the checked answer in plain values."""
 
     def __init__(self, output: Output) -> None:
         self.output = output
@@ -123,7 +123,7 @@ class FinalAnswer:
             given = given["answer"]
         try:
             checked = self.output.check(given)
-        except Exception as error:  # noqa: BLE001 - a type's own validators may raise anything; the model hears it
+        except Exception as error:  # noqa: BLE001 - a type's own validators may raise anything; the model gets the text
             raise ToolError(f"final_answer: the answer does not fit its type: {error}") from None
         text = msgspec.json.encode(checked).decode()
         return Outcome("accepted", data=checked, ending=Ending("done", text, structured=checked))

@@ -1,4 +1,4 @@
-"""The arguments of a tool call: reading one of the right type, and showing model text to a person safely."""
+"""The arguments of a tool call: typed access for tools, and safe display of a model's text to a person."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _KINDS = {str: "a string", int: "a whole number", float: "a number", bool: "true
 
 
 def read_argument(call: Call, name: str, kind: type[T], default: T | object = _REQUIRED, *, alias: str = "") -> T:
-    """Return one argument of a call; ToolError if it is missing, of another type, or given under both its names: a
-    question would show one and the call use the other. Null counts as missing."""
+    """Return one argument of a call, or `default` if it is missing. Null counts as missing.
+
+    Raises ToolError if a required argument is missing, the type is wrong, or the argument is given under both `name`
+    and `alias`: an approval would then show one value and the call use the other."""
     value = call.args.get(name)
     if alias and (other := call.args.get(alias)) is not None:
         if value is not None:
@@ -41,9 +43,9 @@ def read_argument(call: Call, name: str, kind: type[T], default: T | object = _R
 
 
 def find_unknown_argument(call: Call, spec: ToolSpec) -> str:
-    """Return what is wrong with a call that has an argument which its tool does not know; empty for any other call.
+    """Return an error text if a call has an argument that its tool does not know, else "".
 
-    The tools of MCP servers, and the answer whose schema the user gave, are checked by whoever made the schema."""
+    Tools of MCP servers and `final_answer` are not checked here: they check calls against their own schemas."""
     if spec.server or spec.name == ANSWER or not isinstance(known := spec.schema.get("properties"), dict):
         return ""
     for name in call.args:
@@ -52,7 +54,7 @@ def find_unknown_argument(call: Call, spec: ToolSpec) -> str:
     else:
         return ""
     if spec.name.startswith(PROFILE_PREFIX) and not isinstance(call.args.get("task"), str):
-        return ""  # the tool says that in its own words
+        return ""  # the tool itself reports the missing task
     also = ID_FIELDS if spec.name in TOOLS else OTHER_SPELLINGS.get(spec.name, ())
     try:
         check_arguments(spec.name, call.args, tuple(known), also=also)
@@ -62,14 +64,14 @@ def find_unknown_argument(call: Call, spec: ToolSpec) -> str:
 
 
 def quote_text(raw: object) -> str:
-    """Return a path or another text for a message: quoted, on one line, of bounded length."""
+    """Return a path or another text for a message: quoted, on one line, and of bounded length."""
     text = str(raw)
     return repr(text if len(text) <= SHOWN_CHARACTERS else f"{text[:150]}...{text[-40:]}")
 
 
 def show_arguments(args: Mapping[str, Any], *names: str) -> str:
-    """Return arguments for a person who has to judge the call: those of these `names` as they are, then the others,
-    each with its name. Nothing that a call does is left out."""
+    """Return the arguments for a person who decides on the call. The values of `names` come first, without their
+    names, then all other arguments with their names. Nothing that the call does is left out."""
     main = [str(args[name]) for name in names if args.get(name)]
     others = [f"{name}: {_encode(value)}" for name, value in args.items() if name not in names and value is not None]
     return reveal_text("\n\n".join(main) + "\n" * bool(main and others) + "\n".join(others))

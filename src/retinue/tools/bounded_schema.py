@@ -1,8 +1,8 @@
-"""JSON schemas that somebody else wrote, checked in a bounded number of steps.
+"""Validation by untrusted JSON schemas, in a bounded number of steps.
 
-Schemas come from MCP servers and from files of a project. References that double at each level, patterns that match
-slowly and large values cost a bounded number of steps here. Patterns are matched by RE2, in linear time; what RE2
-cannot read is left to whoever wrote the schema, and so are the `unevaluated` keywords.
+The schemas come from MCP servers and project files. References that double at each level, slow patterns and large
+values cost a bounded number of steps. RE2 matches the patterns in linear time. Patterns that RE2 cannot read, and the
+`unevaluated` keywords, are not checked here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from referencing import Registry
 
 CHECK_STEPS = 50_000
 SCHEMA_STEPS = 1_000_000
-REFERENCE_STEPS = 20  # finding what a reference means takes about as long as so many other steps
+REFERENCE_STEPS = 20  # resolving a reference takes about as long as this many other steps
 UNIQUE_ITEMS = 1000
 PATTERN_BYTES = 1024 * 1024
 TOO_COSTLY = "its schema takes too many steps to check"
@@ -31,14 +31,14 @@ Keyword = Callable[[Any, Any, Any, dict[str, Any]], Iterator[ValidationError] | 
 
 
 class SchemaTooCostly(ValueError):
-    """A check that used up its steps."""
+    """A check used up its steps."""
 
     def __init__(self) -> None:
         super().__init__(TOO_COSTLY)
 
 
 class BoundedSchema:
-    """A JSON schema. Raises SchemaError if it is none, SchemaTooCostly if that takes too long to tell."""
+    """A JSON schema. Raises SchemaError for an invalid `schema`, SchemaTooCostly if the check takes too many steps."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         kind = validator_for(schema)
@@ -49,12 +49,13 @@ class BoundedSchema:
         self._validator = _bound_keywords(kind)(schema, registry=Registry())
 
     def find_error(self, value: Any) -> ValidationError | None:
-        """Return what is wrong with a value, None if it fits. Raises SchemaTooCostly; `Unresolvable` and RecursionError
-        for a schema that cannot be followed."""
+        """Return the error in a value, or None if the value is valid.
+
+        Raises SchemaTooCostly, and `Unresolvable` or RecursionError if the schema's references cannot be followed."""
         return _find_error(self._validator, value, CHECK_STEPS)
 
     def find_part_error(self, part: dict[str, Any], value: Any) -> ValidationError | None:
-        """Return what is wrong with a value by a part of the schema."""
+        """Return the error in a value according to `part`, a part of this schema. Return None if the value is valid."""
         return _find_error(self._validator.evolve(schema=part), value, CHECK_STEPS)
 
 
@@ -69,7 +70,7 @@ def _find_error(validator: Any, value: Any, steps: int) -> ValidationError | Non
 
 @lru_cache(16)
 def _bound_keywords(kind: Any) -> Any:
-    """Return a class of validators like `kind` of which every keyword costs a step."""
+    """Return a validator class like `kind` in which every keyword costs steps."""
     ours: dict[str, Keyword] = {
         "pattern": _check_pattern,
         "patternProperties": _check_pattern_properties,
@@ -102,7 +103,7 @@ def _measure_value(value: Any) -> int:
 
 
 def _accept_anything(validator: Any, value: Any, instance: Any, schema: dict[str, Any]) -> None:
-    """Leave a keyword to whoever wrote the schema."""
+    """Accept any value, for a keyword that is not checked here."""
 
 
 def _check_pattern(validator: Any, pattern: Any, instance: Any, schema: dict[str, Any]) -> Iterator[ValidationError]:
@@ -146,8 +147,8 @@ def _limit_unique(check: Keyword) -> Keyword:
 
 @lru_cache(256)
 def _compile_pattern(pattern: Any) -> Any:
-    """Return a regular expression that is matched in linear time; None for what RE2 does not know."""
-    re2 = importlib.import_module("re2")  # it has no types
+    """Compile a pattern with RE2, which matches in linear time. Return None for a pattern that RE2 does not support."""
+    re2 = importlib.import_module("re2")  # re2 has no type hints
     options = re2.Options()
     options.log_errors = False
     options.max_mem = PATTERN_BYTES
@@ -157,7 +158,7 @@ def _compile_pattern(pattern: Any) -> Any:
 
 
 def _is_found(regex: Any, text: str) -> bool:
-    """Tell whether a pattern occurs in a text. A text that cannot be encoded is let through."""
+    """Return True if a pattern occurs in a text, or if the text cannot be encoded."""
     try:
         return regex.search(text) is not None
     except UnicodeEncodeError:

@@ -1,12 +1,12 @@
-"""Code mode: `execute_python_code`, one Python program instead of many tool calls.
+"""Code mode: the tool `execute_python_code`, which runs one Python program instead of many tool calls.
 
-The program runs in its run's sandbox, as a group of processes like a shell's command. The MCP tools of its run are
-modules it can import; what it calls comes back over a channel of its own and is made by the host, as a call of the run
-like any other. A program that does not keep to the channel is ended.
+The program runs in its run's sandbox as a process group, like a shell command. It can import the run's MCP tools as
+modules. Each tool call of the program travels over a channel to the host, which executes it like any other call of the
+run. A program that violates the channel's protocol is ended.
 
-There is one module per server and one async function per tool, typed from the tools' JSON schemas, and a compact list
-of them for the model. Names, descriptions and schemas are a server's words: every piece of them stands in the source as
-a literal or as a checked identifier, never as code.
+There is one module per server and one async function per tool, typed from the tool's JSON schemas. The model gets a
+compact list of them. Names, descriptions and schemas come from the server and are not trusted: in the generated source
+they appear only as literals or checked identifiers, never as code.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ PROGRAM = str(Path(__file__).with_name("code_program.py"))
 
 
 class ExecutePython(CommandTool):
-    """Runs a program that can call the tools `program_tools`."""
+    """The `execute_python_code` tool. Its programs can call the tools `program_tools`."""
 
     text_argument, seconds_argument = "code", "executionTimeout"
     default_seconds = 60.0
@@ -126,7 +126,7 @@ class ExecutePython(CommandTool):
 
 
 class _ProgramCall(msgspec.Struct, frozen=True):
-    """A call as a program asks for it."""
+    """A tool call that a program asks for."""
 
     id: int
     tool: str
@@ -137,7 +137,7 @@ _DECODER = msgspec.json.Decoder(_ProgramCall)
 
 
 class _Running:
-    """A program at work: its channel and the calls it waits for. `follow` once, then `stop`."""
+    """A running program: its channel and its pending tool calls. Call `follow` once, then `stop`."""
 
     def __init__(self) -> None:
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -148,8 +148,10 @@ class _Running:
     async def follow(
         self, group: ProcessGroup, channel: socket.socket, start: dict[str, Any], execution: Execution
     ) -> str | None:
-        """Return "" when the program has ended by itself, else why it has to be ended, None if its time is over. Raise
-        what a call of it raised that ends the run."""
+        """Serve the program's calls until it exits, violates the protocol or runs out of time.
+
+        Return "" if the program exited by itself, None if its time is over, else the reason to end it. Raise the
+        exception of a tool call that ends the run."""
         reader, writer = await asyncio.open_unix_connection(sock=channel)
         writer.write(_encode_frame(start))
         exited = self._tasks.start(group.wait_for_exit())
@@ -166,7 +168,7 @@ class _Running:
             await asyncio.wait((exited,))
 
     async def stop(self) -> None:
-        """Cancel the calls that the program still waits for."""
+        """Cancel the tool calls that the program still waits for."""
         self._over.cancel()
         await self._tasks.close(STOP_SECONDS)
 
@@ -175,7 +177,7 @@ class _Running:
             self._over.set_result(problem)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, make: Calls) -> None:
-        """Serve the program's calls, as many at once as there is room for, until it closes its end."""
+        """Serve the program's calls, at most `AT_ONCE` at a time, until the program closes its end."""
         try:
             while True:
                 size = int.from_bytes(await reader.readexactly(HEAD), "big")
@@ -192,7 +194,7 @@ class _Running:
     async def _answer(self, asked: _ProgramCall, writer: asyncio.StreamWriter, make: Calls) -> None:
         try:
             made = await make(asked.tool, asked.args)
-        except Exception as error:  # noqa: BLE001 - what ends the run, or hinders the log, is no matter of the program
+        except Exception as error:  # noqa: BLE001 - it ends the run: `follow` raises it, the program never sees it
             if not self._over.done():
                 self._over.set_exception(error)
             return
@@ -209,7 +211,7 @@ class _Running:
 def _encode_frame(value: dict[str, Any]) -> bytes:
     try:
         body = msgspec.json.encode(value)
-    except UnicodeEncodeError:  # half a character: in a program, or in the words of a tool
+    except UnicodeEncodeError:  # a lone surrogate, in a program or in the text of a tool
         whole = {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in value.items()}
         body = msgspec.json.encode(whole)
     return len(body).to_bytes(HEAD, "big") + body
@@ -219,7 +221,7 @@ def _encode_frame(value: dict[str, Any]) -> bytes:
 
 
 class Function(NamedTuple):
-    """One tool. `signature` is how the model reads it, `source` how Python does."""
+    """One tool as a function. `signature` is shown to the model, `source` is the Python code."""
 
     name: str
     signature: str
@@ -228,7 +230,7 @@ class Function(NamedTuple):
 
 
 class Module(NamedTuple):
-    """One server."""
+    """The tools of one server as a module."""
 
     name: str
     functions: tuple[Function, ...]
@@ -236,7 +238,7 @@ class Module(NamedTuple):
 
 
 def build_modules(specs: Sequence[ToolSpec]) -> tuple[Module, ...]:
-    """Return the modules of these tools, under names that Python accepts, each once."""
+    """Return one module per server for the tools `specs`, under unique names that Python accepts."""
     servers: dict[str, list[ToolSpec]] = {}
     for spec in specs:
         servers.setdefault(spec.server, []).append(spec)
@@ -245,7 +247,7 @@ def build_modules(specs: Sequence[ToolSpec]) -> tuple[Module, ...]:
 
 
 def describe_modules(modules: Sequence[Module]) -> str:
-    """Return the description for the model; with many tools it says less of each."""
+    """Return the tool description for the model. With many tools, each gets less detail."""
     if not modules:
         return ABOUT + NO_TOOLS
     for detail in ("summary", "signature", "name"):
@@ -257,7 +259,7 @@ def describe_modules(modules: Sequence[Module]) -> str:
 
 
 def _list_functions(module: Module, detail: str) -> Iterator[str]:
-    """Yield the import of a module and a line for each of its functions, in the wanted detail."""
+    """Yield the import line of a module and a line for each function. `detail` is "summary", "signature" or "name"."""
     yield f"from tools import {module.name}"
     for function in module.functions:
         about = f"  # {function.summary}" if detail == "summary" and function.summary else ""
@@ -311,7 +313,7 @@ def _make_function(name: str, spec: ToolSpec, types: _Types) -> Function:
 
 
 def _find_own_name(spec: ToolSpec) -> str:
-    """Return the name a tool has on its server."""
+    """Return the name of a tool on its server."""
     return spec.name.removeprefix(f"mcp__{spec.server}__")
 
 
@@ -326,20 +328,20 @@ def _describe(spec: ToolSpec, properties: dict[str, Any], named: dict[str, str])
 
 
 def _shorten(text: str, most: int) -> str:
-    """Return the text on one line, of at most that many characters."""
+    """Return the text on one line, cut to at most `most` characters."""
     line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 def _quote_docstring(text: str) -> str:
-    """Return the text as a literal, over several lines where that reads the same."""
+    """Return the text as a Python string literal, triple-quoted if the text needs no escapes."""
     pretty = f'"""{text}\n"""' if "\n" in text else f'"""{text}"""'
     plain = all(each.isprintable() or each == "\n" for each in text) and not ("\\" in text or '"""' in f'{text}""')
     return pretty if plain else ascii(text)
 
 
 def _choose_names(wanted: Sequence[str], *, taken: frozenset[str]) -> dict[str, str]:
-    """Return for each a name that Python accepts, each once, none beginning with `_`."""
+    """Map each wanted name to a unique Python identifier that is not in `taken` and does not begin with `_`."""
     found: dict[str, str] = {}
     used = set(taken)
     for each in wanted:
@@ -359,7 +361,9 @@ def _find_properties(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_wrapped(output: dict[str, Any]) -> bool:
-    """Tell whether servers wrapped a result that is no object into one field, since structured content must be one."""
+    """Return True if an output schema is an object with the single required field `result`.
+
+    Servers wrap a result that is not an object this way, since structured content must be an object."""
     return list(_find_properties(output)) == [RESULT] and RESULT in _find_required(output)
 
 
@@ -369,8 +373,9 @@ def _find_required(schema: dict[str, Any]) -> frozenset[str]:
 
 
 def _format_default(schema: Any, root: dict[str, Any]) -> str:
-    """Return the default if it is a plain value of the parameter's own type. Others are left to the server: it is not
-    sent what was not given."""
+    """Return the default of a parameter as source if it is a literal of the parameter's own type, else `...`.
+
+    An argument with the value `...` is not sent, so the server applies its own default."""
     schema = _resolve(schema, root)
     if not isinstance(schema, dict) or "default" not in schema:
         return "..."
@@ -384,8 +389,10 @@ def _format_default(schema: Any, root: dict[str, Any]) -> str:
 
 
 class _Reader:
-    """Reads the types of one schema's parts. `objects` says how those with fields are named, `deep` how far to look;
-    a schema that goes on and on is `Any` from some point."""
+    """A translator from the parts of one JSON schema to Python type expressions.
+
+    `objects` formats an object that has fields. `deep` is how many levels to follow. Parts beyond that, or after the
+    first `PARTS` parts, become `Any`."""
 
     def __init__(self, root: dict[str, Any], objects: Callable[[dict[str, Any], _Reader], str], *, deep: int) -> None:
         self._root, self._objects, self._deep = root, objects, deep
@@ -423,7 +430,7 @@ def _format_union(kinds: list[str]) -> str:
 
 
 def _find_options(schema: dict[str, Any]) -> list[Any]:
-    """Return the schemas of which a value must fit one."""
+    """Return the alternatives of a schema. A value must fit one of them."""
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
             options: list[Any] = schema[key]
@@ -440,7 +447,7 @@ def _type_names(schema: Any) -> list[str]:
 
 
 def _resolve(schema: Any, root: dict[str, Any]) -> Any:
-    """Follow a reference within the same schema; one that leads nowhere, or around, gives an empty schema."""
+    """Follow a `$ref` within the same schema. Return None if it is dangling, an empty schema if it is circular."""
     for _ in range(DEEP):
         if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
             return schema
@@ -462,7 +469,7 @@ def _format_literal(value: Any) -> str:
 
 
 def _format_inline(schema: dict[str, Any], reader: _Reader) -> str:
-    """Return an object as the model reads it: `{title: str, labels?: list[str]}`."""
+    """Return an object type in the notation for the model: `{title: str, labels?: list[str]}`."""
     needed = _find_required(schema)
     fields = (
         f"{_shorten(name, 60)}{'' if name in needed else '?'}: {reader.format_type(each)}"
@@ -472,7 +479,7 @@ def _format_inline(schema: dict[str, Any], reader: _Reader) -> str:
 
 
 class _Types:
-    """The TypedDicts of one module."""
+    """The TypedDicts of one generated module."""
 
     def __init__(self, *, taken: set[str]) -> None:
         self._taken = taken

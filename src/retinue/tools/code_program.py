@@ -1,9 +1,10 @@
-"""Runs one program of code mode, in a process of its own that is started for it and imports nothing of ours.
+"""The script that runs one program of code mode in its own process. The script imports nothing from retinue.
 
-Started as a script with the number of one descriptor: the channel to whoever started it. A frame on it is four bytes
-of length and so many bytes of JSON. The first is the program and the source of the modules it can import from `tools`;
-then each call of a tool goes up with a number, and its answer comes down with the same. What the program prints, and
-the value of its last expression, is its output. Answers are read by a thread, so that calls work from any event loop.
+Its only argument is the number of a file descriptor: the channel to its parent process. A frame on the channel is a
+four-byte length and as many bytes of JSON. The first frame holds the program and the source of the modules below
+`tools`. Then each tool call is sent with an id, and the answer comes back with the same id. The output of the program
+is everything it prints, and the value of its last expression. A thread reads the answers, so that calls work from any
+event loop.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import threading
 import types
 from importlib.machinery import ModuleSpec
 
-TYPE_CHECKING = False  # as type checkers know it, without importing `typing`
+TYPE_CHECKING = False  # type checkers read it as typing.TYPE_CHECKING; `typing` is not imported
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
@@ -28,7 +29,7 @@ NAME = "program.py"
 LAST = "__last__"
 HEAD = 4
 FRAME_BYTES = 4 * 1024 * 1024
-COROUTINE = 0x80  # inspect.CO_COROUTINE, without its imports
+COROUTINE = 0x80  # inspect.CO_COROUTINE, without importing `inspect`
 
 
 class ToolError(Exception):
@@ -39,7 +40,8 @@ ToolError.__module__ = "tools"
 
 
 class Channel:
-    """Calls go out under a lock; one thread takes the answers to who waits for them."""
+    """The program's end of the channel. Calls are sent under a lock. One thread reads the answers and resolves the
+    futures of the calls."""
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
@@ -56,8 +58,11 @@ class Channel:
         return json.loads(self._receive_bytes(size))
 
     async def call(self, tool: str, args: dict[str, Any], field: str = "") -> Any:
-        """Call a tool; return its value, or that of its one field. Arguments that were left out are `...`."""
-        import asyncio  # noqa: PLC0415 - most of the time a program takes to start, and only calls need it
+        """Call a tool and return its value. If the value is an object with `field` as its only field, return that
+        field.
+
+        An argument whose value is `...` was left out by the program and is not sent."""
+        import asyncio  # noqa: PLC0415 - takes most of a program's start time, and only calls need it
 
         given = {name: value for name, value in args.items() if value is not ...}
         value = await asyncio.wrap_future(self._ask(tool, given))
@@ -117,7 +122,7 @@ class Channel:
 
 
 class Modules:
-    """Finds and loads `tools.NAME` from the sources that came with the program."""
+    """An importer that finds and loads `tools.NAME` from the sources sent with the program."""
 
     def __init__(self, sources: dict[str, str], call: Any) -> None:
         self._sources = {f"tools.{name}": source for name, source in sources.items()}
@@ -173,7 +178,7 @@ def main() -> None:
 
 
 def _compile(code: str) -> types.CodeType:
-    """Compile the program; the value of its last expression gets a name of ours."""
+    """Compile the program. If its last statement is an expression, assign its value to the name `LAST`."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     tree: ast.Module = compile(code, NAME, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
     last = tree.body[-1] if tree.body else None
@@ -193,7 +198,7 @@ def _run_body(body: types.CodeType) -> int:
             import asyncio  # noqa: PLC0415
 
             asyncio.run(eval(body, program.__dict__))
-        else:  # no loop runs, so that a program can have its own: asyncio.run(main())
+        else:  # no event loop runs here, so that the program can call asyncio.run(main()) itself
             exec(body, program.__dict__)
         value = program.__dict__.get(LAST)
         if value is not None:
@@ -207,13 +212,13 @@ def _run_body(body: types.CodeType) -> int:
 
 
 def _print_error(error: BaseException, *, only: bool = False) -> None:
-    """Print the error as Python does, with the program's own lines only."""
+    """Print the error as Python does, with only the program's own lines. With `only`, print no traceback."""
     from traceback import TracebackException  # noqa: PLC0415
 
     told = TracebackException.from_exception(error)
     _trim_frames(told, set())
     sys.stdout.flush()
-    bare = only or not (told.stack or told.exceptions)  # a group may have no line of its own: its members do
+    bare = only or not (told.stack or told.exceptions)  # an exception group may have frames only in its members
     sys.stderr.write("".join(told.format_exception_only() if bare else told.format()))
 
 

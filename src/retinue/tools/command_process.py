@@ -1,6 +1,6 @@
-"""The base of tools that run a command or a program: its environment, the pipe of its output, its end, its outcome.
+"""The base of the tools that run a command or a program: its environment, output pipe, end and outcome.
 
-Starting and ending it with all it started is `processes.group`.
+`processes.group` starts the process group and ends it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from retinue.tools.truncate import Ends
 
 DRAIN_SECONDS = 0.5
 CHUNK = 64 * 1024
-MOST_LEFT = 1024 * 1024  # a pipe holds no more, whoever enlarged it
-# Configuration and state hold what the user trusts: a retinue that is started as an MCP server has to find the same.
+MOST_LEFT = 1024 * 1024  # no pipe holds more, even if a program enlarged it
+# The XDG folders hold the user's settings and trust. A retinue started as an MCP server must find the same ones.
 PASSED_VARIABLES = frozenset({
     "PATH", "HOME", "LANG", "TERM", "TMPDIR", "USER", "SHELL", "VIRTUAL_ENV", "XDG_CONFIG_HOME", "XDG_STATE_HOME",
     "XDG_CACHE_HOME", "PYTHONPYCACHEPREFIX",
@@ -35,8 +35,8 @@ BACKGROUND_ENDED = "[ended what was left in the background]"
 
 
 def build_environment(given: Mapping[str, str], *, run: str) -> dict[str, str]:
-    """Return what a command sees of our environment: an allowlist, so that no key is in it, the run it works for, and
-    in a sandbox the proxy to the hosts that may be reached."""
+    """Return the environment of a command: an allowlist of `given`, so that no key is in it, and the path of the run.
+    In a sandbox, add the proxy to the allowed hosts."""
     passed = {name: value for name, value in given.items() if name in PASSED_VARIABLES or name.startswith("LC_")}
     proxy = given.get(PROXY_VARIABLE)
     proxied = {} if proxy is None else {**dict.fromkeys(PROXY_VARIABLES, proxy), **DIRECT}
@@ -44,8 +44,8 @@ def build_environment(given: Mapping[str, str], *, run: str) -> dict[str, str]:
 
 
 class OutputPipe:
-    """The reading end of a command's output. Feeds `ends` a chunk per turn of the loop, and shows it to whoever
-    watches; closes both."""
+    """The read end of a command's output pipe. Reads one chunk per turn of the event loop, and passes it to `ends` and
+    `show`. Leaving the context closes the pipe and the spill file."""
 
     def __init__(self, fd: int, ends: Ends, show: Callable[[bytes], None]) -> None:
         self._fd, self._ends, self._show = fd, ends, show
@@ -62,18 +62,18 @@ class OutputPipe:
         self._ends.drop()
 
     async def wait_for_end(self) -> bool:
-        """Wait a little for the end of the output; return False if somebody still holds the pipe open."""
+        """Wait up to `DRAIN_SECONDS` for the end of the output. Return False if a process still holds the pipe open."""
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
                 await self._over.wait()
-        # Where this process did not run meanwhile, the time is over and the end of the pipe was never looked for.
+        # If this process was suspended, the timeout expires before the loop has read the pipe. Read what is left.
         for _ in range(MOST_LEFT // CHUNK + 1):
             if self._over.is_set() or not self._read():
                 break
         return self._over.is_set()
 
     def _read(self) -> bool:
-        """Take a chunk; return False if there is none at the moment."""
+        """Read one chunk. Return False if none is available now."""
         chunk = read_available(self._fd, CHUNK)
         if chunk is None:
             return False
@@ -89,13 +89,14 @@ class OutputPipe:
 class CommandTool:
     """Base of the tools that run a command or a program in the workspace, with a time limit among its arguments.
 
-    `grace` is how long it may take to end after SIGTERM; `sandboxed` says that it ends with its sandbox anyhow."""
+    `grace` is how many seconds a process may take to end after SIGTERM. `sandboxed` says that the process ends with
+    its sandbox, so that it needs no guard."""
 
     text_argument: str
     seconds_argument: str
     default_seconds: float
     what = "command"
-    note_bytes = 256  # room for what is said below the output
+    note_bytes = 256  # reserved for the notes below the output
     max_seconds = 3600.0
 
     def __init__(self, *, grace: float = TERM_SECONDS, sandboxed: bool = False) -> None:
@@ -109,7 +110,7 @@ class CommandTool:
         return reveal_text(self.read_arguments(call)[0])
 
     def read_arguments(self, call: Call) -> tuple[str, float]:
-        """Return the command or program and its time limit in seconds. Raises ToolError."""
+        """Return the command or program, and its time limit in seconds. Raises ToolError."""
         text = read_argument(call, self.text_argument, str)
         seconds = read_argument(call, self.seconds_argument, float, self.default_seconds)
         if not text.strip():
@@ -128,9 +129,9 @@ class CommandTool:
         notes: list[str],
         pass_fds: Sequence[int] = (),
     ) -> Outcome:
-        """Run a command and end all that is left of it; return its output, and below it `notes` and how it ended.
+        """Run a command and end everything it leaves running. Return its output, followed by `notes` and how it ended.
 
-        `follow` waits for its end. It returns "", or, where the command does not end by itself, why it is ended."""
+        `follow` waits for the command. It returns "" when the command has exited, else the reason to end it."""
         folders = execution.folders
         ends = Ends(INLINE_BYTES - self.note_bytes, spill=lambda: folders.spill(f"{call.name}.txt"))
         env = build_environment(os.environ, run=execution.path)
@@ -140,7 +141,7 @@ class CommandTool:
             group = start_group(
                 argv, cwd=folders.workspace, env=env, stdout=writing, stderr=writing, pass_fds=pass_fds, guard=guard
             )
-        except (OSError, ValueError) as error:  # no such folder, too long a command, a NUL or half a character in it
+        except (OSError, ValueError) as error:  # no such folder; a command too long, or with a NUL or a lone surrogate
             os.close(reading)
             raise ToolError(f"{call.name}: cannot start the {self.what}: {error}") from error
         finally:

@@ -1,8 +1,8 @@
-"""The tools by which runs work towards a common or better answer: those of a team's members, and those of a run that
-works in rounds.
+"""The tools with which runs reach a common or better answer: those of team members, and those of a run in rounds.
 
-A team does the work of its members' tools; what the tools of rounds do is passed in. All are safe to call again with
-the same call id."""
+The team implements the tools of its members. The tools of rounds get their implementation as `work`. All are safe to
+call again with the same call id.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _make_spec(name: str, title: str, description: str, properties: dict[str, An
 
 
 class CoordinationTool:
-    """A tool of a team's member, or of a run that works in rounds."""
+    """A tool of a team member, or of a run that works in rounds. `work` executes its calls."""
 
     def __init__(self, spec: ToolSpec, work: Work) -> None:
         self.spec, self._work = spec, work
@@ -54,7 +54,7 @@ async def _cast_vote(call: Call, link: Link) -> Outcome:
     return await (await link.join_team()).cast_vote(link, call.id, choice, reason)
 
 
-# The tools that a member of a team has beside those of its profile.
+# A team member has these tools in addition to those of its profile.
 TEAM_TOOLS = {
     NEW_ANSWER: CoordinationTool(
         _make_spec(

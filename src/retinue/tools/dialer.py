@@ -1,8 +1,8 @@
-"""Connecting to a public host. The only way from a tool to the network.
+"""Connections to public hosts, the only way from a tool to the network.
 
-A name is resolved once and every address it has is checked. The connection goes to such an address and not to the name,
-so a name that changes a moment later cannot lead elsewhere. A Dialer has the sockets; the check stands between its two
-calls, so that the Dialer of a test passes through it too.
+`dial_host` resolves a name once and checks all its addresses. The connection goes to a checked address and not to the
+name, so a DNS answer that changes a moment later cannot redirect it. A Dialer does the network I/O in two steps,
+`resolve` and `connect`. The check runs between them, so a Dialer made for a test is checked too.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class PrivateAddress(ToolError):
 
 class Dialer(Protocol):
     async def resolve(self, host: str, port: int) -> Sequence[str]:
-        """Return the addresses of a name. Raises OSError."""
+        """Return the IP addresses of a host name. Raises OSError."""
         ...
 
     async def connect(self, address: str, port: int, *, tls: str | None) -> Streams:
-        """Connect to an address, with TLS for the host `tls` if that is given. Raises OSError."""
+        """Connect to an address. `tls` is the host name to use TLS with; None means no TLS. Raises OSError."""
         ...
 
 
 class SystemDialer:
-    """The resolver and the sockets of this machine."""
+    """A Dialer that uses the resolver and the sockets of this machine."""
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
@@ -52,7 +52,7 @@ class SystemDialer:
 
 
 async def dial_host(dialer: Dialer, host: str, port: int, *, tls: bool, tool: str) -> Streams:
-    """Connect to a public host. A host with one private address is refused. Raises ToolError."""
+    """Connect to a public host. Raises ToolError, also if any of the host's addresses is private."""
     try:
         addresses = await dialer.resolve(host, port)
     except OSError as error:
@@ -74,11 +74,13 @@ async def dial_host(dialer: Dialer, host: str, port: int, *, tls: bool, tool: st
 
 
 def is_public_address(text: str) -> bool:
-    """Tell whether an address is on the public internet: not private, loopback, link-local, reserved or multicast, nor
-    IPv6 around such an IPv4 address."""
+    """Return True if an address is on the public internet.
+
+    Private, loopback, link-local, reserved and multicast addresses are not, nor is an IPv6 address that embeds such an
+    IPv4 address."""
     try:
         address = ipaddress.ip_address(text)
-    except ValueError:  # also an address with a zone
+    except ValueError:  # not an IP address
         return False
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour

@@ -1,7 +1,7 @@
-"""The tools that touch one file: read, write, edit.
+"""The tools that work on one file: `read`, `write` and `edit`.
 
-Files are bytes here: an edit changes what it names and leaves line endings and foreign encodings as they are.
-Which paths are allowed, and how a file is opened and replaced, is in `paths`; this module knows no path rules.
+Files are handled as bytes: an edit changes only the named text and keeps line endings and foreign encodings. `paths`
+decides which paths are allowed, and opens and replaces the files. This module knows no path rules.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ LINKED = "over a link, to {path}:"
 CUT_PREVIEW = "[... {more} characters more; the arguments of the call have all of it]"
 COMPARE_LINES = 4000
 COMPARE_BYTES = 1024 * 1024
-# Two children that edit one file of a shared workspace must both be seen in it.
+# Serializes writes, so that two children that edit the same file of a shared workspace lose no edit.
 _EDITING = threading.Lock()
 
 
 class FileTool(ABC):
-    """Base of the tools that only read or write files: they work in a thread, and without a time limit of their
-    own."""
+    """Base of the tools that only read or write files. They run in a thread and have no time limit of their own."""
 
     shown_arguments: tuple[str, ...] = ("path", "file_path")
 
@@ -52,11 +51,11 @@ class FileTool(ABC):
 
     @abstractmethod
     def handle_call(self, call: Call, folders: Folders, stop: threading.Event) -> Outcome:
-        """Do the work of a call, until it is done or the event is set."""
+        """Execute a call. Stop early if `stop` is set."""
 
 
 class Read(FileTool):
-    """Gives the text of a file, or of some of its lines."""
+    """The `read` tool, which returns the text of a file or of some of its lines."""
 
     spec = ToolSpec(
         name="read",
@@ -92,7 +91,7 @@ class Read(FileTool):
 
 
 class Write(FileTool):
-    """Makes or replaces a whole file."""
+    """The `write` tool, which creates or replaces a whole file."""
 
     spec = ToolSpec(
         name="write",
@@ -125,7 +124,7 @@ class Write(FileTool):
 
 
 class Edit(FileTool):
-    """Replaces one string in a file."""
+    """The `edit` tool, which replaces one string in a file."""
 
     spec = ToolSpec(
         name="edit",
@@ -164,7 +163,7 @@ class Edit(FileTool):
 
 
 def _describe_link(folders: Folders, raw: str, path: Path) -> str:
-    """Return a line that says which file is written, if the path that a question names leads there over a link."""
+    """Return a line that names the file to be written, if `raw` leads to it over a symlink; else ""."""
     named = os.path.normpath(os.path.join(os.path.realpath(folders.workspace), raw))  # noqa: PTH118
     return "" if named == str(path) else f"{reveal_line(LINKED.format(path=path))}\n"
 
@@ -188,7 +187,7 @@ def _read_positive(call: Call, name: str) -> int | None:
 
 
 def _plan_edit(call: Call, folders: Folders) -> tuple[Path, bytes, bytes]:
-    """Return the path, its content, and the content after the edit; ToolError says why the edit does not apply."""
+    """Return the path, its content, and its content after the edit. Raises ToolError if the edit does not apply."""
     raw, old, new = _read_path(call), _read_bytes(call, "old_string"), _read_bytes(call, "new_string")
     everywhere = read_argument(call, "replace_all", bool, False)
     if not old:
@@ -202,7 +201,7 @@ def _plan_edit(call: Call, folders: Folders) -> tuple[Path, bytes, bytes]:
         hint = "; the file's lines end in \\r\\n" if b"\n" in old and b"\r\n" in data and b"\r\n" not in old else ""
         raise ToolError(f"{call.name}: 'old_string' was not found in {quote_text(raw)}{hint}")
     if not everywhere and data.find(old, first + 1) >= 0:
-        # Occurrences that overlap are two, though bytes.count sees one.
+        # bytes.count does not count overlapping occurrences, but there are at least two.
         times = max(2, data.count(old))
         advice = "give more of what is around it, or set replace_all"
         raise ToolError(f"{call.name}: 'old_string' occurs {times} times in {quote_text(raw)}; {advice}")
@@ -231,7 +230,8 @@ def is_binary(start: bytes) -> bool:
 def _read_lines(
     file: BinaryIO, path: Path, first: int, count: int | None, *, stop: threading.Event, tool: str
 ) -> Outcome:
-    """Return `count` lines from the `first` on, read in pieces: neither a large file nor a long line is held whole."""
+    """Return `count` lines, starting at line `first`. Reads in chunks, so that neither a large file nor a long line is
+    held in memory."""
     ends, skip, seen, last, given = Ends(has=path), first - 1, 0, b"\n", False
     while (chunk := file.read(CHUNK)) and not stop.is_set():
         if not seen and is_binary(chunk):
@@ -255,7 +255,7 @@ def _read_lines(
 
 
 def _skip_lines(chunk: bytes, lines: int) -> tuple[int, int]:
-    """Return the offset after this many lines of a chunk, and how many lines are still to skip after it."""
+    """Return the offset after the first `lines` lines of a chunk, and how many lines are still to skip."""
     found = chunk.count(b"\n")
     if found < lines:
         return len(chunk), lines - found
@@ -271,7 +271,7 @@ def _describe_size(data: bytes) -> str:
 
 
 def _is_comparable(old: bytes, new: bytes) -> bool:
-    """Tell whether two texts are small enough to compare: the time grows faster than they do, and a person waits."""
+    """Return True if two texts are small enough to diff while a person waits. The time grows faster than their size."""
     return len(old) + len(new) <= COMPARE_BYTES and old.count(b"\n") + new.count(b"\n") <= COMPARE_LINES
 
 
@@ -290,8 +290,9 @@ def _split_lines(data: bytes) -> list[str]:
 
 
 def _join_lines(lines: Iterable[str]) -> str:
-    """Return the lines as text, all of them: a yes is for everything that the call does. What is too much for an event
-    is cut with a mark; then the arguments of the call have all of it."""
+    """Return the lines as text. No line is left out, since an approval covers everything that the call does.
+
+    A text that is too long for an event is cut with a mark; the arguments of the call still have all of it."""
     text = "\n".join(map(reveal_text, _mark_last_line(lines)))
     more = len(text) - PREVIEW_CHARACTERS
     return text if more <= 0 else f"{text[:PREVIEW_CHARACTERS]}\n{CUT_PREVIEW.format(more=more)}"

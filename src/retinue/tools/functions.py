@@ -1,4 +1,4 @@
-"""`@tool`: a plain Python function as a tool. It always runs on the host, whatever runtime the run is in."""
+"""`@tool`, which turns a Python function into a tool. The function always runs on the host, whatever the runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ R = TypeVar("R")
 
 
 class FunctionTool(Generic[P, R]):
-    """A function with the spec read from its signature and docstring. Calling it calls the function."""
+    """A tool made from a function. Its spec is read from the function's signature and docstring. Calling the tool
+    object calls the function."""
 
     def __init__(self, function: Callable[P, R], *, tier: Tier, repeatable: bool, name: str | None) -> None:
         if tier not in ("observe", "confirm"):
@@ -45,7 +46,8 @@ class FunctionTool(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     async def run(self, args: dict[str, Any], context: Context) -> Outcome:
-        """Run one call of a model. An exception of the function becomes text for the model."""
+        """Run the function for one call of a model. An exception other than Stop becomes a ToolError, whose text the
+        model reads."""
         try:
             given = msgspec.convert(args, self._args)
         except msgspec.ValidationError as error:
@@ -66,14 +68,15 @@ class FunctionTool(Generic[P, R]):
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # the run itself is being stopped; anything else is the function's own affair
+                raise  # the run itself is being cancelled; any other CancelledError comes from the function
             raise ToolError(f"{type(error).__name__}: {error}") from error
         return Outcome(as_text(value), data=value)
 
 
 def _call_function(function: Callable[..., Any], *context: Context, **named: Any) -> Any:
-    """Call a function in a thread. A StopIteration, such as that of `next` on nothing, becomes another error, as in a
-    coroutine: asyncio cannot carry it out of the thread, and whoever waits would wait forever."""
+    """Call `function` in a thread. Turn a StopIteration into a RuntimeError, as a coroutine does.
+
+    asyncio cannot carry a StopIteration out of a thread, so the awaiting task would wait forever."""
     try:
         return function(*context, **named)
     except StopIteration as error:
@@ -94,7 +97,7 @@ class HostedTool:
 
 
 def as_text(value: Any) -> str:
-    """Return the text that the model reads of a function's value."""
+    """Return a function's return value as the text that the model reads."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -108,7 +111,7 @@ def as_text(value: Any) -> str:
 
 
 def _inspect_parameters(function: Callable[..., Any], name: str) -> tuple[bool, type[msgspec.Struct]]:
-    """Return whether the first parameter is the Context, and a Struct of the others."""
+    """Return whether the first parameter is the Context, and a Struct type with a field for each other parameter."""
     try:
         hints = typing.get_type_hints(function, include_extras=True)
         parameters = list(inspect.signature(function).parameters.values())
@@ -144,7 +147,7 @@ def tool(
     repeatable: bool = False,
     name: str | None = None,
 ) -> FunctionTool[P, R] | Callable[[Callable[P, R]], FunctionTool[P, R]]:
-    """Make a function, sync or async, a tool. Tier `confirm` asks the user before every call, `observe` never does."""
+    """Turn a sync or async function into a tool. Tier `confirm` asks the user before each call, `observe` never."""
 
     def wrap(wrapped: Callable[P, R]) -> FunctionTool[P, R]:
         return FunctionTool(wrapped, tier=tier, repeatable=repeatable, name=name)

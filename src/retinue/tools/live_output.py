@@ -1,7 +1,7 @@
-"""The output of a running command for screens: pieces that may be dropped, but never with half a secret in them.
+"""The output of a running command for screens. Pieces may be dropped, but no piece contains half a secret.
 
-Used at both ends of a sandbox. The tool server knows no secrets: it drops whole lines, and says so. The host masks what
-it gets before it drops anything.
+Used on both sides of a sandbox. The tool server does not know the secrets: it drops whole lines and marks the gap. The
+host masks the secrets before it drops anything.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ _LINE_END = re.compile(r"[\r\n]")
 
 
 class LiveOutput:
-    """Gives `show` at most a piece of output in `PIECE_SECONDS`: the last lines of what came since the one before, and
-    whether something was cut off before them. With `is_ready` it waits until that is true. `masks` hides secrets."""
+    """A throttle that passes output to `show`, at most one piece per `PIECE_SECONDS`.
+
+    A piece is the last lines since the previous piece, with a flag that says whether lines before them were dropped.
+    Output waits while `is_ready` returns False. `masks` hides secrets."""
 
     def __init__(
         self, show: Callable[[str, bool], None], *, is_ready: Callable[[], bool] = lambda: True, masks: bool
@@ -30,12 +32,12 @@ class LiveOutput:
         self._secrets = SecretStream()
         self._text = ""
         self._is_cut = False
-        self._skips = False  # to the next line
+        self._skips = False  # drops text up to the next line
         self._timer: asyncio.TimerHandle | None = None
 
     def feed(self, data: bytes, *, is_cut: bool = False) -> None:
-        """Take the next bytes. `is_cut` says that some before them are missing: what was held back is dropped, since
-        it may be the beginning of a secret whose rest is missing."""
+        """Take the next bytes. `is_cut` says that bytes before them are missing. Text held back so far is then
+        dropped, since it may be the beginning of a secret whose rest is missing."""
         if is_cut:
             self._decoder.reset()
             self._secrets = SecretStream(is_cut=True)
@@ -47,7 +49,7 @@ class LiveOutput:
             self._send()
 
     def _drop_lines(self) -> None:
-        """Keep the last lines only. A line whose beginning is dropped is dropped as a whole."""
+        """Keep the last lines only. A line that has lost its beginning is dropped as a whole."""
         if len(self._text) > PIECE_CHARACTERS:
             self._text = self._text[-PIECE_CHARACTERS:]
             self._is_cut = self._skips = True
@@ -66,7 +68,7 @@ class LiveOutput:
         self._timer = asyncio.get_running_loop().call_later(PIECE_SECONDS, self._send)
 
     def close(self) -> None:
-        """Show nothing more: the result of the call has the whole."""
+        """Stop showing output. The result of the call has the whole output."""
         if self._timer is not None:
             self._timer.cancel()
         self._text = ""

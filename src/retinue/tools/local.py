@@ -1,5 +1,6 @@
-"""The tools that touch files, processes or the network, by name. They run in a run's sandbox: in the supervisor's
-process, or in the tool server inside a container or behind bubblewrap.
+"""The tools that touch files, processes or the network, by name.
+
+They run in a run's sandbox: in the supervisor's process, or in the tool server inside a container or bubblewrap.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ COMMANDS = frozenset({"shell", CODE_MODE})
 
 
 def make_sandboxed_tool(name: str, program_tools: Sequence[ToolSpec]) -> LocalTool:
-    """Make one of them for a tool server; programs can call the tools `program_tools`."""
+    """Make the local tool `name` for a tool server. Programs of code mode can call the tools `program_tools`."""
     if name == CODE_MODE:
         return ExecutePython(program_tools, sandboxed=True)
     return Shell(sandboxed=True) if name == "shell" else LOCAL[name]()

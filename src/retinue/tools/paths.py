@@ -1,8 +1,8 @@
-"""The paths that a run's tools may touch: rules, and opening files under those rules.
+"""Path rules for a run's tools, and functions to open files under these rules.
 
-A path is checked once, on its resolved form, and then opened folder by folder below the root that allowed it, never
-following a symbolic link. So a path that was swapped after the check leads nowhere. Knows nothing of what tools do
-with the files and keeps no state: each call stands alone.
+A path is resolved and checked once. Then it is opened folder by folder below the root that allows it, never following
+a symbolic link, so a path swapped after the check leads nowhere. This module keeps no state, and does not know why a
+tool needs the file.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ PATH_BYTES = 4095
 
 
 def make_file_error(tool: str, path: object, error: OSError) -> ToolError:
-    """Return the error a model sees for a file that cannot be used."""
+    """Return the ToolError that a model sees for a file that cannot be used."""
     if isinstance(error, RefusedFile):
         return ToolError(f"{tool}: {quote_text(path)} {error.text}")
     return ToolError(f"{tool}: {quote_text(path)}: {error.strerror or error}")
 
 
 def resolve_readable(folders: Folders, raw: str, *, tool: str = "read") -> Path:
-    """Resolve a path that must be inside one of the run's roots. A relative path is that of the first root that has
-    it."""
+    """Resolve a path that must be inside one of the run's roots. Raises ToolError.
+
+    A relative path that does not exist in the workspace is looked up in the search roots."""
     path = _resolve(folders.workspace, raw, tool)
     if not path.exists() and not Path(raw).is_absolute():
         others = (_resolve(root, raw, tool) for root in folders.search_roots)
@@ -45,8 +46,9 @@ def resolve_readable(folders: Folders, raw: str, *, tool: str = "read") -> Path:
 
 
 def resolve_writable(folders: Folders, raw: str, *, tool: str = "write") -> Path:
-    """Resolve a path that must be inside the run's workspace, and not inside a git folder: git runs what its settings
-    and hooks say at the user's next command."""
+    """Resolve a path that must be inside the run's workspace, but not inside a git folder. Raises ToolError.
+
+    Git folders are closed because the user's next git command would run whatever their settings and hooks say."""
     path = _resolve(folders.workspace, raw, tool)
     root = _root_of(path, [folders.workspace])
     if root is None:
@@ -59,7 +61,7 @@ def resolve_writable(folders: Folders, raw: str, *, tool: str = "write") -> Path
 
 
 def open_file(path: Path, roots: Sequence[Path], *, tool: str) -> BinaryIO:
-    """Open a regular file for reading; anything else is refused, and nothing blocks."""
+    """Open a regular file for reading. Any other kind of file is refused, and opening never blocks."""
     with _open_parent(path, roots, tool) as (folder, name):
         return os.fdopen(opening.open_regular_file(name, dir_fd=folder), "rb")
 
@@ -71,7 +73,7 @@ def open_folder(path: Path, roots: Sequence[Path], *, tool: str) -> int:
 
 
 def replace_file(path: Path, data: bytes, folders: Folders, *, tool: str) -> None:
-    """Put a whole file in place at once, with the mode of the one it replaces; make the folders it needs.
+    """Replace a whole file at once, keeping its mode. Create the file and its folders if they do not exist.
 
     A hard link to the old file keeps the old content."""
     with (
@@ -96,7 +98,7 @@ def _resolve(base: Path, raw: str, tool: str) -> Path:
 
 
 def _root_of(path: Path, roots: Sequence[Path]) -> Path | None:
-    """Return the root a path is in. Our own state inside a project (tokens, logs, other runs) is in none."""
+    """Return the root that contains `path`, or None. Our state in a project (tokens, logs, runs) is in no root."""
     resolved = (Path(os.path.realpath(root)) for root in roots)
     return next(
         (
@@ -110,7 +112,7 @@ def _root_of(path: Path, roots: Sequence[Path]) -> Path | None:
 
 @contextmanager
 def _open_parent(path: Path, roots: Sequence[Path], tool: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
-    """Open the folder that holds a resolved path; yield it and the path's name in it. OSError becomes ToolError."""
+    """Open the folder of a resolved path; yield its descriptor and the file name. An OSError becomes a ToolError."""
     root = _root_of(path, roots)
     if root is None:
         raise ToolError(f"{tool}: {quote_text(path)} is outside this run's folders")

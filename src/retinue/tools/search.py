@@ -1,8 +1,8 @@
-"""The tools that look through folders: glob for names, grep for lines.
+"""The search tools: `glob` finds files by name, `grep` finds lines.
 
-Walks below one folder in a fixed order, without following folder symlinks, and stops between two files when its run
-is cancelled. `paths` says what may be opened. A regex is run by RE2, in time linear in the line: a model's regex must
-not be able to hold the whole process, and Python cannot stop one of its own in the middle of a line.
+A search walks the files below a folder in a fixed order, without following symlinks to folders, and stops between two
+files when its run is cancelled. `paths` decides which files may be opened. RE2 matches the regexes, in time linear in
+the line. Python's `re` cannot be interrupted within a line, so a model's regex could block the whole process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SKIPPED = frozenset({GIT_FOLDER, STATE_FOLDER})
 
 
 class Glob(FileTool):
-    """Lists files by name."""
+    """The `glob` tool, which lists files by name."""
 
     spec = ToolSpec(
         name="glob",
@@ -71,7 +71,7 @@ class Glob(FileTool):
 
 
 class Grep(FileTool):
-    """Finds lines by regex."""
+    """The `grep` tool, which finds lines by regex."""
 
     spec = ToolSpec(
         name="grep",
@@ -109,7 +109,7 @@ class Grep(FileTool):
 
 
 def _compile_pattern(text: str, *, tool: str) -> GlobPattern:
-    """Return the pattern of a call, for paths below the folder."""
+    """Compile the glob pattern of a call, for paths below the searched folder. Raises ToolError."""
     names = [name for name in text.split("/") if name not in ("", ".")]
     if not names or text.startswith("/") or ".." in names:
         raise ToolError(f"{tool}: {quote_text(text)} must be a pattern below the folder; give the folder as 'path'")
@@ -137,7 +137,7 @@ def _format_error(error: Exception) -> str:
 
 
 def _find_tops(raw: str, folders: Folders, tool: str) -> list[tuple[Path, str]]:
-    """Return the folders (or the one file) to search, each with the prefix its paths are shown with."""
+    """Return the folders (or the one file) to search, each with the prefix for its displayed paths."""
     if raw:
         return [(resolve_readable(folders, raw, tool=tool), raw)]
     tops = [top for top in dict.fromkeys(folders.search_roots) if top.is_dir()]
@@ -145,14 +145,14 @@ def _find_tops(raw: str, folders: Folders, tool: str) -> list[tuple[Path, str]]:
 
 
 def _is_covered_by(other: Path, top: Path) -> bool:
-    """Tell whether searching one folder searches the other too."""
+    """Return True if a search of `other` also searches `top`."""
     return other != top and top.is_relative_to(other) and SKIPPED.isdisjoint(top.relative_to(other).parts)
 
 
 def _list_files(
     raw: str, only: GlobPattern, folders: Folders, stop: threading.Event, tool: str
 ) -> Iterator[tuple[Path, str]]:
-    """Yield every file to search, and the path it is shown with."""
+    """Yield every file to search, with its displayed path."""
     for top, prefix in _find_tops(raw, folders, tool):
         for parts in _walk_files(top, folders, stop, tool):
             if not parts or (only.matches("/".join(parts)) and not _is_hidden(top, parts, folders)):
@@ -160,8 +160,10 @@ def _list_files(
 
 
 def _is_hidden(top: Path, parts: tuple[str, ...], folders: Folders) -> bool:
-    """Tell whether a rule keeps a file of a search closed, by any of its names: absolute, below one of the run's
-    folders, and of what a link leads to."""
+    """Return True if a rule hides a file from searches.
+
+    The rule may match any name of the file or of a symlink's target: absolute, or relative to one of the run's
+    roots."""
     if not folders.hidden_paths or not parts:
         return False
     path = top.joinpath(*parts)
@@ -173,7 +175,7 @@ def _is_hidden(top: Path, parts: tuple[str, ...], folders: Folders) -> bool:
 
 
 def _walk_files(top: Path, folders: Folders, stop: threading.Event, tool: str) -> Iterator[tuple[str, ...]]:
-    """Yield the files below a folder in the order of their names; for a file, the one empty path."""
+    """Yield the files below a folder in name order, as path parts. For a file, yield one empty tuple."""
     if not top.is_dir():
         open_file(top, folders.roots, tool=tool).close()
         yield ()
@@ -189,7 +191,7 @@ def _walk_files(top: Path, folders: Folders, stop: threading.Event, tool: str) -
         except (OSError, ToolError):
             if not parts:
                 raise
-            continue  # a folder that may not be read, or is gone by now, is no reason to find nothing
+            continue  # skip a subfolder that cannot be read or is gone by now
         waiting += [((*parts, name), is_folder) for name, is_folder in reversed(entries)]
 
 
@@ -210,7 +212,7 @@ def _is_listed(entry: os.DirEntry[str]) -> bool:
 
 
 def _find_matches(path: Path, regex: Any, folders: Folders, tool: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of one file that match; none of a file that is large, binary or unreadable."""
+    """Yield the matching lines of one file with their numbers. A large, binary or unreadable file yields none."""
     try:
         real = resolve_readable(folders, str(path), tool=tool)
         with open_file(real, folders.roots, tool=tool) as file:
@@ -227,7 +229,7 @@ def _find_matches(path: Path, regex: Any, folders: Folders, tool: str) -> Iterat
 
 
 def _display_path(path: str) -> str:
-    """Return a path on one line; names may hold anything, also bytes that are no text."""
+    """Return a path as one line of printable text. File names may hold any bytes."""
     return "".join(char if char.isprintable() else "\ufffd" for char in path)
 
 

@@ -12,7 +12,7 @@ from retinue.tools.command_process import CommandTool
 
 
 class Shell(CommandTool):
-    """Runs a command line in the workspace."""
+    """The `shell` tool, which runs a command line in the workspace."""
 
     text_argument, seconds_argument = "command", "timeout"
     default_seconds = 120.0

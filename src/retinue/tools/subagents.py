@@ -1,7 +1,7 @@
-"""The tools by which a model has subagents: spawn, list, get, apply; and for those it has spawned: continue, send,
-wait, cancel and so on, the same as those of an MCP client (`protocol.subagent_tools`).
+"""The tools with which a model spawns, lists, gets and applies subagents.
 
-A model reaches the runs below its own, and no others. The supervisor does the work.
+The tools for existing subagents (continue, send, wait, cancel and so on) are those of an MCP client, from
+`protocol.subagent_tools`. A model reaches only the runs below its own. The supervisor does the work.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _make_spawn_spec(name: str, description: str, schema: dict[str, Any], title:
 
 
 class SubagentTool:
-    """`subagent_{name}`: one child at a time, refused at once when the tree is full."""
+    """`subagent_{name}`: spawns one child per call. Refused at once when the tree is full."""
 
     queues = False
 
@@ -101,7 +101,7 @@ class SubagentTool:
 
 
 class SpawnAgent(SubagentTool):
-    """`spawn_agent`: one child without a profile of its own, queued when the tree is full."""
+    """`spawn_agent`: spawns one child without a profile of its own. Queued when the tree is full."""
 
     queues = True
 
@@ -116,7 +116,7 @@ class SpawnAgent(SubagentTool):
 
 
 class SpawnSubagents:
-    """`spawn_subagents`: many children at once, queued when the tree is full. Its arguments name the `profiles`."""
+    """`spawn_subagents`: spawns many children at once, queued when the tree is full. Its schema lists `profiles`."""
 
     def __init__(self, profiles: Sequence[Profile] = ()) -> None:
         self.spec = _make_spawn_spec(
@@ -153,7 +153,7 @@ class SpawnSubagents:
 
     @staticmethod
     def reply(results: list[tuple[Result[Any], Ticket]], folders: Folders) -> Outcome:
-        """Make the reply about runs that have ended, with as much of every answer as lets the whole fit inline."""
+        """Make the reply for runs that have ended. Cut the answers until the whole reply fits inline."""
         limit = INLINE_BYTES
         while True:
             entries = [_make_entry(result, ticket, folders, limit) for result, ticket in results]
@@ -164,9 +164,9 @@ class SpawnSubagents:
             limit //= 2
 
     def _make_orders(self, call: Call, folders: Folders, link: Link, background: bool) -> list[Order]:
-        """Make the orders of a call; all are checked before the first is spawned."""
+        """Make the orders of a call. All are checked before the first child is spawned."""
         known = {profile.name.lower(): profile for profile in link.profiles()}
-        mine = link.ref.run, call.id  # children this very call made before a crash are no obstacle to it
+        mine = link.ref.run, call.id  # children that this same call made before a crash do not count as running
         running = {row.subagent_id for row in link.agents() if row.status is None and (row.parent, row.call_id) != mine}
         orders = []
         tasks = words.read_tasks(call.args)
@@ -187,7 +187,7 @@ class SpawnSubagents:
 
 
 def _check_path(index: int, path: str, folders: Folders) -> str:
-    """Return the path a task names, absolute: it must exist and be readable for the parent."""
+    """Return a context path made absolute. Raises ToolError unless the path exists and the parent may read it."""
     missing = ToolError(f"Task at index {index} has non-existent context_path: '{path}'")
     try:
         found = resolve_readable(folders, path)
@@ -205,7 +205,7 @@ def _check_path(index: int, path: str, folders: Folders) -> str:
 def _is_there(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # a path that no file can have
+    except (OSError, ValueError):  # not a valid path
         return False
 
 
@@ -216,12 +216,12 @@ def _make_entry(result: Result[Any], ticket: Ticket, folders: Folders, limit: in
 
 
 def encode_reply(reply: dict[str, Any], *, success: bool = True, gives: tuple[int, ...] = ()) -> Outcome:
-    """Return the outcome of a call whose reply is structured: JSON for the model."""
+    """Return the outcome of a call with a structured reply. The model gets the reply as JSON."""
     return Outcome(msgspec.json.encode(reply).decode(), success, data=reply, gives=gives)
 
 
 class ListAgents:
-    """`list_agents`: what has been spawned below this run."""
+    """`list_agents`: lists the runs spawned below this run."""
 
     spec = ToolSpec(
         "list_agents",
@@ -247,7 +247,7 @@ def _format_line(row: Row) -> str:
 
 
 def describe_agent_state(row: Row) -> str:
-    """Say Running, Finished or Error, with the live state or the reason."""
+    """Return Running, Finished or Error, with the live state or the reason."""
     if row.status is None:
         return f"Running ({row.state})"
     if row.status == "done" or row.result is None:
@@ -256,7 +256,7 @@ def describe_agent_state(row: Row) -> str:
 
 
 class GetAgent:
-    """`get_agent`: the result of one finished run; reading it does not use it up."""
+    """`get_agent`: returns the result of one finished run. The result can be read again."""
 
     spec = ToolSpec(
         "get_agent",
@@ -283,12 +283,12 @@ class GetAgent:
             raise ToolError(f"There is no agent:{wanted} below this run.")
         if row.result is None:
             return Outcome(f"agent:{wanted} is still running ({row.state}).", success=False)
-        gives = () if row.result.partial else (wanted,)  # the words of one that did not finish are not in this text
+        gives = () if row.result.partial else (wanted,)  # the text does not have a partial answer
         return Outcome(row.result.final_response, row.result.success, data=row.result, gives=gives)
 
 
 class ApplySubagent:
-    """`apply_subagent`: asked about once, with the whole diff, which the host makes."""
+    """`apply_subagent`: applies a subagent's changes. The host makes the diff, and one approval covers all of it."""
 
     spec = ToolSpec(
         "apply_subagent",
@@ -311,7 +311,7 @@ class ApplySubagent:
 
 
 class SubagentControlTool:
-    """One of `protocol.subagent_tools.TOOLS`, for a model."""
+    """One of `protocol.subagent_tools.TOOLS`, as a tool for a model."""
 
     def __init__(self, name: str) -> None:
         text = TOOLS[name]
@@ -340,7 +340,7 @@ class SubagentControlTool:
 
 
 class LinkScope:
-    """The runs below the one that has this link. A SubagentScope. `given` are the runs whose answers it has given."""
+    """The runs below the run of `link`. Implements SubagentScope. `given` are the runs whose answers were returned."""
 
     def __init__(self, folders: Folders, link: Link) -> None:
         self._folders, self._link = folders, link

@@ -1,8 +1,9 @@
-"""Truncation of text of any length to text that fits inline: its head, a mark that says what is missing, its tail.
+"""Truncation of long text to a size that fits inline: the head, a mark that says how much is missing, and the tail.
 
-`Ends` takes bytes as they come and holds no more than the limit of them; `cut` does the same to a text at hand.
-Everything is counted as clean UTF-8, so that what a model sees is never larger than was allowed. The whole goes to a
-spill file, which the caller names; where it cannot (cap reached, disk full) the mark says how much is there.
+`Ends` takes bytes as they arrive and keeps only the two ends in memory. `truncate_text` does the same for a whole
+text. Sizes are counted in clean UTF-8, so that the model never gets more than the limit. The whole text goes to a
+spill file, which the caller names. If the file cannot hold it (cap reached, disk full), the mark says how much was
+kept.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Ends:
-    """The two ends of a stream. `spill` makes a file to keep the whole in; `has` is a file that has it already."""
+    """The head and the tail of a stream. `spill` returns the path of a new file for the whole text; `has` is a file
+    that already holds it. A spill file gets at most `cap` bytes."""
 
     def __init__(
         self,
@@ -49,20 +51,20 @@ class Ends:
         self._keep_ends(self._secrets.feed(self._decoder.decode(raw)).encode())
 
     def close(self) -> tuple[str, str]:
-        """Return the text, and the file that has all of it ("" if nothing was cut)."""
+        """Return the text, cut if it was too long, and the file with the whole text ("" if nothing was cut or kept)."""
         self._keep_ends((self._secrets.feed(self._decoder.decode(b"", True)) + self._secrets.rest()).encode())
         self.drop()
         if self._total <= self._limit:
             return (self._head + self._tail).decode(), ""
         room = max(0, self._limit - len(self._mark(self._total)))
-        # All of it is UTF-8: only a character that is cut in two cannot be decoded.
+        # The bytes are valid UTF-8, so "ignore" drops only a character that the cut has split.
         head = self._head[: room - room // 2].decode("utf-8", "ignore")
         tail = self._tail[len(self._tail) - room // 2 :].decode("utf-8", "ignore")
         mark = self._mark(self._total - len(head.encode()) - len(tail.encode()))
         return head + mark.decode() + tail, str(self._path or "")
 
     def drop(self) -> None:
-        """Close the spill file; safe to call again."""
+        """Close the spill file. Safe to call again."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -113,7 +115,7 @@ class Ends:
             self.drop()
 
     def _remove_file(self) -> None:
-        """Remove what was written: the log needs the space more, and without a log the run ends."""
+        """Remove the spill file from a full disk: the log needs the space more, and without a log the run ends."""
         assert self._fd is not None and self._path is not None
         os.ftruncate(self._fd, 0)
         self._path.unlink(missing_ok=True)
@@ -130,14 +132,16 @@ class Ends:
 
 
 def truncate_text(text: str, limit: int = INLINE_BYTES, *, spill: Callable[[], Path]) -> tuple[str, str]:
-    """Return the text, cut in the middle if it is over the limit, and the file that then has all of it."""
+    """Return the text, cut in the middle if it is over the limit, and the spill file that then has the whole text."""
     ends = Ends(limit, spill=spill)
     ends.feed(text.encode("utf-8", "replace"))
     return ends.close()
 
 
 def clean_cut(text: str) -> str:
-    """Return a text that was cut where no secrets are known, in a sandbox, without the halves of one at the cut."""
+    """Return a truncated text without the halves of a secret on both sides of the cut.
+
+    For text that was cut in a sandbox, where the secrets are not known."""
     found = _MARK.search(text)
     if found is None:
         return text

@@ -1,9 +1,9 @@
-"""The tools that look outside: `web_fetch` from here, under a list of hosts; `web_search` at the model's provider.
+"""The web tools: `web_fetch` runs on the host under a list of allowed hosts, `web_search` at the model's provider.
 
-A fetch has bounds for all that a server may send: head, body, decompressed size, redirects, time. It sends no cookie,
-no credential and nothing of the environment, and keeps no connection. Every redirect is checked again: the host against
-the list here, its addresses in `dialer`. The bytes of a page become text that a model can read: HTML without its markup
-but with its links, other text as it is.
+A fetch limits everything a server may send: headers, body, decompressed size, redirects and time. It sends no cookie,
+no credential and nothing from the environment, and keeps no connection open. Each redirect is checked again: its host
+against the list here, its addresses in `dialer`. The body becomes text that a model can read. HTML loses its markup
+but keeps its links; other text stays as it is.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ TAG_CHARACTERS = 4096
 
 
 def bind_search(model: Model | None, hosts: Hosts) -> ToolSpec | None:
-    """Return the search of the model's provider, bound to these hosts and subdomains; None if it cannot be bound."""
+    """Return the `web_search` of the model's provider, restricted to `hosts` and their subdomains.
+
+    Return None if `hosts` is empty or the provider cannot restrict its search."""
     domains = (
         [] if any(host.name == "*" for host in hosts) else sorted({host.name.removeprefix("*.") for host in hosts})
     )
@@ -94,7 +96,7 @@ def bind_search(model: Model | None, hosts: Hosts) -> ToolSpec | None:
 
 
 class WebFetch:
-    """Runs with the supervisor, for one run's list of hosts."""
+    """The `web_fetch` tool for one run's list of allowed hosts. It runs in the supervisor's process."""
 
     def __init__(self, hosts: Hosts, dialer: Dialer) -> None:
         self._hosts = hosts
@@ -119,7 +121,7 @@ class WebFetch:
 
 @dataclass(frozen=True)
 class Target:
-    """A URL that was checked."""
+    """The parts of a checked URL."""
 
     scheme: str
     host: str
@@ -138,7 +140,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Page:
-    """A response. `cut` says that there was more than BODY_BYTES."""
+    """An HTTP response. `cut` says that the body was longer than `BODY_BYTES`."""
 
     url: str
     status: int
@@ -149,7 +151,7 @@ class Page:
 
 
 async def fetch_page(url: str, *, hosts: Hosts, dialer: Dialer, seconds: float = SECONDS) -> Page:
-    """Fetch the page at a URL, after its redirects. Raises ToolError with a text for the model."""
+    """Fetch a page, following its redirects. Raises ToolError with a text for the model."""
     target = check_url(url, hosts)
     try:
         async with asyncio.timeout(seconds):
@@ -164,7 +166,7 @@ async def fetch_page(url: str, *, hosts: Hosts, dialer: Dialer, seconds: float =
 
 
 def check_url(url: str, hosts: Hosts) -> Target:
-    """Check that the URL is a web page on a host that may be reached, and return its parts. Raises ToolError."""
+    """Check that `url` is a web address on an allowed host, and return its parts. Raises ToolError."""
     if len(url) > URL_CHARACTERS or any(char.isspace() or not char.isprintable() or char == "\\" for char in url):
         raise ToolError(f"{TOOL}: the URL is too long, or has spaces, backslashes or control characters in it")
     try:
@@ -196,7 +198,7 @@ def _follow_redirect(target: Target, location: str, hosts: Hosts) -> Target:
 
 
 async def _fetch_once(target: Target, dialer: Dialer) -> tuple[Page, str | None]:
-    """Fetch one URL. The second value is where it redirects to, if it does."""
+    """Fetch one URL. Return the page, and the location if the server redirects."""
     streams = await dial_host(dialer, target.host, target.port, tls=target.scheme == "https", tool=TOOL)
     connection = ClientConnection(*streams)
     try:
@@ -209,14 +211,14 @@ async def _fetch_once(target: Target, dialer: Dialer) -> tuple[Page, str | None]
         why = str(error) or type(error).__name__
         raise ToolError(f"{TOOL}: {target.authority} did not answer as a web server does: {why[:200]}") from None
     finally:
-        connection.abort()  # also when cancelled: nothing stays open, and nothing is waited for
+        connection.abort()  # also when cancelled: close at once, without waiting for the peer
     reason = "".join(filter(str.isprintable, response.reason))[:100]
     content_type = response.headers.get("content-type", "")
     return Page(target.url, response.status, reason, content_type, body, cut), location
 
 
 async def _read_body(connection: ClientConnection, encoding: str) -> tuple[bytes, bool]:
-    """Read the body and decompress it, up to `BODY_BYTES`. The second value says that there was more."""
+    """Read and decompress the body, up to `BODY_BYTES`. The second value is True if there was more."""
     decompressor = _Decompressor(encoding.strip().lower())
     while not decompressor.is_full and (chunk := await connection.read_chunk()):
         decompressor.feed(chunk)
@@ -224,14 +226,14 @@ async def _read_body(connection: ClientConnection, encoding: str) -> tuple[bytes
 
 
 class _Decompressor:
-    """Decompresses a body up to BODY_BYTES and one more, however much a few bytes would become."""
+    """A decompressor that stops at `BODY_BYTES` + 1, however large the decompressed body would be."""
 
     def __init__(self, encoding: str) -> None:
         if encoding not in ("", "identity", "gzip", "x-gzip", "deflate"):
             raise ValueError(f"its answer is packed as {encoding[:20]!r}, which was not asked for")
         self.body = bytearray()
         self._zlib = zlib.decompressobj(wbits=47) if encoding not in ("", "identity") else None
-        self._raw = encoding == "deflate"  # some servers send it without its header
+        self._raw = encoding == "deflate"  # some servers send deflate without the zlib header
 
     @property
     def is_full(self) -> bool:
@@ -253,7 +255,7 @@ class _Decompressor:
 
 
 def extract_text(body: bytes, content_type: str, url: str) -> str:
-    """Return the text of a page; ToolError if it has none."""
+    """Return the text of a page. Raises ToolError if its type is not text."""
     kind, _, rest = content_type.partition(";")
     kind = kind.strip().lower()
     looks = body[:1024].lstrip()[:15].lower()
@@ -266,7 +268,9 @@ def extract_text(body: bytes, content_type: str, url: str) -> str:
 
 
 def _decode(body: bytes, parameters: str) -> str:
-    """Decode a page in the encoding it has or names; bytes that do not fit become a replacement character."""
+    """Decode a page by its byte order mark, else by the charset it names, else as UTF-8.
+
+    Invalid bytes become a replacement character."""
     found = re.search(r"charset\s*=\s*[\"']?([A-Za-z0-9_.:-]{1,40})", parameters, re.IGNORECASE)
     meta = _META.search(body[:2048])
     named = found[1] if found else meta[1].decode("ascii") if meta else "utf-8"
@@ -282,7 +286,7 @@ def _decode(body: bytes, parameters: str) -> str:
 
 
 def extract_html_text(html: str, url: str) -> str:
-    """Return the text of a page, a line for each block, links as `[text](address)`."""
+    """Return the text of an HTML page, a line for each block, links as `[text](address)`."""
     reader = _Reader(url)
     for tag, words in _split_tokens(html):
         if tag:
@@ -293,9 +297,10 @@ def extract_html_text(html: str, url: str) -> str:
 
 
 def _split_tokens(html: str) -> Iterator[tuple[str, str]]:
-    """Yield tags, as name and attributes (`/name` for an end), and the text between them, under no name.
+    """Yield each tag as its name (`/name` for an end tag) and attributes, and the text between tags with an empty
+    name.
 
-    One pass, in time linear in the page: the standard library's parser takes minutes for a page made to hurt it."""
+    One linear pass: the standard library's parser takes minutes on a page built to slow it down."""
     at, end = 0, -1
     while at < len(html):
         tag = html.find("<", at)

@@ -1,1 +1,3 @@
-"""The MCP client: servers, their connections, and their tools as host-side tools. Loaded where some are named."""
+"""The MCP client: servers, their connections, and their tools as host-side tools. Imported only if servers are
+configured.
+"""

@@ -1,8 +1,8 @@
-"""The calls in flight on one connection: each in a task of its own, with its own timeout, for a known run.
+"""The calls in flight on one connection. Each has its own task, its own timeout and a known run.
 
-A server may ask a person something while it works (elicitation). The question goes to the run whose call it works on.
-In the newer revision, and over HTTP, that is certain. On stdio an older server does not say; the question then names
-all calls in flight.
+A server may ask a person something while it works on a call (elicitation). The question goes to the run that made the
+call. In the newer MCP revision, and over HTTP, that run is known. An older server on stdio does not say which call it
+works on; the question then names all calls in flight.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ YES = "yes"
 
 @dataclass(eq=False)
 class ServerCall:
-    """One call of a run. The server may be silent for `seconds`; None: as long as the run has."""
+    """One call of a run. `seconds` is how long the server may be silent; None means as long as the run has."""
 
     link: Link
     tool: str
@@ -51,20 +51,20 @@ class ServerCall:
     asking: set[asyncio.Task[types.ElicitResult]] = field(default_factory=set)
 
     def give_up(self) -> None:
-        """End the call: its result is not wanted any more."""
+        """Cancel the call, because its result is no longer wanted."""
         self.given_up = True
         if self.task is not None:
             self.task.cancel()
 
     def restart_timer(self) -> None:
-        """Start the timeout again, because the server is at work. It stands still while a person is asked."""
+        """Restart the timeout, because the server is at work. The timeout is paused while a person is asked."""
         if self.limit is None or self.limit.expired() or self.seconds is None:
             return
         self.limit.reschedule(None if self.asking else asyncio.get_running_loop().time() + self.seconds)
 
 
 class CallsInFlight:
-    """The calls of one server."""
+    """The calls in flight to one server."""
 
     def __init__(self, server: str) -> None:
         self._server = server
@@ -72,7 +72,7 @@ class CallsInFlight:
         self._calls: dict[asyncio.Task[types.CallToolResult], tuple[Client, ServerCall]] = {}
 
     async def run_call(self, client: Client, tool: str, args: dict[str, Any], call: ServerCall) -> types.CallToolResult:
-        """Make a call. Raises what the SDK raises, or ToolError when the timeout is over."""
+        """Make a call. Raises the SDK's exceptions, and ToolError if the call times out or is given up."""
         task = call.task = self._tasks.start(self._send_call(client, tool, args, call))
         self._calls[task] = client, call
         try:
@@ -90,7 +90,7 @@ class CallsInFlight:
         finally:
             call.limit = None
             del self._calls[task]
-            for asking in (asked := set(call.asking)):  # nobody waits for these answers now
+            for asking in (asked := set(call.asking)):  # nobody waits for these answers any more
                 asking.cancel()
             if asked:
                 await asyncio.wait(asked)
@@ -112,7 +112,7 @@ class CallsInFlight:
             raise ToolError(f"{call.tool}: the server's answer is not MCP: {describe_server_error(error)}") from None
 
     async def end_calls(self, client: Client) -> None:
-        """End the calls of a connection that is over."""
+        """Cancel the calls of a connection that has ended, and wait for them."""
         tasks = [task for task, (its, _) in self._calls.items() if its is client]
         for task in tasks:
             task.cancel()
@@ -122,7 +122,7 @@ class CallsInFlight:
     async def answer_elicitation(
         self, context: ClientRequestContext, params: types.ElicitRequestParams
     ) -> types.ElicitResult | types.ErrorData:
-        """Put a question of the server to a person, in the tree of the run that it works for."""
+        """Ask a person the server's question, in the tree of the run that made the call."""
         in_flight = [each for _, each in self._calls.values()]
         if not in_flight:
             return types.ErrorData(code=types.INVALID_REQUEST, message="no call is in flight, so nobody is asked")
@@ -151,7 +151,7 @@ class CallsInFlight:
         for _ in range(ATTEMPTS):
             decision = await call.link.ask_person(f"{PREFIX}{self._server}", fields, preview, _list_askers(params))
             if decision is None or isinstance(decision, Deny):
-                # Nobody can be asked: this is a no. A server that is told "cancel" may wait for somebody else.
+                # Denied, or nobody can be asked. A server that gets "cancel" may go on waiting for another answer.
                 return types.ElicitResult(action="decline")
             fields = fields if decision.args is None else decision.args
             content = form.make_content(fields)
@@ -162,15 +162,15 @@ class CallsInFlight:
 
 
 def _list_askers(params: types.ElicitRequestParams) -> list[str]:
-    """Return the run ids that a question says it comes from. They are the peer's words: the link checks them."""
+    """Return the run ids that a question claims to come from. They come from a peer: the link checks them."""
     said: Any = dict(params.meta or {}).get(ASKER_KEY)
     return [text for text in said[:MOST_ASKERS] if isinstance(text, str) and text] if isinstance(said, list) else []
 
 
 class ElicitationForm:
-    """One elicitation, and the answer checked against its schema.
+    """One elicitation, which checks the answer against its schema.
 
-    `fields` are what a person can fill in, with their defaults; `preview` is the question as text."""
+    `fields` are the fields for a person to fill in, with their defaults. `preview` is the question as text."""
 
     def __init__(self, server: str, params: types.ElicitRequestParams) -> None:
         message = cap_text(params.message)
@@ -188,7 +188,7 @@ class ElicitationForm:
         self.preview = "\n".join([f"The MCP server '{server}' asks:", message, *self._describe_fields()])
 
     def make_content(self, given: dict[str, Any]) -> dict[str, Any] | str | None:
-        """Return the content to send for an answer, or a text that says what is wrong with it."""
+        """Return the content to send for an answer, None for a URL, or an error text for an invalid answer."""
         if self._is_url:
             return None
         made = {
@@ -206,7 +206,8 @@ class ElicitationForm:
         return f"{where}: {to_line(error.message)}" if where else to_line(error.message)
 
     def _find_default(self, name: str, about: dict[str, Any]) -> Any:
-        """Return the default of a field. A required choice that has `yes` gets it: a person's yes means that."""
+        """Return the default of a field. A required choice that includes `yes` defaults to `yes`: an approval means
+        yes."""
         means = name in self._required and YES in _list_choices(about)
         return about.get("default", YES if means else None)
 

@@ -1,8 +1,8 @@
-"""One connection to one MCP server, and the one task that opens and closes it.
+"""One connection to one MCP server, and the owner task that opens and closes it.
 
-The SDK's scopes must be left by the task that entered them, so only that owner opens and closes. Others wait, call, or
-mark the connection as broken. Its calls then fail, and it is opened again, after growing pauses and a limited number
-of times.
+The SDK's scopes must be left by the task that entered them, so only the owner opens and closes the connection. Other
+tasks wait, call tools, or mark the connection as broken. The calls of a broken connection fail. The owner then opens
+it again, after growing pauses and a limited number of times.
 """
 
 from __future__ import annotations
@@ -51,14 +51,16 @@ REFUSALS = (401, 403, 407)
 State = Literal["idle", "starting", "up", "down", "given up", "closed"]
 _BLOCK: TypeAdapter[types.ContentBlock] = TypeAdapter(types.ContentBlock)
 _SECRET_HEADERS = ("authorization", "key", "token", "secret", "cookie")
-for _name in ("mcp", "client", "httpx2", "httpcore2"):  # their warnings quote servers
+for _name in ("mcp", "client", "httpx2", "httpcore2"):  # their warnings quote servers: keep them off stderr
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
 
 class Connection:
-    """A connection that starts when it is first needed. `tools` are the server's tools now, `error` says why it is not
-    available, `revision` is the MCP revision in use. `tried` is set once the server is available or the first attempt
-    has failed. `on_change` is called when tools or state have changed."""
+    """A connection to a server, opened when a run first needs it.
+
+    `tools` are the server's current tools, `error` says why the server is not available, `revision` is the MCP
+    revision in use. `tried` is set once the server is available or the first attempt has failed. `on_change` is called
+    when the tools or the state have changed."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class Connection:
         self._program: ServerProgram | None = None
         self._refused = ""
 
-    # For others
+    # For other tasks
 
     def start(self) -> None:
         if self._owner is None and not self._closing:
@@ -101,7 +103,7 @@ class Connection:
             self._owner = self._tasks.start(self._run_owner(), name=f"mcp {self.server.name}")
 
     async def call_tool(self, tool: str, args: dict[str, Any], call: ServerCall) -> types.CallToolResult:
-        """Call a tool. Cancelling this tells the server; an error is a ToolError with a text for the model."""
+        """Call a tool. Cancelling the coroutine notifies the server. Raises ToolError with a text for the model."""
         client = self._client
         if client is None:
             raise ToolError(self.unavailable_reason)
@@ -127,21 +129,21 @@ class Connection:
         return f"the MCP server '{self.server.name}' is not available: {self.error}{later}"
 
     async def close(self) -> None:
-        """End the connection and what it has started, in bounded time."""
+        """Close the connection and end the server's program, in bounded time."""
         self._closing = True
         self._news.set()
         owner = self._owner
         if owner is None:
             return
         if self.state == "starting":
-            owner.cancel()  # it may take long to answer
+            owner.cancel()  # the server may take long to answer
         done, _ = await asyncio.wait({owner}, timeout=CLOSE_SECONDS)
         if not done:
             owner.cancel()
             await asyncio.wait({owner}, timeout=CLOSE_SECONDS)
         self.state = "closed"
 
-    # The owner
+    # For the owner task
 
     async def _run_owner(self) -> None:
         loop = asyncio.get_running_loop()
@@ -164,7 +166,7 @@ class Connection:
             self._output.close()
 
     async def _run_once(self) -> bool:
-        """Open the connection and keep it until it is over. True if another attempt would not help."""
+        """Open the connection and keep it until it ends. Return True if another attempt would not help."""
         server, self._broken, self._refused, self._stale = self.server, "", "", False
         self.state = "starting"
         self._output.start_section(server.words)
@@ -185,7 +187,7 @@ class Connection:
         except StartFailed as error:
             self._mark_down("down", str(error))
             return True
-        except Exception as error:  # noqa: BLE001 - the boundary to servers and the library: told, and tried again
+        except Exception as error:  # noqa: BLE001 - the boundary to servers and the SDK: reported, and tried again
             self._mark_down("down", self._broken or self._refused or describe_server_error(error))
             return isinstance(error, RetinueError) and not self._broken
         finally:
@@ -203,7 +205,7 @@ class Connection:
         )
 
     async def _check_result(self, name: str, result: types.CallToolResult) -> None:
-        """Check a result against the schema that the server gave, in the place of the library: that has no limit."""
+        """Check a result against the tool's output schema. Replaces the SDK's check, which is not bounded."""
         tool = next((tool for tool in self.tools.values() if tool.name == name), None)
         if tool is not None:
             tool.check_result(result)
@@ -211,21 +213,22 @@ class Connection:
     def _mark_down(self, state: State, why: str) -> None:
         if self.error != why:
             self._output.add_note(why)
-        self.state, self.error = state, why  # its tools are kept: calls fail, but the tools do not vanish
+        self.state, self.error = state, why  # `tools` stay: calls fail, but the tools do not vanish
         self.tried.set()
         if self.collector is not None:
             self.collector.end_server(self.server.name)
         self._on_change()
 
     async def _wait_for_reason(self, otherwise: str) -> str:
-        """Return why the connection is over. The reader of the server's output knows best, after a moment."""
+        """Return why the connection ended. The reader of the server's output knows the reason best, but needs a
+        moment. Without a reason from the reader, return `otherwise`."""
         await wait_until(lambda: bool(self._broken or self.error), EXIT_SECONDS)
         if not self.error:
             self._mark_broken(otherwise)
         return self._broken or self.error
 
     async def _serve_until_over(self, client: Client) -> None:
-        """Keep the connection until it is over, and list the tools again when they have changed."""
+        """Keep the connection until it ends. List the tools again when they have changed."""
         followers = TaskOwner()
         followers.start(self._follow_list_changes(client))
         try:
@@ -247,11 +250,11 @@ class Connection:
                 await self._calls.end_calls(client)
 
     async def _follow_list_changes(self, client: Client) -> None:
-        """Subscribe to changes of the tool list, in the revision that does not send them unasked."""
+        """Subscribe to changes of the tool list. A server of an older MCP revision sends them unasked."""
         tools = client.server_capabilities.tools
         if client.session.initialize_result is not None or tools is None or not tools.list_changed:
             return
-        with suppress(Exception):  # without this the list stays as it is
+        with suppress(Exception):  # without a subscription the list stays as it is
             async with client.listen(tools_list_changed=True) as events:
                 async for _ in events:
                     self._mark_stale()
@@ -277,7 +280,7 @@ class Connection:
 
     def _mark_broken(self, why: str) -> None:
         self._broken = self._broken or why
-        if self.state == "up":  # no calls from now on; the owner does the rest
+        if self.state == "up":  # refuse calls from now on; the owner does the rest
             self._client, self.state, self.error = None, "down", self._broken
         self._news.set()
 
@@ -292,7 +295,7 @@ class Connection:
     async def _handle_log_message(self, params: types.LoggingMessageNotificationParams) -> None:
         self._output.add_note(to_line(f"{params.level}: {params.data}", 2000))
 
-    # How it is reached
+    # Transports
 
     def _make_transport(self) -> AbstractAsyncContextManager[TransportStreams]:
         server = self.server
@@ -346,8 +349,8 @@ async def _read_leniently(
 
 
 class LenientReader:
-    """A stream of a server's messages. A content block that the SDK could not read would fail the whole result: it is
-    replaced by a text that says so."""
+    """A stream of a server's messages. Replaces a content block that the SDK cannot read by a text that says so, since
+    the block would fail the whole result."""
 
     def __init__(self, inner: ReadStream[SessionMessage | Exception]) -> None:
         self._inner = inner
@@ -392,5 +395,5 @@ def _replace_unknown_blocks(item: SessionMessage | Exception) -> SessionMessage 
 
 
 def _is_gone(error: MCPError) -> bool:
-    """Tell whether the connection or its session failed, and not the tool."""
+    """Return True if the connection or its session failed, and not the tool."""
     return error.code == types.CONNECTION_CLOSED or "session terminated" in error.error.message.lower()

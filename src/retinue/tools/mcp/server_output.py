@@ -1,6 +1,6 @@
-"""The output of a server beside the protocol (stderr, log messages), kept in a file and never shown on a terminal.
+"""The output of a server outside the protocol (stderr, log messages), kept in a file and never shown on a terminal.
 
-The file is private and bounded. Further output is read and dropped, so that a server never waits for us.
+The file is private and bounded. Output beyond the bound is read and dropped, so that a server never waits for us.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CUT = b"\n[... the rest is not kept ...]\n"
 
 
 class ServerOutput:
-    """One server's file. Without a path only the last lines are kept, in memory."""
+    """One server's output file. Without a path only the last lines are kept, in memory."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -31,7 +31,7 @@ class ServerOutput:
         self._tail = b""
 
     def start_section(self, title: str) -> None:
-        """Open the file for a new start of the server."""
+        """Open the file for a new start of the server, with a header line that contains `title`."""
         self.close()
         self._room, self._tail = MAX_BYTES, b""
         if self.path is None:
@@ -50,19 +50,19 @@ class ServerOutput:
         self._write(data)
 
     def add_note(self, text: str) -> None:
-        """Add a remark of ours about the server."""
+        """Add a note of our own about the server."""
         self._write(f"[{text}]\n".encode("utf-8", "replace"))
 
     def _write(self, data: bytes) -> None:
         if self._fd is None or self._room <= 0:
             return
         self._room -= len(data)
-        with suppress(OSError):  # a full disk is no reason to stop listening
+        with suppress(OSError):  # a full disk must not end the connection
             os.write(self._fd, clean_text(data.decode("utf-8", "replace")).encode() if self._room > 0 else CUT)
 
     @property
     def last_lines(self) -> str:
-        """The last two lines that are not blank, as one."""
+        """The last two lines that are not blank, joined into one."""
         lines = [line for line in self._tail.decode("utf-8", "replace").splitlines() if line.strip()]
         return to_line(" / ".join(lines[-2:]))
 

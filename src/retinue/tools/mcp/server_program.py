@@ -1,7 +1,7 @@
-"""A stdio server: a program in a session of its own that speaks MCP in lines, and is ended with all it has started.
+"""A stdio server: a program in its own session that speaks MCP in lines and is ended with everything it has started.
 
-Replaces the stdio transport of the SDK, which has no limit for a line, closes the connection at one wrong byte, and
-leaves processes behind that the server started. Entered and left by the task that owns the connection.
+Replaces the SDK's stdio transport, which has no limit for a line, closes the connection at one invalid byte, and
+leaves processes behind. Entered and left by the task that owns the connection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CHUNK = 64 * 1024
 MAX_LINE_BYTES = 64 * 1024 * 1024
 MAX_GARBAGE_BEFORE, MAX_GARBAGE = 5, 50
-# A pair that is a character, half of one, or any other escape.
+# A surrogate pair, a lone surrogate (group 1), or any other escape.
 _ESCAPES = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
 )
@@ -38,7 +38,7 @@ EXIT_SECONDS = 1.0
 
 
 class ServerProgram:
-    """One start of a server. `on_over` is told once why the server cannot be reached any more."""
+    """One start of a server. `on_over` is called once, with the reason why the server can no longer be reached."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ServerProgram:
 
     @property
     def trouble(self) -> str:
-        """The text that the server printed instead of MCP, for a person who wants to know why it does not answer."""
+        """The server's output that was not MCP and its last lines, to explain to a person why there is no answer."""
         parts = [f"it prints what is not MCP on stdout: {self._garbage[0]!r}"] if self._garbage else []
         if last := self._output.last_lines:
             parts.append(f"it said: {last}")
@@ -66,7 +66,7 @@ class ServerProgram:
 
     @asynccontextmanager
     async def open_streams(self) -> AsyncIterator[TransportStreams]:
-        """Start the program and yield its streams; end it afterwards. Raises StartFailed."""
+        """Start the program, yield its message streams, and end the program afterwards. Raises StartFailed."""
         group, pipes = self._start()
         try:
             async with AsyncExitStack() as stack:
@@ -87,7 +87,7 @@ class ServerProgram:
                             await group.end(leave=0 if self._over else LEAVE_SECONDS, term=TERM_SECONDS)
                         tasks.cancel_scope.cancel()
         finally:
-            group.kill()  # has nothing left to do unless it was told to hurry, or the loop is being torn down
+            group.kill()  # does nothing unless `end` was hurried, or the event loop is being torn down
 
     def _start(self) -> tuple[ProcessGroup, tuple[int, int, int]]:
         ends = [os.pipe() for _ in range(3)]
@@ -106,7 +106,7 @@ class ServerProgram:
             for fd in (in_write, out_read, err_read):
                 os.close(fd)
             what = getattr(error, "strerror", None) or describe_server_error(error)
-            if not os.path.isdir(self._cwd):  # noqa: PTH112 - only a look
+            if not os.path.isdir(self._cwd):  # noqa: PTH112 - only for the error text
                 what = f"there is no folder {self._cwd}"
             raise StartFailed(f"cannot start {self._argv[0]!r}: {what}") from None
         finally:
@@ -133,7 +133,7 @@ class ServerProgram:
         return readers[0], readers[1], asyncio.StreamWriter(writing, protocol, None, loop)
 
     async def _read_messages(self, group: ProcessGroup, stdout: asyncio.StreamReader, to_us: Any) -> None:
-        """Read lines up to MAX_LINE_BYTES. A line that is no message is noted and skipped."""
+        """Read lines of up to `MAX_LINE_BYTES`. A line that is not a message is noted and skipped."""
         buffer = bytearray()
         why = ""
         async with to_us:
@@ -149,17 +149,17 @@ class ServerProgram:
             self._over = True
             if not self._leaving:
                 self._on_over(why or await self._describe_end(group))
-        while await stdout.read(CHUNK):  # nobody must wait for us to read
+        while await stdout.read(CHUNK):  # drain the pipe, so that no process blocks on it
             pass
 
     async def _handle_line(self, line: bytes, to_us: Any) -> str:
-        """Hand a message on. Returns why the connection cannot go on, or an empty text."""
+        """Pass a message on. Return why the connection cannot continue, or "" if it can."""
         if not line.strip():
             return ""
         message = _parse_message(line) or _parse_message(_replace_half_characters(line))
         if message is None:
             shown = to_line(line[:400].decode("utf-8", "replace"), 120)
-            if b'"jsonrpc"' in line:  # somebody waits for it, and nobody knows who
+            if b'"jsonrpc"' in line:  # it may be an answer, but nobody knows to which call
                 return f"it sent a message that cannot be read: {shown!r}"
             self._garbage.append(shown)
             self._output.add_note(f"on stdout, and not MCP: {shown}")
@@ -167,7 +167,7 @@ class ServerProgram:
                 return f"it prints what is not MCP on stdout: {self._garbage[0]!r}"
             return ""
         self._has_spoken = True
-        with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # we are leaving
+        with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # the connection is being closed
             await to_us.send(SessionMessage(message))
         return ""
 
@@ -184,7 +184,7 @@ class ServerProgram:
 
     async def _write_messages(self, stdin: asyncio.StreamWriter, from_us: Any) -> None:
         async with from_us:
-            with suppress(OSError):  # that it is gone is told by the reader
+            with suppress(OSError):  # the reader reports that the server is gone
                 async for each in from_us:
                     stdin.write(each.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
                     await stdin.drain()
@@ -202,5 +202,5 @@ def _parse_message(line: bytes) -> types.JSONRPCMessage | None:
 
 
 def _replace_half_characters(line: bytes) -> bytes:
-    """Replace escapes of half a character: a server may cut a text in the middle of one."""
+    """Remove a byte order mark and replace escaped lone surrogates: a server may cut a text within a character."""
     return _ESCAPES.sub(lambda found: b"\\ufffd" if found[1] else found[0], line.removeprefix(b"\xef\xbb\xbf"))

@@ -63,7 +63,7 @@ class ConnectedTool:
         meta = {} if collector is None else dict(collector.meta(link.ref))
         call = ServerCall(link=link, tool=self._name, seconds=connection.server.timeout, meta=meta)
         if listed.runs_agents:
-            call.seconds = None  # an agent takes as long as its run may
+            call.seconds = None  # an agent may take as long as its run
             run_id = uuid.uuid4().hex
             if collector is not None:
                 run_id = collector.call(connection.server.name, link.ref, listed.name, call.give_up)
@@ -82,8 +82,10 @@ class ConnectedTool:
 
 
 class McpServers:
-    """The servers, each started when a run first needs it, and ended with the supervisor. `folder` gets a file with the
-    output of each; `collector` gets what their subagents report. `version` counts the changes of tools and states."""
+    """The servers of a supervisor. Each is started when a run first needs it, and ended with the supervisor.
+
+    `folder` gets a file with the output of each server. `collector` gets the reports of their subagents. `version`
+    counts the changes of tools and states."""
 
     def __init__(
         self,
@@ -123,7 +125,7 @@ class McpServers:
                 say(f"waiting for the MCP server{'s' if len(late) > 1 else ''} {names}")
             await owner.wait()
         if say is not None:
-            for each in wanted:  # a server that is not available is a warning of each plan
+            for each in wanted:  # only the notes: each plan warns of a server that is not available
                 for note in each.notes:
                     say(f"warning: the MCP server '{each.server.name}': {note}")
 
@@ -131,7 +133,7 @@ class McpServers:
         found: dict[str, ServerTool] = {}
         for connection in self.connections.values():
             if connection.state == "idle" and entry is not None and server_of(entry) == connection.server.name:
-                connection.start()  # too late for this run, but not for those after it
+                connection.start()  # too late for this run, but in time for later runs
             for name, listed in connection.tools.items():
                 if entry is None or _matches_entry(entry, name, connection.server.name):
                     found[name] = self._tools.setdefault(name, ConnectedTool(connection, listed))
@@ -168,7 +170,7 @@ class McpServers:
         await asyncio.gather(*(connection.close() for connection in self.connections.values()))
 
     def _find_needed_servers(self, profile: Profile | str | None) -> set[str]:
-        """Return the servers whose tools a run of the profile, or of a profile among its tools, may have."""
+        """Return the servers whose tools a run of the profile, or of a profile among its tools, may use."""
         if not isinstance(profile, Profile) or profile.tools is None or profile.call is not None:
             return set(self.connections)
         found = {server_of(entry) for entry in profile.tools}
@@ -186,7 +188,7 @@ def _matches_entry(entry: str, tool: str, server: str) -> bool:
 
 
 def _make_outcome(result: types.CallToolResult, spill: Spill) -> Outcome:
-    """Make the Outcome of a call. `spill` names a new file of the calling run."""
+    """Make the Outcome of a call. `spill` returns the path of a new file of the calling run."""
     parts = [part for block in result.content for part in _render_block(block, spill)]
     data = result.structured_content
     if data is not None and not any(_is_same_data(part, data) for part in parts):
@@ -234,7 +236,7 @@ def _save_file(kind: str, data: bytes, mime: str, spill: Spill, name: str = "") 
 
 
 def _is_same_data(text: str, data: Any) -> bool:
-    """Tell whether the text repeats the data, as servers do for clients that read only one of them."""
+    """Return True if the text repeats the data. Servers send both, for clients that read only one."""
     if isinstance(data, dict) and list(data.values()) == [text]:
         return True
     try:

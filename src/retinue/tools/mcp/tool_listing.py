@@ -1,6 +1,6 @@
 """A server's tools as tools of ours: names that models accept, safe text, a seal, and a check of the arguments.
 
-A server's own claims about its tools (read only, idempotent) decide nothing here.
+A server's own claims about its tools (read only, idempotent) are ignored.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _ODD = re.compile(r"[^A-Za-z0-9_-]")
 
 @dataclass(frozen=True)
 class ListedTool:
-    """A tool that runs can have. `name` is the server's own. `runs_agents` says that it takes the id of the run that it
-    makes, which we choose."""
+    """A tool that a server offers to runs. `name` is its name on the server. `runs_agents` says that the tool takes
+    the id of the run it starts, which we choose."""
 
     name: str
     spec: ToolSpec
@@ -42,10 +42,11 @@ class ListedTool:
     output: BoundedSchema | None = None
 
     def check_arguments(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments to send, without the nulls that models write for what they leave out.
+        """Return the arguments to send. Drop a null for an optional argument that may not be null: models write it for
+        arguments they leave out.
 
-        Raises ToolError for arguments that do not fit. A schema with references to elsewhere, or one that takes too
-        long to check, is left to the server."""
+        Raises ToolError for invalid arguments. If the schema has unresolvable references or takes too long to check,
+        the server has to check the arguments."""
         properties, required = self.spec.schema.get("properties") or {}, self.spec.schema.get("required") or ()
         args = {
             name: value
@@ -62,8 +63,9 @@ class ListedTool:
         return args
 
     def check_result(self, result: types.CallToolResult) -> None:
-        """Raise ToolError for a structured result that does not fit the tool's output schema. One that takes too long
-        to check is taken as it is: it is data either way."""
+        """Raise ToolError for a structured result that does not fit the tool's output schema.
+
+        A result that takes too long to check is accepted, since it is only data."""
         if self.output is None:
             return
         if result.structured_content is None and "structured_content" not in result.model_fields_set:
@@ -89,7 +91,7 @@ class ListedTool:
 def make_listed_tools(
     server: str, offered: Sequence[types.Tool], wanted: Sequence[str] | None
 ) -> tuple[dict[str, ListedTool], list[str]]:
-    """Return the tools by their names for models, and a text for each that was left out or is missing."""
+    """Return the tools by their names for models, and a text for each tool that was left out or is missing."""
     found: dict[str, ListedTool] = {}
     left_out = []
     for tool in offered[:MAX_TOOLS]:
@@ -127,7 +129,7 @@ def _make_listed_tool(server: str, tool: types.Tool) -> ListedTool:
         schema = _remove_property(schema, RUN_ID)
     output = tool.output_schema or {}
     if len(msgspec.json.encode(output)) > SCHEMA_BYTES:
-        output = {}  # it only helps programs
+        output = {}  # the tool works without its output schema
     checked = BoundedSchema(schema)
     spec = ToolSpec(
         make_model_name(server, tool.name),
@@ -142,7 +144,7 @@ def _make_listed_tool(server: str, tool: types.Tool) -> ListedTool:
 
 
 def make_model_name(server: str, tool: str) -> str:
-    """Make `mcp__SERVER__TOOL`, in the letters and the length that every provider accepts."""
+    """Return `mcp__SERVER__TOOL`, in the characters and the length that every provider accepts."""
     name = f"{PREFIX}{server}__{_ODD.sub('_', tool)}"
     if len(name) <= MAX_NAME:
         return name
@@ -150,7 +152,7 @@ def make_model_name(server: str, tool: str) -> str:
 
 
 def compute_seal(tool: types.Tool) -> str:
-    """Hash what the server says about the tool. An approval of the tool holds for just this description."""
+    """Hash the server's description of the tool. An approval of the tool holds only for this description."""
     said = [tool.name, tool.title or "", tool.description or "", tool.input_schema]
     return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()[:32]
 
