@@ -1,4 +1,4 @@
-"""The question a person is asked before a tool runs, and the answers there are."""
+"""Approval questions about tool calls, and the possible answers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from retinue.core.sendable import find_problem
 Scope = Literal["call", "run", "tool", "project"]
 SCOPES: tuple[Scope, ...] = typing.get_args(Scope)
 Answered = Literal["taken", "stale", "unknown"]
-INPUT_REQUIRED = "input_required"  # the tool of a question in an agent's own words, which only a person can answer
+INPUT_REQUIRED = "input_required"  # tool name of an agent's free-text question, which only a person can answer
 
 
 class Approval(msgspec.Struct, frozen=True, gc=False):
-    """One pending question. `label` is None for the primary; `preview` is our own rendering of what would happen.
+    """A pending question about a tool call.
 
-    `rule` is what an answer for the whole project would write, a rule a line, empty where no rule says just this;
-    `digest` stands for the action shown, so that an answer can say which one it means. `number` is its place among all
-    that its tree has asked, so it never changes and never means another one."""
+    `label` is None for the primary. `preview` is Retinue's own rendering of the effects of the call. `rule` holds the
+    rules to save for an answer with scope `project`, a line each, and is empty if no rule describes exactly this call.
+    `digest` identifies the action shown, so that an answer can refer to it. `number` is the position of the question
+    among all questions of its tree, never changed and never reused."""
 
     id: str
     tree: str
@@ -42,8 +43,9 @@ class Approval(msgspec.Struct, frozen=True, gc=False):
 
 
 class Allow(msgspec.Struct, frozen=True, gc=False, tag="allow", omit_defaults=True):
-    """Yes: to this call, to this tool for the rest of this run, to this tool in the whole tree, or always in this
-    project. `args` are the arguments to run it with instead; `all_pending_of_run` answers all that run asks now."""
+    """A yes to a question. `scope` says how far it goes: this call, this tool for the rest of this run (`run`), this
+    tool in the whole tree (`tool`), or always in this project (`project`). `args` replace the arguments of the call.
+    `all_pending_of_run` answers all pending questions of the run."""
 
     scope: Scope = "call"
     args: dict[str, Any] | None = None
@@ -51,7 +53,8 @@ class Allow(msgspec.Struct, frozen=True, gc=False, tag="allow", omit_defaults=Tr
 
 
 class Deny(msgspec.Struct, frozen=True, gc=False, tag="deny", omit_defaults=True):
-    """No; the model reads the reason."""
+    """A no to a question. The model reads the `reason`. `all_pending_of_run` answers all pending questions of the
+    run."""
 
     reason: str = ""
     all_pending_of_run: bool = False
@@ -61,8 +64,8 @@ Decision = Allow | Deny
 
 
 class QuestionClosed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A question that does not wait any more. `allowed` is None if its run ended before anybody answered; else the
-    other fields are those of the answer: who gave it, on which surface, and when."""
+    """A question that no longer waits for an answer. `allowed` is None if its run ended first. Otherwise the fields
+    describe the answer: its author (`by`), the `surface`, the `reason`, and the time (`at`)."""
 
     id: str
     allowed: bool | None = None
@@ -76,7 +79,7 @@ QuestionChange = Approval | QuestionClosed
 
 
 def describe_closing(closed: QuestionClosed) -> str:
-    """Return who answered what, where and when: `approved by user at pts/3 (retinue approve) at 14:03:11`."""
+    """Return a line about the answer, such as `approved by user at pts/3 (retinue approve) at 14:03:11`."""
     if closed.allowed is None:
         return "no longer needed: its run ended"
     where = f" ({closed.surface})" if closed.surface else ""
@@ -87,30 +90,30 @@ def describe_closing(closed: QuestionClosed) -> str:
 
 
 def describe_denial(decision: Deny) -> str:
-    """Return what the model reads when it was told no."""
+    """Return the text that the model reads instead of the result of a denied call."""
     return f"The user denied this call: {decision.reason}" if decision.reason else "The user denied this call."
 
 
 def describe_edit(args: dict[str, Any]) -> str:
-    """Return what the model reads before the result of a call whose arguments were changed."""
+    """Return the text that the model reads before the result of a call whose arguments the user changed."""
     return f"[The user changed the arguments of this call to {_encode_plain(args).decode()}]"
 
 
 def digest_of(tree: str, *, run: int, call_id: str, tool: str, args: dict[str, Any]) -> str:
-    """Return a digest that stands for exactly this action of this run."""
+    """Return a digest that identifies exactly this call of this run."""
     return hashlib.sha256(_encode_plain([tree, run, call_id, tool, args])).hexdigest()[:32]
 
 
 def _encode_plain(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value, enc_hook=repr, order="deterministic")
-    except (UnicodeEncodeError, TypeError, ValueError, RecursionError):  # half a character, or no JSON at all
+    except (UnicodeEncodeError, TypeError, ValueError, RecursionError):  # a lone surrogate, or not JSON at all
         return ascii(value).encode()
 
 
 def check_approver(approver: object) -> None:
-    """Raise ConfigError for an approver that could never answer: one that is not async, takes other parameters than
-    the question, or is declared to return something else than Allow or Deny."""
+    """Raise ConfigError if `approver` can never answer: it is not async, cannot be called with just the question, or
+    is annotated to return something other than Allow or Deny."""
     name = getattr(approver, "__name__", type(approver).__name__)
     wanted = "write `async def decide(question: Approval) -> Allow | Deny`"
     called = approver if inspect.isroutine(approver) else getattr(approver, "__call__", None)  # noqa: B004
@@ -122,18 +125,18 @@ def check_approver(approver: object) -> None:
         inspect.signature(approver).bind(None)
     except TypeError as error:
         raise ConfigError(f"the approver {name} cannot be called with a question ({error}): {wanted}") from None
-    except ValueError:  # it has no signature to look at
+    except ValueError:  # no signature available
         return
     try:
         declared = typing.get_type_hints(called).get("return", Any)
-    except (NameError, TypeError, AttributeError):  # an annotation that only a type checker can read
+    except (NameError, TypeError, AttributeError):  # annotations that cannot be resolved at run time
         return
     if declared in (bool, int, str, type(None)):
         raise ConfigError(f"the approver {name} returns {getattr(declared, '__name__', declared)}: {wanted}")
 
 
 def check_decision(decision: object) -> Allow | Deny:
-    """Return the decision if it is one; else raise ConfigError."""
+    """Return `decision`, or raise ConfigError if it is no valid Allow or Deny."""
     if not isinstance(decision, Allow | Deny):
         raise ConfigError(f"the approver answered {decision!r}, which is neither Allow nor Deny")
     if isinstance(decision, Deny):

@@ -1,6 +1,6 @@
-"""The caller of a run from outside its tree, and what is left to it: levels, time, tokens and money.
+"""Callers of runs from outside their tree, and the limits left to them: levels, time, tokens and money.
 
-Pure values. How they travel to another process is the protocol's (`retinue.protocol.inherited_limits`).
+Pure values. `retinue.protocol.inherited_limits` carries them from process to process.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from retinue.core.traces import FindOrigin, TraceOrigin
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """The run elsewhere that made a call, as far as that travels. `depth` is how many levels may stand below that run,
-    `deadline` the second since 1970 at which it ends, `tokens` and `cost` what it may still spend; None where nothing
-    is said. `parent_id` is the run id under which its caller is reported, `root_id` that of the first of its line, and
-    `run_id` the one that the call gives to the run it makes."""
+    """A run in another process that makes a call here, as far as the call describes it.
+
+    `depth` is the number of levels allowed below the calling run. `deadline` is the end of its time, in seconds since
+    1970. `tokens` and `cost` are its remaining budget. Limits missing from the call are None. `parent_id` is the run
+    id under which the calling run is reported, and `root_id` the id of the topmost run above it. `run_id` is the id
+    for the run to be created."""
 
     depth: int | None = None
     deadline: float | None = None
@@ -30,22 +32,22 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str = ""
 
     def as_client(self) -> Caller:
-        """Return the caller of a primary that stands for the caller itself, and so takes no level of its own."""
+        """Return the caller of a primary that represents the calling run itself, and so uses up no level."""
         return self if self.depth is None else msgspec.structs.replace(self, depth=self.depth + 1)
 
     def narrow(self, own: Limits) -> Limits:
-        """Return the limits of a tree that this call makes, whose primary takes one of the levels that are left."""
+        """Return `own` narrowed to the limits left to this caller, for a new tree. Its primary uses up one level."""
         depth = msgspec.UNSET if self.depth is None else max(0, self.depth - 1)
         return Limits(depth=depth, tokens=self.tokens, cost=self.cost).narrow(own)
 
     def limit_seconds(self, own: float | msgspec.UnsetType | None, now: float) -> float | None:
-        """Return how long a run of that many seconds, which begins now, may take."""
+        """Return the timeout of a run that starts `now`: `own` seconds, or less if the deadline comes first."""
         limit = None if own is msgspec.UNSET else own
         return limit if self.deadline is None else pick_smaller(limit, max(0.0, self.deadline - now))
 
     @property
     def trace(self) -> FindOrigin | None:
-        """A function that returns the trace of a tree made for the caller, if that is known."""
+        """A function that returns the trace of a tree made for this caller; None if the call carries no trace."""
         return (lambda: TraceOrigin(self.traceparent, self.baggage)) if self.traceparent or self.baggage else None
 
     @property
@@ -57,8 +59,8 @@ NOBODY = Caller()
 
 
 class ClientRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A request of a client that a primary run answers, as the log keeps it: the `surface` it came through, the
-    `client`, the conversation (`context`) and the `message`, both under the ids of the client."""
+    """A client's request, answered by a primary run, as the log stores it. `surface` and `client` say where the
+    request came from. `context` (the conversation) and `message` are ids chosen by the client."""
 
     surface: str
     client: str
@@ -67,7 +69,8 @@ class ClientRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 def narrow_caller(own: Caller, given: Caller) -> Caller:
-    """Return the caller of two that both hold: the smaller number of each limit, and the origin of the second."""
+    """Combine two callers: the smaller value of each limit, and the origin of `given`, or of `own` if missing. Drops
+    `run_id`."""
     limits = ("depth", "deadline", "tokens", "cost")
     origin = ("traceparent", "baggage", "parent_id", "root_id")
     return Caller(

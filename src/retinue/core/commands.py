@@ -1,14 +1,13 @@
-"""A shell's command line as approval rules see it: its simple commands, whether that is all there is to it, and which
-other commands those might run.
+"""Shell command lines as approval rules see them: the simple commands of a line, and the commands these might run.
 
-Not a shell: it understands words, quotes, `; | && ||` and redirections that write no file (`2>&1`, `>/dev/null`), which
-it leaves out, and says of everything else that it does not (`plain` is False). What it could make of such a line is
-given all the same, so that a rule that denies finds what it can.
+This is not a shell. The parser understands words, quotes, `; | && ||`, and redirections that write no file (`2>&1`,
+`>/dev/null`), which it drops. A line with any other syntax is not `plain`. The commands found in such a line are
+returned all the same, so that deny rules can match them.
 
 A program can run its arguments, its input or a text as a command: `su -c`, `xargs`, `sh`, `git -c alias.x=push x`,
-`python -c`. Nobody can list all such programs, so a program counts as one unless it is known to run none of its
-arguments (`_HARMLESS_PROGRAMS`). What a script or a build file does is not read: patterns are no sandbox. Knows no
-rule; `rules.is_unclear` asks where a pattern might be meant.
+`python -c`. No list of such programs can be complete, so every program counts as such unless known to run none of its
+arguments (`_HARMLESS_PROGRAMS`). Scripts and build files are not read: patterns are no sandbox. This module knows no
+rules; `rules.is_unclear` uses it to find out where a pattern might apply.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ import msgspec
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[[^]]*\])?\+?=")
 _CONNECTORS = frozenset((";", "|", "||", "&&"))
-_SPECIAL = frozenset("$`\\()<>*?[]{}!~#\n")  # outside of quotes, these make a line more than words
-_BREAKS = frozenset("$`()<>{}\n")  # and behind these another command may begin
-# Redirections that change no file and read none: to each other, to and from the null device.
+_SPECIAL = frozenset("$`\\()<>*?[]{}!~#\n")  # outside quotes, these are shell syntax, not plain words
+_BREAKS = frozenset("$`()<>{}\n")  # and after these another command may begin
+# Redirections that neither change nor read a file: between stdout and stderr, to and from the null device.
 _HARMLESS = re.compile(r"(?:[012]?>&[12]|[12]?>>?[ \t]*/dev/null|&>>?[ \t]*/dev/null|0?<[ \t]*/dev/null)(?=[ \t;|&]|$)")
 _IN_DOUBLE = frozenset("$`\\!")
-# Words that are no command themselves: what is behind them is.
+# Words that are not commands themselves: the command follows them.
 _RESERVED = frozenset((
     "!", "[[", "case", "coproc", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in", "select",
     "then", "time", "until", "while", "{", "}",
@@ -40,8 +39,8 @@ WRAPPERS = frozenset((
 ))  # fmt: skip
 SHELLS = frozenset(("ash", "bash", "csh", "dash", "elvish", "fish", "ksh", "mksh", "nu", "rbash", "sh", "tcsh", "zsh"))
 EVALUATING = frozenset((".", "alias", "eval", "source"))
-MAX_WORDS = 256  # a longer command is not searched for others in it
-MAX_INNER = 3  # command lines inside of others, each in an argument of the one around it
+MAX_WORDS = 256  # a longer command is not searched for further commands
+MAX_INNER = 3  # levels of command lines nested in arguments
 _GIT_VALUES = frozenset((
     "-C", "-c", "--attr-source", "--config-env", "--exec-path", "--git-dir", "--list-cmds", "--namespace",
     "--super-prefix", "--work-tree",
@@ -57,7 +56,7 @@ _HARMLESS_GIT = frozenset((
     "add", "blame", "branch", "checkout", "cherry-pick", "commit", "diff", "init", "log", "ls-files", "merge", "mv",
     "notes", "push", "reset", "restore", "rev-parse", "revert", "rm", "show", "stash", "status", "switch", "tag",
 ))  # fmt: skip
-# No alias can take the name of one of these. Any other subcommand may be an alias, for whatever its owner wrote.
+# Git ignores aliases with these names. Any other subcommand may be an alias for an arbitrary command.
 _OWN_GIT = _HARMLESS_GIT | frozenset((
     "am", "annotate", "apply", "archive", "bisect", "bugreport", "bundle", "cat-file", "check-attr", "check-ignore",
     "check-mailmap", "check-ref-format", "checkout-index", "cherry", "clean", "clone", "commit-graph", "commit-tree",
@@ -71,10 +70,10 @@ _OWN_GIT = _HARMLESS_GIT | frozenset((
     "update-ref", "update-server-info", "var", "verify-commit", "verify-pack", "verify-tag", "version", "whatchanged",
     "worktree", "write-tree",
 ))  # fmt: skip
-_GIT_RUNS = ("--rec", "--e")  # `push --receive-pack=COMMAND` and `--exec=COMMAND`, which can be shortened
-_SETS_VARIABLE = frozenset(("[", "printf", "test"))  # with -v, whose value is evaluated
+_GIT_RUNS = ("--rec", "--e")  # `push --receive-pack=COMMAND` and `--exec=COMMAND`; git accepts shortened options
+_SETS_VARIABLE = frozenset(("[", "printf", "test"))  # with -v NAME: the shell evaluates NAME
 _TAKES_INPUT = frozenset(("parallel", "xargs"))
-# These run what they read from their input or a file.
+# Programs that run commands from their input or from a file.
 _RUNS_INPUT = frozenset(("at", "batch", "crontab", "dc", "ed", "ex", "expect", "gdb", "lldb", "m4", "parallel"))
 _CHANGES_FOLDER = frozenset(("cd", "pushd"))
 _PATH_ENDS = re.compile(r"[\s=:@<>,;|&$`(){}\"']+")
@@ -87,19 +86,20 @@ _INTERPRETER = re.compile(
     r"(?:bun|deno|guile|jshell|julia|lua|luajit|node|nodejs|osascript|perl|php|pwsh|pypy|python|R|Rscript|ruby|scala"
     r"|tclsh|wish)[0-9.]*"
 )
-_INFORMS = frozenset(("--help", "--version", "-V", "-h"))  # instead of reading code from the input
+_INFORMS = frozenset(("--help", "--version", "-V", "-h"))  # with these, an interpreter reads no code from its input
 _CODE_OPTION = re.compile(r"-[A-Za-z0-9]*[cCeErRp]|--?(?:eval|command|print|run|exec)(?:=.*)?", re.DOTALL)
 
 
 class CommandLine(msgspec.Struct, frozen=True, gc=False):
-    """`parts` are the words of each simple command, without quotes; `plain` says that the line is nothing else."""
+    """The simple commands of a shell line. `parts` has the words of each command, without quotes. `plain` is True if
+    the line contains nothing else."""
 
     parts: tuple[tuple[str, ...], ...]
     plain: bool
 
 
 def read_command(text: str) -> CommandLine:
-    """Never raises. An empty line is not plain."""
+    """Split a shell line into simple commands. Never raises. An empty line is not plain."""
     reader = _Reader(text)
     reader.read()
     parts, plain = [], reader.plain
@@ -115,12 +115,12 @@ def read_command(text: str) -> CommandLine:
 
 
 def join_exact_words(words: tuple[str, ...]) -> str:
-    """Return the one way to write this command: what a pattern that allows is held against."""
+    """Return the canonical spelling of this command, for matching with allow patterns."""
     return shlex.join(words)
 
 
 def list_readings(words: tuple[str, ...]) -> Iterator[str]:
-    """Yield all that this command may be taken for. A pattern that denies is compared with each."""
+    """Yield all readings of this command, for matching with deny and ask patterns."""
     name = read_program_name(words[0])
     yield join_exact_words(words)
     runs_others = name in WRAPPERS or name in SHELLS or name in EVALUATING
@@ -141,7 +141,7 @@ def join_words(words: tuple[str, ...]) -> str:
 
 
 def drop_git_options(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a git command without the options that stand before its subcommand."""
+    """Return a git command without the options before its subcommand."""
     at = 1
     while at < len(words) and words[at].startswith("-"):
         at += 2 if words[at] in _GIT_VALUES else 1
@@ -149,8 +149,8 @@ def drop_git_options(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def list_named_paths(text: str) -> set[str]:
-    """Return what may be a path in a command line: its words and their pieces, as in `if=.env`, `HEAD:.env`, `-f.env`,
-    `sh -c 'cat .env'`. Where the line changes the folder or has variables, the ends of paths count too."""
+    """Return the possible paths in a command line: its words and their pieces, as in `if=.env`, `HEAD:.env`, `-f.env`,
+    `sh -c 'cat .env'`. If the line changes the folder or has `..` or variables, include the tails of paths."""
     parts = read_command(text).parts
     words = {word for part in parts for word in part[:MAX_WORDS]}
     pieces = words | {piece for word in words for piece in _PATH_ENDS.split(word[:PATH_CHARACTERS])}
@@ -167,13 +167,15 @@ def read_program_name(word: str) -> str:
 
 
 def _evaluates_code(words: list[str]) -> bool:
-    """Return whether a word of it is itself a command line, which is not read here."""
+    """Return True if a word is itself a command line, which is not parsed here."""
     name = read_program_name(words[0])
     given = any(word.startswith("-") and not word.startswith("--") and "c" in word for word in words[1:])
     return name in EVALUATING or (name in SHELLS and given)
 
 
 class _Reader:
+    """The parser behind `read_command`. It reads a line once, character by character."""
+
     def __init__(self, text: str) -> None:
         self.text = text
         self.plain = text.isprintable()
@@ -218,7 +220,7 @@ class _Reader:
         self._end_part()
 
     def _read_special(self, char: str) -> None:
-        if char == "#" and self._word is not None:  # a comment begins only where a word would
+        if char == "#" and self._word is not None:  # a comment begins only at the start of a word
             self._word += char
             return
         self.plain = False
@@ -243,8 +245,8 @@ class _Reader:
 
 
 def conceals_command(words: tuple[str, ...]) -> bool:
-    """Tell whether the command runs text or input that is not read here: a shell, an interpreter with code, a program
-    that changes what a name means."""
+    """Return True if the command runs text or input that is not parsed here: a shell, an interpreter with code, or a
+    program that changes the meaning of names."""
     if len(words) > MAX_WORDS:
         return True
     if _is_harmless(words):
@@ -255,13 +257,14 @@ def conceals_command(words: tuple[str, ...]) -> bool:
 
 
 def evaluates_text(words: tuple[str, ...]) -> bool:
-    """Tell whether the program itself runs text or input that is not read here, wherever the command stands."""
+    """Return True if the program itself runs text or input that is not parsed here. Does not look for programs in the
+    arguments."""
     return len(words) > MAX_WORDS or _evaluates(words, builtins=True)
 
 
 def list_inner_commands(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield the commands in those arguments of a command that a program could take for command lines: `su -c`, `awk`,
-    `tar --checkpoint-action=exec=...`. None if its program runs none of its arguments."""
+    """Yield the commands inside arguments that the program could run as command lines: `su -c`, `awk`,
+    `tar --checkpoint-action=exec=...`. Yield nothing for a program that runs none of its arguments."""
     waiting, depth = [words], 0
     while waiting and depth < MAX_INNER:
         inner = [
@@ -277,16 +280,16 @@ def list_inner_commands(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def list_possible_readings(words: tuple[str, ...]) -> Iterator[str]:
-    """Yield all that the command might run besides itself: each of its ends, if its program could run its arguments,
-    and each without the options that stand before a subcommand."""
+    """Yield the command and the commands it might run: every tail of its words, if its program could run its
+    arguments. Yield each also without the options before a subcommand."""
     for first in range(1 if _is_harmless(words) else min(len(words), MAX_WORDS)):
         rest = words[first:]
         yield from _without_options((read_program_name(rest[0]), *rest[1:]))
 
 
 def may_hold(words: tuple[str, ...], start: str) -> bool:
-    """Tell whether the command could run one that begins with this text: it is inside a word of it, or input could
-    complete it."""
+    """Return True if the command could run another command that begins with `start`: a word contains `start`, or input
+    could complete it."""
     if _is_harmless(words):
         return False
     if any(start.strip() and start.strip() in word for word in words[1:]):
@@ -302,7 +305,7 @@ def may_hold(words: tuple[str, ...], start: str) -> bool:
 
 
 def _is_harmless(words: tuple[str, ...]) -> bool:
-    """Tell whether the program runs none of its arguments."""
+    """Return True if the program runs none of its arguments."""
     name = read_program_name(words[0])
     if name in _SETS_VARIABLE and any(word.startswith("-v") for word in words[1:]):
         return False
@@ -315,7 +318,7 @@ def _is_harmless(words: tuple[str, ...]) -> bool:
 
 
 def _sets_git(words: tuple[str, ...]) -> bool:
-    """Tell whether git gets settings with the command: an alias, or a program that it then runs."""
+    """Return True if the command passes settings to git: an alias, or a program for git to run."""
     options = words[1 : len(words) - len(drop_git_options(words)) + 1]
     return any(word.startswith(_GIT_SETS) for word in options) or any("alias." in word for word in words[1:])
 
@@ -337,7 +340,8 @@ def _evaluates(words: tuple[str, ...], *, builtins: bool) -> bool:
 
 
 def _without_options(words: tuple[str, ...]) -> Iterator[str]:
-    """Yield the command as it is, and without options before its first argument, each with or without a value."""
+    """Yield the command as it is, then without the options before its first argument. An option may have a value or
+    not."""
     yield join_words(words)
     if words[0] == "git":
         yield join_words(drop_git_options(words))

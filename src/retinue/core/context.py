@@ -1,4 +1,4 @@
-"""The context of a Python function that runs as a tool or as a run: its own run, and what it may ask for."""
+"""The context of a Python function that runs as a tool or as a run: its own run, and the requests open to it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ METADATA_MAX_SUBAGENT_DEPTH = "max_subagent_depth"
 
 
 class Context:
-    """One run, seen from inside. `handle` is the run as others see it; `metadata` holds its depth and the deepest
-    allowed."""
+    """A run, seen from inside. `handle` is the run as other code sees it. `metadata` holds the depth of the run and
+    the maximum depth."""
 
     __slots__ = ("_asked", "_control", "_schedule", "link", "metadata", "workspace")
 
@@ -31,7 +31,7 @@ class Context:
         self.link: Link = link
         self._control = control
         self._asked = 0
-        self._schedule: Callable[..., Any] | None = None  # of a thread beside the event loop
+        self._schedule: Callable[..., Any] | None = None  # set for a thread outside the event loop
         self.workspace: str = workspace
         self.metadata: dict[str, Any] = metadata
 
@@ -56,15 +56,16 @@ class Context:
         return self.link.ref.label
 
     def emit(self, text: str) -> None:
-        """Show the user what is going on, as a message of this run."""
+        """Show `text` to the user, as a message of this run."""
         self._say(Message(str(text), host=True))
 
     def warn(self, text: str) -> None:
-        """Tell the user what they should know; it stays in the run's result."""
+        """Warn the user. The warning stays in the run's result."""
         self._say(Warned(str(text)))
 
     def aside(self, schedule: Callable[..., Any]) -> Context:
-        """Return a context for a thread beside the event loop: its messages are scheduled on the loop."""
+        """Return a copy of this context for a thread outside the event loop. `schedule` runs its messages on the
+        loop."""
         other = copy(self)
         other._schedule = schedule
         return other
@@ -76,7 +77,8 @@ class Context:
             self._schedule(self.link.emit, body)
 
     async def approve(self, action: str, **args: Any) -> bool:
-        """Ask the user. False means no, also to just these arguments; without an approver the run ends."""
+        """Ask the user to approve `action`. Return False if the user denies it or changes the arguments. Without an
+        approver the run ends."""
         self._asked += 1
         call = Call(f"ctx_{action}_{self._asked}", action, args)
         decision = await self.link.begin(call, ToolSpec(action, "", {}, tier="confirm", host=True), skip_preview)
@@ -90,8 +92,8 @@ class Context:
         return not said
 
     async def spawn(self, profile: Profile[OutputT] | str, task: str | Task) -> RunHandle[OutputT]:
-        """Start a child run. Raises SpawnRefused. `await child.result()` waits for it; meanwhile the slot of this run
-        is free for others."""
+        """Start a child run. Raises SpawnRefused. `await child.result()` waits for the child; meanwhile the slot of
+        this run is free for others."""
         wanted = task if isinstance(task, Task) else Task(task)
         [ticket] = await self.link.spawn([Order(profile, wanted, asked_by_model=False)])
         return RunHandle(self._control, ticket.ref, wait=partial(_wait_for_child, self.link, ticket.run))

@@ -1,10 +1,10 @@
 """Control: every command that people and programs give to runs, and the handle of one run.
 
-Surfaces know this port and the views of the log, nothing of the supervisor behind it. It has two implementations: the
-supervisor of this process, and the client of another process (`retinue.control.client`). A third one, over the log
-alone, reads trees that no process runs any more, and applies their changes. Profile values, Python approvers, typed
-outputs and the tool calls of clients stay in process: over loopback a profile goes by its name, limits may only narrow,
-and what cannot cross is refused with a ConfigError.
+Surfaces know this port and the views of the log, and nothing of the supervisor behind it. There are two
+implementations: the supervisor of this process, and the client of another process (`retinue.control.client`). A third,
+over the log alone, reads trees that no process runs any more, and applies their changes. Profile values, Python
+approvers, typed outputs and the tool calls of clients work only in process. Over loopback a profile is passed by name,
+limits may only narrow, and values that cannot be sent raise ConfigError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from retinue.core.ports import Outcome, Receipt, Row, Ticket
 from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.results import ChangedFile, OutputT_co, Result
 
-MCP_CLIENT = "mcp-client"  # the agent of a run that stands for an MCP client
+MCP_CLIENT = "mcp-client"  # the agent of a run that represents an MCP client
 MCP_CLIENT_DESCRIPTION = "An MCP client: run 0 of the tree of what it delegates"
 ONLY_IN_PROCESS = "{what} works only in the process that has the runs"
 ONLY_WATCHED = "{who} is only watched here: it runs {where}, which words from here do not reach"
@@ -34,8 +34,9 @@ BETWEEN_REPLIES = "\n\n"
 
 
 class SpawnBelow(msgspec.Struct, frozen=True, kw_only=True):
-    """The run that a new run is a child of. `call_id` is the tool call that asks for it; without `queue` a full tree
-    refuses; `background` tells the parent of its ending; `files` keeps its log and status as files too."""
+    """The parent of a new run, and the options of the spawn. `call_id` is the tool call that asks for the run. Without
+    `queue` a full tree refuses the run. With `background` the parent is notified when the run ends. With `files` the
+    run's log and status are also kept as files."""
 
     tree: str
     run: int = 0
@@ -46,12 +47,13 @@ class SpawnBelow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResumeOverrides(msgspec.Struct, frozen=True, kw_only=True):
-    """Values that replace those of the log when a tree is resumed or a run continued: `profiles` that the log cannot
-    keep, `limits` over those it has, the `model` instead of the primary's, the `runtime` of its runs from now on.
-    `seconds` is the timeout of a continued run; `files` keeps its log and status as files; `call_id` is the tool call
-    of its parent that waits for it, without which it runs in the background. `unattended` accepts another process that
-    asks nobody. `request` and `new_files` are those of the client who continues a primary; with `conversation` it goes
-    on as one."""
+    """Replacements for logged values when a tree is resumed or a run is continued.
+
+    `profiles` are profiles that the log cannot store. `limits` override the logged limits, `model` the model of the
+    primary, and `runtime` the runtime of all runs from now on. `seconds` is the timeout of a continued run. `files`
+    keeps its log and status as files. `call_id` is the waiting tool call of its parent; a run without a `call_id` is
+    in the background. `unattended` accepts a process that asks nobody for approval. `request` and `new_files` come
+    from the client that continues a primary. With `conversation` the run goes on as a conversation."""
 
     profiles: Sequence[Profile] = ()
     limits: Limits = Limits()
@@ -70,8 +72,9 @@ NO_OVERRIDES = ResumeOverrides()
 
 
 class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A program outside that delegates: run 0 of a tree, which does nothing but stand for it. `task` says who it is;
-    `tools` are those that its children may have; `caller` is what is left to it, where it is a run elsewhere."""
+    """Options of a client: a program that delegates, represented by run 0 of a tree, which does no work itself. `task`
+    describes the client. `tools` are the tools its children may have. `caller` holds the limits left to a client that
+    is a run in another process."""
 
     name: str
     task: str
@@ -82,8 +85,8 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TreeInfo(msgspec.Struct, frozen=True):
-    """One tree in a list. `live` says that its runs are at work; `pid` is the process that has it then, `root` the run
-    that the tree ends with."""
+    """A tree in a list. `live` is True while its runs are at work; `pid` is then their process. `root` is the run
+    whose ending ends the tree."""
 
     tree: str
     live: bool
@@ -93,8 +96,8 @@ class TreeInfo(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """The changes of a run in its copied workspace: the files, as many as fit in a list, of `count` in all. `target` is
-    the folder they would be applied to; `applied` the one they were applied to already."""
+    """The changes of a run in its copied workspace. `files` has as many changed files as fit in a list, of `count` in
+    all. `target` is the folder to apply them to; `applied` is the folder they were already applied to, if any."""
 
     files: tuple[ChangedFile, ...]
     count: int
@@ -103,11 +106,11 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class Control(Protocol):
-    """The commands, plus `watch`. A run is named by its tree and its number there."""
+    """The commands for runs, plus `watch`. `tree` and `run`, the number in the tree, name a run."""
 
     async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
-        """Wait until the MCP servers that the profile (None: any) has tools from are there or have failed. `say` is
-        told what is waited for."""
+        """Wait until the MCP servers with tools for `profile` (None: any profile) are connected or have failed. Tell
+        `say` which servers are awaited."""
 
     async def spawn(
         self,
@@ -119,104 +122,113 @@ class Control(Protocol):
         below: SpawnBelow | None = None,
         caller: Caller | None = None,
     ) -> RunHandle:
-        """Start a primary run in a tree of its own, or a run `below` another one. Raises ConfigError for a wrong
-        profile, model or path and SpawnRefused for what the limits forbid; then no run exists. `limits` replace those
-        of the project, `narrow` holds beside them: the smaller number counts. A `caller` elsewhere gives the run one
-        of the levels, and the time and budget, that are left to it."""
+        """Start a primary run in a tree of its own, or a run `below` another one.
+
+        Raises ConfigError for a wrong profile, model or path, and SpawnRefused if the limits forbid the run. No run
+        exists then. `limits` replace those of the project. `narrow` applies in addition: the smaller number counts. A
+        run for a `caller` uses up one of the caller's levels and is bound by the caller's remaining time and
+        budget."""
 
     async def open_client(self, options: ClientOptions) -> ClientHandle:
-        """Start a run that stands for a program outside. It lives until the handle is closed, or with the process or
-        connection that opened it."""
+        """Start a run that represents a client. It ends when the handle is closed, or with the process or connection
+        that opened the run."""
 
     def serve_caller(self, caller: Caller) -> AbstractContextManager[None]:
-        """Serve one call of a run elsewhere: what is left to that run bounds every run that any command starts inside,
-        and they are reported as the caller says. Works only in process; elsewhere it raises ConfigError."""
+        """Return a context for serving one call of `caller`. The limits left to the caller bound every run started
+        inside, and these runs are reported under the caller's ids. Works only in process; other implementations raise
+        ConfigError."""
 
     async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
-        """Resume a tree whose process is gone; return the run it ends with. Raises ConfigError if it cannot."""
+        """Resume a tree whose process is gone. Return the run whose ending ends the tree. Raises ConfigError if the
+        tree cannot be resumed."""
 
     async def continue_run(
         self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES
     ) -> RunHandle:
-        """Start a run that begins with the conversation of an ended one, and this text."""
+        """Start a run with the conversation of an ended run, followed by `text`."""
 
     async def send(self, tree: str, run: int, text: str, *, source: str = "user", message_id: str = "") -> Receipt:
-        """Send a message to a run, read at its next turn. A `source` other than the user, with the id that a client
-        gave the message, crosses only in process."""
+        """Send a message to a run, which reads it at its next turn. A `source` other than the user, and the
+        `message_id` of a client, work only in process."""
 
     async def cancel(self, tree: str, run: int = 0) -> bool:
-        """Stop a run and all below it; False if there is nothing to stop (ended, stopping already, unknown)."""
+        """Stop a run and all runs below it. Return False if there is nothing to stop (ended, already stopping,
+        unknown)."""
 
     async def interrupt_turn(self, tree: str, run: int = 0) -> bool:
-        """Break off the turn that a conversation works on: its model call or tool calls, and the runs that these wait
-        for. The conversation waits for the next message then. False if there is no such turn."""
+        """Interrupt the current turn of a conversation: its model call or tool calls, and the runs these wait for. The
+        conversation then waits for the next message. Return False if no turn is in progress."""
 
     async def end_conversation(self, tree: str, run: int = 0) -> bool:
-        """End a conversation as done, with the newest answer; a turn in progress is broken off, and runs below are
-        cancelled. False if there is none to end."""
+        """End a conversation as done, with its newest answer. A turn in progress is interrupted and the runs below are
+        cancelled. Return False if there is no conversation to end."""
 
     async def change_model(self, tree: str, run: int, model: str) -> str:
-        """Ask another model from the next turn of a conversation on; return its name. Raises ConfigError for a model
-        that is not known, or a run that is no conversation."""
+        """Use another model from the next turn of a conversation on. Return the name of the model. Raises ConfigError
+        for an unknown model, or for a run that is no conversation."""
 
     async def kill(self, tree: str) -> None:
-        """Stop a whole tree at once, without waiting for its clean-up."""
+        """Stop a whole tree at once, without waiting for its cleanup."""
 
     async def wait(self, tree: str, run: int = 0) -> Result[Any]:
-        """Wait for the ending of a run. A run that failed is a Result, not an exception."""
+        """Wait for a run to end and return its result. A failed run is a Result, not an exception."""
 
     async def result(self, tree: str, run: int = 0) -> Result[Any] | None:
         """Return the result of a run, or None if it has not ended."""
 
     async def describe_run(self, tree: str, run: int = 0) -> Row:
-        """Return how a run stands now. Raises NotFound."""
+        """Return the current state of a run, as a row of a list. Raises NotFound."""
 
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
-        """Return the trees, the newest first; with `live` only those at work in the process of this Control."""
+        """Return the trees, newest first. With `live`, return only trees at work in the process of this Control."""
 
     async def find_run(self, name: str) -> RunRef:
-        """Return the run of that name: `TREE/N`, a tree, a path, a label, a subagent id, or a unique prefix. Raises
-        NotFound, and ConfigError for a name that could be several."""
+        """Return the run called `name`: `TREE/N`, a tree, a path, a label, a subagent id, or a unique prefix. Raises
+        NotFound, or ConfigError for an ambiguous name."""
 
     async def pending(self, tree: str | None = None) -> list[Approval]:
-        """Return the questions that wait for an answer, in the order they were asked."""
+        """Return the unanswered questions, in the order they were asked."""
 
     def watch_questions(self, tree: str | None = None) -> AsyncGenerator[QuestionChange]:
-        """Yield the questions that wait, then each new one as it is asked, and for each one that is answered or no
-        longer needed a QuestionClosed, which says by whom."""
+        """Yield the unanswered questions, then each new question as it is asked. Yield a QuestionClosed, with the
+        author of the answer, for each question answered or no longer needed."""
 
     async def answer(
         self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = ""
     ) -> Answered:
-        """Answer a question: the first answer is taken, a later one is stale. With the digest of the question it counts
-        only for exactly the action that was shown. `surface` is where the person answers, for the log."""
+        """Answer a question. The first answer is taken; later answers are stale. With the question's `digest`, the
+        answer counts only for exactly the action shown. `surface` is where the person answers, for the log."""
 
     def attend(self, tree: str | None = None) -> AbstractAsyncContextManager[None]:
-        """Be present as an approver of a tree, or of all: while inside, questions wait for `answer` instead of ending
-        their run. Leaving answers nothing: what waits then, waits some time for somebody else."""
+        """Attend a tree, or all trees, as an approver. Inside the context, questions wait for `answer` instead of
+        ending their run. Leaving the context answers nothing: open questions wait some time for another approver."""
 
     async def changes(self, tree: str, run: int = 0) -> Changes:
-        """Return what an ended run changed in its copied workspace. Raises RetinueError if it has none."""
+        """Return the changes of an ended run in its copied workspace. Raises RetinueError if the run has no such
+        workspace."""
 
     async def diff(self, tree: str, run: int = 0) -> str:
-        """Return what a run has changed in its copied workspace, as git shows it."""
+        """Return the changes of a run in its copied workspace, as a git diff."""
 
     async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
-        """Apply the changes of an ended run to the folder its copy was made of: all, or, on a conflict, none, and
-        RetinueError says why. Asks nobody."""
+        """Apply the changes of an ended run to the folder that its workspace is a copy of. On a conflict, apply none
+        and raise RetinueError with the reason. Asks for no approval."""
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        """Yield what is in the log after that number, then what happens, without a seam; ends with the tree."""
+        """Yield the events of a tree after number `after`, then new events as they happen, without a gap. With
+        `deltas`, yield deltas too. Ends with the tree."""
 
     async def close(self) -> None:
-        """End what this Control owns: in process every run and the log, over loopback only its connections."""
+        """Close everything that this Control owns: in process every run and the log, over loopback only its
+        connections."""
 
 
 class RunHandle(Generic[OutputT_co]):
-    """One run: what it is, what happens in it, and how it ends. `wait` replaces the wait for its ending: that of a
-    tool for its own child gives the slot of the waiting run to others. `since` is the number of an event before its
-    first, where events begin to be read; `start_seq` the number of the event that started or resumed it, or of a later
-    one."""
+    """The handle of one run: its names, its events and its result.
+
+    `wait` replaces the wait for the ending: a tool that waits for its own child gives the slot of its run to others.
+    `since` is the number of an event before the run's first, from which `events` reads. `start_seq` is the number of
+    the event that started or resumed the run, or of a later event."""
 
     def __init__(
         self,
@@ -254,7 +266,7 @@ class RunHandle(Generic[OutputT_co]):
         return (await self.control.describe_run(self.tree, self.number)).state
 
     async def result(self) -> Result[OutputT_co]:
-        """Wait for the ending. A run that failed is a Result, not an exception."""
+        """Wait for the run to end and return its result. A failed run is a Result, not an exception."""
         if self._wait is not None:
             return await self._wait()
         return await self.control.wait(self.tree, self.number)
@@ -264,8 +276,8 @@ class RunHandle(Generic[OutputT_co]):
     @overload
     def events(self, *, after: int = 0, deltas: Literal[True]) -> AsyncGenerator[Event | Delta]: ...
     async def events(self, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        """Yield the events of this run and everything below it, from the log and then live, up to its ending. With
-        `deltas` also the pieces of text that models and tools give meanwhile."""
+        """Yield the events of this run and of all runs below it, first from the log and then live, up to its ending.
+        With `deltas`, also yield the pieces of text from models and tools as they arrive."""
         below = self.path + "/"
         async with aclosing(self.control.watch(self.tree, after=max(after, self._since), deltas=deltas)) as items:
             async for item in items:
@@ -276,8 +288,8 @@ class RunHandle(Generic[OutputT_co]):
                     return
 
     async def stream_text(self) -> AsyncGenerator[str]:
-        """Yield what the run says, piece by piece as the model gives it, up to its ending. Every reply comes once and
-        whole, also the part that was said before; a blank line separates two replies."""
+        """Yield the text of the run, piece by piece as the model writes it, up to its ending. Every reply comes once
+        and complete, including the part written before this call. A blank line separates two replies."""
         spoken = SpokenText(self.number)
         async with aclosing(self.events(deltas=True)) as items:
             async for item in items:
@@ -285,32 +297,33 @@ class RunHandle(Generic[OutputT_co]):
                     yield piece
 
     async def wait_until_logged(self) -> None:
-        """Wait until the log has the event that started or resumed the run, so that a reader of the log finds it."""
+        """Wait until the log has the event that started or resumed the run, so readers of the log can find the run."""
         async with aclosing(self.control.watch(self.tree, after=self._start_seq - 1)) as events:
             async for _ in events:
                 return
 
     async def cancel(self) -> bool:
-        """Stop the run and all below it; False if it has ended or is stopping already."""
+        """Stop the run and all runs below it. Return False if the run has ended or is already stopping."""
         return await self.control.cancel(self.tree, self.number)
 
     async def send(self, text: str) -> Receipt:
-        """Send a message of the user, read at the run's next turn; `too_late` if it will have none."""
+        """Send a message of the user, which the run reads at its next turn. The receipt is `too_late` if there is no
+        next turn."""
         return await self.control.send(self.tree, self.number, text)
 
     async def diff(self) -> str:
-        """Return what the run has changed in its copied workspace, as git shows it."""
+        """Return the changes of the run in its copied workspace, as a git diff."""
         return await self.control.diff(self.tree, self.number)
 
     async def apply(self) -> Sequence[ChangedFile]:
-        """Apply the changes of the run, which has ended, to the folder its copy was made of: all, or, on a conflict,
-        none, and RetinueError says why. Asks nobody."""
+        """Apply the changes of the run, which must have ended, to the folder that its workspace is a copy of. On a
+        conflict, apply none and raise RetinueError with the reason. Asks for no approval."""
         return await self.control.apply(self.tree, self.number)
 
 
 class ClientHandle(RunHandle):
-    """The run of a program outside; the supervisor writes its events. Closing the handle ends it. Only a handle in the
-    process that has the run makes tool calls; others refuse them with a ConfigError."""
+    """The handle of a client's run. The supervisor writes the run's events. Closing the handle ends the run. Only a
+    handle in the process that has the run can make tool calls; others raise ConfigError."""
 
     def __init__(self, control: Control, ref: RunRef, *, leave: Callable[[], Awaitable[None]]) -> None:
         super().__init__(control, ref)
@@ -332,43 +345,43 @@ class ClientHandle(RunHandle):
     async def call_tool(
         self, call: Call, *, rules_of: str = "", work: Callable[[], Awaitable[Outcome]] | None = None
     ) -> Outcome:
-        """Make a call of the client with a tool that its run has, or with `work` in place of a tool. The log gets the
-        call and its result as events of the client's run. Raises ToolError, and logs nothing, if a rule forbids the
-        tool `rules_of` (or else the call's own) with these arguments. Nobody is asked: the client has asked its
-        user."""
+        """Make a call for the client with a tool of its run, or with `work` in place of a tool.
+
+        The log gets the call and its result as events of the client's run. Raises ToolError, and logs nothing, if a
+        rule forbids the tool `rules_of` (default: the call's own) with these arguments. Asks for no approval: the
+        client has asked its user."""
         raise ConfigError(ONLY_IN_PROCESS.format(what="a tool call of a client"))
 
     async def make_reply(self, tool: str, results: Sequence[tuple[Result[Any], Ticket]]) -> Outcome:
-        """Make the reply that a spawn tool of the client's run gives for these results."""
+        """Return the reply that a spawn tool of the client's run gives for `results`."""
         raise ConfigError(ONLY_IN_PROCESS.format(what="a reply to a client"))
 
     async def is_at_work(self) -> bool:
-        """Tell whether the client's run can start others: it has not ended, and is not stopping."""
+        """Return True if the client's run can start others: it has not ended and is not stopping."""
         return await self.control.result(self.tree, self.number) is None
 
     async def close(self) -> None:
-        """End the client's run, and with it everything below it."""
+        """End the client's run and all runs below it."""
         await self._leave()
 
 
 class SpokenText:
-    """The fold of a run's deltas and events into the text that it says: each reply once and whole, with a blank line
-    between two. Words of host-side functions and thinking are not part of it. A run that has no model gives its answer
-    when it is done.
+    """The fold of a run's deltas and events into its text: each reply once and complete, with a blank line between
+    two. Thinking and messages of host-side functions are left out. A run without a model gives its answer when it is
+    done.
 
-    A delta is shown at once and never again, so a reader that comes late or is slow misses some. The event of the whole
-    reply always comes. So pieces are given as they arrive while they follow on one another, and the rest with the
-    event."""
+    Deltas are never replayed, so a late or slow reader misses some. The event with the whole reply always comes. So
+    `apply` returns pieces as they arrive while they are contiguous, and the rest with the event."""
 
     def __init__(self, run: int) -> None:
         self._run = run
         self._turn = 0
-        self._given = ""  # of the reply of this turn
-        self._early: list[Delta] = []  # of a turn whose event has not come yet
+        self._given = ""  # text of this turn's reply, as far as it was returned
+        self._early: list[Delta] = []  # deltas of a turn whose `turn.started` has not come yet
         self._has_begun = False
 
     def apply(self, item: Event | Delta) -> list[str]:
-        """Fold one item; return the pieces that can be given now."""
+        """Fold an item. Return the pieces of text to show now."""
         if item.run != self._run:
             return []
         if isinstance(item, Delta):

@@ -1,4 +1,4 @@
-"""Errors, by who has to act on them. A run that fails is a Result, not one of these."""
+"""Errors, grouped by the party that has to act on them. A failed run is a Result, not an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_SLOT = (
 
 
 class RetinueError(Exception):
-    """Base of everything retinue raises on purpose; its text is one line a person can act on."""
+    """Base of all errors that Retinue raises on purpose. The text is a single line for a person to act on."""
 
 
 class ConfigError(RetinueError):
@@ -25,7 +25,7 @@ class ConfigError(RetinueError):
 
 
 class NotFound(ConfigError):
-    """A name given by a person names nothing here (a run, a profile, a model)."""
+    """A name given by a person matches nothing (no run, profile or model)."""
 
 
 class Ambiguous(ConfigError):
@@ -38,14 +38,15 @@ class Ambiguous(ConfigError):
 
 
 class OutputFailed(RetinueError):
-    """stdout cannot be written: its disk is full, or it fails. A reader that is gone is a BrokenPipeError instead."""
+    """A failed write to stdout, for instance on a full disk. If the reader is gone, a BrokenPipeError is raised
+    instead."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"cannot write to stdout: {why}")
 
 
 class LogError(RetinueError):
-    """The log cannot be written or read; nothing after the last acknowledged event is promised."""
+    """The log cannot be written or read. Events after the last acknowledged event may be lost."""
 
 
 class LogVersionError(LogError):
@@ -53,11 +54,11 @@ class LogVersionError(LogError):
 
 
 class LogDamaged(LogError):
-    """A part of the log is not as it was written."""
+    """A part of the log has changed since it was written."""
 
 
 class LogHeld(LogError):
-    """Another process has the right to write a tree; `pid` is its number, 0 while that is not known."""
+    """Another process holds the right to write a tree. `pid` is its process id, or 0 while unknown."""
 
     def __init__(self, message: str, *, pid: int) -> None:
         super().__init__(message)
@@ -65,28 +66,28 @@ class LogHeld(LogError):
 
 
 class LogLost(LogError):
-    """This process has lost the right to write the log. Final: the events it had not written are never written, and
-    writing them again is no use."""
+    """This process has lost the right to write the log. This is final: its unwritten events are never written, and a
+    retry cannot succeed."""
 
 
 class SpawnRefused(RetinueError):
-    """A spawn that made no run. The text goes to the model as the tool's result."""
+    """A spawn that created no run. The model reads the text as the tool's result."""
 
 
 class NoSlot(SpawnRefused):
-    """Refused because as many runs as may run at once are running."""
+    """A spawn refused because the maximum number of runs is already running."""
 
 
 class ToolError(RetinueError):
-    """A tool says no, in words for the model; the run goes on."""
+    """A refusal by a tool, with a message for the model. The run goes on."""
 
 
 class ModelError(RetinueError):
-    """The provider answered with an error; `status` is its HTTP status where it has one.
+    """An error response from the provider. `status` is its HTTP status, if any.
 
-    `usage` is what the failed call spent all the same, as far as it is known or `estimated`; `partial` is the text that
-    had arrived. `transient` says that
-    the same request may work later, `retry_after` how many seconds later the provider wants it."""
+    `usage` is the usage of the failed call, as far as known or `estimated`. `partial` is the text received before the
+    error. `transient` means the same request may work later; `retry_after` is the delay in seconds asked for by the
+    provider."""
 
     def __init__(
         self,
@@ -112,13 +113,13 @@ class ModelError(RetinueError):
 
 
 class StreamCut(ModelError):
-    """The provider's stream ended in the middle; no tool of an incomplete reply ever runs."""
+    """A provider's stream ended in the middle. No tool call of an incomplete reply ever runs."""
 
 
 class CallCancelled(BaseException):
-    """A model call was cancelled after it had begun to cost. `usage` is what is known of it; `estimated` says that
-    the provider had not told all of it yet; `partial` is the text that had arrived. Stands for the CancelledError of
-    the loop, which the link raises again."""
+    """A model call was cancelled after it had begun to cost. `usage` is the known part of its usage; `estimated` means
+    the provider had not reported everything. `partial` is the text received so far. This exception replaces the
+    CancelledError of the loop, which the link raises again."""
 
     def __init__(self, usage: Usage, *, estimated: bool, partial: str = "") -> None:
         super().__init__("the model call was cancelled")
@@ -128,19 +129,19 @@ class CallCancelled(BaseException):
 
 
 class Stop(Exception):
-    """Base of what ends a loop early; the supervisor turns it into the run's one ending."""
+    """Base of the exceptions that end a loop early. The supervisor turns each into the ending of the run."""
 
 
 class Limited(Stop):
-    """A limit of the run is spent; the text says which. `usage` is what a call spent that is not made once more, as far
-    as it is known or `estimated`."""
+    """A limit of the run is used up; the text says which. `usage` is the usage of a call that is not retried, as far
+    as known or `estimated`."""
 
     usage: Usage = NO_USAGE
     estimated: bool = False
 
 
 class TurnsSpent(Limited):
-    """The run has had all its turns. A conversation waits for the next message then."""
+    """The run has used all its turns. A conversation then waits for the next message."""
 
 
 class Failed(Stop):
@@ -148,12 +149,12 @@ class Failed(Stop):
 
 
 class Unconfirmed(Stop):
-    """A call needs a person and no approver is attached."""
+    """A call needs approval and no approver is attached."""
 
 
 class ApproverLeft(Exception):
-    """An approver cannot answer any more, because its terminal was closed. The question stays open for others."""
+    """An approver can no longer answer because its terminal was closed. The question stays open for others."""
 
 
 class Disconnected(Stop):
-    """The run's process went away before it gave an ending; the text says what is known of that."""
+    """The run's process disappeared before giving an ending; the text has the known details."""

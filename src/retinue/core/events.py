@@ -1,8 +1,8 @@
-"""Every fact there is about a run, as one frozen value each, and the line that carries it.
+"""Events: every fact about a run as a frozen value, and its encoding as a line of JSON.
 
-An Event is an envelope (which run, which place in the tree's order, when) around a body (what happened).
-Kinds only grow: a body of an unknown kind is an `Unknown` that keeps all its fields, so that old readers
-pass new facts on untouched. Deltas are not events: they are shown at once, have no place and are never replayed.
+An Event is an envelope (which run, which place in the tree's order, when) around a body (what happened). Kinds are
+only ever added: a body of an unknown kind becomes an `Unknown` with all its fields, so that old readers pass new facts
+on unchanged. Deltas are not events: they are shown at once, have no place in the order and are never replayed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ class Body(msgspec.Struct, frozen=True, gc=False, tag_field="kind", omit_default
 
 
 class RunSpawned(Body, frozen=True, tag="run.spawned"):
-    """The supervisor made a run. `parent` is None for the primary; `call_id` is the parent's tool call that asked.
-    `limits` are those given with the task. It goes on with the thread of run `continues`, of the tree `origin` where
-    that is another one. `traceparent` names the span of another program that the tree belongs to, `baggage` comes with
-    it. A remote run that we did not start
-    has the id that its peer gave it (`remote_id`), and the MCP `server` if one reports it; a tree of our
-    own that is reported to another process has the run id under which it is `reported` there. A primary that answers
-    a client of a surface has the `request`; `files` are copied into the workspace before the run begins. A
-    `conversation` waits for the next message when it has answered; with `rounds` it answers several times."""
+    """The supervisor created a run.
+
+    `parent` is None for the primary. `call_id` is the parent's tool call that asked for the run. `limits` were given
+    with the task. `continues` is the run whose thread is continued here, and `origin` its tree if different.
+    `traceparent` names the span of another program that the tree belongs to, and `baggage` comes with the span.
+    `remote_id` is the peer's id for a remote run that we did not start; `server` is the reporting MCP server, if any.
+    `reported` is the run id under which our own tree is reported to another process. `request` is the client request
+    that a primary answers. `files` are copied into the workspace before the run begins. A `conversation` waits for the
+    next message after each answer. With `rounds` the run answers several times."""
 
     parent: int | None
     label: str
@@ -74,16 +75,15 @@ class RunSpawned(Body, frozen=True, tag="run.spawned"):
 
 
 class RunStarted(Body, frozen=True, tag="run.started"):
-    """It has its slot and begins. `sandbox` names the protections of the sandbox that its tools will use, as it
-    was probed."""
+    """The run has its slot and begins. `sandbox` names the protections of the sandbox for its tools, as probed."""
 
     runtime: str = "inherited"
     sandbox: tuple[str, ...] = ()
 
 
 class RunRemote(Body, frozen=True, tag="run.remote"):
-    """A remote run is asked of a peer. `reference` finds it again in another process, `cursor` is the place in the
-    peer's stream up to which everything is in this log."""
+    """A remote run was requested from a peer. `reference` lets another process find the run again. `cursor` is the
+    place in the peer's stream up to which everything is in this log."""
 
     adapter: str
     reference: str
@@ -98,28 +98,28 @@ TurnOutcome = Literal["answered", "interrupted", "failed", "refused", "limited"]
 
 
 class RunWaiting(Body, frozen=True, tag="run.waiting"):
-    """The run of a conversation waits for the next message; its clock stands still until the next turn. `after` is how
-    its newest turn went, `text` the reason where that is no answer."""
+    """A conversation waits for the next message. Its timeout is paused until the next turn. `after` is the outcome of
+    its newest turn; `text` is the reason if the turn gave no answer."""
 
     after: TurnOutcome = "answered"
     text: str = ""
 
 
 class ModelChanged(Body, frozen=True, tag="run.model"):
-    """A person chose another model for a conversation; the next turn asks it."""
+    """A person chose another model for a conversation, starting at the next turn."""
 
     model: str
 
 
 class TurnStarted(Body, frozen=True, tag="turn.started"):
-    """A turn begins. The model sees in it what came before this event."""
+    """A turn begins. The model sees everything before this event."""
 
     turn: int
 
 
 class Thinking(Body, frozen=True, tag="thinking"):
-    """A thinking block of the model; `file` has the whole where `text` was cut. What the provider `origin` needs to
-    read it again is its `signature` and `block_id`, and the `layout` of the reply if it is the first of it."""
+    """A thinking block of the model. `file` has the whole text if `text` was cut. The provider `origin` needs the
+    `signature` and `block_id` to read the block again. The first block of a reply also has the reply's `layout`."""
 
     text: str
     type: str = ""
@@ -131,9 +131,9 @@ class Thinking(Body, frozen=True, tag="thinking"):
 
 
 class Message(Body, frozen=True, tag="message"):
-    """The text of one model reply; `final` when no tool call came with it: then it is words to the user, and
-    `replies_to` says to what: `task`, `user`, `asker` or `agent:N`. `file` has the whole where it was cut. `host` marks
-    words of a host-side function, which the model never saw."""
+    """The text of a model reply. `final` means no tool call came with the text, so it is for the user; `replies_to`
+    then names the message it answers: `task`, `user`, `asker` or `agent:N`. `file` has the whole text if `text` was
+    cut. `host` marks text of a host-side function, which the model never saw."""
 
     text: str
     final: bool = False
@@ -143,9 +143,9 @@ class Message(Body, frozen=True, tag="message"):
 
 
 class ToolCall(Body, frozen=True, tag="tool.call"):
-    """A tool is about to run (or to be asked about). `host` marks what is no call of the model's: a host-side
-    function's own question, or a call that the program of the call `within` makes. `raw` is what a run elsewhere says
-    of the arguments where that is no JSON object."""
+    """A tool call is about to run, or a person is about to be asked about it. `host` marks calls that the model did
+    not make: a question of a host-side function, or a call made by the program of the call `within`. `raw` has the
+    arguments reported by a remote run if they are no JSON object."""
 
     call_id: str
     name: str
@@ -160,7 +160,7 @@ class ToolCall(Body, frozen=True, tag="tool.call"):
 
 
 class ToolStarted(Body, frozen=True, tag="tool.started"):
-    """A call that a person was asked about runs now: from here on the answer has taken effect."""
+    """A call that a person was asked about starts now. From here on the answer has taken effect."""
 
     call_id: str
 
@@ -176,10 +176,10 @@ INTERRUPTED = "interrupted"
 
 
 class ToolResult(Body, frozen=True, tag="tool.result"):
-    """The outcome of a tool as the model sees it; `file` has the whole text where `text` was cut. The `outcome`
-    `unknown_after_crash` says that nobody knows whether it ran, `interrupted` that the user interrupted it. `sandbox`
-    names the protections, with the first call of a sandbox. Of a tool that ran at the provider, `content` is what
-    `origin` gave it. `gives` are the background runs whose answers the text has."""
+    """The outcome of a tool call as the model sees it. `file` has the whole text if `text` was cut. The `outcome`
+    `unknown_after_crash` means nobody knows whether the call ran, `interrupted` that the user interrupted it.
+    `sandbox` names the sandbox's protections, with its first call. `content` is the result of a tool that ran at the
+    provider `origin`, in the provider's format. `gives` are the background runs whose answers the text contains."""
 
     call_id: str
     name: str
@@ -195,8 +195,8 @@ class ToolResult(Body, frozen=True, tag="tool.result"):
 
 
 class ApprovalAsked(Body, frozen=True, tag="approval.asked"):
-    """A person is asked; `label` is None for the primary. `rule` is what an answer for the project would write,
-    `digest` stands for exactly this action."""
+    """A person is asked about a call. `label` is None for the primary. `rule` holds the rules that an answer with
+    scope `project` would save. `digest` identifies exactly this action."""
 
     approval_id: str
     call_id: str
@@ -209,10 +209,10 @@ class ApprovalAsked(Body, frozen=True, tag="approval.asked"):
 
 
 class ApprovalDecided(Body, frozen=True, tag="approval.decided"):
-    """The one answer that took effect, asked or by a rule. `by` is user, function, expiry or `rule: ...`; `surface` is
-    where a person answered; `rule` is the rule or earlier answer that decided; `scope` is how far it goes (call, run,
-    tool, project, or pending for all a run had asked); `args` are edited arguments; `seal` is that of the tool, where
-    it is an MCP server's."""
+    """The answer that took effect, from a person or a rule. `by` is user, function, expiry or `rule: ...`. `surface`
+    is where a person answered. `rule` is the rule or earlier answer that decided. `scope` is call, run, tool, project,
+    or pending (all pending questions of the run). `args` are edited arguments. `seal` is the seal of an MCP server's
+    tool."""
 
     approval_id: str
     call_id: str
@@ -228,9 +228,9 @@ class ApprovalDecided(Body, frozen=True, tag="approval.decided"):
 
 
 class Inbox(Body, frozen=True, tag="inbox"):
-    """Words for the run, delivered at its next turn: a steer, a notice that a background child ended, or the reminder
-    that its answer is missing. `source` is that of `UserTurn`; `message_id` is the id that a client of a surface gave
-    the words, so that they count once."""
+    """A message for the run, delivered at its next turn: a steering message, a notice that the background child
+    `about` ended, or a reminder of a missing answer. `source` has the values of `UserTurn.source`. `message_id` is the
+    id given by a client of a surface, so that repeated messages count once."""
 
     text: str
     source: str = "notice"
@@ -239,8 +239,8 @@ class Inbox(Body, frozen=True, tag="inbox"):
 
 
 class UsageReported(Body, frozen=True, tag="usage"):
-    """The usage of one model call; `cost` is in US dollars and absent where the price is not known. `estimated` marks a
-    call whose provider did not tell all: it was cancelled or cut off, or the provider reports no usage."""
+    """The usage of one model call. `cost` is in US dollars, or None if the price is unknown. `estimated` marks a call
+    whose usage the provider did not fully report: it was cancelled or cut off, or the provider reports no usage."""
 
     model: str
     usage: Usage
@@ -249,21 +249,21 @@ class UsageReported(Body, frozen=True, tag="usage"):
 
 
 class TurnEnded(Body, frozen=True, tag="turn.ended"):
-    """The model's reply and all its tools are done."""
+    """The model's reply and all its tool calls are done."""
 
     turn: int
 
 
 class Warned(Body, frozen=True, tag="warning"):
-    """Something a person should know; the run goes on. `code` is for programs."""
+    """A warning for a person; the run goes on. `code` is for programs."""
 
     text: str
     code: str = ""
 
 
 class Gap(Body, frozen=True, tag="gap"):
-    """Events are missing here, and why. The code `damaged` marks those that were written and cannot be read: the log
-    gives this event in their place, and it is never stored."""
+    """Events are missing here; `reason` says why. The code `damaged` marks stored events that cannot be read: the log
+    yields this event in their place and never stores it."""
 
     count: int
     reason: str
@@ -271,9 +271,9 @@ class Gap(Body, frozen=True, tag="gap"):
 
 
 class RunEnded(Body, frozen=True, tag="run.ended"):
-    """The one ending of a run. `final_response` is what the parent gets; `partial` is text salvaged from a run
-    that did not finish; `structured` is the payload of `final_answer`. `changed_files` are the first of the
-    `changed_count` files that it changed in its copy of a folder. `code` is that of `Ending`."""
+    """The only ending of a run. `final_response` is the text for the parent. `partial` is text salvaged from an
+    unfinished run. `structured` is the payload of `final_answer`. `changed_files` are the first of the `changed_count`
+    files changed in the run's copied workspace. `code` is `Ending.code`."""
 
     status: str
     final_response: str
@@ -288,7 +288,7 @@ class RunEnded(Body, frozen=True, tag="run.ended"):
 
     @property
     def ending(self) -> Ending:
-        """The ending that the event tells of."""
+        """The `Ending` described by this event."""
         return Ending(
             status=self.status,  # type: ignore[arg-type]
             text=self.final_response,
@@ -299,8 +299,8 @@ class RunEnded(Body, frozen=True, tag="run.ended"):
 
 
 class ProgressReported(Body, frozen=True, tag="subagent.progress"):
-    """A subagent of this run, asked for with `subagent_NAME`, begins or has `completed` a tool call. The events of the
-    subagent itself are in its own thread."""
+    """A subagent of this run, started with `subagent_NAME`, begins a tool call or has `completed` one. The subagent's
+    own events are in its own thread."""
 
     subagent_id: str
     subagent_name: str
@@ -320,8 +320,9 @@ class ProgressReported(Body, frozen=True, tag="subagent.progress"):
 
 
 class AnswerGiven(Body, frozen=True, tag="team.answered"):
-    """The `member` of this team gives an answer, called `label`; `file` has the whole where `text` was cut, and
-    `snapshot` is a copy of its files for the others. `member_run` and `call_id` are those of its call."""
+    """The `member` of this team gives an answer named `label`. `file` has the whole text if `text` was cut. `snapshot`
+    is a copy of the member's files for the other members. `member_run` and `call_id` name the call that gave the
+    answer."""
 
     member: str
     label: str
@@ -333,8 +334,8 @@ class AnswerGiven(Body, frozen=True, tag="team.answered"):
 
 
 class AnswersShown(Body, frozen=True, tag="team.asked"):
-    """The `member` is shown these `answers` and asked to vote. `missed` is the call or turn by which it did not
-    vote when it was asked before."""
+    """The `member` is shown these `answers` and asked to vote. `missed` is the call or turn in which the member did
+    not vote when asked before."""
 
     member: str
     answers: tuple[str, ...]
@@ -342,7 +343,7 @@ class AnswersShown(Body, frozen=True, tag="team.asked"):
 
 
 class VoteCast(Body, frozen=True, tag="team.voted"):
-    """The `member` votes for the answer `choice`; for none if it abstains."""
+    """The `member` votes for the answer `choice`, or abstains if `choice` is empty."""
 
     member: str
     member_run: int
@@ -352,7 +353,7 @@ class VoteCast(Body, frozen=True, tag="team.voted"):
 
 
 class MemberLost(Body, frozen=True, tag="team.lost"):
-    """The run of the `member` ended without being done; its answers do not count any more."""
+    """The run of the `member` ended without being done. Its answers no longer count."""
 
     member: str
     member_run: int
@@ -361,8 +362,8 @@ class MemberLost(Body, frozen=True, tag="team.lost"):
 
 
 class TeamDecided(Body, frozen=True, tag="team.decided"):
-    """The team decides for the answer `winner`, by so many `votes` for each. The run `presenter` makes the final answer
-    of it; None gives it as it stands."""
+    """The team decides for the answer `winner`. `votes` has the number of votes for each answer. The run `presenter`
+    makes the final answer from the winning answer; None means the winning answer is used unchanged."""
 
     winner: str
     member: str
@@ -374,8 +375,8 @@ class TeamDecided(Body, frozen=True, tag="team.decided"):
 
 
 class RoundAnswered(Body, frozen=True, tag="round.answered"):
-    """The run ends its round `round` with an answer, called `label`; `file` has the whole where `text` was cut, and
-    `snapshot` is a copy of its files as they are then."""
+    """The run ends round `round` with an answer named `label`. `file` has the whole text if `text` was cut. `snapshot`
+    is a copy of the run's files at this point."""
 
     round: int
     label: str
@@ -386,9 +387,9 @@ class RoundAnswered(Body, frozen=True, tag="round.answered"):
 
 
 class RoundEvaluated(Body, frozen=True, tag="round.evaluated"):
-    """The evaluator, run `evaluator_run`, has ended with `status`, and round `round` begins. Its `basis` are the
-    evaluator's `tasks`, its `packet` alone, or the run's own checklist. `problems` say what was wrong with its files;
-    `evaluator_run` is None if it could not be started."""
+    """The evaluator has ended with `status`, and round `round` begins. `basis` is the starting point of the round: the
+    evaluator's `tasks`, its `packet` alone, or the run's own checklist. `problems` lists the faults in the evaluator's
+    files. `evaluator_run` is None if the evaluator could not be started."""
 
     round: int
     basis: Basis
@@ -400,8 +401,8 @@ class RoundEvaluated(Body, frozen=True, tag="round.evaluated"):
 
 
 class ChecklistAccepted(Body, frozen=True, tag="round.checked"):
-    """The run has scored its newest answer by the criteria; those `below` are not met. `iterate` asks for another
-    answer."""
+    """The run has scored its newest answer by the criteria. `below` are the criteria it does not meet. The verdict
+    `iterate` asks for another answer."""
 
     round: int
     call_id: str
@@ -419,7 +420,7 @@ class ImprovementsProposed(Body, frozen=True, tag="round.proposed"):
 
 
 class RoundVoted(Body, frozen=True, tag="round.voted"):
-    """The run decides for its answer `choice`, and ends."""
+    """The run decides for its answer `choice` and ends."""
 
     call_id: str
     choice: str
@@ -427,8 +428,8 @@ class RoundVoted(Body, frozen=True, tag="round.voted"):
 
 
 class Unknown:
-    """A kind this version does not know; `fields` has everything the line said. No dataclass: the encoder would not
-    leave it to our hook."""
+    """A body of a kind that this version does not know. `fields` has all fields of the line. Not a dataclass: the
+    encoder would not pass a dataclass to our hook."""
 
     __slots__ = ("fields", "kind")
 
@@ -487,7 +488,7 @@ for _kind, _body in KINDS.items():
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """One fact about one run, in its place in the tree's order."""
+    """A fact about a run. `seq` is its place in the tree's order."""
 
     seq: int
     tree: str
@@ -504,8 +505,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
     """A piece of text while a model speaks or a tool runs. `kind` is `text` or `thinking`, `output` of a tool, or
-    `dropped` where a watcher was too slow for `dropped` of them. `turn` is the turn of the reply that a text belongs
-    to, `offset` the number of characters of that text before it. `call_id` is the call whose output it is."""
+    `dropped` if a watcher was too slow for `dropped` deltas. `turn` is the turn of the reply; `offset` is the number
+    of characters of the reply's text before this piece. `call_id` is the call that printed the output."""
 
     tree: str
     run: int
@@ -530,8 +531,8 @@ class _Envelope(msgspec.Struct, frozen=True, gc=False):
 
 
 def _encode_foreign(value: object) -> object:
-    """Encode what the encoder does not know: a body of an unknown kind, or a value of a host or provider, by its
-    text."""
+    """Encode a value that the encoder does not know: an `Unknown` body by its fields, a value of a host or provider by
+    its text."""
     return {"kind": value.kind, **value.fields} if isinstance(value, Unknown) else str(value)
 
 
@@ -539,35 +540,38 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_encode_foreign)
 _ENVELOPE = msgspec.json.Decoder(_Envelope)
 _BODIES = {kind: msgspec.json.Decoder(cls) for kind, cls in KINDS.items()}
 _ENVELOPE_FIELDS = frozenset(_Envelope.__struct_fields__)
-_BODY = b',"body":{'  # never inside a text, where quotes are escaped
+_BODY = b',"body":{'  # cannot occur inside a JSON string, where quotes are escaped
 
 
 def encode_event(event: Event) -> bytes:
-    """Encode an event as one line of JSON, without the newline: the envelope's fields, then the body's own."""
+    """Encode an event as a line of JSON, without the newline: the fields of the envelope, then the fields of the
+    body."""
     return make_line(_encode_stored(event))
 
 
 def encode_events(events: Sequence[Event]) -> bytes:
-    """Encode events as lines, each with its newline."""
+    """Encode events as lines of JSON, each with its newline."""
     return b"".join([make_line(line) + b"\n" for line in encode_stored_events(events).split(b"\n")])
 
 
 def encode_stored_events(events: Sequence[Event]) -> bytes:
-    """Encode events as the log keeps them: a line each, with the body in one piece, which is six times as fast."""
+    """Encode events as the log stores them, a line each. The body stays a nested object, which is six times as
+    fast."""
     try:
         return _ENCODER.encode_lines(events)[:-1]
-    except Exception:  # noqa: BLE001 - one of them is not as it should be; the others must not suffer
+    except Exception:  # noqa: BLE001 - one event cannot be encoded; the others must still be
         return b"\n".join(map(_encode_stored, events))
 
 
 def make_line(kept: bytes) -> bytes:
-    """Return the line of an event as `encode_event` makes it, from what the log keeps."""
+    """Return the line of `encode_event` for `kept`, a line as the log stores it."""
     head, _, body = kept.partition(_BODY)
     return b"%b,%b" % (head, body[:-1])
 
 
 def _encode_stored(event: Event) -> bytes:
-    """Never fails: half a character becomes a replacement mark, a body that is no JSON at all a `gap` that says so."""
+    """Encode an event as the log stores it. Never fails: lone surrogates are replaced, and a body that cannot be
+    encoded becomes a `gap` with the reason."""
     try:
         try:
             return _ENCODER.encode(event)
@@ -577,19 +581,19 @@ def _encode_stored(event: Event) -> bytes:
             return _ENCODER.encode(
                 replace_half_characters({**msgspec.structs.asdict(event), "body": {"kind": body.kind, **fields}})
             )
-    except Exception as error:  # noqa: BLE001 - values of hosts and providers; the order must not lose its place
+    except Exception as error:  # noqa: BLE001 - foreign values can raise anything, and every `seq` needs a line
         gap = Gap(1, f"an event of kind {event.kind} could not be written: {type(error).__name__}")
         path, agent = replace_half_characters(event.path), replace_half_characters(event.agent)
         return _ENCODER.encode(msgspec.structs.replace(event, path=path, agent=agent, body=gap))
 
 
 def replace_half_characters(value: Any) -> Any:
-    """Return the value with every half of a character pair in it replaced."""
+    """Return a JSON value with every lone surrogate in its texts replaced."""
     return map_texts(value, lambda text: text.encode("utf-8", "replace").decode())
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a JSON value with every text in it changed, keys included."""
+    """Return a JSON value with `change` applied to every text in it, keys included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -598,12 +602,12 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def decode_raw(value: msgspec.Raw | Any) -> Any:
-    """Return the value of a field that is kept as the JSON it came as (`profile` and `tools` of `run.spawned`)."""
+    """Return the value of a field that is kept as raw JSON (`profile` and `tools` of `run.spawned`)."""
     return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
 
 
 def decode_event(line: bytes) -> Event:
-    """Decode the event of one line; raises `msgspec.MsgspecError` for what is not one."""
+    """Decode the event of one line. Raises `msgspec.MsgspecError` for an invalid line."""
     try:
         head = _ENVELOPE.decode(line)
         decoder = _BODIES.get(head.kind)
@@ -619,7 +623,7 @@ def decode_event(line: bytes) -> Event:
 
 
 def decode_event_or_gap(line: bytes) -> Event:
-    """Decode the event of one line, or return a gap in its place if only its body cannot be decoded."""
+    """Decode the event of one line. Return a gap in its place if only the body is invalid."""
     try:
         return decode_event(line)
     except msgspec.MsgspecError:

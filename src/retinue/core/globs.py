@@ -1,8 +1,9 @@
-"""Glob patterns of rules and searches, matched in time that grows with the text, not with what the pattern could mean.
+"""Glob patterns of rules and searches, matched in time that grows with the text, not with the number of possible
+matches.
 
-A regular expression made of several `*` can take years on a text that almost fits, and a rule may come from a file
-that nobody trusts yet. So such a pattern is matched like an automaton: all places in it at once, character by
-character, as bits of one number.
+A regular expression with several `*` can take years on a text that almost matches, and a rule may come from an
+untrusted file. So a pattern is matched like an automaton: all places in the pattern at once, character by character,
+as bits of a number.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ NO_RANGE = "has a range in [...] that is none"
 
 
 class GlobPattern:
-    """A compiled pattern. `*` is any text (in paths: up to the next `/`, and `**` any text), `?` one character, `[...]`
-    one of these. Raises ConfigError for one that is too long or has a range that is none."""
+    """A compiled pattern. `*` matches any text (in paths: up to the next `/`, and `**` any text), `?` one character,
+    `[...]` one of the characters listed. Raises ConfigError if the pattern is too long or has an invalid range."""
 
     def __init__(self, pattern: str, *, paths: bool) -> None:
         if len(pattern) > MAX_CHARACTERS:
@@ -36,21 +37,22 @@ class GlobPattern:
         self.matches: Callable[[str], bool] = self._make_simple(pattern) or self._match
 
     def _make_simple(self, pattern: str) -> Callable[[str], bool] | None:
-        """Return a faster way for most patterns: a plain text, or one that ends in the only `*`."""
+        """Return a faster matcher for the common patterns: a plain text, or a text whose only `*` is at its end.
+        Return None for other patterns."""
         start = pattern.rstrip("*")
         if any(char in start for char in GLOB_CHARACTERS) or (self._paths and start != pattern):
             return None
         return (lambda text: text == start) if start == pattern else (lambda text: text.startswith(start))
 
     def _parse(self, pattern: str) -> None:
-        """Turn the pattern into places, one bit each. A text is matched when the place after the last is reached."""
+        """Turn the pattern into places, a bit each. A text matches if the place after the last is reached."""
         at = place = 0
         while at < len(pattern):
             char, bit = pattern[at], 1 << place
             if self._paths and pattern.startswith("**/", at):
                 while pattern.startswith("**/", at):
                     at += 3
-                # Nothing at all, or any text and a `/`: three places, of which the first leads to both.
+                # Matches nothing, or any text and a `/`: three places, the first of which leads to both.
                 self._optional |= bit
                 self._long_stars |= bit << 1
                 self._literals["/"] = self._literals.get("/", 0) | bit << 2
@@ -86,14 +88,14 @@ class GlobPattern:
         return bool(reached & self._end)
 
     def _follow(self, reached: int) -> int:
-        """Add the places that are reached without a character. At most two such steps follow each other: a `*` is never
-        followed by another one or by `**/`."""
+        """Add the places that can be reached without a character. At most two such steps follow each other, because a
+        `*` is never followed by another `*` or by `**/`."""
         optional = reached & self._optional
         reached |= optional << 1 | optional << 3
         return reached | (reached & (self._stars | self._long_stars)) << 1
 
     def _find_masks(self, char: str) -> tuple[int, int]:
-        """Return the places that a character leads on from, and those that it stays at."""
+        """Return the places from which `char` leads to the next place, and the places at which `char` stays."""
         if len(self._masks) >= MAX_CHARACTERS:
             self._masks.clear()
         crosses = self._paths and char == "/"
@@ -105,7 +107,7 @@ class GlobPattern:
 
 @lru_cache(4096)
 def compile_glob(pattern: str, *, paths: bool) -> GlobPattern:
-    """Return a compiled pattern, from memory if it was compiled before."""
+    """Return the compiled pattern, from a cache if it was compiled before."""
     return GlobPattern(pattern, paths=paths)
 
 

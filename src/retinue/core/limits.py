@@ -1,4 +1,4 @@
-"""Limits: what is set, what is inherited, what the defaults are. Narrower always wins."""
+"""Limits of runs: which are set, which are inherited, and the defaults. The narrower limit always wins."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SETUP_SECONDS = 600.0
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """`None` means unlimited where it is allowed; what is not set is inherited or the default.
+    """Limits of a run and of the runs below it. An unset limit is inherited or has its default; None means unlimited,
+    where allowed.
 
-    `turns` and `seconds` bound one run; `depth` is how many levels may stand below it;
-    `concurrent` is how many spawned runs of a tree may run at once (the primary holds no slot).
-    `tokens` and `cost` (US dollars) are what a run and everything below it may spend; `stall` is for how many
-    seconds nothing at all may happen there.
-    """
+    `turns` and `seconds` bound a single run. `depth` is the number of levels allowed below the run. `concurrent` is
+    the number of spawned runs of a tree that may run at once (the primary holds no slot). `tokens` and `cost` (US
+    dollars) are the budget of a run and all runs below it. `stall` is the longest time in seconds without activity in
+    any of these runs."""
 
     turns: int | UnsetType | None = UNSET
     seconds: float | UnsetType | None = UNSET
@@ -61,11 +61,12 @@ class Limits(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             msgspec.structs.force_setattr(self, "cost", parse_amount(self.cost))
 
     def narrow(self, base: Limits) -> Limits:
-        """Return the limits of `base`, each narrowed to the one of these where this is smaller."""
+        """Return the smaller of each limit in `self` and `base`. An unset limit in `self` keeps the limit of
+        `base`."""
         return Limits(*(pick_smaller(getattr(base, name), getattr(self, name)) for name in self.__struct_fields__))
 
     def override(self, base: Limits) -> Limits:
-        """Return these limits, and those of `base` where these say nothing."""
+        """Return these limits, with unset ones taken from `base`."""
         if self == _NOTHING_SET:
             return base
         return Limits(
@@ -74,20 +75,20 @@ class Limits(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Timeouts(msgspec.Struct, frozen=True, gc=False):
-    """Seconds of spawned runs: the default, and the bounds of a timeout that a model asks for."""
+    """Timeouts of spawned runs, in seconds: the default, and the bounds of a timeout that a model asks for."""
 
     default: float = SPAWNED_SECONDS
     minimum: float = MODEL_ASKED_SECONDS[0]
     maximum: float = MODEL_ASKED_SECONDS[1]
 
     def clamp(self, seconds: float) -> float:
-        """Return a timeout asked by a model, inside the bounds; one set by a person never comes here."""
+        """Return a timeout asked for by a model, clamped to the bounds. Timeouts set by a person are not clamped."""
         return min(max(seconds, self.minimum), self.maximum)
 
 
 class Caps(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Caps of one run's processes: bytes of memory, how many at once, seconds of CPU each, bytes of one file, how many
-    files each has open, and bytes of its whole workspace."""
+    """Resource caps for the processes of one run: bytes of memory, number of processes at once, CPU seconds of each
+    process, bytes of one file, open files of each process, and bytes of the whole workspace."""
 
     memory: int = 4096 * MIB
     processes: int = 512
@@ -101,14 +102,14 @@ _NOTHING_SET = Limits()
 
 
 def pick_smaller(own: Any, given: Any) -> Any:
-    """Return the smaller of two limits, where unset and None are no limit; `own` if both are none."""
+    """Return the smaller of two limits. Unset and None mean no limit; if both are unlimited, return `own`."""
     if given is None or given is UNSET:
         return own
     return given if own is None or own is UNSET else min(own, given)
 
 
 def parse_amount(value: object) -> Decimal:
-    """Return an amount of money, exactly as a person wrote it: 0.1 is 0.1."""
+    """Return an amount of money exactly as a person wrote it: 0.1 stays 0.1. Raises ConfigError."""
     if isinstance(value, Decimal | int | float) and not isinstance(value, bool):
         exact = Decimal(str(value))
         if exact.is_finite() and exact >= 0:

@@ -1,4 +1,4 @@
-"""The port of models, and its values: the thread of one run, requests to a model and its replies."""
+"""The port of models and its values: the thread of one run, requests to a model, and replies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retinue.core.usage import NO_USAGE, Usage
 
 
 class RunRef(msgspec.Struct, frozen=True, gc=False):
-    """The names of one run; made by the supervisor, and read from the log."""
+    """The names of one run, as created by the supervisor or read from the log."""
 
     tree: str
     run: int
@@ -28,8 +28,8 @@ class RunRef(msgspec.Struct, frozen=True, gc=False):
 
 
 class Call(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One tool call a model asks for, complete. A call with a `problem` never runs: the model reads the problem.
-    One that a program made names the call of that program in `within`."""
+    """One complete tool call of a model. A call with a `problem` never runs: the model reads the problem instead. A
+    call made by a program names the call of the program in `within`."""
 
     id: str
     name: str
@@ -39,10 +39,10 @@ class Call(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Thought(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A thinking block, kept with what the provider `origin` needs to read it again: its signature and its own id.
+    """A thinking block, with the signature and id for the provider `origin` to read it again.
 
-    The first one of a reply has its `layout`, if that is not the usual one (models/providers.py): a signature
-    is valid for a thought in its place only."""
+    The first thought of a reply has the reply's `layout`, unless it is the usual layout (models/providers.py): a
+    signature is valid only for a thought in its place."""
 
     text: str
     type: str = ""
@@ -53,8 +53,8 @@ class Thought(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Native(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A call that ran at the provider while it answered. `result` is for people; `content` is what the provider
-    `origin` needs to read its own result again."""
+    """A tool call that ran at the provider during its answer. `result` is for people. `content` is the same in the
+    provider's own format, for the provider `origin` to read again."""
 
     id: str
     name: str
@@ -65,10 +65,10 @@ class Native(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     origin: str = ""
 
 
-ASKER = "asker"  # the source of words of the side that asked for the run
+ASKER = "asker"  # the source of messages from the side that asked for the run
 TASK = "task"
-USER_WORDS = ("user", ASKER)  # sources of words that begin a new answer
-REMINDER = "reminder"  # the source of words by which the loop asks once for a missing answer
+USER_WORDS = ("user", ASKER)  # sources of messages that begin a new answer
+REMINDER = "reminder"  # the source of the message in which the loop asks once for a missing answer
 
 
 NOTICE = "notice"
@@ -76,8 +76,8 @@ INTERRUPTED_TURN = "The user interrupted you here."
 
 
 class UserTurn(msgspec.Struct, frozen=True, gc=False, tag="user"):
-    """Text for the model: the task, a steer, a notice. `source` says whose words these are: `task`, `user`, `asker`,
-    `notice`, or `reminder` for the loop's own."""
+    """Text for the model: the task, a steering message, a notice. `source` says where the text comes from: `task`,
+    `user`, `asker`, `notice`, or `reminder` for the loop itself."""
 
     text: str
     source: str = "task"
@@ -108,16 +108,16 @@ USERS_OWN = "user"
 
 
 class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A tool as a model sees it, and what the supervisor has to know of it.
+    """A tool as a model sees it, with the properties needed by the supervisor.
 
     `tier` is `observe` (never asks), `confirm` (asks), `none` (a call that cannot work, so nothing will run), `user`
-    (the user's own command, about which nobody is asked) or `provider` (runs at the model's provider, with `schema` for
-    its settings: nobody here is asked or runs it). `repeatable` says that running it twice does no harm. `waits` marks
-    the tools that only wait for children: while one runs, the run gives its slot back. `spawns` marks those that start
-    runs of the profiles that the user made available: only mode `strict` or a rule asks about them. `host` marks what a
-    host-side function asks about: no tool of the model's. `server` is the MCP server a tool comes from, `seal` stands
-    for what that server says of it, `output` is the JSON schema of its structured content. Of `exclusive` tools a reply
-    may call one, once; such a call may end the run."""
+    (the user's own command, which needs no approval) or `provider` (runs at the model's provider, with its settings in
+    `schema`; nothing is asked or run here). `repeatable` means running the tool twice does no harm. `waits` marks
+    tools that only wait for children: meanwhile the run gives its slot back. `spawns` marks tools that start runs of
+    the profiles the user made available: only mode `strict` or a rule asks about them. `host` marks a question of a
+    host-side function, which is no tool of the model. `server` is the MCP server of the tool, `seal` a digest of the
+    server's description, and `output` the JSON schema of its structured content. A reply may contain only a single
+    call of an `exclusive` tool; such a call may end the run."""
 
     name: str
     description: str
@@ -135,16 +135,16 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class CallAgain(Protocol):
-    """A function that a model awaits before it makes a call once more, with what its attempts have spent so far.
-    `estimated` says that a provider did not report a part of that. Raises Limited if the budget does not allow it."""
+    """A function that a model awaits before retrying a call. `spent` is the usage of all attempts so far; `estimated`
+    means a provider did not report a part. Raises Limited if the budget does not allow a retry."""
 
     async def __call__(self, spent: Usage, *, estimated: bool = False) -> None: ...
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
-    """One model call: who asks, in which turn, with which thread and tools. A reply is never longer than
-    `max_output_tokens`: budgets count on it. `attempt` is how often the provider has answered it with an error.
-    Whoever makes the call once more awaits `again` with what it has spent so far: Limited when nothing is left."""
+    """A model call: the run, its turn, thread and tools. A reply is never longer than `max_output_tokens`; budgets
+    rely on this limit. `attempt` is the number of errors received from the provider so far. Before a retry, `again` is
+    awaited with the usage so far; it raises Limited if nothing is left."""
 
     ref: RunRef
     turn: int
@@ -158,8 +158,8 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> str:
-        """The same for a call that is made again because no answer was seen: where the provider knows such keys, it
-        has one effect."""
+        """The idempotency key: the same for a call that is repeated because no answer was seen. A provider that
+        supports such keys runs the call only once."""
         return f"retinue-{self.ref.tree}-{self.ref.run}-{self.turn}-{self.attempt}"
 
 
@@ -167,9 +167,9 @@ OnDelta = Callable[[str, str], None]
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
-    """The whole answer of one model call. `refused` says the text is a refusal, `estimated` that the provider did not
-    report the usage, which is an estimate. Input or output tokens of zero count as not reported and are estimated,
-    unless the usage is `counted`: right as it is, as for a reply from a cache."""
+    """The whole answer of one model call. `refused` means the text is a refusal. `estimated` means the provider did
+    not report the usage. Zero input or output tokens count as not reported and are estimated, unless the usage is
+    `counted`: correct as it is, as for a reply from a cache."""
 
     text: str = ""
     calls: tuple[Call, ...] = ()
@@ -182,16 +182,16 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 
 
 class Model(Protocol):
-    """Answers one request. `on_delta(kind, text)` shows text as it arrives; it never blocks. The kind is `text`,
-    `thinking`, or `retry`: words for a person, when the provider failed and will be asked again.
+    """A model that answers requests. `on_delta(kind, text)` shows text as it arrives and never blocks. The kind is
+    `text`, `thinking`, or `retry`: a message for a person when the provider failed and will be asked again.
 
-    A `name` attribute is the model's name in the log and for prices, instead of the name of the class."""
+    An optional `name` attribute is the model's name in the log and for prices, instead of the class name."""
 
     async def complete(self, request: Request, on_delta: OnDelta, /) -> Reply: ...
 
 
 def join_replies(thread: list[Turn]) -> str:
-    """Return the answer of a run: all its replies without tool calls since the user's last words, in order."""
+    """Return the answer of a run: all replies without tool calls since the user's last message, in order."""
     texts: list[str] = []
     for turn in thread:
         if type(turn) is AssistantTurn:
@@ -203,7 +203,7 @@ def join_replies(thread: list[Turn]) -> str:
 
 
 def last_text(thread: list[Turn]) -> str | None:
-    """Return the newest assistant message that has text; None when there is none."""
+    """Return the text of the newest assistant message that has text, or None."""
     for turn in reversed(thread):
         if isinstance(turn, AssistantTurn) and turn.text:
             return turn.text

@@ -1,7 +1,7 @@
 """Network targets: hosts (`docs.python.org`, `*.example.com`, `example.com:8443`, `*`), `none`, or `full`.
 
-A host without a port stands for ports 80 and 443. What two lists allow together is a list again, so a child's is never
-wider than its parent's. Pure: which address a name leads to is found out, and judged, by whoever dials.
+A host without a port stands for ports 80 and 443. The intersection of two lists is a list again, so a child's list is
+never wider than its parent's. Pure: the code that connects resolves names and checks the addresses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WEB_PORTS = (80, 443)
 ANY_PORT = 0
 WORDS = ("none", "full")
 PROXY_VARIABLE = "RETINUE_PROXY"  # in a tool server: the address of the proxy for its commands
-HOST_PATTERN = (  # what a schema can say of an entry
+HOST_PATTERN = (  # the part of `parse_host` that a JSON schema can express
     r"^(?!\s*([Nn][Oo][Nn][Ee]|[Ff][Uu][Ll][Ll])\s*$)"
     r"\s*(\*|(\*\.)?((?!-)[\w-]{1,63}(?<!-)\.)*(?![0-9]+(:|\s|$))(?!-)[\w-]{1,63}(?<!-)\.?"
     r"|[0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?\s*$"
@@ -28,8 +28,8 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 class AllowedHost(msgspec.Struct, frozen=True, gc=False):
-    """One entry. `name` is a host, `*.` and a domain, or `*`; `port` None means the two of the web, 0 (which nobody can
-    write) every one."""
+    """One entry of a list of hosts. `name` is a host, `*.` and a domain, or `*`. A `port` of None means 80 and 443; 0,
+    which no entry can be written with, means every port."""
 
     name: str
     port: int | None = None
@@ -40,11 +40,11 @@ class AllowedHost(msgspec.Struct, frozen=True, gc=False):
 
 
 Hosts = tuple[AllowedHost, ...]
-FULL: Hosts = (AllowedHost("*", ANY_PORT),)  # the network as the host has it: private addresses and what is no web, too
+FULL: Hosts = (AllowedHost("*", ANY_PORT),)  # the host's own network, with private addresses and all ports
 
 
 def parse_hosts(texts: Sequence[str]) -> Hosts:
-    """Return a list of hosts, or one of the words for nothing and for everything."""
+    """Parse a list of hosts, or the word `none` or `full`. Raises ConfigError."""
     if not isinstance(texts, str):
         return tuple(dict.fromkeys(parse_host(text) for text in texts))
     if texts not in WORDS:
@@ -53,9 +53,9 @@ def parse_hosts(texts: Sequence[str]) -> Hosts:
 
 
 def parse_host(text: str) -> AllowedHost:
-    """Return the entry; a ConfigError says what is wrong with it."""
+    """Parse one entry of a list of hosts. Raises ConfigError with the reason if it is invalid."""
     word = text.strip().lower()
-    if word in WORDS:  # who writes that in a list means the word
+    if word in WORDS:  # probably meant as the word itself, not as a host
         raise ConfigError(f"'{text}' is no host: that word stands alone, `network: {word}`")
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]/@\s]+)(?::([0-9]{1,5}))?", text.strip())
     if found is None:
@@ -75,9 +75,10 @@ def parse_host(text: str) -> AllowedHost:
 
 
 def canonicalize_name(name: str) -> str | None:
-    """Return the one spelling of a host: lower case, ASCII, an address as its four numbers; None for what is no host.
+    """Return the canonical spelling of a host: lower case, ASCII, an IPv4 address as its four numbers. Return None if
+    `name` is no host.
 
-    Numbers in disguise (`2130706433`, `0x7f.1`, `0177.0.0.1`) are no hosts."""
+    Disguised numbers (`2130706433`, `0x7f.1`, `0177.0.0.1`) are no hosts."""
     if ":" in name:
         try:
             return ipaddress.IPv6Address(name).compressed if "%" not in name else None
@@ -97,7 +98,7 @@ def canonicalize_name(name: str) -> str | None:
 
 
 def allows_host(hosts: Hosts, name: str, port: int) -> bool:
-    """Return whether a canonical host may be reached at this port."""
+    """Return True if `hosts` allow the canonical host `name` at this port."""
     return any(
         _covers_name(host.name, name) and (host.port in (port, ANY_PORT) or (host.port is None and port in WEB_PORTS))
         for host in hosts
@@ -105,7 +106,7 @@ def allows_host(hosts: Hosts, name: str, port: int) -> bool:
 
 
 def intersect_hosts(one: Hosts, other: Hosts) -> Hosts:
-    """Return what both allow."""
+    """Return the hosts that both lists allow."""
     both = (_intersect_host(a, b) for a in one for b in other)
     return tuple(dict.fromkeys(host for host in both if host is not None))
 
@@ -120,7 +121,7 @@ def _intersect_host(a: AllowedHost, b: AllowedHost) -> AllowedHost | None:
 
 
 def _covers_name(pattern: str, name: str) -> bool:
-    """Return whether everything that `name` (a host or a pattern) means is meant by the pattern too."""
+    """Return True if `pattern` covers everything that `name` (a host or a pattern) covers."""
     if pattern in ("*", name):
         return True
     return pattern.startswith("*.") and name.endswith(pattern[1:]) and name != pattern[2:]

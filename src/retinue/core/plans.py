@@ -1,4 +1,4 @@
-"""A profile made ready to run (Plan), one run of it (Job), and the ports that make the one and run the other."""
+"""A profile made ready to run (Plan), a single run of a plan (Job), and the ports for making plans and running jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HostTool = Callable[[dict[str, Any], Context], Awaitable[Outcome]]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RoundsPlan:
-    """The rounds of a run, and the profile that judges its answers. `has_novelty` says that it can spawn a `novelty`
+    """The rounds of a run, and the profile of its evaluator. `has_novelty` means the run can spawn a `novelty`
     subagent."""
 
     rounds: Rounds
@@ -34,14 +34,16 @@ class RoundsPlan:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plan:
-    """`host` are the tools that run with the supervisor; `profile_json` and `tools_json` stand in `run.spawned`.
-    `floor` is the laxest runtime a child may have; `notes` are what a person should know when it is spawned. `run_job`
-    replaces loop and sandbox in a replay. `explain_missing` says why a tool of a server is not there. With a `team` the
-    run is one, and `children` are the profiles of its members. `members` are the `subagent_agents` that hold for what
-    it spawns; `primary_model` is the model of its tree's primary and its name. With `rounds` it answers several times;
-    in a tree that has rounds no model may spawn the evaluator (`reserves_evaluator`). `handed_files` are names of files
-    in its own workspace that it is run for, so that nobody is asked before it writes them. A plan with nothing but a
-    profile is that of a run that does nothing here."""
+    """A profile resolved for one run. A plan with nothing but a profile belongs to a run that does no work here.
+
+    `host` are the tools that run in the supervisor's process. `profile_json` and `tools_json` go into `run.spawned`.
+    `floor` is the laxest runtime a child may have. `notes` are warnings for a person when the run is spawned.
+    `run_job` replaces loop and sandbox in a replay. `explain_missing` says why a tool of an MCP server is unavailable.
+    With a `team` the run is a team, and `children` are the profiles of its members. `members` are the
+    `subagent_agents` for the runs it spawns. `primary_model` is the model of the tree's primary, with its name. With
+    `rounds` the run answers several times. `reserves_evaluator` forbids models to spawn the evaluator, as in a tree
+    with rounds. `handed_files` are names of files that the run exists to write into its own workspace, so writing them
+    needs no approval."""
 
     profile: Profile
     runtime: Runtime
@@ -70,13 +72,13 @@ class Plan:
 
 
 class Past(msgspec.Struct, frozen=True, gc=False):
-    """The history of a run that is resumed or continues another: the thread up to the turn it stopped in, and of that
-    turn what is known.
+    """The history of a run that is resumed or continues another: the thread up to the turn in which the run stopped,
+    and the known part of this turn.
 
-    Without a `reply` the turn is begun again. With one, the calls that have no outcome are run, and the turn `ended`
-    or ends then. One that `waits` is a conversation that begins with waiting for a message; the `uncounted` turns
-    before the message it works on do not count for its limit. `seconds` is how long the run has been at work; `set_up`
-    says that its workspace was made ready; `reference` is that of a run at a peer which this one continues."""
+    Without a `reply` the turn begins again. With a reply, the calls without an outcome are run, and then the turn
+    ends, unless it has `ended` already. `waits` marks a conversation that begins by waiting for a message. The
+    `uncounted` turns, before the current message, do not count toward the turn limit. `seconds` is the working time of
+    the run so far. `set_up` means the workspace was set up. `reference` names the peer's run to continue."""
 
     thread: tuple[Turn, ...]
     turn: int = 1
@@ -94,8 +96,8 @@ SETUP = "workspace_setup"
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):
-    """One run as the loop, or whoever runs it elsewhere, gets it. Its calls are bound to the `session` that its sandbox
-    has opened, if it needs one."""
+    """A run as passed to the loop, or to the runtime of a remote run. `session` is the open session of its sandbox;
+    None if no tool needs a sandbox."""
 
     ref: RunRef
     plan: Plan
@@ -110,10 +112,10 @@ class Job(msgspec.Struct, frozen=True, gc=False):
 
 
 class Runtime(Protocol):
-    """The place of a run: a sandbox for the tools of a run whose loop is ours, or the peer that has a remote one.
+    """The place of a run: a sandbox for the tools of a local run, or the peer of a remote run.
 
-    `started` is what `run.started` says; None where the peer says when the run has started. Cancelling a run stops
-    everything it started there within `grace` seconds."""
+    `started` is the body of `run.started`, or None if the peer reports when the run has started. Cancelling a run
+    stops everything it started there within `grace` seconds."""
 
     @property
     def name(self) -> str: ...
@@ -126,22 +128,23 @@ class Runtime(Protocol):
 
 
 class Sandbox(Runtime, Protocol):
-    """The place where the file, shell and code tools of local runs execute: in this process, behind bubblewrap, in a
+    """The place where the file, shell and code tools of local runs execute: in this process, in bubblewrap, or in a
     container."""
 
     @property
     def started(self) -> RunStarted: ...
 
     def open(self, job: Job, link: Link) -> RunSession | None:
-        """Return the session of one run, in which nothing is started yet; None if the plan's tools need none."""
+        """Return the session of one run, with nothing started yet, or None if the plan's tools need no session."""
 
 
 class Planner(Protocol):
-    """Resolves a profile for a run below `parent` (None for a primary); raises ConfigError for what cannot be.
+    """A resolver of profiles for runs below `parent` (None for a primary). Raises ConfigError for a run that cannot be
+    planned.
 
-    `given` says that a program, not a model, chose the profile: one it passes by value keeps its own tools. A run that
-    is as deep as it may be (not `can_spawn`) gets no tools for subagents that it cannot have. One that is `restored`
-    from the log stays the one run that it was, on the model it had: the settings of now do not make it a team."""
+    `given` means a program, not a model, chose the profile: a profile passed by value keeps its own tools. Without
+    `can_spawn` the run is at the maximum depth and gets no tools for subagents. A run `restored` from the log keeps
+    its model and stays a single run: current settings do not turn it into a team."""
 
     def plan(
         self,

@@ -1,4 +1,4 @@
-"""The ports: what each room asks of the rooms below it. Every one has at least two implementations."""
+"""The ports: interfaces between each package and the packages below. Each has at least two implementations."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """The outcome of a tool call. `data` is for programs (never written to the log); `file` holds text that was cut.
-    `code` says for programs how a call went that has no ordinary result; `sandbox` names the protections, with
-    the first call of a sandbox; `gives` are the background runs whose answers the text has. With an `ending` the run
-    ends when the turn does."""
+    """The outcome of a tool call. `data` is for programs and never written to the log. `file` has the whole text if it
+    was cut. `code` tells programs why a call has no ordinary result. `sandbox` names the sandbox's protections, with
+    its first call. `gives` are the background runs whose answers the text contains. With an `ending` the run ends with
+    the turn."""
 
     text: str
     success: bool = True
@@ -42,15 +42,15 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
 
 class Setup(msgspec.Struct, frozen=True, gc=False):
-    """A command of the user's that is run in a new copied workspace before the run begins."""
+    """A command of the user, with its timeout, to run in a new copied workspace before the run begins."""
 
     command: str
     seconds: float
 
 
 class Made(msgspec.Struct, frozen=True, gc=False):
-    """The answer to a call that a program made: a value as JSON, or the words of what went wrong. `note` is for the
-    model, which did not see the call."""
+    """The answer to a tool call made by a program: a value as JSON, or an error message. `note` is for the model,
+    which did not see the call."""
 
     value: msgspec.Raw = msgspec.Raw(b"null")
     error: str | None = None
@@ -61,7 +61,7 @@ Preview = Callable[[], Awaitable[str]]
 
 
 async def skip_preview() -> str:
-    """Show nothing beside the arguments of a call. A Preview."""
+    """Return an empty preview: only the arguments of the call are shown. This is a Preview."""
     return ""
 
 
@@ -70,7 +70,7 @@ class Folders(Protocol):
 
     @property
     def workspace(self) -> Path:
-        """The folder the run may write; made when first asked for."""
+        """The folder the run may write. Created at the first access."""
 
     @property
     def roots(self) -> Sequence[Path]:
@@ -78,18 +78,18 @@ class Folders(Protocol):
 
     @property
     def search_roots(self) -> Sequence[Path]:
-        """The roots that a search looks in when it names no folder."""
+        """The roots to search if a search names no folder."""
 
     @property
     def hidden_paths(self) -> Sequence[str]:
-        """Patterns of paths that a search does not look into, because a rule denies or asks about reading them."""
+        """Patterns of paths that a search skips, because a rule denies reading them or asks about it."""
 
     def spill(self, name: str) -> Path:
-        """Return a new file of the run's own for text that does not fit inline."""
+        """Return a new file of the run for text that does not fit inline."""
 
 
 class Tool(Protocol):
-    """Something a model can call, as the loop on the host sees it. Raises ToolError with words for the model."""
+    """A tool that a model can call, as the loop on the host sees it. Raises ToolError with a message for the model."""
 
     @property
     def spec(self) -> ToolSpec: ...
@@ -97,40 +97,40 @@ class Tool(Protocol):
     def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]: ...
 
     async def preview(self, call: Call, folders: Folders) -> str:
-        """Return what a person should see before saying yes: a diff for an edit, the command for a shell.
+        """Return the text to show a person before approval: a diff for an edit, the command for a shell.
 
-        Asked for only if a person will be asked. Raises ToolError for a call that cannot work; then nobody is asked."""
+        Called only if a person will be asked. Raises ToolError for a call that cannot work; then nobody is asked."""
 
 
 class Execution(Protocol):
-    """One call of a local tool at work: what the tool may use, in this process or inside a sandbox."""
+    """One running call of a local tool, with everything the tool may use, in this process or inside a sandbox."""
 
     @property
     def folders(self) -> Folders: ...
 
     @property
     def path(self) -> str:
-        """The path of the run that calls."""
+        """The path of the calling run."""
 
     async def wait_for_expiry(self) -> None:
-        """Return when the host says that the call's time is over; its clock starts with the first wait."""
+        """Wait until the host says that the call has timed out. The timeout starts with the first wait."""
 
     async def call_tool(self, name: str, args: dict[str, Any]) -> Made:
-        """Call an MCP tool of the run for a program of code mode. Raises only what ends the run."""
+        """Call an MCP tool of the run for a program of code mode. Raises only exceptions that end the run."""
 
     def show_output(self, data: bytes, *, is_cut: bool = False) -> None:
-        """Show a piece of output to whoever watches now. May be dropped. `is_cut` says that some is missing before
-        it."""
+        """Show a piece of output to current watchers. It may be dropped. `is_cut` means output is missing before this
+        piece."""
 
 
 class LocalTool(Protocol):
-    """A tool that touches files, processes or the network: it runs where its run's sandbox is."""
+    """A tool that touches files, processes or the network. It executes in the sandbox of its run."""
 
     @property
     def spec(self) -> ToolSpec: ...
 
     def time_limit(self, call: Call) -> float | None:
-        """Return the seconds a call may take, by its arguments; None without a limit. Raises ToolError."""
+        """Return the timeout of a call in seconds, given its arguments, or None for no limit. Raises ToolError."""
 
     def preview(self, call: Call, folders: Folders) -> str: ...
 
@@ -138,7 +138,7 @@ class LocalTool(Protocol):
 
 
 class SandboxSession(Protocol):
-    """Previews and executes the file, shell and code calls of a run."""
+    """A session that previews and executes the file, shell and code calls of a run."""
 
     async def preview(self, tool: LocalTool, call: Call, folders: Folders) -> str: ...
 
@@ -146,30 +146,31 @@ class SandboxSession(Protocol):
 
 
 class RunSession(SandboxSession, Protocol):
-    """The sandbox and the workspace of one run. Both are made by the first call that needs them."""
+    """The sandbox and the workspace of one run. The first call that needs them creates them."""
 
     @property
     def setup(self) -> Setup | None:
-        """The user's command that has to run in the new workspace before the run begins."""
+        """The user's command to run in the new workspace before the run begins, or None."""
 
     @property
     def has_copy(self) -> bool:
-        """True if the run works in a copy of a folder, which `make_workspace` has to make."""
+        """Return True if the run works in a copy of a folder, which `make_workspace` has to make."""
 
     def runs_tool(self, name: str) -> bool:
-        """Tell whether calls of this local tool are executed here; the others run in the supervisor's process."""
+        """Return True if calls of this local tool execute here. Other tools run in the supervisor's process."""
 
     async def make_workspace(self) -> None:
-        """Make the run's workspace, if that has not been done."""
+        """Create the run's workspace, unless it exists already."""
 
     async def close(self) -> None:
-        """End the sandbox with everything in it. Always finishes; when cancelled meanwhile, in a hurry."""
+        """End the sandbox and everything inside. Always finishes; hurries if cancelled meanwhile."""
 
 
 class Order(msgspec.Struct, frozen=True, gc=False):
-    """A wish for a child run. `queue` waits for a free slot; without it a full tree refuses. `files` keeps the
-    run's log and status as files too, for callers whose replies name them. `continues` is the run whose thread it goes
-    on with, in a replay; `limits` are those a primary was given with its task."""
+    """A request for a child run. With `queue` the run waits for a free slot; otherwise a full tree refuses the
+    request. With `files` the run's log and status are also kept as files, for callers whose replies name them.
+    `continues` is the run whose thread is continued, in a replay. `limits` are the limits given to a primary with its
+    task."""
 
     profile: str | Profile
     task: Task
@@ -183,7 +184,7 @@ class Order(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ticket(msgspec.Struct, frozen=True, gc=False):
-    """A child that was made."""
+    """A child run that was created."""
 
     run: int
     ref: RunRef
@@ -193,7 +194,7 @@ class Ticket(msgspec.Struct, frozen=True, gc=False):
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """One run in a list: what it is, where it stands. `timeout_seconds` is its whole time; `last_message` the newest
+    """One run in a list: its names and its state. `timeout_seconds` is its whole timeout. `last_message` is the newest
     text of its model."""
 
     run: int
@@ -217,14 +218,14 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class HandedFiles(msgspec.Struct, frozen=True, gc=False):
-    """Files that a run hands over, by name: those that were `found`, and why others were `refused`."""
+    """Files that a run hands over, by name: the contents of the `found` ones, and why others were `refused`."""
 
     found: Mapping[str, bytes] = {}
     refused: Mapping[str, str] = {}
 
 
 class Link(Protocol):
-    """The one way between a run and the supervisor. In process these are plain calls."""
+    """The only connection between a run and the supervisor. In process, its methods are plain calls."""
 
     @property
     def ref(self) -> RunRef: ...
@@ -234,173 +235,176 @@ class Link(Protocol):
 
     @property
     def emit(self) -> Callable[[Body], Any]:
-        """Takes a fact; it appears when its batch is written."""
+        """A function that takes an event body. The event becomes visible when its batch is written."""
 
     def write_calls(self, calls: Sequence[tuple[Call, ToolSpec]]) -> None:
-        """Write several calls of one reply, before any of them begins. After a crash the log has all of them or
+        """Write several calls of one reply before any of them begins. After a crash the log has all of them or
         none."""
 
     async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
-        """Write the call, unless it is written already, and say whether it may run, by the policy or by a person, who
-        sees the preview. Raises Unconfirmed when nobody can be asked, and the preview's ToolError.
+        """Write the call, unless already written, and return the decision about it. The policy decides, or a person
+        after seeing the preview. Raises Unconfirmed if nobody can be asked, and the ToolError of the preview.
 
-        A call that must not happen twice is on disk before the answer comes."""
+        A call that must not happen twice is on disk before this method returns."""
 
     def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:
-        """Write what the model will see of the outcome."""
+        """Write the outcome of a call as the model will see it."""
 
     async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
-        """Return one model call, lent by the host, which writes what came of it."""
+        """Make one model call and return the reply. The host makes the call and writes its events."""
 
     def lend(self, call: Call) -> Awaitable[Outcome]:
-        """Run a tool that lives on the host."""
+        """Run a tool on the host."""
 
     def withdraw(self, call: Call) -> None:
-        """Give a call its result that a program made and does not wait for any more. Does nothing in a run that is
-        being stopped, which ends as a whole."""
+        """Write a result for a call that a program made and no longer waits for. Do nothing if the run is being
+        stopped: it ends as a whole."""
 
     def show_output(self, call_id: str, text: str) -> None:
-        """Show a piece of a call's output to whoever watches now."""
+        """Show a piece of a call's output to current watchers."""
 
     def claim_call_id(self, wanted: str) -> str:
-        """Return a call id that no other call of the run has."""
+        """Return `wanted`, with a suffix if another call of the run has this id."""
 
     def spill(self, name: str) -> Path:
-        """Return a new file of the run's own, for a tool that runs with the supervisor: where the run can read it."""
+        """Return a new file that the run can read, for a tool that runs in the supervisor's process."""
         ...
 
     def record_activity(self) -> None:
-        """Count something that happens in a call, though no event tells of it."""
+        """Record activity in a call that writes no event, to keep the run from counting as stalled."""
         ...
 
     async def ask_person(
         self, name: str, args: dict[str, Any], preview: str, asker: Sequence[str] = ()
     ) -> Decision | None:
-        """Ask a person, whatever the rules and the mode; None when nobody can be asked. `asker` are ids under which a
-        run of a peer, below this one, may be reported: the question is then that run's."""
+        """Ask a person, regardless of the rules and the mode. Return None if nobody can be asked. `asker` are ids
+        under which a run of a peer, below this one, may be reported: the question then belongs to that run."""
         ...
 
     def on_question(self, listener: Callable[[bool], None]) -> Callable[[], None]:
-        """Tell the listener when a person is asked about the run (True) and when that is over (False). Returns what
-        ends this."""
+        """Call `listener` with True when a person is asked about the run, and with False when the question is closed.
+        Return a function that removes the listener."""
 
     async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
-        """Make child runs, all or none; raises SpawnRefused."""
+        """Create child runs, all or none. Raises SpawnRefused."""
 
     def wait(self, runs: Sequence[int]) -> Awaitable[list[Result[Any]]]:
-        """Return the results of these runs below this one, when all have ended."""
+        """Return the results of these runs below this one, once all have ended."""
 
     def agents(self) -> list[Row]:
         """Return the runs below this one."""
 
     def ticket(self, run: int) -> Ticket:
-        """Return a run below this one as the tool that asked for it gets it. Raises ToolError, as the following do,
-        for a run that is not below this one."""
+        """Return the ticket of a run below this one. This and the following methods raise ToolError for any other
+        run."""
 
     async def wait_for_any(self, runs: Sequence[int], seconds: float | None) -> None:
-        """Wait until one of these has ended, at most so long."""
+        """Wait until one of `runs` has ended, for at most `seconds`."""
 
     async def cancel_run(self, run: int) -> bool:
-        """Stop a run and all below it; False if there is nothing to stop."""
+        """Stop a run and all runs below it. Return False if there is nothing to stop."""
 
     async def send_message(self, run: int, text: str, *, seconds: float) -> Receipt:
-        """Send a message of this run to another, and wait at most so long until that one has read it."""
+        """Send a message from this run to another, and wait at most `seconds` until it is read."""
 
     async def continue_run(self, run: int, text: str, *, seconds: float | None, call_id: str) -> Ticket:
-        """Start a run from the conversation of an ended one. Raises ToolError if it cannot be."""
+        """Start a run from the conversation of an ended run. Raises ToolError if the run cannot be continued."""
 
     def profiles(self) -> Sequence[Profile]:
-        """Return the profiles a child may be made of."""
+        """Return the profiles available to child runs."""
 
     def inbox(self) -> Sequence[UserTurn]:
-        """Return what has come in since the last turn."""
+        """Return the messages that arrived since the last turn."""
 
     async def children_done(self) -> bool:
-        """Wait until something came in or no background child is left; False when there was none. A conversation does
-        not wait for its children here."""
+        """Wait until a message arrives or no background child is left. Return False if there is no message. A
+        conversation does not wait for its children here."""
 
     async def run_interruptible(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Run the turns of one message of a conversation; None if the user interrupted them."""
+        """Run the turns for one message of a conversation. Return None if the user interrupted them."""
 
     def keep_spoken(self) -> str:
-        """Write what the model had said in a turn that was broken off, and return it."""
+        """Write the text produced by the model in an interrupted turn, and return the text."""
         ...
 
     def break_off_calls(self, calls: Sequence[Call]) -> dict[str, Outcome]:
-        """Write the results of calls that the user interrupted, and return them by their ids."""
+        """Write the results of calls that the user interrupted, and return them by call id."""
         ...
 
     async def wait_for_message(self, waiting: RunWaiting) -> bool:
-        """Write that a conversation waits, and wait until something came in; False when it is to end."""
+        """Write that the conversation waits, and wait until a message arrives. Return False if the conversation should
+        end."""
 
     @property
     def team_state(self) -> TeamState:
         """The answers and votes in the thread of this run, which leads a team."""
 
     def lead_team(self, team: Team) -> None:
-        """Let the members below this run find their team."""
+        """Let the member runs below this run find their team."""
 
     async def join_team(self) -> Team:
         """Return the team that this run is a member of."""
 
     async def publish_workspace(self, name: str) -> str:
-        """Copy the files of the run, as they are now, to where the runs beside it can read them. Return the folder;
-        '' if there is nothing to read."""
+        """Copy the current files of the run to a folder that its sibling runs can read. Return the folder, or '' if
+        there is nothing to read."""
 
     async def wait_for_others(self, awaited: Awaitable[None]) -> None:
-        """Wait for other members of the team, without a slot; the time does not count as a stall."""
+        """Wait for other members of the team without a slot. The time does not count as a stall."""
 
     @property
     def round_state(self) -> RoundState:
         """The rounds in the thread of this run."""
 
     async def read_handed_files(self, run: int, names: Sequence[str], limit: int) -> HandedFiles:
-        """Read files at the top of the workspace that an ended run below this one hands over: its own, or that of the
-        member that its team decided for. Follows no link, and reads no file over `limit` bytes."""
+        """Read files at the top of the workspace that an ended run below this one hands over: its own workspace, or
+        the workspace of the member its team decided for. Follows no links, and reads no file larger than `limit`
+        bytes."""
 
     def fit_event_text(self, text: str) -> tuple[str, str]:
-        """Return text that fits an event, and the file with all of it if it had to be cut."""
+        """Return the text cut to fit an event, and the file with the whole text if it was cut."""
 
 
 class Team(Protocol):
-    """The team as a member's calls reach it. Each waits until the member has something to do, or is done. Raises
-    ToolError for what the member may not do now."""
+    """The team as its members' calls reach it. Each method waits until the member has something to do, or is done.
+    Raises ToolError for an action that the member may not take now."""
 
     async def give_answer(self, link: Link, call_id: str, content: str) -> Outcome:
-        """Take a new answer of the member with that link."""
+        """Take a new answer of the member with this link."""
 
     async def cast_vote(self, link: Link, call_id: str, choice: str, reason: str) -> Outcome:
-        """Take the vote of the member with that link."""
+        """Take the vote of the member with this link."""
 
     async def take_text(self, link: Link, turn: int, text: str) -> Outcome:
-        """Take what a member said without calling a tool."""
+        """Take the text of a member that called no tool in this turn."""
 
 
 class Approver(Protocol):
-    """An async function that answers questions; its parameter may have any name. Cancelled when the question is no
-    longer open."""
+    """An async function that answers questions. Its parameter may have any name. It is cancelled when the question is
+    no longer open."""
 
     def __call__(self, question: Approval, /) -> Coroutine[Any, Any, Decision]: ...
 
 
 class Policy(Protocol):
-    """Says what a call needs before it runs: of the primary or another run, which works in that folder."""
+    """A policy that judges a call before it runs: allow, ask or deny. `primary` is True for a call of the primary;
+    `workspace` is the working folder of the calling run."""
 
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict: ...
 
 
 class RuleBook(Protocol):
-    """Keeps a rule that a person gave for the whole project, and has the policy follow it from now on."""
+    """A store of the rules that a person gave for the whole project. The policy follows a kept rule from then on."""
 
     def keep(self, rule: str) -> None:
-        """Raise ConfigError when it cannot be kept."""
+        """Store the rule. Raises ConfigError if it cannot be stored."""
 
 
 class Prices(Protocol):
     """Prices of model calls."""
 
     def price(self, model: str, usage: Usage, /) -> Decimal | None:
-        """US dollars; None when nobody here knows, which is not the same as nothing."""
+        """Return the price in US dollars, or None if it is unknown. None does not mean free."""
 
 
 class Timer(Protocol):
@@ -408,7 +412,7 @@ class Timer(Protocol):
 
 
 class Clock(Protocol):
-    """Time, so that a test can own it."""
+    """A source of time that a test can control."""
 
     def wall(self) -> float: ...
     def monotonic(self) -> float: ...
@@ -420,9 +424,9 @@ Unfinished = Literal["live", "interrupted"]
 
 
 class StoredTree(msgspec.Struct, frozen=True, gc=False):
-    """A stored tree: its newest event, whether it has ended, and the process that writes it now, if one does. `origin`
-    is the tree whose primary it continues; `reported` is the run id under which another process shows the tree too, as
-    runs of a tree of its own."""
+    """A stored tree: its newest event, whether it has ended, and its current writing process, if any. `origin` is the
+    tree whose primary is continued. `reported` is the run id under which another process also shows the tree, as runs
+    of a tree of its own."""
 
     tree: str
     spawned_at: float
@@ -443,9 +447,9 @@ class StoredTree(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunTally(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The part of a run that lists show beside its first event. `state` is its state by its own events alone,
-    `stalled_seq` the newest warning that it makes no progress, `away` the seconds in which no process had it, or
-    in which it waited for a message, as it does since `waiting_since`."""
+    """The figures of a run that lists show beside its first event. `state` is the state by the run's own events alone.
+    `stalled_seq` is the newest warning about a lack of progress. `away` is the number of seconds in which no process
+    had the run or it waited for a message. `waiting_since` is when the current wait for a message began."""
 
     state: str
     last_seq: int
@@ -466,7 +470,7 @@ class RunTally(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 class StoredRun(msgspec.Struct, frozen=True, gc=False):
     """A run of a stored tree without its texts: its first event, without profile and tools, and its tally.
-    `is_reported` is that of its tree."""
+    `is_reported` is taken from its tree."""
 
     first: Event
     tally: RunTally
@@ -480,15 +484,15 @@ class StoredRun(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredLine(msgspec.Struct, frozen=True, gc=False):
-    """One event as it is stored: its number in the tree, and its JSON with unknown fields and all."""
+    """An event as stored: its number in the tree, and its JSON including unknown fields."""
 
     seq: int
     line: bytes
 
 
 class Removal(msgspec.Struct):
-    """The outcome of removing trees. `held` names the parts of the log that another process writes just now: their
-    trees stay."""
+    """The outcome of removing trees. `held` names the parts of the log that another process is writing: their trees
+    stay."""
 
     removed: list[str] = []
     held: list[str] = []
@@ -500,13 +504,13 @@ OnProblem = Callable[[LogError], object]
 
 
 def ignore_problem(_: LogError) -> None:
-    """Read what can be read, and say nothing of the rest."""
+    """Ignore a part of the log that cannot be read."""
 
 
 class LogReader(Protocol):
-    """Reads the trees of a project, whichever process writes them, and removes old ones. It waits for no writer, and
-    sees committed events only. Where a part of the log cannot be read, `on_problem` is told and the rest is read. A
-    `gap` with the code `damaged` is in the place of damaged events of a tree."""
+    """A reader of the trees of a project, whichever process writes them. It also removes old trees. It waits for no
+    writer and sees only committed events. If a part of the log cannot be read, it calls `on_problem` and reads the
+    rest. A `gap` with the code `damaged` takes the place of damaged events of a tree."""
 
     @property
     def location(self) -> str:
@@ -520,88 +524,94 @@ class LogReader(Protocol):
         only: Unfinished | None = None,
         reported: bool = True,
     ) -> list[StoredTree]:
-        """Return the trees, the newest first: at most the `latest` of them, `only` those without an ending that a
-        process runs (`live`) or none (`interrupted`), with or without those that another process shows (`reported`).
-        The order is the log's, not that of the ids. Costs what the answer is long."""
+        """Return the trees, newest first, in the order of the log and not of the ids.
+
+        `latest` is the maximum number of trees. `only` selects trees without an ending: `live` if a process runs them,
+        `interrupted` if none does. Without `reported`, leave out trees that another process also shows. The cost grows
+        with the number of trees returned."""
 
     async def count_trees(self, *, reported: bool = True) -> int:
-        """Count the trees, with or without those that another process shows."""
+        """Count the trees. Without `reported`, leave out trees that another process also shows."""
 
     async def read_status(self, tree: str) -> StoredTree:
-        """Look for the writer first, then for the newest event: a tree that nobody writes gets no later one. Raises
-        NotFound."""
+        """Return the state of a tree. Reads the writer first, then the newest event: a tree without a writer gets no
+        later event. Raises NotFound."""
 
     async def read_runs(self, trees: Sequence[str], on_problem: OnProblem = ignore_problem) -> list[StoredRun]:
-        """Return the runs of these trees, tree after tree and each in the order they were made; nothing for a tree
-        that is not there. Costs what the answer is long, however long the trees are."""
+        """Return the runs of these trees, tree by tree, each in the order of creation. An unknown tree has no runs.
+        The cost grows with the number of runs, not with the length of the trees."""
 
     async def find_runs(self, name: str, on_problem: OnProblem = ignore_problem) -> list[StoredRun]:
-        """Return the runs with a name that is this one or begins with it: a path, a label, a subagent_id, or the tree
-        of a primary. Runs of newer trees come first."""
+        """Return the runs with a name that equals `name` or begins with it: a path, a label, a subagent_id, or the
+        tree of a primary. Runs of newer trees come first."""
 
     async def read(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
-        """Return the events of a tree after that number, at most `limit`; none for a tree that is not there."""
+        """Return the events of a tree after number `after`, at most `limit`. An unknown tree has no events."""
 
     async def read_lines(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[StoredLine]:
-        """Return the same as they are stored."""
+        """Return the same events as `read`, as stored lines."""
 
     def read_kind(
         self, kind: str, on_problem: OnProblem = ignore_problem, *, since: float = 0.0
     ) -> AsyncIterator[Event]:
-        """Yield the events of one kind of all trees; those of a tree in their order. With `since`, only those that
-        happened then or later: trees that were over by then are not read."""
+        """Yield the events of one kind from all trees, in order within each tree. With `since`, yield only events at
+        or after this time; trees already over by then are not read."""
 
     async def remove_trees(
         self, trees: Mapping[str, int], *, discard: Callable[[str], bool], dry_run: bool = False
     ) -> Removal:
-        """Remove the events of trees whose newest event is the one given. `discard` is called for each while nobody
-        can write it, and keeps it by returning False. With `dry_run` no event is removed."""
+        """Remove the events of trees whose newest event still has the number given in `trees`. `discard` is called for
+        each tree while nobody can write it; the tree stays if it returns False. With `dry_run` no event is removed."""
 
     async def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
-        """Check what is stored, the newest first, for as long as is reasonable; return what there is in a few words,
-        empty for nothing."""
+        """Check the stored events, newest first, for a reasonable time. Return a short summary of the log, empty if
+        nothing is stored."""
 
 
 class Log(LogReader, Protocol):
-    """The log of one process: it also appends, and shows what is appended to watchers of this process, none of whom it
-    waits for. Each tree has one writing process. `ahead` says whether a run may ask its model before its first event
-    is written.
+    """The log of one process, which also appends events and shows them to watchers in this process, without waiting
+    for any watcher. Each tree has a single writing process. `ahead` is True if a run may ask its model before its
+    first event is written.
 
-    A wait that ends in LogError may be followed by one that succeeds: what could not be written is written later, in
-    order. After LogLost nothing is written any more."""
+    After a LogError a later wait may succeed: unwritten events are written later, in order. After LogLost nothing is
+    written any more."""
 
     @property
     def ahead(self) -> bool: ...
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
-        """Take an event. With `wait`, the awaitable that comes back (if any) is done when the event is written."""
+        """Append an event. With `wait`, the returned awaitable (if any) is done when the event is written."""
 
     async def claim(self, tree: str) -> None:
-        """Take the right to append to a stored tree. Raises NotFound, or LogHeld while another process has it."""
+        """Take the right to append to a stored tree. Raises NotFound, or LogHeld while another process has the
+        right."""
 
     async def flush(self) -> None:
-        """Wait until every event that was appended before is written. Raises LogError if one could not be."""
+        """Wait until all events appended so far are written. Raises LogError if one could not be written."""
 
     def show(self, delta: Delta) -> None:
-        """Show a delta to those who watch now."""
+        """Show a delta to current watchers."""
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        """Yield what is in the log after that number, then what happens, without a seam; ends with the tree."""
+        """Yield the events of a tree after number `after`, then new events as they happen, without a gap. With
+        `deltas`, yield deltas too. Ends with the tree."""
 
     async def close(self) -> None:
-        """Write what is left and give up the right to write. Raises LogError for events that are lost."""
+        """Write the remaining events and give up the right to write. Raises LogError for events that are lost."""
 
 
 class CommitHook(Protocol):
-    """Takes every event beside its commit, such as a report to the collector of a parent process. A run whose events
-    it must take, and cannot, fails. It changes no event and no run: `RunStopper` has what it may ask for."""
+    """A receiver of every event beside its commit, such as a reporter to the collector of a parent process. A run
+    fails if the hook must take its events and cannot. The hook changes no event and no run: `RunStopper` has the
+    requests it may make."""
 
     def take(self, event: Event, written: Awaitable[None] | None) -> Awaitable[None] | None:
-        """Take an event that is handed to the log. What comes back is done when the event is written and, where a run
-        must wait for that, taken."""
+        """Take an event that is handed to the log. The returned awaitable is done when the event is written and, if
+        the run must wait for the hook, taken."""
 
     async def settle(self, ref: RunRef) -> None:
-        """Wait until every event of a run that is about to end is taken. Raises RetinueError if one could not be."""
+        """Wait until every event of a run that is about to end is taken. Raises RetinueError if one could not be
+        taken."""
 
     async def close(self) -> None: ...
 
@@ -610,63 +620,65 @@ class RunStopper(Protocol):
     """The part of the supervisor that a CommitHook may use."""
 
     def stop_run(self, tree: str, run: int, status: Status, *, failure: str = "") -> None:
-        """Stop a run that is at work. With a `failure` it ends `failed`, with that text."""
+        """Stop a run that is at work. With a `failure` it ends as `failed`, with this text."""
 
     def warn_run(self, tree: str, run: int, text: str, *, code: str) -> bool:
-        """Write a warning to a run; False if it has ended."""
+        """Write a warning to a run. Return False if the run has ended."""
 
 
 class Collector(Protocol):
-    """The receiver of what MCP servers that we start report of their subagents; it also knows what travels down to
-    them.
-
-    The MCP client asks it for these; it adopts what arrives as runs of the calling run's tree."""
+    """The receiver of reports about the subagents of MCP servers started by us. The MCP client also asks it for the
+    limits and ids to pass down to these servers. Reported runs are adopted into the tree of the calling run."""
 
     def environment(self, server: str) -> Mapping[str, str]:
-        """Return what a server gets beside its own variables: an address of its own to report to, and how deep it may
-        go."""
+        """Return the extra environment variables of a server: its own address to report to, and the depth allowed to
+        it."""
 
     def call(self, server: str, ref: RunRef, name: str, give_up: Callable[[], object] | None = None) -> str:
-        """Mint the `runId` of one call of a subagent tool of that server, made by that run. `give_up` ends the call,
-        for when the run it made is stopped here."""
+        """Create the `runId` for one call of a subagent tool of `server`, made by the run `ref`. `give_up` ends the
+        call if the run it created is stopped here."""
 
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
-        """Return the `_meta` of a call made by that run: depth, deadline and budget that are left, and its trace."""
+        """Return the `_meta` of a call made by the run `ref`: its remaining depth, deadline and budget, and its
+        trace."""
 
     def end_call(self, run_id: str, outcome: Outcome | None) -> None:
-        """End what is still open below a call that came back, or that was given up (None)."""
+        """End the runs still open below a call after it returned or was given up (`outcome` is None)."""
 
     def end_server(self, server: str) -> None:
-        """End the runs that a server reported, now that it has ended, and close its address."""
+        """End the runs that a server reported, after the server has ended, and close its address."""
 
 
 class ToolServers(Protocol):
-    """The MCP servers there are, and the tools they have. `version` grows whenever those change."""
+    """The MCP servers and their tools. `version` grows whenever these change."""
 
     @property
     def version(self) -> int: ...
 
     async def ready(self, profile: Profile | str | None, say: Callable[[str], object] | None = None) -> None:
-        """Wait until every server that a run of the profile (None: any run) has tools from is there or has failed.
-        `say` is told what is waited for, and what is odd about what came."""
+        """Wait until every server with tools for a run of `profile` (None: any run) is connected or has failed. Tell
+        `say` which servers are awaited, and any oddities of their tools."""
 
     def find(self, entry: str | None) -> Mapping[str, ServerTool]:
-        """Return the tools an entry of a profile means, by name: `mcp__SERVER`, `mcp__SERVER__TOOL`; None means all."""
+        """Return the tools that an entry of a profile means, by name: `mcp__SERVER`, `mcp__SERVER__TOOL`; None means
+        all."""
 
     def lacks(self, entries: Sequence[Any] | None) -> Sequence[tuple[str, str]]:
-        """Return what of these is not there: in our own words for the model, and in words for a person."""
+        """Return the missing entries, each as two messages: one in our own words for the model, and one for a
+        person."""
 
     def explain_missing(self, tool: str) -> str:
-        """Say why a tool that no run has now is missing, if it belongs to a server that is not available; else ''."""
+        """Return why a tool is missing, if it belongs to an unavailable server; else ''."""
 
     def reports(self) -> Sequence[ServerReport]:
-        """Return how each server was found that was tried."""
+        """Return a report on each server that was tried."""
 
     async def close(self) -> None: ...
 
 
 class ServerTool(Protocol):
-    """A tool of a server; called with the arguments and the context of the run that calls. `spec` is as it is now."""
+    """A tool of an MCP server, called with the arguments and the context of the calling run. `spec` is the current
+    one."""
 
     @property
     def spec(self) -> ToolSpec: ...
@@ -675,10 +687,12 @@ class ServerTool(Protocol):
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """The receipt of a message to a run. `queued`: written at place `seq` of the tree's order, read at the run's next
-    turn, which is its first `turn.started` after that place. `delivered`: read at that `turn`, for whoever waited for
-    it. `too_late`: it will have no next turn, and why. `elsewhere`: it is only watched here, and words do not reach
-    it. Of a message to a team, `readers` are the members that got it."""
+    """The receipt of a message to a run.
+
+    `queued`: written with number `seq`; the run reads the message at its next turn, the first `turn.started` after
+    `seq`. `delivered`: read at `turn`, for a sender that waited. `too_late`: the run has no next turn; `why` is the
+    reason. `elsewhere`: the run is only watched here and out of reach of messages. `readers` are the members that got
+    a message to a team."""
 
     state: Literal["queued", "delivered", "too_late", "elsewhere"]
     seq: int = 0
@@ -687,7 +701,7 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     readers: tuple[int, ...] = ()
 
     def describe(self) -> str:
-        """Return the receipt as a line for whoever sent the message."""
+        """Return the receipt as one line for the sender."""
         match self.state:
             case "delivered":
                 return f"delivered at turn {self.turn}"

@@ -1,4 +1,4 @@
-"""Profiles (agents) and tasks. Values only; how they run is decided elsewhere."""
+"""Profiles (agents) and tasks, as plain values. Other packages decide how they run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _NAME = re.compile(NAME_PATTERN)
 
 
 def explain_useless_fallback(fallback: RuntimeName, runtimes: Sequence[RuntimeName]) -> str:
-    """Say why a fallback can never take effect where runs have these runtimes; empty if it can."""
+    """Return why a fallback can never take effect for runs with these runtimes; empty if it can."""
     strictest = max(runtimes, key=RUNTIMES.index)
     if RUNTIMES.index(fallback) < RUNTIMES.index(strictest):
         return ""
@@ -58,7 +58,7 @@ def explain_useless_fallback(fallback: RuntimeName, runtimes: Sequence[RuntimeNa
 
 
 def check_name(name: object, *, what: str = "profile name") -> str:
-    """Return the name, if it can stand in paths, headers and tool names."""
+    """Return `name` if it is valid in paths, headers and tool names; else raise ConfigError."""
     if not isinstance(name, str) or not _NAME.match(name):
         raise ConfigError(
             f"{what} {name!r} must be 1 to 64 letters, digits, '-' or '_', and start with a letter or digit"
@@ -70,17 +70,18 @@ HOOKS = ("before_tool", "after_tool")
 
 
 class ToolHooks(Protocol):
-    """Code of a program around each tool call of a run, after it was approved."""
+    """Code of a program that runs around each approved tool call of a run."""
 
     async def before_tool(self, name: str, args: Mapping[str, Any], /) -> str | None:
-        """Return None to let the call run, or a text that the model gets instead. An error refuses the call too."""
+        """Return None to let the call run, or a text that the model gets instead. An exception also refuses the
+        call."""
 
     async def after_tool(self, name: str, args: Mapping[str, Any], text: str, success: bool, /) -> None:
-        """Learn what the call gave. An error here is logged and changes nothing."""
+        """Receive the result of the call. An exception is logged and changes nothing."""
 
 
 class ToolFunction(Protocol):
-    """A Python function that `@tool` made a tool."""
+    """A Python function turned into a tool by `@tool`."""
 
     @property
     def spec(self) -> ToolSpec: ...
@@ -89,7 +90,7 @@ class ToolFunction(Protocol):
 
 
 class ProfileFields(TypedDict, total=False):
-    """The fields of a Profile beside its name, instructions and output, for type checkers."""
+    """The fields of a Profile except its name, instructions and output, for type checkers."""
 
     model: str | Model | None
     tools: Sequence[str | ToolFunction | Profile] | None
@@ -113,20 +114,19 @@ class ProfileFields(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class Profile(Generic[OutputT_co]):
-    """An agent: its name, instructions, model, tools, limits and the rest. `Profile[Finding]` is one whose runs give a
-    `Finding`; one without an output type is a `Profile[str]`.
+    """An agent: its name, instructions, model, tools, limits and more. Runs of a `Profile[Finding]` return a
+    `Finding`; a profile without an output type is a `Profile[str]`.
 
-    `tools` are names, functions made by `@tool`, or other profiles (each then offered as `subagent_{name}`);
-    None means what the parent has. `output` is a type or a JSON schema the run answers with through `final_answer`.
-    `call` makes `async fn(task, ctx)` the agent instead of a model. `approvals` are rules for its runs and those below
-    them, on top of those it is under anyway: they make it stricter, never laxer. `runtime` is where its runs live, at
-    least as strict as where their parents do; None takes the mode that was chosen for all. `network` is what its runs
-    may reach of what their parent may: hosts, "none" or "full"; None means all of it. `wants` are tools it is poorer
-    without: a run that gets none of them says so. `hooks` are called before and after each of its tool calls, not
-    those of its subagents; the log does not keep them. `a2a` makes it an agent elsewhere: its runs are tasks of that
-    agent, whose model and tools are its own. `subagent_agents` are the members of each subagent that its runs spawn,
-    where teams are enabled.
-    """
+    `tools` are names, functions made by `@tool`, or other profiles (each offered as `subagent_{name}`); None means the
+    parent's tools. `output` is a type or a JSON schema for the answer, given through `final_answer`. `call` makes
+    `async fn(task, ctx)` the agent instead of a model. `approvals` are rules for its runs and all runs below them, in
+    addition to inherited rules: they make approval stricter, never laxer. `runtime` is the runtime of its runs, at
+    least as strict as the parent's; None means the mode chosen for all runs. `network` is the part of the parent's
+    network that its runs may reach: hosts, "none" or "full"; None means all of it. `wants` are tools it works better
+    with: a run that gets none of them says so. `hooks` are called before and after each of its tool calls, but not
+    those of its subagents; the log does not store them. `a2a` makes it a remote agent: its runs are tasks of that
+    agent, with the agent's own model and tools. `subagent_agents` are the members of each subagent that its runs
+    spawn, if teams are enabled."""
 
     name: str
     instructions: str = ""
@@ -153,10 +153,10 @@ class Profile(Generic[OutputT_co]):
 
     @property
     def has_model(self) -> bool:
-        """True if its runs ask a model of ours."""
+        """Return True if its runs ask a model of ours."""
         return self.call is None and self.a2a is None
 
-    if TYPE_CHECKING:  # a type checker reads the output's type here; the constructor is the dataclass's own
+    if TYPE_CHECKING:  # for type checkers, which infer the output type; the dataclass makes the constructor
 
         @overload
         def __init__(
@@ -199,15 +199,15 @@ class Profile(Generic[OutputT_co]):
 
 @dataclass(frozen=True, eq=False)
 class Team(Profile[str]):
-    """Several agents behind one name: its members work on the same task, each in its own workspace, and their answers
-    become one. It can stand wherever a profile can.
+    """Several agents behind one name. The members work on the same task, each in its own workspace, and their answers
+    become one. A team can be used wherever a profile can.
 
-    A member is a profile, the name of a model, or a `Member`. What the team says of instructions, tools, runtime,
-    workspace, network and hooks holds for all members that do not say it themselves, and so do its limits of turns and
-    silence; its other limits are for all of them together.
-    `strategy` is how the final answer is made: `synthesize` makes one of all answers, `winner_present` has the winner
-    of the vote present its own, `winner_reuse` takes the winner's as it stands. With `refine` the members see each
-    other's answers, give up to `max_new_answers` each, and go on until all have voted."""
+    A member is a profile, the name of a model, or a `Member`. The team's instructions, tools, runtime, workspace,
+    network and hooks apply to all members that do not set them, and so do its `turns` and `stall` limits; its other
+    limits are for all members together. `strategy` is how the final answer is made: `synthesize` combines all answers,
+    `winner_present` has the winner of the vote present its own, `winner_reuse` takes the winner's answer as it stands.
+    With `refine` the members see each other's answers, give up to `max_new_answers` each, and go on until all have
+    voted."""
 
     members: Sequence[Member | Profile | str] = ()
     strategy: Strategy | None = None
@@ -254,16 +254,18 @@ class Team(Profile[str]):
 def make_team(
     profile: Profile, members: Sequence[Member], *, strategy: Strategy | None, refine: bool, max_new_answers: int
 ) -> Team:
-    """Return the team that stands for a profile, with these members."""
+    """Return a team with the fields of `profile` and these members."""
     given = {each.name: getattr(profile, each.name) for each in dataclasses.fields(Profile)}
     return Team(**given, members=members, strategy=strategy, refine=refine, max_new_answers=max_new_answers)
 
 
 class Task(msgspec.Struct, frozen=True, gc=False):
-    """A task for an agent. `context` goes into the system prompt; `context_paths` are readable, never writable;
-    `files` are copied into the workspace before the run begins. `request` is that of the client who asks for it. A
-    `conversation` does not end with its answer: its run waits for the next message, until somebody ends it. With
-    `refine` the members of a team go on until all have voted; with `rounds` a primary answers several times."""
+    """A task for an agent.
+
+    `context` goes into the system prompt. `context_paths` are readable, never writable. `files` are copied into the
+    workspace before the run begins. `request` is the request of the client that gave the task. A `conversation` does
+    not end with its answer: its run waits for the next message until the conversation is ended. With `refine` the
+    members of a team go on until all have voted. With `rounds` a primary answers several times."""
 
     text: str
     context: str = ""

@@ -1,9 +1,9 @@
-"""Records of what runs asked and got, and how two of them differ.
+"""Records of model requests and of runs, and the differences between them.
 
-A `RecordedExchange` is one model request and its reply; a cassette is a list of them. A `RunRecord` is a whole run of a
-log, taken apart by its turns. Both show a request as lines of text, so that a person can read the difference. Knows
-neither files nor models: `config/cassettes.py` stores exchanges, `log/records.py` makes run records from events, and
-`models/recorded.py` plays the replies.
+A `RecordedExchange` is one model request and its reply; a cassette is a list of exchanges. A `RunRecord` is a whole
+run of a log, split into its turns. Both show a request as lines of text, so that a person can read the difference.
+Knows neither files nor models: `config/cassettes.py` stores exchanges, `log/records.py` makes run records from events,
+and `models/recorded.py` plays the replies.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class EndOfRecord(Stop):
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """The part of a model request that a recording keeps: the model's name and everything the model sees.
+    """The recorded part of a model request: the model's name and everything the model sees.
 
-    The system prompt is without the folders that the supervisor adds, which belong to one machine and one tree."""
+    The system prompt is kept without the folders added by the supervisor, which belong to a single machine and
+    tree."""
 
     model: str
     system: str
@@ -55,7 +56,7 @@ class RecordedRequest:
         return cls(request.model, _FOLDERS.sub("", request.system), tuple(request.thread), request.tools)
 
     def format_lines(self) -> list[str]:
-        """Return the request as lines that a person can read. Leaves out what only the provider can read."""
+        """Return the request as readable lines, without data that only the provider can read."""
         lines = [f"model: {self.model}", *_format_part("system", self.system)]
         for turn in self.thread:
             if isinstance(turn, UserTurn):
@@ -73,9 +74,10 @@ class RecordedRequest:
 
 @dataclass(frozen=True)
 class RecordedExchange:
-    """One model request of a run and its reply; no reply if the run ended before it.
+    """One model request of a run and its reply. `reply` is None if the run ended before it.
 
-    `run` is the run's path; on a cassette each part is numbered below its parent, and trees are numbered from 1."""
+    `run` is the run's path. On a cassette each part of the path is numbered below its parent, and trees are numbered
+    from 1."""
 
     run: str
     turn: int
@@ -91,7 +93,7 @@ class RecordedExchange:
 
 @dataclass
 class CallRecord:
-    """One tool call. `steps` are what a host-side function did in it: what it said, asked and spawned."""
+    """One tool call. `steps` are the messages, questions and spawns of a host-side function during the call."""
 
     body: ToolCall
     asked: ApprovalAsked | None = None
@@ -102,8 +104,8 @@ class CallRecord:
 
 @dataclass
 class TurnRecord:
-    """One turn. `inbox` came before it, `thread` is what the model saw in it; `reply` is None if the model gave none;
-    `whole` says that the turn ended."""
+    """A turn. `inbox` came before the turn. `thread` is the thread as the model saw it. `reply` is None if the model
+    gave none. `whole` is True if the turn ended."""
 
     number: int
     inbox: list[Inbox]
@@ -118,7 +120,7 @@ class TurnRecord:
 class RunRecord:
     """One run of a log. A run without a model (a callable, a client) has no turns, only `steps`.
 
-    `cut` says why the record stops before an ending that the run itself made; empty if it does not."""
+    `cut` says why the record stops before the run's own ending; empty if it does not."""
 
     number: int
     path: str
@@ -133,7 +135,7 @@ class RunRecord:
 
     @property
     def instructions(self) -> str:
-        """The system prompt without what the supervisor adds: the context of the task, and the folders."""
+        """The system prompt without the parts that the supervisor adds: the context of the task, and the folders."""
         profile = decode_raw(self.spawned.profile)
         return str(profile.get("system") or profile.get("instructions") or "")
 
@@ -145,7 +147,7 @@ class RunRecord:
         return self.turns[number - 1] if 0 < number <= len(self.turns) else None
 
     def find_exchange(self, number: int) -> RecordedExchange | None:
-        """Return the model call of that turn, with the usage that the log has for it."""
+        """Return the model call of turn `number`, with its usage from the log, or None if there is no such turn."""
         turn = self.find_turn(number)
         if turn is None:
             return None
@@ -180,10 +182,10 @@ def diff_lines(recorded: Sequence[str], now: Sequence[str]) -> tuple[str, ...]:
 
 
 def compare_runs(recorded: RunRecord, now: RunRecord | None) -> Difference | None:
-    """Return the first place where a run differs from its record, None if there is none.
+    """Return the first place where a run differs from its record, or None if there is none.
 
-    Compares turn by turn, never by how runs interleaved: what happened at the same time may happen in any order. Times,
-    prices and ids are not compared; neither are warnings, which are about the moment."""
+    Compares turn by turn, never by how runs interleaved: concurrent steps may happen in any order. Ignores times,
+    prices, the ids of runs, and warnings, which depend on the moment."""
 
     def compare_lines(turn: int, what: str, then: list[str], lines: list[str]) -> Difference | None:
         diff = diff_lines(then, lines)
@@ -207,7 +209,7 @@ def compare_runs(recorded: RunRecord, now: RunRecord | None) -> Difference | Non
 
 
 def _format_turn(turn: TurnRecord | None) -> list[str]:
-    """Calls stand in the order of their ids: those of one reply run at once."""
+    """Return the lines of a turn. Calls are sorted by id, because the calls of one reply run concurrently."""
     if turn is None:
         return []
     reply = turn.reply or Reply()

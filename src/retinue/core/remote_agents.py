@@ -1,4 +1,4 @@
-"""A remote agent as somebody configured it: where it is, what opens it, and how patient we are with it."""
+"""The configuration of a remote agent: its address, its credentials and its timeouts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ API_KEY_HEADER = "X-API-Key"
 
 
 class AgentAuth(msgspec.Struct, frozen=True, kw_only=True):
-    """Credentials of an agent. Secrets are named by the variables of the environment that hold them: a bearer token, an
-    API key with its header, or the client of an OAuth client-credentials flow. Without `token_url` that of the agent's
-    card is used, if it is on a host that is allowed."""
+    """Credentials of a remote agent. Secrets are given as names of environment variables: a bearer token, an API key
+    with its header, or the client of an OAuth client-credentials flow. Without `token_url`, the URL in the agent's
+    card is used if its host is allowed."""
 
     bearer_env: str = ""
     api_key_env: str = ""
@@ -27,15 +27,15 @@ class AgentAuth(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The variables whose values it sends."""
+        """The environment variables whose values are sent."""
         named = (self.bearer_env, self.api_key_env, self.client_id_env, self.client_secret_env)
         return tuple(name for name in named if name)
 
 
 class A2aAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent that is called over A2A. `timeout` is how long it may take to answer a request, `silence` how long its
-    stream may be silent before we ask whether it is still there, `reconnect` how long we look for it when it is gone.
-    `allowed_hosts` are addresses beside that of the `url` that its card may send us to."""
+    """An agent called over A2A. `timeout` is the time limit for the answer to a request. `silence` is how long its
+    stream may be silent before we check that the agent is still there. `reconnect` is how long we try to reach it
+    again. All are in seconds. `allowed_hosts` are hosts, besides the host of `url`, that its card may send us to."""
 
     url: str
     auth: AgentAuth = AgentAuth()
@@ -46,12 +46,12 @@ class A2aAgent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def origins(self) -> frozenset[str]:
-        """The addresses that requests may go to."""
+        """The hosts, with ports, that requests may go to."""
         named = [read_host(self.url), *(host.lower() for host in self.allowed_hosts)]
         return frozenset([*named, read_host(self.auth.token_url)] if self.auth.token_url else named)
 
 
 def read_host(url: str) -> str:
-    """Return the host and port of an address, in lower case."""
+    """Return the host and port of a URL, in lower case."""
     rest = url.partition("://")[2]
     return re.split(r"[/?#]", rest, maxsplit=1)[0].lower()

@@ -1,4 +1,4 @@
-"""Results of runs: one Result for every ending, with the texts people and parents rely on."""
+"""Results of runs: one Result for every ending, with the texts shown to people and parents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from retinue.core.errors import RetinueError
 from retinue.core.usage import NO_USAGE, Usage
 
-if TYPE_CHECKING:  # the stand-alone `Result`, `RunHandle` and `Profile` mean those of any output
+if TYPE_CHECKING:  # a bare `Result`, `RunHandle` or `Profile` is one of any output
     from typing_extensions import TypeVar
 
     OutputT = TypeVar("OutputT", default=Any)
@@ -30,7 +30,7 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 
 
 class ToolLog(msgspec.Struct, frozen=True, gc=False):
-    """One finished tool call in a line: what it was about and how it went."""
+    """One finished tool call in a line: its subject (`context`) and its result."""
 
     name: str
     display_name: str
@@ -41,8 +41,8 @@ class ToolLog(msgspec.Struct, frozen=True, gc=False):
 
 
 class UserReply(msgspec.Struct, frozen=True, gc=False):
-    """One reply without tool calls, and the words it replied to: `task`, `user`, `asker` or `agent:N`, whose ending a
-    notice told of."""
+    """A reply without tool calls. `to` names the message answered: `task`, `user`, `asker`, or `agent:N` for the
+    notice about the ending of run N."""
 
     text: str
     to: str
@@ -51,7 +51,7 @@ class UserReply(msgspec.Struct, frozen=True, gc=False):
 class Ending(msgspec.Struct, frozen=True, gc=False):
     """The ending of a loop, before the supervisor writes it. `error` is None only for `done`.
 
-    `code` tells programs what the texts tell people: `unconfirmed` is a run that had nobody to ask."""
+    `code` is for programs: `unconfirmed` means the run had nobody to ask for approval."""
 
     status: Status
     text: str = ""
@@ -61,21 +61,21 @@ class Ending(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChangedFile(msgspec.Struct, frozen=True, gc=False):
-    """A file that a run left otherwise than it found it. `status` is added, modified or deleted."""
+    """A file that a run changed. `status` is added, modified or deleted."""
 
     status: str
     path: str
 
 
 def format_changed_files(files: Sequence[ChangedFile], count: int) -> list[str]:
-    """Return one line for each file, and one that counts the rest."""
+    """Return one line for each file, and a last line that counts the rest."""
     more = [f"and {count - len(files)} more"] if count > len(files) else []
     return [*(f"{file.status:<8} {file.path}" for file in files), *more]
 
 
 class Contribution(msgspec.Struct, frozen=True, gc=False):
-    """The part of one member in a team: its answers, by their labels, its vote, and what it used. `vote` is empty for
-    one that did not vote, or abstained."""
+    """The contribution of one member to a team: its answers by label, its vote, and its usage. `vote` is empty if the
+    member did not vote or abstained."""
 
     agent: str
     run: int
@@ -90,8 +90,8 @@ class Contribution(msgspec.Struct, frozen=True, gc=False):
 
 
 class TeamReport(msgspec.Struct, frozen=True, gc=False):
-    """The way in which a team came to its answer. `presented` is the run whose workspace is handed over: the presenter,
-    or the winner where nobody presents."""
+    """The way in which a team reached its answer. `presented` is the run whose workspace is handed over: the
+    presenter, or the winner if nobody presents."""
 
     strategy: str
     winner: str
@@ -102,9 +102,9 @@ class TeamReport(msgspec.Struct, frozen=True, gc=False):
 
 
 class RoundReport(msgspec.Struct, frozen=True, gc=False):
-    """One round of a run. `basis` is what it started from, the evaluator's `tasks`, its `packet` or the run's own
-    `checklist`; nothing for the first. `label` is the name of its `answer`, and `snapshot` a copy of the files with
-    it. The run decided for the one that is `chosen`."""
+    """One round of a run. `basis` is its starting point: the evaluator's `tasks`, its `packet` or the run's own
+    `checklist`; empty for the first round. `label` names its `answer`, and `snapshot` is a copy of the files with this
+    answer. `chosen` marks the answer that the run decided for."""
 
     round: int
     label: str = ""
@@ -118,14 +118,14 @@ class RoundReport(msgspec.Struct, frozen=True, gc=False):
 
 
 class Result(msgspec.Struct, Generic[OutputT_co], frozen=True, gc=False):
-    """Everything about one ended run. `final_response` is what its parent was given; `partial` is the last text of a
-    run that did not finish. `changed_files` are what it changed in a workspace of its own that is a copy, of
-    `changed_count` in all. `sandbox` names the protections that its tools had. `cost` is in US dollars; None says
-    that a price is not known. `code` is `unconfirmed` for a run that had nobody to
-    ask. `replies` are all replies without tool calls, in order; `final_response` has those since the user's last words.
-    `team` is what the members of a team gave; `workspace` and `changed_files` are then those of the presented work.
-    `rounds` are those of a run that answered several times.
-    Encodes to the JSON that `--json` prints."""
+    """The result of an ended run. Encodes to the JSON that `--json` prints.
+
+    `final_response` is the text given to the parent. `partial` is the last text of an unfinished run. `replies` are
+    all replies without tool calls, in order; `final_response` has only the replies since the user's last message.
+    `changed_files` are files changed in the run's own copied workspace, of `changed_count` in all. `sandbox` names the
+    protections of its tools. `cost` is in US dollars, or None if a price is unknown. `code` is `unconfirmed` for a run
+    that had nobody to ask. `team` has the contributions of a team's members; `workspace` and `changed_files` then
+    belong to the presented work. `rounds` are the rounds of a run that answered several times."""
 
     name: str
     final_response: str
@@ -159,9 +159,9 @@ class Result(msgspec.Struct, Generic[OutputT_co], frozen=True, gc=False):
     parse: Callable[[Any], OutputT_co] | msgspec.UnsetType = msgspec.UNSET
 
     def output(self) -> OutputT_co:
-        """Return the typed output of a run that is done; raises RunFailed for every other ending.
+        """Return the typed output of a run that is done. Raises RunFailed for every other ending.
 
-        Without an `output` type in the profile this is the final text."""
+        Without an `output` type in the profile, this is the final text."""
         if self.status != "done":
             raise RunFailed(self)
         if self.parse is msgspec.UNSET:
@@ -178,7 +178,7 @@ class Result(msgspec.Struct, Generic[OutputT_co], frozen=True, gc=False):
 
     @property
     def total_cost(self) -> Decimal | None:
-        """The cost of the run and of all runs below it; None when that is not known of every call."""
+        """The cost of the run and of all runs below it, or None if the cost of a call is unknown."""
         total = self.cost
         for child in self.children:
             below = child.total_cost
@@ -186,8 +186,8 @@ class Result(msgspec.Struct, Generic[OutputT_co], frozen=True, gc=False):
         return total
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values, without an error, a warning, a code, a team and rounds that there are
-        not."""
+        """Return the fields as plain values. Leaves out `error_details`, `warning`, `code`, `team` and `rounds` if
+        empty."""
         fields: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, parse=msgspec.UNSET, children=()))
         for name in ("error_details", "warning", "code", "team", "rounds"):
             if not fields[name]:
@@ -197,20 +197,20 @@ class Result(msgspec.Struct, Generic[OutputT_co], frozen=True, gc=False):
 
 
 class RunFailed(RetinueError):
-    """Raised by `Result.output()` for a run that has no output to give."""
+    """A run has no output to return. Raised by `Result.output()`."""
 
     def __init__(self, result: Result[Any]) -> None:
         super().__init__(result.error_details or f"run {result.path} ended {result.status}")
         self.result = result
 
 
-WITHOUT_WORDS: tuple[Status, ...] = ("timed_out", "cancelled", "disconnected", "limited")  # texts by `ending_texts`
+WITHOUT_WORDS: tuple[Status, ...] = ("timed_out", "cancelled", "disconnected", "limited")  # see `ending_texts`
 
 
 def ending_texts(status: Status, *, name: str, primary: bool, detail: str = "") -> tuple[str, str]:
-    """`final_response` and `error_details` of an ending that has no words of its own.
+    """Return `final_response` and `error_details` for an ending that has no texts of its own.
 
-    `detail` is the milliseconds of a timeout or the number of turns of a limit."""
+    `detail` is the number of milliseconds of a timeout, or the reason of a limit."""
     who = "Run" if primary else "Subagent"
     match status:
         case "timed_out":
@@ -228,13 +228,14 @@ def ending_texts(status: Status, *, name: str, primary: bool, detail: str = "") 
 
 
 def stalled_texts(*, name: str, primary: bool, seconds: float) -> tuple[str, str]:
-    """Return the two texts of a run in which nothing happened for so long that it was given up."""
+    """Return `final_response` and `error_details` of a run that was ended after `seconds` without activity."""
     who = "Run" if primary else "Subagent"
     return f"{who} timed out", f"{who} '{name}' timed out: stalled, nothing happened in it for {seconds:g} s"
 
 
 def make_unconfirmed_ending(*, name: str, primary: bool, tool: str = "") -> Ending:
-    """Return the ending of a run that needed a person while no approver was attached. `tool` is the one to confirm."""
+    """Return the ending of a run that needed approval while no approver was attached. `tool` is the tool to
+    approve."""
     if primary:
         wanted = f" for {tool}" if tool else ""
         text = "Run requires confirmation"

@@ -1,6 +1,7 @@
-"""Rounds of a primary: an evaluator criticises each answer, and the next round makes it better. Values, and the rules
-by which a packet, a plan, a checklist and improvements are read. What an evaluator or a model wrote is data: it is
-checked here and grants nothing. No I/O.
+"""Rounds of a primary: an evaluator criticises each answer, and the next round improves it.
+
+Values, and the rules for reading a packet, a plan, a checklist and improvements. The text of an evaluator or a model
+is data: it is checked here and grants nothing. No I/O.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _FENCE = re.compile(r" {0,3}(```+|~~~+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
-    """One criterion that answers are judged by."""
+    """One criterion for judging answers."""
 
     text: str
     category: Category = "must"
@@ -66,10 +67,10 @@ DEFAULT_CRITERIA = (
 
 
 class Rounds(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Rounds of a primary. It gives up to `answers` answers; before each but the first a `round_evaluator` judges those
-    so far. `criteria` are what they are judged by, the built-in ones if none are given; a text is one that must be met.
-    `pressure` is how large a change the evaluator looks for. With `refine` an evaluator that is a team refines its
-    packet."""
+    """The rounds of a primary. It gives up to `answers` answers; before each but the first, a `round_evaluator` judges
+    the answers so far. `criteria` are the criteria for judging, by default the built-in ones; a plain text is a
+    criterion of category `must`. `pressure` is how large a change the evaluator looks for. With `refine` an evaluator
+    that is a team refines its packet."""
 
     answers: int = ANSWERS
     criteria: Sequence[Criterion | str] = ()
@@ -90,18 +91,18 @@ class Rounds(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         msgspec.structs.force_setattr(self, "criteria", tuple(criteria))
 
     def list_criteria(self) -> dict[str, Criterion]:
-        """Return the criteria by the names that evaluator and parent use: E1, E2 and so on."""
+        """Return the criteria by the names that the evaluator and its parent use: E1, E2 and so on."""
         found = [each for each in self.criteria if isinstance(each, Criterion)] or DEFAULT_CRITERIA
         return {f"E{number}": each for number, each in enumerate(found, 1)}
 
     def format_criteria(self) -> str:
-        """Return the criteria verbatim, a line each."""
+        """Return the criteria verbatim, one per line."""
         return "\n".join(f"{name} ({each.category}): {each.text}" for name, each in self.list_criteria().items())
 
 
 def check_rounds(name: str, *, is_primary: bool, speaks: bool) -> None:
-    """Raise ConfigError for a run that cannot work in rounds: one that is no single primary agent, or that does not
-    answer in text (`speaks`)."""
+    """Raise ConfigError for a run that cannot work in rounds. Only a primary can, and only a single agent with answers
+    in text (`speaks`)."""
     if not is_primary:
         raise ConfigError(f"subagent '{name}' cannot work in rounds: only a primary can")
     if not speaks:
@@ -114,14 +115,14 @@ def check_rounds(name: str, *, is_primary: bool, speaks: bool) -> None:
 
 
 class Packet(msgspec.Struct, frozen=True):
-    """The packet of an evaluator. `missing` are the sections that it lacks."""
+    """The packet of an evaluator. `missing` are the sections it lacks."""
 
     text: str
     missing: tuple[str, ...] = ()
 
 
 def parse_packet(data: bytes) -> Packet | None:
-    """Return the packet in a file; None for an empty one. Its sections are its `##` headings."""
+    """Return the packet in a file, or None for an empty file. Its sections are its `##` headings."""
     text = data.decode("utf-8", "replace").strip()
     if not text:
         return None
@@ -130,13 +131,13 @@ def parse_packet(data: bytes) -> Packet | None:
 
 
 def _list_headings(text: str) -> Iterator[str]:
-    """Yield the names of the `##` headings, but of those inside a code block."""
+    """Yield the names of the `##` headings outside code blocks."""
     fence = ""
     for line in text.splitlines():
         mark = _FENCE.match(line)
         if mark is not None and (not fence or mark[1].startswith(fence)):
             fence = "" if fence else mark[1]
-        if not fence and line.startswith(("## ", "##\t")):  # no regex: one with two loose ends takes for ever
+        if not fence and line.startswith(("## ", "##\t")):  # a regex with two open repeats is too slow
             yield re.sub(r"[\s-]+", "_", line[2:].rstrip(" \t#").strip("`*_: \t").casefold())
 
 
@@ -144,14 +145,15 @@ def _list_headings(text: str) -> Iterator[str]:
 
 
 class NextTasks(msgspec.Struct, frozen=True):
-    """The plan in `next_tasks.json`, with the keys that we do not know; None and the `problems` for an invalid one."""
+    """The plan in `next_tasks.json`, including unknown keys. For an invalid file, `plan` is None and `problems` says
+    why."""
 
     plan: dict[str, Any] | None
     problems: tuple[str, ...] = ()
 
 
 def parse_next_tasks(data: bytes) -> NextTasks:
-    """Read and check the plan for the next round."""
+    """Parse and check the plan for the next round."""
     try:
         plan = msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -199,7 +201,8 @@ def _check_task(task: object) -> list[str]:
 
 
 def _check_order(tasks: Sequence[dict[str, Any]]) -> list[str]:
-    """Check that ids are unique, and that the tasks can be done in some order."""
+    """Return the problems of a plan's ids and dependencies: ids must be unique, and some order of the tasks must
+    exist."""
     ids = [task["id"] for task in tasks]
     problems = [f"the id {_quote(name)} is not unique" for name in dict.fromkeys(ids) if ids.count(name) > 1]
     needs = {task["id"]: set(task.get("depends_on", [])) for task in tasks}
@@ -216,7 +219,7 @@ def _check_order(tasks: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _quote(name: str) -> str:
-    """Return a name that a model gave, as it can stand in a message: on one line, quoted, and short."""
+    """Return a name given by a model as it can appear in a message: on one line, quoted and short."""
     return repr(name if len(name) <= SHOWN_CHARACTERS else f"{name[:SHOWN_CHARACTERS]}...")
 
 
@@ -228,7 +231,7 @@ def _is_text(value: object) -> bool:
 
 
 def check_scores(scores: object, criteria: Collection[str]) -> list[str]:
-    """Return what is wrong with the scores of a checklist: each criterion has a score and the reason for it."""
+    """Return the problems of a checklist's scores. Each criterion needs a score and the reasoning for it."""
     if not isinstance(scores, dict):
         return ["'scores' must be an object with an entry for each criterion"]
     problems = [f"{_quote(name)} is no criterion" for name in scores if name not in criteria]
@@ -248,13 +251,13 @@ def check_scores(scores: object, criteria: Collection[str]) -> list[str]:
 def decide_verdict(
     scores: Mapping[str, Mapping[str, Any]], criteria: Mapping[str, Criterion]
 ) -> tuple[Verdict, list[str]]:
-    """Return the verdict on valid scores, and the criteria that are below what their category asks for."""
+    """Return the verdict on valid scores, and the criteria that score below the minimum of their category."""
     below = [name for name, each in criteria.items() if scores[name]["score"] < PASSING_SCORES[each.category]]
     return "iterate" if below else "vote", below
 
 
 def check_improvements(improvements: object, criteria: Collection[str]) -> list[str]:
-    """Return what is wrong with proposed improvements."""
+    """Return the problems of proposed improvements."""
     if not isinstance(improvements, list) or not improvements:
         return ["'improvements' must be a list with at least one improvement"]
     if len(improvements) > TASKS_MAX:
@@ -274,6 +277,6 @@ def check_improvements(improvements: object, criteria: Collection[str]) -> list[
 
 
 def make_own_plan(improvements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the plan that accepted improvements make, in the shape of `next_tasks.json`."""
+    """Return the plan made of accepted improvements, in the format of `next_tasks.json`."""
     tasks = [{"id": f"improvement_{number}", **each, "depends_on": []} for number, each in enumerate(improvements, 1)]
     return {"objective": "the improvements you proposed", "tasks": tasks}

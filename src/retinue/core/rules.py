@@ -1,9 +1,9 @@
-"""Rules for what may run without asking: `shell(git status*)`, `edit(src/**)`, `read`, `mcp__*`. Parsed and matched.
+"""Approval rules, parsed and matched: `shell(git status*)`, `edit(src/**)`, `read`, `mcp__*`.
 
 A rule is a tool's name and, in brackets, a pattern for the argument that matters: the command of a shell, the path of
-a file tool, or `name=pattern` for an argument of any other tool. `mcp__files__move@SEAL` allows a tool of an MCP server
-as long as it is what it was when somebody said yes to it. Pure: which path a call really means (links, `..`)
-is found out by whoever has the disk, and comes in as the call's `subject`.
+a file tool, or `name=pattern` for an argument of any other tool. `mcp__files__move@SEAL` allows a tool of an MCP
+server only while the tool is the same as when a person approved it. Pure: code with access to the disk resolves the
+path of a call (links, `..`) and passes it in as the call's `subject`.
 """
 
 from __future__ import annotations
@@ -40,22 +40,23 @@ ALWAYS_ASK = ("edit", "write", "shell", CODE_MODE, "_edit_file", "_write_file", 
 _RULE = re.compile(r"([A-Za-z0-9_*?.-]+)(?:@([0-9a-f]{32}))?(?:\((.*)\))?", re.DOTALL)
 _SEAL = "(?:@[0-9a-f]{32})?"
 _WITH_SUBJECT = "|".join(f"[A-Za-z0-9_*?.-]*{kind}" if kind[0] == "_" else kind for kind in (*SHELLS, *FILES))
-# What `parse_rule` takes, but for ranges that are none, as a JSON schema can say it.
+# The syntax of `parse_rule` for a JSON schema. It also accepts invalid ranges in [...].
 RULE_PATTERN = (
     rf"^\s*(?:[A-Za-z0-9_*?.-]+{_SEAL}|(?:{_WITH_SUBJECT}){_SEAL}\(\s*\S[\s\S]*\)"
     rf"|[A-Za-z0-9_*?.-]+{_SEAL}\([A-Za-z_][A-Za-z0-9_-]*=[\s\S]*\))\s*$"
 )
-MAX_COMMANDS = 256  # of a line, and of those in their arguments; a line with more asks
+MAX_COMMANDS = 256  # in a line, and again in their arguments; a line with more asks
 MAX_READ_CHARACTERS = 200_000
-MAX_DERIVED = 8  # commands of one line that get a rule each
+MAX_DERIVED = 8  # the most commands of one line that get a rule each
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.*)", re.DOTALL)
 SHOWN_CHARACTERS = 200
 
 
 class Rule(msgspec.Struct, frozen=True, gc=False):
-    """`pattern` is None for a rule about every call of the tool; `argument` names the one it is held against. With a
-    `seal` it allows the tool only while that is its seal; what it forbids it forbids in any case."""
+    """A rule about calls of `tool`. `pattern` is None for a rule about every call. `argument` names the argument to
+    match the pattern against. A rule with a `seal` allows the tool only while the tool has this seal, but denies it in
+    any case."""
 
     tool: str
     pattern: str | None = None
@@ -78,9 +79,9 @@ class Rules(msgspec.Struct, frozen=True, gc=False):
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """The verdict about a call: allow, ask or deny. `rule` is why, where it was not the mode and the tier alone; a
-    `firm` ask is not answered by what was said of other calls. `changed` says that a rule would allow the tool as it
-    was."""
+    """The verdict on a call: allow, ask or deny. `rule` is the reason, unless mode and tier alone decided. A `firm`
+    ask cannot be settled by answers about other calls. `changed` means a rule would allow the tool as it was before it
+    changed."""
 
     what: Literal["allow", "ask", "deny"]
     rule: str = ""
@@ -92,17 +93,17 @@ ALLOW, ASK = Verdict("allow"), Verdict("ask")
 
 
 def is_a(tool: str, kinds: tuple[str, ...]) -> bool:
-    """Return whether a tool is one of these by name or, for those that begin with `_`, by how its name ends."""
+    """Return True if `tool` is one of `kinds`. A kind that begins with `_` matches the end of the tool's name."""
     return tool in kinds or tool.endswith(tuple(kind for kind in kinds if kind[0] == "_"))
 
 
 def join_seal(tool: str, seal: str) -> str:
-    """Return the tool as it is now, by name."""
+    """Return the name of a tool, with its seal if any."""
     return f"{tool}@{seal}" if seal else tool
 
 
 def parse_rule(text: str) -> Rule:
-    """Return the rule; a ConfigError says what is wrong with it."""
+    """Parse a rule. Raises ConfigError with the reason if it is invalid."""
     found = _RULE.fullmatch(text.strip())
     if found is None:
         raise ConfigError(f"'{text}' is no rule: write a tool, or tool(pattern), such as shell(git status*)")
@@ -124,7 +125,7 @@ def parse_rule(text: str) -> Rule:
 
 
 def concerns_tool(rule: Rule, tool: str) -> bool:
-    """Return whether the rule is about this tool at all; `mcp__SERVER` is about all tools of the server."""
+    """Return True if the rule is about this tool. A rule `mcp__SERVER` is about all tools of the server."""
     server = rule.tool.removeprefix(PREFIX)
     if server != rule.tool and "__" not in server and tool.startswith(f"{rule.tool}__"):
         return True
@@ -132,8 +133,8 @@ def concerns_tool(rule: Rule, tool: str) -> bool:
 
 
 def is_about_path(rule: Rule, tool: str) -> bool:
-    """Return whether the rule is about a path that the tool reads or writes, whichever tool it names: one for `read` or
-    `grep` is about all that read, one for `write` or `edit` about all that write."""
+    """Return True if the rule is about paths read or written by `tool`, even if the rule names another tool. A rule
+    for `read` or `grep` is about all reading tools, a rule for `write` or `edit` about all writing tools."""
     if rule.pattern is None or rule.argument:
         return False
     return any(
@@ -142,19 +143,21 @@ def is_about_path(rule: Rule, tool: str) -> bool:
 
 
 def matches_path(pattern: str, path: str) -> bool:
-    """Return whether a path fits the pattern of a rule about files."""
+    """Return True if `path` matches the pattern of a rule about files."""
     return compile_glob(pattern, paths=True).matches(path)
 
 
 def find_allowing_rule(rules: tuple[Rule, ...], tool: str, args: dict[str, Any], subject: str | None) -> str:
-    """Return the rule (or rules, for a line of several commands) that lets the call pass; empty when none does."""
+    """Return the rule that allows the call, or several for a line of several commands; empty if the call is not
+    allowed."""
     if is_a(tool, SHELLS):
         return _allows_command(rules, subject)
     return next((str(rule) for rule in rules if rule.pattern is None or _matches_call(rule, tool, args, subject)), "")
 
 
 def find_stopping_rule(rules: tuple[Rule, ...], tool: str, args: dict[str, Any], subjects: Sequence[str]) -> str:
-    """Return the rule that forbids the call, or says to ask, by any of its subjects; empty when none does for sure."""
+    """Return the rule that denies the call or asks about it, for any of its subjects; empty if no rule matches for
+    certain."""
     readings: list[str] | None = None
     for rule in rules:
         if rule.pattern is None:
@@ -172,8 +175,8 @@ def find_stopping_rule(rules: tuple[Rule, ...], tool: str, args: dict[str, Any],
 
 
 def is_unclear(rules: tuple[Rule, ...], tool: str, subjects: Sequence[str]) -> bool:
-    """Return whether one of these rules might be meant and nobody can tell: then the call is asked about, in every
-    mode."""
+    """Return True if the call might fall under these rules, but nobody can tell for certain. Such a call is asked
+    about in every mode."""
     patterns = [rule.pattern for rule in rules if rule.pattern is not None and not rule.argument]
     if not patterns:
         return False
@@ -194,8 +197,7 @@ def is_unclear(rules: tuple[Rule, ...], tool: str, subjects: Sequence[str]) -> b
 
 
 def _take_readings(readings: Iterable[str]) -> tuple[list[str], bool]:
-    """Return the readings of a command as long as comparing them with patterns takes no time to speak of, and whether
-    these are all."""
+    """Return the readings of a command up to a total length that can be matched quickly, and whether these are all."""
     taken: list[str] = []
     size = 0
     for reading in readings:
@@ -207,8 +209,8 @@ def _take_readings(readings: Iterable[str]) -> tuple[list[str], bool]:
 
 
 def _may_be_meant(pattern: str, commands: Sequence[tuple[str, ...]], readings: Sequence[str]) -> bool:
-    """Return whether commands that the pattern does not match might run one that it does. The `readings` are all that
-    they might run."""
+    """Return True if `commands` might run a command that the pattern matches. `readings` are all commands they might
+    run."""
     start = pattern[: next((at for at, char in enumerate(pattern) if char in GLOB_CHARACTERS), len(pattern))]
     if any(may_hold(words, start) for words in commands):
         return True
@@ -216,8 +218,8 @@ def _may_be_meant(pattern: str, commands: Sequence[tuple[str, ...]], readings: S
 
 
 def derive_rules(tool: str, subject: str | None, seal: str = "") -> tuple[Rule, ...]:
-    """Return the narrowest rules that let exactly this call pass the next time: one, or one for each command of a
-    line. None if there are none that a person can read and a file can hold; `explain_missing_rule` says why."""
+    """Return the narrowest rules that allow exactly this call the next time: one rule, or one for each command of a
+    line. Return none if no such rule can be read by a person and stored in a file; `explain_missing_rule` says why."""
     rules: tuple[Rule, ...] = ()
     if is_a(tool, SHELLS):
         line = read_command(subject or "")
@@ -226,7 +228,7 @@ def derive_rules(tool: str, subject: str | None, seal: str = "") -> tuple[Rule, 
             rules = tuple(Rule(tool, pattern, seal=seal) for pattern in patterns)
     elif is_a(tool, FILES):
         rules = (Rule(tool, escape_pattern(subject), seal=seal),) if subject and not subject.startswith("/") else ()
-    elif tool != CODE_MODE:  # a yes to one program is none to all
+    elif tool != CODE_MODE:  # approving one program does not approve others
         rules = (Rule(tool, seal=seal),)
     return rules if _PLAIN_NAME.fullmatch(tool) and all(map(_can_be_written, rules)) else ()
 
@@ -239,7 +241,7 @@ def _can_be_written(rule: Rule) -> bool:
 
 
 def explain_missing_rule(tool: str, args: dict[str, Any]) -> str:
-    """Return why `derive_rules` has no rule for a call, for a person who wants one."""
+    """Return why `derive_rules` has no rule for a call, as a text for people."""
     if is_a(tool, SHELLS):
         command = args.get("command", args.get("cmd"))
         line = read_command(command) if isinstance(command, str) else None
@@ -255,7 +257,7 @@ def explain_missing_rule(tool: str, args: dict[str, Any]) -> str:
 
 
 def escape_pattern(text: str) -> str:
-    """Return the pattern that matches this text only."""
+    """Return a pattern that matches only this text."""
     return "".join(f"[{char}]" if char in GLOB_CHARACTERS else char for char in text)
 
 

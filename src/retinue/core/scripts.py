@@ -1,4 +1,4 @@
-"""Scripts of a scripted model, as values. Files become these in `config`; tests and libraries build them directly."""
+"""Scripts of a scripted model, as values. `config` reads them from files; tests and libraries build them directly."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class ScriptedUsage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ScriptedReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One reply: any of text, thinking and tools, or one fault.
 
-    `{{last_result}}` in a text is the last tool result. `delay` is seconds before the reply, `chunks` the number
-    of deltas its text comes in. Faults: `refuse` (text), `error` (text, with `status`), `crash` (an exception in the
-    provider), `cut` (the text arrives, then the stream ends in the middle), `hang` (never answers).
-    """
+    `{{last_result}}` in a text stands for the last tool result. `delay` is the number of seconds before the reply,
+    `chunks` the number of deltas of its text. Faults: `refuse` (text), `error` (text, with `status`), `crash` (an
+    exception in the provider), `cut` (the text arrives, then the stream ends in the middle), `hang` (never
+    answers)."""
 
     text: str = ""
     thinking: str = ""
@@ -44,9 +44,9 @@ class ScriptedReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Replies by run: a path, a label or subagent_id, an agent name, or `"*"`, the most specific first.
+    """Replies by run: a path, a label or subagent_id, an agent name, or `"*"`. The most specific entry wins.
 
-    After the last reply a run gets the text `done`, or an error when the script is strict."""
+    After the last reply a run gets the text `done`, or an error if the script is `strict`."""
 
     agents: dict[str, tuple[ScriptedReply, ...]]
     strict: bool = False

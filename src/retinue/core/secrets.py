@@ -1,8 +1,8 @@
-"""Values that must be seen nowhere (log, screens, files, children, models), and how a text is rid of them.
+"""Secret values that must not be seen anywhere (log, screens, files, children, models), and their removal from text.
 
-What is known is a property of the process: the values of its environment that are keys by their name, and what was
-made here (a control token, while its server runs). `make_supervisor` learns them. Where nothing is known, nothing
-is looked for.
+The known secrets belong to the process: the values of environment variables with the name of a key, and secrets made
+here (a control token, while its server runs). `make_supervisor` registers them. If none are known, nothing is
+searched.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 HIDDEN = "[secret]"
 SHORTEST = 8
-SHOWN_AT_CUT = 4  # fewer characters of a value may be left where a text was cut
+SHOWN_AT_CUT = 4  # fewer characters of a secret may remain where a text was cut
 _NAMED = re.compile(r"PASS(?:WORD|WD|PHRASE)$|(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASS|PWD|PAT)$", re.IGNORECASE)
 _KEYLIKE = re.compile(r"\b(?:sk|pk|key|xai|gsk|AIza)[-_][A-Za-z0-9_\-]{12,}|(?<=[Bb]earer )\S+")
 _known: tuple[str, ...] = ()
@@ -25,37 +25,37 @@ T = TypeVar("T")
 
 
 def learn_secrets(environ: Mapping[str, str]) -> None:
-    """Take note of every variable whose name says that it is a key. A plain word or a path is none."""
+    """Register the value of every variable whose name says it is a key. Skip plain words and paths."""
     for name, value in environ.items():
         if is_named(name) and not value.isalpha() and not value.startswith("/"):
             hide_secret(value.strip())
 
 
 def is_named(name: str) -> bool:
-    """Return whether a variable of that name holds a secret."""
+    """Return True if a variable of this name holds a secret."""
     return _NAMED.search(name) is not None
 
 
 def hide_secret(value: str) -> None:
-    """Hide a value from now on."""
-    global _known  # noqa: PLW0603 - one set for the process, as its environment is one
+    """Register a secret to hide from now on. Ignore values shorter than SHORTEST."""
+    global _known  # noqa: PLW0603 - one set for the process, like its environment
     if len(value) >= SHORTEST and value not in _known:
         _known = tuple(sorted((*_known, value), key=len, reverse=True))
 
 
 def forget_secret(value: str) -> None:
-    """Stop hiding a value that opens nothing any more."""
+    """Stop hiding a secret that is no longer valid."""
     global _known  # noqa: PLW0603 - as above
     _known = tuple(each for each in _known if each != value)
 
 
 def has_secrets() -> bool:
-    """Return whether there is anything to look for."""
+    """Return True if any secret is known."""
     return bool(_known)
 
 
 def clean_text(text: str) -> str:
-    """Return the text without the values that are known; the same object when none is in it."""
+    """Return the text with known secrets replaced, or the same object if it has none."""
     for value in _known:
         if value in text:
             text = text.replace(value, HIDDEN)
@@ -63,17 +63,19 @@ def clean_text(text: str) -> str:
 
 
 def scrub_text(text: str) -> str:
-    """Return the text also without whatever looks like a key: for texts of providers and files of a repository."""
+    """Return the text with known secrets and anything that looks like a key replaced. For texts of providers and files
+    of a repository."""
     return _KEYLIKE.sub(HIDDEN, clean_text(text))
 
 
 def clean_value(value: T) -> T:
-    """Return the same for JSON: texts at any depth, keys included; the same object when there is nothing to hide."""
+    """Return a JSON value with known secrets replaced in its texts at any depth, keys included, or the same object if
+    it has none."""
     found: Any = value
     if isinstance(value, str):
         found = clean_text(value)
     elif isinstance(value, msgspec.Raw):
-        plain = msgspec.json.decode(value)  # in JSON a value may be written otherwise than it is
+        plain = msgspec.json.decode(value)  # JSON may spell a secret with escapes
         cleaned = clean_value(plain)
         found = value if cleaned is plain else msgspec.Raw(msgspec.json.encode(cleaned))
     elif isinstance(value, msgspec.Struct):
@@ -92,20 +94,20 @@ def clean_value(value: T) -> T:
 
 
 def clean_end(text: str) -> str:
-    """Return a text whose end was cut off, without the beginning of a value that is left there."""
+    """Return a text whose end was cut off, with a partial secret at its end replaced."""
     sizes = [len(text) - at for value in _known if (at := _find_beginning(text, value)) <= len(text) - SHOWN_AT_CUT]
     return text[: -max(sizes)] + HIDDEN if sizes else text
 
 
 def clean_beginning(text: str) -> str:
-    """Return a text whose beginning was cut off, without the end of a value that is left there."""
+    """Return a text whose beginning was cut off, with a partial secret at its beginning replaced."""
     sizes = [size for value in _known for size in range(SHOWN_AT_CUT, len(value)) if text.startswith(value[-size:])]
     return HIDDEN + text[max(sizes) :] if sizes else text
 
 
 class SecretStream:
-    """Text that comes in pieces. What may be the beginning of a value is held back until more of it has come. Where the
-    text `is_cut`, it begins with a line, before which others are missing: these may have the beginning of a value."""
+    """A filter for text that comes in pieces. It holds back the possible beginning of a secret until more text has
+    come. With `is_cut`, lines before the first line of the text are missing and may have the beginning of a secret."""
 
     __slots__ = ("_held", "_is_cut")
 
@@ -114,7 +116,7 @@ class SecretStream:
         self._is_cut = is_cut
 
     def feed(self, piece: str) -> str:
-        """Return what can be shown now."""
+        """Add a piece. Return the text that can be shown now."""
         if not _known:
             return piece
         text = self._held + piece
@@ -132,15 +134,14 @@ class SecretStream:
         return text[:cut_at]
 
     def rest(self) -> str:
-        """Return what was held back, when there is no more to come."""
+        """Return the text held back, at the end of the stream."""
         held, self._held = self._held, ""
         return held
 
 
 class GrowingList:
-    """A list that is cleaned again and again while items are added to it. Items that were there before are not looked
-    at again, unless other values are known by now. Cleaned items are copies: whoever changes an item later does not
-    change those."""
+    """A cleaner for a list that grows between calls. It does not check earlier items again, unless the known secrets
+    have changed. Cleaned items are copies: later changes of an item do not affect them."""
 
     __slots__ = ("_cleaned", "_items", "_known_then")
 
@@ -150,7 +151,7 @@ class GrowingList:
         self._known_then: tuple[str, ...] = ()
 
     def clean(self, items: list[T]) -> list[T]:
-        """Return the items without the values that are known; the same object where nothing is known."""
+        """Return the items with known secrets replaced, or the same object if no secrets are known."""
         if not _known:
             return items
         pairs = zip(self._items, items, strict=False) if self._known_then == _known else ()
@@ -162,7 +163,7 @@ class GrowingList:
 
 
 def _list_last_lines() -> list[str]:
-    """Return the ends of values that have several lines, from any of their lines on, the longest first."""
+    """Return the ends of secrets with several lines, starting at each line but the first, the longest end first."""
     ends = [
         value[at + 1 :] for value in _known for at, char in enumerate(value) if char == "\n" and value[at + 1 :].strip()
     ]
@@ -170,7 +171,7 @@ def _list_last_lines() -> list[str]:
 
 
 def _find_beginning(text: str, value: str) -> int:
-    """Return where the text ends in a beginning of the value; its length when it does not."""
+    """Return the index at which the text ends in a beginning of `value`, or the length of the text if it does not."""
     at = max(0, len(text) - len(value) + 1)
     while (at := text.find(value[0], at)) >= 0:
         if value.startswith(text[at:]):

@@ -1,8 +1,8 @@
-"""Values that can be stored in a log and sent to a model: what models, tools and people say is checked where it enters.
+"""Values that can be stored in a log and sent to a model. The values of models, tools and people are checked on entry.
 
-A log and a provider take UTF-8 and JSON. Half of a surrogate pair is no character, NaN and Infinity are no JSON, and
-encoders refuse deep values and long integers. Text is repaired; a tool call that cannot be stored is refused, and its
-model reads why, because a repaired argument would no longer be what the model asked for.
+A log and a provider take UTF-8 and JSON. A lone surrogate is no character, NaN and Infinity are no JSON, and encoders
+refuse deep values and long integers. Text is repaired. A tool call that cannot be stored is refused, and its model
+reads why, because a repaired argument would no longer be the one the model asked for.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ INVALID = "INVALID_JSON"
 DEEPEST = 100
 _KEPT_CHARACTERS = 2000
 _INTEGERS = range(-(2**63), 2**64)
-_SEQUENCES = (list, tuple)  # a union would be made anew for each value
+_SEQUENCES = (list, tuple)  # `list | tuple` would be built for each value
 _REFUSED = "The arguments of {name} cannot be used: {why}. Nothing was run; make the call again without that."
 
 
 def repair_text(text: str) -> str:
-    """Return the text with every half of a surrogate pair replaced by a question mark."""
+    """Return the text with every lone surrogate replaced by a question mark."""
     if text.isascii():
         return text
     try:
@@ -36,12 +36,13 @@ def repair_text(text: str) -> str:
 
 
 def is_text(text: str) -> bool:
-    """Return whether a text has no half of a surrogate pair, as bytes of a command line become that are no UTF-8."""
+    """Return True if the text has no lone surrogates. Bytes of a command line that are no UTF-8 become such
+    surrogates."""
     return repair_text(text) is text
 
 
 def find_problem(value: Any, levels: int = DEEPEST) -> str:
-    """Return why a JSON value cannot be stored or sent; empty if it can be. It may be nested so many levels deep."""
+    """Return why a JSON value cannot be stored or sent; empty if it can. `levels` is the maximum nesting depth."""
     if isinstance(value, dict):
         inner: Sequence[Any] = [*value, *value.values()]
     elif isinstance(value, _SEQUENCES):
@@ -69,8 +70,8 @@ def _find_scalar_problem(value: Any) -> str:
 
 
 def repair_reply(reply: Reply) -> Reply:
-    """Return the reply of a model with texts and counts that can be stored, and a problem in each call that cannot
-    be."""
+    """Return the reply of a model with texts and counts that can be stored. Each call that cannot be stored gets a
+    `problem`."""
     usage = repair_usage(reply.usage)
     if usage is not reply.usage:
         reply = structs.replace(reply, usage=usage)

@@ -1,4 +1,4 @@
-"""An MCP server as somebody configured it: how it is started or reached, and which of its tools are wanted."""
+"""The configuration of an MCP server: how to start or reach it, and which of its tools to use."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _NAME = re.compile(SERVER_NAME)
 
 
 class McpServer(msgspec.Struct, frozen=True):
-    """A program to start (`command`), or an address (`url`). A program gets few variables of ours: those in
-    `inherit_env`, and `env`. In `env` and `headers`, `${NAME}` is a variable of ours. `timeout` is how long a call may
-    be silent; None: as long as its run has. `tools` are names or patterns; None is all."""
+    """A configured MCP server: a program to start (`command`), or an address (`url`). A program gets few of our
+    environment variables: those in `inherit_env`, and `env`. In `env` and `headers`, `${NAME}` is one of our
+    variables. `timeout` is how long a call may be silent; None means as long as its run has. `tools` are names or
+    patterns; None means all."""
 
     name: str
     command: str = ""
@@ -36,18 +37,18 @@ class McpServer(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """The command or the address, as it was written."""
+        """The command or the address, as configured."""
         return self.url or " ".join((self.command, *self.args))
 
     @property
     def gets(self) -> tuple[str, ...]:
-        """The variables of ours whose values it is given."""
+        """The names of our environment variables whose values the server is given."""
         values = (*self.env.values(), *self.headers.values())
         return tuple(dict.fromkeys((*self.inherit_env, *(name for value in values for name in list_variables(value)))))
 
 
 class ServerReport(msgspec.Struct, frozen=True):
-    """The state of a server: how many tools it offers and which revision it speaks, or the `error`."""
+    """The state of a server: the number of its tools and its protocol revision, or the `error`."""
 
     name: str
     words: str
@@ -58,7 +59,7 @@ class ServerReport(msgspec.Struct, frozen=True):
 
 
 def check_server_name(name: str) -> str:
-    """Return the name, if it can be a part of a tool's name."""
+    """Return `name` if it can be part of a tool's name; else raise ConfigError."""
     if not _NAME.match(name):
         raise ConfigError(
             f"server name {name!r} must be 1 to 32 letters, digits, '-' or single '_', with a letter or digit at "
@@ -68,19 +69,19 @@ def check_server_name(name: str) -> str:
 
 
 def server_of(entry: object) -> str:
-    """Return the server that an entry among a profile's tools is about; empty when it is about none."""
+    """Return the server that an entry of a profile's tools refers to; empty if it refers to none."""
     if not isinstance(entry, str) or not entry.startswith(PREFIX):
         return ""
     return entry.removeprefix(PREFIX).partition("__")[0]
 
 
 def list_variables(text: str) -> Iterator[str]:
-    """Return the variables that a text takes from the environment."""
+    """Return the names of the environment variables that a text refers to as `${NAME}`."""
     return (found[1] for found in _VARIABLE.finditer(text))
 
 
 def fill_variables(text: str, environ: Mapping[str, str]) -> str:
-    """Return the text with the values of its variables; a ConfigError names one that is not set."""
+    """Return the text with its variables replaced by their values. Raises ConfigError if a variable is not set."""
     for name in list_variables(text):
         if name not in environ:
             raise ConfigError(f"the variable {name} is not set")

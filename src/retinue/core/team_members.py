@@ -1,7 +1,7 @@
 """Members of a subagent: which agents, on which models, work on the task of a child. Pure rules; no I/O.
 
-The settings are those of `orchestrator.coordination.subagent_orchestrator` in retinue.yaml. One member is an ordinary
-run, several are a team.
+The settings come from `orchestrator.coordination.subagent_orchestrator` in retinue.yaml. A single member is an
+ordinary run; several members are a team.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ CONFIGURED_MODEL = (
 
 @dataclass(frozen=True, kw_only=True)
 class TeamSettings:
-    """Settings of child teams. `agents` is the shared pool; `shared_child_team_types` are the types that take it
-    first, "*" being all. Not `enabled`, no subagent is a team, unless it is given as one by value."""
+    """Settings of child teams. `agents` is the shared pool. `shared_child_team_types` are the types that take the pool
+    first; "*" means all. Unless `enabled`, a subagent is a team only if it is passed as a team by value."""
 
     enabled: bool = False
     agents: tuple[Member, ...] = ()
@@ -40,15 +40,16 @@ class TeamSettings:
     max_new_answers_per_agent: int = MAX_NEW_ANSWERS
 
     def shares_pool(self, type_name: str) -> bool:
-        """Return whether subagents of this type take the shared pool first."""
+        """Return True if subagents of this type take the shared pool first."""
         wanted = {name.casefold() for name in self.shared_child_team_types}
         return ALL_TYPES in wanted or type_name.casefold() in wanted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution:
-    """The members of a subagent, the step of the order that gave them, and the reason in words. Step 0 is none: teams
-    are off. The one member of steps 3 and 6 stands for a model that is inherited, so a profile's own model wins."""
+    """The members of a subagent, the step of `resolve_members` that chose them, and the reason in words. Step 0 has no
+    members: teams are off. The only member of steps 3 and 6 represents an inherited model, so a profile's own model
+    wins."""
 
     members: tuple[Member, ...]
     step: Step
@@ -56,7 +57,7 @@ class Resolution:
 
     @property
     def is_inherited(self) -> bool:
-        """True if the one member is a copy of the spawner or of the primary."""
+        """Return True if the only member is a copy of the spawner or of the primary."""
         return self.step in INHERITING_STEPS
 
 
@@ -68,15 +69,15 @@ def resolve_members(
     spawner_model: str | None,
     primary_model: str | None,
 ) -> Resolution:
-    """Return the members of a subagent of this type, by the order that MassGen defines:
+    """Return the members of a subagent of this type, by the steps of MassGen. For round_evaluator, step 4 goes before
+    step 3.
 
     1. the shared pool, for the types that `shared_child_team_types` lists
     2. the spawner's own `subagent_agents` (`local_members`)
     3. one copy of the spawner; for round_evaluator only with `inherit_spawning_agent_backend`
     4. the spawner's own `subagent_agents` for round_evaluator
     5. the shared pool, for all but round_evaluator, if the spawner has no model of its own: a client, a program
-    6. the primary's model
-    """
+    6. the primary's model"""
     if not settings.enabled:
         return Resolution(members=(), step=0, reason="subagent_orchestrator.enabled is false")
     is_evaluator = type_name.casefold() == ROUND_EVALUATOR
@@ -97,7 +98,7 @@ def resolve_members(
 
 
 def check_task_model(settings: TeamSettings, name: str, resolution: Resolution) -> None:
-    """Refuse a model that a task names for a subagent whose model is already decided; raises ConfigError."""
+    """Raise ConfigError if a task names a model for a subagent whose model is already decided."""
     if not settings.enabled:
         return
     if settings.inherit_spawning_agent_backend:

@@ -1,7 +1,7 @@
-"""Teams: several members that work on one task, and the rules by which their answers and votes become one answer.
-Values and pure rules; no I/O.
+"""Teams: several members at work on the same task, and the rules for turning their answers and votes into a single
+answer. Values and pure rules; no I/O.
 
-Members are called agent1, agent2 and so on, in the order of the team; the answers of agent1 are agent1.1, agent1.2.
+Members are named agent1, agent2 and so on, in the order of the team; the answers of agent1 are agent1.1, agent1.2.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ ANSWER_BYTES = 64 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One agent of a team. `id` is its label for people; `model` is a name such as "anthropic:NAME", or a model as a
-    value. `profile` is the name of the profile it runs; None: that of the subagent type the team stands for."""
+    """One agent of a team. `id` is its label for people. `model` is a name such as "anthropic:NAME", or a model as a
+    value. `profile` is the name of its profile; None means the profile of the subagent type that the team stands
+    for."""
 
     id: str = ""
     model: str | Model = ""
@@ -35,7 +36,7 @@ class Member:
 
 
 class TeamPlan(msgspec.Struct, frozen=True):
-    """The way in which a team comes to its answer. With `refine` its members go on until all have voted; without, each
+    """The way in which a team reaches its answer. With `refine` its members go on until all have voted; otherwise each
     answers once."""
 
     strategy: Strategy
@@ -44,12 +45,12 @@ class TeamPlan(msgspec.Struct, frozen=True):
 
     @property
     def votes(self) -> bool:
-        """True if the members vote."""
+        """Return True if the members vote."""
         return self.refine or self.strategy != "synthesize"
 
     @property
     def presents(self) -> bool:
-        """True if a member presents the final answer."""
+        """Return True if a member presents the final answer."""
         return self.strategy != "winner_reuse"
 
     @property
@@ -58,14 +59,15 @@ class TeamPlan(msgspec.Struct, frozen=True):
 
 
 def choose_strategy(wanted: Strategy | None, *, refine: bool, evaluates_rounds: bool = False) -> Strategy:
-    """Return the strategy of a team: the one that is wanted, or the default of its kind."""
+    """Return the strategy of a team: `wanted`, or the default for its kind."""
     return wanted or ("winner_present" if refine and not evaluates_rounds else "synthesize")
 
 
 class TeamState(msgspec.Struct, gc=False):
-    """A team as the events in its thread tell it. `answers` are those of members that are still part of it. A new
-    answer voids all votes; the loss of a member those for its answers. `shown` are the answers that each was asked to
-    vote on last, `missed` what each did instead of voting since."""
+    """The state of a team, as a fold of the events in its thread. `answers` are the answers of members that are not
+    lost. A new answer voids all votes; the loss of a member voids its vote and the votes for its answers. `shown` are
+    the answers that each member was last asked to vote on; `missed` are the calls or turns in which each member has
+    not voted since."""
 
     answers: dict[str, tuple[AnswerGiven, ...]] = {}
     votes: dict[str, VoteCast] = {}
@@ -102,7 +104,8 @@ class TeamState(msgspec.Struct, gc=False):
                 self.warned.add(text)
 
     def has_call(self, run: int, call_id: str) -> bool:
-        """Tell whether the answer or vote of this call is known already: it is made again after a crash."""
+        """Return True if the answer or vote of this call is already known. After a crash the same call is made
+        again."""
         return _name_call(run, call_id) in self.calls
 
     def list_current(self, order: Sequence[str]) -> list[AnswerGiven]:
@@ -113,7 +116,7 @@ class TeamState(msgspec.Struct, gc=False):
         return [agent for agent in order if agent not in self.lost]
 
     def find_choice(self, wanted: str) -> AnswerGiven | None:
-        """Return the answer that a vote means: `agent2.1`, or `agent2` for its newest."""
+        """Return the answer that a vote for `wanted` means: `agent2.1`, or `agent2` for its newest."""
         for given in self.answers.values():
             for answer in given:
                 if wanted == answer.label:
@@ -123,25 +126,25 @@ class TeamState(msgspec.Struct, gc=False):
         return None
 
     def is_ready(self, plan: TeamPlan, order: Sequence[str]) -> bool:
-        """Tell whether the team can decide: everybody has answered and, if they vote, voted."""
+        """Return True if the team can decide: all active members have answered and, if they vote, voted."""
         active = self.list_active(order)
         if self.decided is not None or not active or any(agent not in self.answers for agent in active):
             return False
         return not plan.votes or len(self.answers) == 1 or all(agent in self.votes for agent in active)
 
     def count_votes(self, order: Sequence[str]) -> Mapping[str, int]:
-        """Return how many votes each current answer has, in the order of the team."""
+        """Return the number of votes for each current answer, in the order of the team."""
         choices = [vote.choice for vote in self.votes.values()]
         return {answer.label: choices.count(answer.label) for answer in self.list_current(order)}
 
     def find_leader(self, order: Sequence[str]) -> AnswerGiven:
-        """Return the answer that is ahead so far: the one decided for, or with the most votes, or the first."""
+        """Return the leading answer: the decided winner, else the answer with the most votes, else the first."""
         votes = self.count_votes(order)
         decided = None if self.decided is None else self.decided.winner
         return max(self.list_current(order), key=lambda answer: (answer.label == decided, votes[answer.label]))
 
     def find_winner(self, plan: TeamPlan, order: Sequence[str]) -> tuple[AnswerGiven, str]:
-        """Return the answer that the team decides for, and why. A tie goes to the member that comes first."""
+        """Return the winning answer of the team, and the reason. A tie goes to the member that comes first."""
         current = self.list_current(order)
         if len(current) == 1 and len(order) > 1:
             return current[0], "the only answer left"
@@ -157,7 +160,7 @@ class TeamState(msgspec.Struct, gc=False):
 
 
 def name_agent(number: int) -> str:
-    """Return the name of the member at this place, from 1."""
+    """Return the name of the member at position `number`, counted from 1."""
     return f"agent{number}"
 
 

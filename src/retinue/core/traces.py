@@ -1,7 +1,8 @@
-"""Trace ids as W3C Trace Context has them: where a tree's trace begins, and which id each span of it has. Pure.
+"""Trace ids in the format of W3C Trace Context: the origin of a tree's trace, and the id of each span. Pure.
 
-`run.spawned` carries the trace's id and the run's span id. Model calls and tool calls have no ids of their own in the
-log: theirs follow from the run's and from the place of their event, so anybody can find them and nobody pays for them.
+`run.spawned` carries the id of the trace and the span id of the run. The log stores no ids for model calls and tool
+calls: theirs are derived from the run's span id and the number of their event, so every reader can compute them and
+they cost nothing.
 """
 
 from __future__ import annotations
@@ -12,28 +13,28 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-BAGGAGE_BYTES = 8192  # the least that the standard asks a program to pass on, and the most that we do
+BAGGAGE_BYTES = 8192  # the minimum that a program must pass on by the standard, and our maximum
 _BAGGAGE_ENTRY = re.compile(r"(?:^|,)[^,;=]*[^,;=\s][^,;=]*=")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 @dataclass(frozen=True)
 class Telemetry:
-    """The destination of spans and metrics: providers of OpenTelemetry. None is the one your program has made global;
-    when it has made none, one as the OTEL_* variables of the environment say."""
+    """The destination of spans and metrics: OpenTelemetry providers. None means the global provider of your program;
+    if there is none, a provider configured by the OTEL_* environment variables."""
 
     tracer_provider: Any = None
     meter_provider: Any = None
 
 
 def traceparent_of(text: str) -> str:
-    """Return the `traceparent`, if it is one; anything else counts as none, as the standard wants it."""
+    """Return `text` if it is a valid `traceparent`, else an empty string, as the standard requires."""
     text = text.strip()
     return text if _TRACEPARENT.fullmatch(text) else ""
 
 
 class TraceOrigin(NamedTuple):
-    """The span of another program that a tree belongs to, and the baggage that comes with it, as W3C headers."""
+    """The span of another program that a tree belongs to, and the baggage of the span, as W3C headers."""
 
     traceparent: str = ""
     baggage: str = ""
@@ -46,13 +47,12 @@ FindOrigin = Callable[[], TraceOrigin]
 
 
 def baggage_of(text: str) -> str:
-    """Return the `baggage` header, if it can be passed on; anything else counts as none."""
+    """Return `text` if it is a `baggage` header that can be passed on, else an empty string."""
     text = text.strip()
     fits = len(text) <= BAGGAGE_BYTES and text.isascii() and text.isprintable()
     return text if fits and _BAGGAGE_ENTRY.search(text) else ""
 
 
 def span_id_of(run_span_id: str, seq: int) -> str:
-    """Return the span id of what began with the event at this place of the tree's order, in the run with that span
-    id."""
+    """Return the span id of the step that began with event number `seq`, in the run with `run_span_id`."""
     return blake2b(f"{run_span_id}:{seq}".encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""Tokens a run has spent, and what they cost."""
+"""Token counts of model calls, and estimates for missing counts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import msgspec
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """Counts for one call, one run or one tree; adding two gives their sum.
+    """Token counts of a call, a run or a tree. Adding two gives their sum.
 
-    `input_tokens` are all that went in; those read from and written to the provider's cache are among them."""
+    `input_tokens` includes the tokens read from and written to the provider's cache."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -32,12 +32,12 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 NO_USAGE = Usage()
 CHARACTERS_PER_TOKEN = 4
-MOST_TOKENS = 2**53 - 1  # what every reader of JSON takes
+MOST_TOKENS = 2**53 - 1  # the largest integer that every JSON reader accepts
 
 
 def repair_usage(usage: object) -> Usage:
-    """Return the counts of a model as whole numbers that are not negative. Anything else counts as not reported:
-    a log could not be read with it, and less than nothing would give a budget back."""
+    """Return the token counts of a model as whole numbers of 0 or more. Any other value counts as not reported: it
+    would make the log unreadable, and a negative count would refund a budget."""
     if not isinstance(usage, Usage):
         return NO_USAGE
     counts = usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens
@@ -50,14 +50,13 @@ def repair_usage(usage: object) -> Usage:
 
 
 def _repair_count(count: object) -> int:
-    if not isinstance(count, int | float) or not 0 <= count < math.inf:  # NaN is in no range
+    if not isinstance(count, int | float) or not 0 <= count < math.inf:  # NaN fails the comparison
         return 0
     return min(math.ceil(count), MOST_TOKENS)
 
 
 def estimate_missing(reported: Usage, *, sent: int, received: int) -> Usage:
-    """Return the reported usage, with an estimate for tokens that were not reported, from the characters that were
-    sent and received."""
+    """Return the reported usage, with missing token counts estimated from the characters sent and received."""
     return msgspec.structs.replace(
         reported,
         input_tokens=reported.input_tokens or sent // CHARACTERS_PER_TOKEN + 1,
