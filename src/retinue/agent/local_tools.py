@@ -1,5 +1,5 @@
-"""The tools that run in a run's sandbox, as the loop sees them, and the host's side of one of their calls: its clock
-and the calls that a program makes meanwhile."""
+"""Tools that run in a run's sandbox, as the loop calls them, and the host side of each call: its timeout, and the tool
+calls of its program."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ NO_JSON = "The result of {name} is no JSON: {error}"
 
 
 class SandboxedTool:
-    """A file, shell or code tool. Its calls are executed by `session`: in this process unless it is bound to
-    another."""
+    """A file, shell or code tool. `session` executes its calls: in this process by default, else in the sandbox of a
+    run."""
 
     def __init__(self, tool: LocalTool, session: SandboxSession = IN_PROCESS) -> None:
         self.tool = tool
@@ -54,9 +54,10 @@ class SandboxedTool:
 
 
 def offer_tools_to_programs(tools: dict[str, Tool], host: Mapping[str, HostTool], *, named: bool) -> None:
-    """Give the tool that runs programs the MCP tools of the run to call. A run that has none of those has no use for
-    it, unless its profile names it. A program can call as many as one frame carries; the others the run still has as
-    tools of its own."""
+    """Let the programs of code mode call the MCP tools of the run. Changes `tools` in place.
+
+    A run without MCP tools loses code mode, unless its profile names the tool (`named`). Programs can call the first
+    tools whose specs fit into one frame together; the run can still call the others itself."""
     code_mode = tools.get(CODE_MODE)
     if not isinstance(code_mode, SandboxedTool) or not isinstance(code_mode.tool, ExecutePython):
         return
@@ -70,8 +71,10 @@ def offer_tools_to_programs(tools: dict[str, Tool], host: Mapping[str, HostTool]
 
 
 def bind_tool(tool: Tool, plan: Plan, session: RunSession | None) -> Tool:
-    """Bind a tool of the plan to the run's session: those of its sandbox execute there, functions of the host find
-    their workspace made. Done for each call, because most runs call few of their tools and many call none."""
+    """Return `tool` bound to the session of its run: sandboxed tools execute in the session, and functions of the host
+    wait until the copied workspace is made.
+
+    Tools are bound per call, because most runs call few of their tools and many call none."""
     if session is None:
         return tool
     name = tool.spec.name
@@ -99,11 +102,11 @@ class PreparedTool:
 
 
 class HostExecution:
-    """One call of a local tool, seen from the host: keeps its clock and makes the calls of its program.
+    """The host side of one call of a local tool: its timeout, its live output, and the tool calls of its program.
 
-    Each of those is a call of the run, with an id of ours, and has the same life as any other. A program can name only
-    the MCP tools it was given; all else it says is data. Whoever runs the program awaits the calls, and cancels those
-    that are open when it has ended."""
+    Each tool call of a program is a call of the run, with an id of ours and the same life as any other. A program can
+    name only the MCP tools it was given; everything else it sends is data. The session that runs the program awaits
+    these calls, and cancels the open ones when the program has ended."""
 
     def __init__(self, tool: LocalTool, call: Call, folders: Folders, link: Link) -> None:
         self.folders = folders
@@ -143,7 +146,7 @@ class HostExecution:
         written = msgspec.structs.replace(spec, host=True)
         try:
             done = await run_tool_call(call, HostedTool(spec), self.folders, self._link, written)
-        except asyncio.CancelledError:  # the program ended before it, or the run is being stopped
+        except asyncio.CancelledError:  # the program ended before this call, or the run is being stopped
             self._link.withdraw(call)
             raise
         made = _read_value(name, done.outcome)
@@ -161,7 +164,7 @@ class HostExecution:
 
 
 def _is_deep(args: Any) -> bool:
-    """Tell whether it is nested deeper than copying and writing it should have to follow."""
+    """Return True if `args` is nested deeper than `MAX_ARGUMENT_DEPTH`, too deep to copy and write."""
     level = [args]
     for _ in range(MAX_ARGUMENT_DEPTH):
         level = [
@@ -176,12 +179,13 @@ def _is_deep(args: Any) -> bool:
 
 
 def _read_value(name: str, outcome: Outcome) -> Made:
-    """Return what the program gets: the tool's structured content where it has any, else its text."""
+    """Return the result of a call as a program gets it: the structured content of the tool if there is any, else its
+    text."""
     if not outcome.success:
         return Made(error=outcome.text[:INLINE_BYTES])
     try:
         value = msgspec.json.encode(outcome.text if outcome.data is None else outcome.data, enc_hook=str)
-    except (TypeError, ValueError, RecursionError) as error:  # ValueError: half a character too
+    except (TypeError, ValueError, RecursionError) as error:  # ValueError: also for a lone surrogate
         return Made(error=NO_JSON.format(name=name, error=error))
     if len(value) > MAX_RESULT_BYTES:
         return Made(error=TOO_LARGE.format(name=name, size=len(value)))

@@ -1,8 +1,8 @@
-"""The loop: ask the model, run the tools it wants, and again, until it has an answer.
+"""The agent loop: ask the model, run the tools it calls, and repeat until the model answers.
 
-Knows the link and the tools, nothing else: not where tools run, not who watches, not what the run may spend. Whatever
-ends it early arrives as an exception; the supervisor turns that into the run's one ending. A conversation runs the same
-turns for each of its messages (`agent/runs.py`).
+The loop knows the link and the tools. It does not know where tools run, who watches, or what the run may spend.
+Anything that ends the loop early is an exception; the supervisor turns it into the run's one ending. A conversation
+runs the same turns for each of its messages (`agent/runs.py`).
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ UNKNOWN_TOOL = "Unknown tool '{name}'. Available tools: {tools}"
 
 
 class LoopState:
-    """The thread of a run, and the newest turn in it. `outcomes` are those of its calls that have a result; the first
-    `uncounted` turns do not count for the limit. `past` is what an earlier process, or the run that this one continues,
-    left of the turn."""
+    """The thread of a run and the number of its newest turn.
+
+    - `outcomes`: outcomes of the newest turn's calls, by call id.
+    - `uncounted`: the number of first turns that do not count towards the turn limit.
+    - `past`: the history left by an earlier process or by a continued run. None after the first turn."""
 
     __slots__ = ("outcomes", "past", "thread", "turn", "uncounted")
 
@@ -59,9 +61,9 @@ class LoopState:
 
 
 async def run_turns(state: LoopState, job: Job, link: Link) -> Ending:
-    """Run turn after turn, from that of the state on, until the model has an answer; return it as an ending.
+    """Run turns until the model has an answer, and return the answer as an ending.
 
-    A half-finished turn is a turn whose reply and some of whose outcomes are known already."""
+    If `state.past` has the reply of a half-finished turn, finish that turn first, without asking the model again."""
     thread = state.thread
     while True:
         past, state.past = state.past, None
@@ -92,7 +94,8 @@ async def run_turns(state: LoopState, job: Job, link: Link) -> Ending:
 
 
 def _ask_model(state: LoopState, job: Job, link: Link) -> Awaitable[Reply]:
-    """Start a turn: take what was sent to the run, and get the model's reply."""
+    """Start a turn: add the new messages to the thread, and ask the model for its reply. Raises TurnsSpent at the
+    limit."""
     if job.max_turns is not None and state.turn + 1 - state.uncounted > job.max_turns:
         raise TurnsSpent(f"limit of {job.max_turns} turns reached")
     state.turn += 1
@@ -102,8 +105,8 @@ def _ask_model(state: LoopState, job: Job, link: Link) -> Awaitable[Reply]:
 
 
 def _resolve_names(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
-    """Return the reply with the names that the tools for subagents have, where it calls one in another spelling."""
-    for call in reply.calls:  # nearly always all of them are known
+    """Return the reply with our own names of the subagent tools, where a call uses another spelling."""
+    for call in reply.calls:  # fast path: nearly always, all names are known
         if call.name not in tools:
             break
     else:
@@ -119,7 +122,7 @@ def _resolve_name(call: Call, tools: Mapping[str, Tool]) -> Call:
 
 
 def _refuse_excluded(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
-    """Return the reply with its calls of exclusive tools refused, if it makes several of them."""
+    """Return the reply with its calls of exclusive tools refused, if there are several of them."""
     names = [call.name for call in reply.calls if call.name in tools and tools[call.name].spec.exclusive]
     if len(names) < 2:
         return reply
@@ -129,7 +132,7 @@ def _refuse_excluded(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
 
 
 def add_results(calls: Sequence[Call], state: LoopState) -> list[Ending]:
-    """Add the results of the calls of a reply to the thread. Return the endings of the run among them."""
+    """Add the results of the calls of a reply to the thread. Return the run endings among the outcomes."""
     endings = []
     for call in calls:
         outcome = state.outcomes[call.id]
@@ -140,12 +143,13 @@ def add_results(calls: Sequence[Call], state: LoopState) -> list[Ending]:
 
 
 def _end_or_remind(thread: list[Turn], job: Job, link: Link) -> Ending | None:
-    """Return the ending of a run whose model calls no more tools; None if it is reminded, once, to give its answer."""
+    """Return the ending of a run whose model calls no more tools, or None if the run goes on. If `final_answer` is
+    among its tools and was not called, the run is reminded once, then fails."""
     if answer.NAME not in job.plan.tools:
         return Ending("done", join_replies(thread) or last_text(thread) or "")
     sources = [turn.source for turn in thread if isinstance(turn, UserTurn)]
     newest = next((source for source in reversed(sources) if source in ("task", REMINDER)), "task")
-    if newest == REMINDER:  # since its newest task
+    if newest == REMINDER:  # already reminded, since the newest task
         text = NO_ANSWER.format(who="Subagent" if link.ref.run else "Run", name=link.ref.agent)
         return Ending("failed", text, error=text)
     thread.append(UserTurn(REMINDER_TEXT, REMINDER))
@@ -154,7 +158,7 @@ def _end_or_remind(thread: list[Turn], job: Job, link: Link) -> Ending | None:
 
 
 async def _run_together(calls: Sequence[Call], outcomes: dict[str, Outcome], job: Job, link: Link) -> None:
-    """Run the calls of one reply that have no outcome yet, and add their outcomes, each as soon as it is there."""
+    """Run the calls of one reply at the same time. Add each outcome to `outcomes` as soon as possible."""
     link.write_calls([(call, _choose_spec(call, job)) for call in calls if call.id not in outcomes])
     owner = TaskOwner()
     tasks = [owner.start(_recall_or_run(call, outcomes, job, link)) for call in calls]
@@ -163,29 +167,30 @@ async def _run_together(calls: Sequence[Call], outcomes: dict[str, Outcome], job
     except BaseException as error:
         owner.cancel()
         caller = asyncio.current_task()
-        if caller is not None and caller.cancelling() > 1:  # told twice before this run could react
+        if caller is not None and caller.cancelling() > 1:  # cancelled twice before it could react
             owner.cancel()
         await _wait_for_cleanup(tasks, was_told=isinstance(error, asyncio.CancelledError))
         raise
 
 
 async def _recall_or_run(call: Call, outcomes: dict[str, Outcome], job: Job, link: Link) -> None:
+    """Run a call, unless an earlier process has run it and `outcomes` has the outcome."""
     known = outcomes.get(call.id)
     if known is None:
         outcomes[call.id] = (await _run_call(call, job, link)).shown
         return
     tool = job.plan.tools.get(call.name)
     if known.success and tool is not None and (call.name == answer.NAME or tool.spec.exclusive):
-        outcomes[call.id] = await tool(call, job.folders, link)  # asked again: the log has only its words
+        outcomes[call.id] = await tool(call, job.folders, link)  # the log keeps the text, not the ending
 
 
 def _choose_spec(call: Call, job: Job) -> ToolSpec:
-    """Return what a call is judged and written as."""
+    """Return the spec by which a call is judged and logged."""
     return make_refused_spec(call) if _find_problem(call, job) else job.plan.tools[call.name].spec
 
 
 def _find_problem(call: Call, job: Job) -> str:
-    """Return why a call cannot run: it names no tool, or cannot be read; '' if it can."""
+    """Return the reason why a call cannot run, such as an unknown tool or unreadable arguments, or '' if it can."""
     tool = job.plan.tools.get(call.name)
     if tool is None:
         missing = "" if job.plan.explain_missing is None else job.plan.explain_missing(call.name)
@@ -203,10 +208,10 @@ def _run_call(call: Call, job: Job, link: Link) -> Awaitable[FinishedCall]:
 
 
 async def _wait_for_cleanup(tasks: list[asyncio.Task[None]], *, was_told: bool) -> None:
-    """Wait until all have ended that were told to stop.
+    """Wait until all cancelled `tasks` have ended.
 
-    They are told again, which means hurry, only when the run is told a second time: a first time may find it cleaning
-    up after a call that ended it."""
+    A second cancel of the run means "hurry" and is passed on to the tasks. `was_told` says that the run itself was
+    cancelled before. If a call ended the run instead, the first cancel to arrive here is not passed on."""
     while pending := [task for task in tasks if not task.done()]:
         try:
             await asyncio.wait(pending)

@@ -1,8 +1,8 @@
-"""Turning a profile into a plan: which model, which tools, which words. Never wider than what the parent has.
+"""The planner: turns a profile into a plan with a model, tools and a system prompt.
 
-A child chosen by a model has at most its parent's tools. A profile that a person put among the parent's tools, or a
-program spawns, by value brings its own: giving it was the permission. Plans are cached, so that a thousand runs of one
-profile share one.
+A child chosen by a model has at most its parent's tools. A profile given by value, as a tool of the parent or by a
+program that spawns it, brings its own tools: giving the profile was the permission. Plans are cached, so that a
+thousand runs of one profile share one plan.
 """
 
 from __future__ import annotations
@@ -89,10 +89,14 @@ Runtimes = Callable[[Profile, Plan | None, Hosts], tuple[Runtime, RuntimeName, S
 
 @dataclass(eq=False)
 class ProfilePlanner:
-    """Holds the profiles there are and makes plans of them. `network` is what primaries may reach; None: nobody has
-    said it, and it is nothing. `teams` and `members` (the `subagent_agents` of a primary whose profile has none) decide
-    which agents a child is made of. `find_evaluator` returns the profile that judges rounds where none of the profiles
-    does; with `has_rounds` no model may spawn it. Without `has_subagents` no run gets a tool to spawn with."""
+    """The planner of a supervisor. It holds the active profiles and makes plans of them.
+
+    - `network`: the hosts that primaries may reach. None means that no setting names any: no host can be reached.
+    - `teams`, `members`: the settings that decide which agents a child is made of. `members` are the `subagent_agents`
+      of a primary whose profile has none.
+    - `find_evaluator`: returns the profile that judges rounds, if no active profile does.
+    - `has_rounds`: True if no model may spawn the evaluator.
+    - `has_subagents`: False if no run gets a tool to spawn with."""
 
     profiles: InitVar[Sequence[Profile]]
     _: KW_ONLY
@@ -128,7 +132,7 @@ class ProfilePlanner:
         if parent is None:
             given = True
         else:
-            # A member has at most the tools of its team, an evaluator those of the run that it judges.
+            # A member has at most the tools of its team, and an evaluator those of the run it judges.
             is_bound = parent.team is not None or _is_managed_evaluator(profile, parent)
             given = not is_bound and (given or profile in (parent.profile.tools or ()))
         version = 0 if self.servers is None else self.servers.version
@@ -155,12 +159,12 @@ class ProfilePlanner:
         if profile.subagent_agents and not self.teams.enabled:
             raise ConfigError(TEAMS_OFF.format(name=profile.name))
         evaluates = _is_managed_evaluator(profile, parent)
-        if evaluates:  # what it writes is read from a folder that nobody else writes
+        if evaluates:  # its files are read from a folder that no other run writes
             profile = replace(profile, workspace="scratch")
         if task.rounds is not None:
             speaks = profile.has_model and profile.output is None
             check_rounds(profile.name, is_primary=parent is None, speaks=speaks)
-        # Where primaries have rounds, or the primary of this tree has, only Retinue itself may spawn the evaluator.
+        # If all primaries, or the primary of this tree, work in rounds, only Retinue itself may spawn the evaluator.
         reserves_evaluator = self.has_rounds or task.rounds is not None
         reserves_evaluator = reserves_evaluator or (parent is not None and parent.reserves_evaluator)
         if isinstance(profile, Team):
@@ -178,7 +182,7 @@ class ProfilePlanner:
         notes = self._bind_web_tools(profile, tools, host, network, model)
         offer_tools_to_programs(tools, host, named=CODE_MODE in (profile.tools or ()))
         lacks: Sequence[tuple[str, str]] = ()
-        if self.servers is not None and (profile.tools is not None or parent is None):  # else its parent was told
+        if self.servers is not None and (profile.tools is not None or parent is None):  # else the parent reports them
             lacks = self.servers.lacks(profile.tools)
         rounds = None
         if task.rounds is not None:
@@ -227,15 +231,16 @@ class ProfilePlanner:
     def _choose_place(
         self, profile: Profile, parent: Plan | None
     ) -> tuple[Hosts, Runtime, RuntimeName, Sequence[Warned]]:
-        """Return the hosts that a run may reach, and its runtime with the laxest one of its children."""
+        """Return the hosts that a run may reach, its runtime, the laxest runtime of its children, and warnings about
+        them."""
         network = self.network or () if parent is None else parent.network
         if profile.network is not None:
             network = intersect_hosts(network, parse_hosts(profile.network))
         return network, *self.runtimes(profile, parent, network)
 
     def _plan_team(self, team: Team, task: Task, parent: Plan | None, *, given: bool, reserves_evaluator: bool) -> Plan:
-        """Plan a team. It has the tools its members may have, and no model to use them; what its members are made of is
-        in its `children`."""
+        """Plan a team. `tools` holds the tools of its members: the team has no model to call them. `children` holds
+        the profiles of its members."""
         if parent is not None and parent.is_member:
             raise ConfigError(TEAM_IN_TEAM.format(name=team.name))
         tools, host = self._make_tools(team, parent, given=given)
@@ -270,8 +275,8 @@ class ProfilePlanner:
         )
 
     def _make_member(self, team: Team, number: int, member: Member | Profile | str, parent: Plan | None) -> Profile:
-        """Return the profile of a member: its own, where it has one, on top of the team's. The limits of the team are
-        for all together."""
+        """Return the profile of a member: its own settings, completed by those of the team. Of the team's limits, only
+        turns and stall time hold for each member. The others hold for the team as a whole."""
         base: Profile = team
         nickname, model = "", None
         if isinstance(member, Profile):
@@ -306,9 +311,11 @@ class ProfilePlanner:
         )
 
     def _apply_members(self, profile: Profile, task: Task, parent: Plan | None, *, restored: bool) -> Profile:
-        """Return the team that a child is, by the settings; or the profile on the model, and with the profile, of the
-        one member that it resolves to. A team answers in text, so a child with an output type is its first member
-        alone. A run that is `restored` was no team, and its model is known. Members of a team are what it says."""
+        """Return the team that the settings make of a child. If the child has only one member, return the profile and
+        model of that member, under the name of `profile`.
+
+        A team answers in text, so a child with an output type becomes its first member alone. A `restored` run was no
+        team and stays a single run. Primaries and members of a team are returned unchanged."""
         if parent is None or parent.team is not None or not profile.has_model or not self.teams.enabled:
             return profile
         resolution = self.resolve_members(profile, parent)
@@ -334,7 +341,7 @@ class ProfilePlanner:
         return replace(base, name=profile.name, model=member.model or base.model, output=output)
 
     def resolve_members(self, profile: Profile, parent: Plan) -> Resolution:
-        """Return the members of a child with this profile."""
+        """Return the members that a child with `profile` is made of."""
         primary = parent.primary_model
         return resolve_members(
             self.teams,
@@ -411,7 +418,7 @@ class ProfilePlanner:
             raise NotFound(f"profile {profile.name!r}: unknown tool {entry!r}; available: {known}")
 
     def _add_server_tools(self, entry: str | None, tools: dict[str, Tool], host: dict[str, HostTool]) -> None:
-        """The tools of MCP servers that an entry means; all there are for None."""
+        """Add the MCP tools that `entry` names to `tools` and `host`; None adds all of them."""
         for name, served in self.servers.find(entry).items() if self.servers is not None else ():
             tools[name] = HostedTool(served.spec)
             host[name] = served
@@ -419,7 +426,8 @@ class ProfilePlanner:
     def _bind_web_tools(
         self, profile: Profile, tools: dict[str, Tool], host: dict[str, HostTool], network: Hosts, model: Model | None
     ) -> tuple[str, ...]:
-        """Binds the web tools to what this run may reach, takes away what cannot work, and says what it lacks."""
+        """Bind the web tools to the hosts in `network`, and remove tools that cannot work. Return notes for the model
+        about missing tools."""
         notes = []
         for name in [name for name, tool in tools.items() if _is_web(tool)]:
             search = web.bind_search(model, network) if name == web.SEARCH.name else None
@@ -437,7 +445,7 @@ class ProfilePlanner:
         return tuple(notes)
 
     def _list_children(self, tools: Mapping[str, Tool]) -> Sequence[Profile]:
-        """The profiles `spawn_subagents` may name: the active ones and those given by value."""
+        """Return the profiles that `spawn_subagents` may name: active profiles, and profiles given by value."""
         if not any(name in SPAWNING or isinstance(tool, SubagentTool) for name, tool in tools.items()):
             return ()
         given = [
@@ -449,12 +457,12 @@ class ProfilePlanner:
 
 
 def _is_managed_evaluator(profile: Profile, parent: Plan | None) -> bool:
-    """Tell whether a child judges the rounds of its parent."""
+    """Return True if `profile` is the evaluator that judges the rounds of its parent."""
     return parent is not None and parent.rounds is not None and profile.name.casefold() == ROUND_EVALUATOR
 
 
 def _list_handed_files(profile: Profile, parent: Plan | None) -> tuple[str, ...]:
-    """Return the files that the evaluator of rounds hands over; where it is a team, each of its members."""
+    """Return the files handed over by the evaluator of rounds, or by each member if the evaluator is a team."""
     if _is_managed_evaluator(profile, parent):
         return PACKET_FILE, TASKS_FILE
     return parent.handed_files if parent is not None and parent.team is not None else ()
@@ -463,8 +471,8 @@ def _list_handed_files(profile: Profile, parent: Plan | None) -> tuple[str, ...]
 def _bind_subagent_tools(
     tools: dict[str, Tool], children: Sequence[Profile], *, can_spawn: bool, reserves_evaluator: bool
 ) -> None:
-    """Tell the spawn tool which profiles there are, but the evaluator that is reserved. Give whoever can spawn the
-    tools by which it has its subagents afterwards, and nobody else: they would cost a prompt and have nothing to do."""
+    """Tell the spawn tool which profiles exist, except a reserved evaluator. Give a run that can spawn the tools to
+    control its subagents, and remove them from any other run: there they would only lengthen the prompt."""
     if reserves_evaluator:
         children = [child for child in children if child.name.casefold() != ROUND_EVALUATOR]
         for name in [name for name in tools if name.casefold() == f"subagent_{ROUND_EVALUATOR}"]:
@@ -479,19 +487,20 @@ def _bind_subagent_tools(
 
 
 def _reads_files(model: str) -> bool:
+    """Return True if a model with this name reads a local file."""
     return model.startswith("scripted:")
 
 
 def _is_web(tool: Tool) -> bool:
-    """Tell whether a tool is one of our web tools, and not a function with the same name."""
+    """Return True if `tool` is one of our web tools, and not a function with the same name."""
     return tool.spec is web.FETCH or tool.spec.tier == web.SEARCH.tier
 
 
 def _narrow_to_parent(
     parent: Plan, tools: dict[str, Tool], host: dict[str, HostTool]
 ) -> tuple[dict[str, Tool], dict[str, HostTool]]:
-    """Keep the tools that the parent has too. A name alone does not make a tool the same: those of the host are the
-    parent's own."""
+    """Return the tools that the parent has too. A name alone does not make two tools the same: tools of the host are
+    the parent's own."""
     kept: dict[str, Tool] = {}
     for name, tool in tools.items():
         if _is_web(tool):
@@ -506,7 +515,7 @@ def _narrow_to_parent(
 
 
 def _encode_profile(profile: Profile, system: str, runtime: str) -> msgspec.Raw:
-    """Return what the log keeps of a profile, with its system prompt where that is more than its instructions."""
+    """Return the profile as the log keeps it, with the `system` prompt if this is more than the instructions."""
     described: dict[str, Any] = {name: getattr(profile, name) for name in _LOGGED_FIELDS} | {"runtime": runtime}
     described |= {name: value for name in _LOGGED_IF_SET if (value := getattr(profile, name)) is not None}
     if isinstance(profile, Team):
@@ -522,7 +531,8 @@ def _encode_profile(profile: Profile, system: str, runtime: str) -> msgspec.Raw:
 
 
 def _describe_member(member: Member | Profile | str) -> dict[str, Any]:
-    """Return what the log keeps of a member. A model made in Python, and a profile given by value, it only names."""
+    """Return a member as the log keeps it. Of a model made in Python, or a profile given by value, only the name is
+    kept."""
     if isinstance(member, Profile):
         return {"id": member.name, "model": _name_model(member.model), "by_value": True}
     if isinstance(member, Member):

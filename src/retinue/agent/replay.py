@@ -1,9 +1,9 @@
-"""Replaying a recorded tree: plans, tools and a runtime made of run records.
+"""Replay of a recorded tree, with plans, tools and a runtime made from run records.
 
-The supervisor and the loop are the real ones. What came from outside is played from the record: the replies of models,
-the results of tools, the answers and messages of people. Every run reaches its end by itself, at the latest where its
-record ends. Runs are spawned in the order of the record, which gives them their numbers; otherwise none waits for
-another.
+The supervisor and the loop are the real ones. Everything from outside is played from the record: the replies of
+models, the results of tools, the answers and messages of people. Every run reaches its end by itself, at the latest
+where its record ends. Runs are spawned in the order of the record, which gives them their numbers. Apart from this
+order, no run waits for another.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ STUCK_SECONDS = 15.0
 
 
 class Replay:
-    """One replay of a recorded tree; the Planner, the Policy and the Approver of the supervisor that runs it.
+    """One replay of a recorded tree: the Planner, the Policy and the Approver of the supervisor that runs it.
 
-    `planner` plans profiles as they are on disk, in place of what was recorded of them; `primary_profile` is the
-    primary's then. `answer` is the supervisor's and is set by who builds it."""
+    - `planner`: plans profiles as they are on disk, instead of as recorded. `primary_profile` is the profile of the
+      primary in this case.
+    - `answer`: the method of the supervisor that answers a question. The code that builds the replay sets it."""
 
     limits = Limits(depth=10_000, concurrent=None, turns=None)
 
@@ -98,7 +99,7 @@ class Replay:
         return spec.verdict if isinstance(spec, _JudgedSpec) else ALLOW
 
     async def __call__(self, question: Approval) -> Decision:
-        """Give the recorded answer, in the name of whoever gave it."""
+        """Give the recorded answer, under the recorded name."""
         record = self._runs[question.run].find_call(question.call_id)
         decided = None if record is None else record.decided
         if decided is None:
@@ -108,11 +109,11 @@ class Replay:
         return decision
 
     def report(self, difference: Difference) -> None:
-        """Keep the first difference of each run: the others follow from it."""
+        """Keep the first difference of each run. Later differences follow from it."""
         self.differences.setdefault(difference.run, difference)
 
     async def spawn_run(self, record: RunRecord, link: Link) -> int:
-        """Spawn a run when all runs before it in the record were spawned, or never will be. Returns its number."""
+        """Spawn a run after all runs before it in the record were spawned or given up. Return its number."""
         while record.number in self._unspawned and self._unspawned[0] != record.number:
             turn = asyncio.get_running_loop().create_future()
             self._waiting_for_turn.append(turn)
@@ -131,14 +132,15 @@ class Replay:
         return ticket.run
 
     def give_up_children(self, record: RunRecord) -> None:
-        """Let no run wait any more for children that an ended run has not spawned."""
+        """Give up the unspawned children of an ended run, so that no run waits for them."""
         unspawned = [child for child in record.children if child.number in self._unspawned]
         self._mark_spawned(
             {run.number for child in unspawned if child.spawned.continues is None for run in _walk(child)}
         )
 
     def list_continued(self, record: RunRecord) -> list[RunRecord]:
-        """Return the runs that people began from ended ones. The primary spawns them, when all else is done."""
+        """Return the runs that people started by continuing an ended run. The primary spawns them after everything
+        else."""
         if record.spawned.parent is not None:
             return []
         return [run for run in self.records.values() if run.spawned.continues is not None and run is not record]
@@ -151,7 +153,7 @@ class Replay:
                 turn.set_result(None)
 
     def _plan_from_disk(self, record: RunRecord) -> Plan | None:
-        """Plan the profile of that name as it is on disk; None if the record is to be used."""
+        """Return the plan of the run's profile as it is on disk, or None if the record is to be used."""
         if self._planner is None or not record.spawned.model:
             return None
         parent = None if record.spawned.parent is None else self._runs[record.spawned.parent].plan_on_disk
@@ -171,7 +173,7 @@ class Replay:
 
 
 class ReplayedRun:
-    """One run of a replay. `children` are the runs it has spawned so far."""
+    """One run of a replay. `children` are the runs spawned so far."""
 
     def __init__(self, replay: Replay, record: RunRecord) -> None:
         limits = Limits(turns=record.spawned.max_turns, seconds=None, stall=STUCK_SECONDS)
@@ -186,7 +188,7 @@ class ReplayedRun:
         self.children: list[int] = []
 
     def find_call(self, call_id: str) -> CallRecord | None:
-        """Return the record of a call: one of the model, or a question of a host-side function."""
+        """Return the record of a call by the model, or of a question by a function of the host."""
         steps: list[Step] = [*self.record.steps]
         for turn in self.record.turns:
             if call_id in turn.calls:
@@ -195,8 +197,8 @@ class ReplayedRun:
         return next((step for step in steps if isinstance(step, CallRecord) and step.body.call_id == call_id), None)
 
     async def run_job(self, job: Job, link: Link) -> Ending:
-        """Play the run: the loop in this process, on a link that plays. A run without a model does what its callable
-        did. Nothing leaves the process or touches a file."""
+        """Play the run: the loop in this process, on a link that plays the record. A run without a model repeats the
+        recorded steps of its callable. Nothing leaves the process or touches a file."""
         replay_link = cast("Link", ReplayLink(link, self))
         try:
             if job.plan.model is None:
@@ -209,7 +211,8 @@ class ReplayedRun:
             await self.finish_children(replay_link)
 
     async def play_steps(self, steps: Sequence[Step], link: Link) -> None:
-        """Do what a call or a callable did besides its result, and wait for every run it spawned in the foreground."""
+        """Repeat the recorded side effects of a call or callable: messages, questions and spawned runs. Wait for every
+        run spawned in the foreground."""
         foreground: list[int] = []
         for step in steps:
             if isinstance(step, Message):
@@ -224,7 +227,7 @@ class ReplayedRun:
             await link.wait(foreground)
 
     async def finish_children(self, link: Link) -> None:
-        """Wait for everything below, so that no run is stopped before its record ends."""
+        """Wait for all runs below, so that none is stopped before its record ends."""
         self.replay.give_up_children(self.record)
         for record in self.replay.list_continued(self.record):
             await self._spawn(record, link)
@@ -233,7 +236,7 @@ class ReplayedRun:
                 await link.wait(self.children)
 
     def make_ending(self) -> Ending:
-        """Return the recorded ending, for a run that did not make one itself."""
+        """Return the recorded ending, or `disconnected` if the record has none."""
         record, ended = self.record, self.record.ended
         if ended is None:
             texts = ending_texts("disconnected", name=record.agent, primary=record.spawned.parent is None)
@@ -241,7 +244,7 @@ class ReplayedRun:
         return ended.ending
 
     def is_last_call(self, call_id: str) -> bool:
-        """Tell whether a call is one of the last turn of a run that ended by itself."""
+        """Return True if a call belongs to the last turn of a run that ended by itself."""
         turns, ended = self.record.turns, self.record.ended
         return ended is not None and ended.status == "done" and bool(turns) and call_id in turns[-1].calls
 
@@ -259,7 +262,8 @@ class ReplayedRun:
 
 
 class ReplayTool:
-    """A tool of a replayed run. Runs nothing and returns the recorded result; the runs it spawned are spawned again."""
+    """A tool of a replayed run. It runs nothing and returns the recorded result. Child runs of the call are spawned
+    again."""
 
     def __init__(self, spec: ToolSpec, run: ReplayedRun) -> None:
         self.spec = spec
@@ -272,7 +276,7 @@ class ReplayTool:
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         record = self._run.find_call(call.id)
         if record is None or record.result is None:
-            raise EndOfRecord  # `ReplayLink.begin` has raised it before
+            raise EndOfRecord  # `ReplayLink.begin` raises it first
         await self._run.play_steps(record.steps, link)
         result, ended = record.result, self._run.record.ended
         text = result.text
@@ -294,7 +298,7 @@ class _JudgedSpec(ToolSpec, frozen=True, gc=False):
 
 
 class ReplayLink:
-    """The link of a replayed run: the real one, but for what a person or another run said at a certain moment."""
+    """The link of a replayed run. It wraps the real link, but takes messages, verdicts and answers from the record."""
 
     def __init__(self, link: Link, run: ReplayedRun) -> None:
         self._link = link
@@ -310,8 +314,8 @@ class ReplayLink:
         self._link.write_calls([(call, spec) for call, spec in calls if self._run.find_call(call.id) is not None])
 
     async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
-        """Begin a call with the recorded verdict and answer. A call without a result ends the run, after all calls
-        beside it have finished."""
+        """Begin a call with the recorded verdict and answer. A call without a recorded result ends the run, after all
+        calls beside it have finished."""
         run, record = self._run.record, self._run.find_call(call.id)
         if record is None:
             line = f"call {call.name} ({call.id}): {msgspec.json.encode(call.args).decode()}"
@@ -321,7 +325,7 @@ class ReplayLink:
         was_judged = record.asked is None or record.decided is not None
         judged = _JudgedSpec(**msgspec.structs.asdict(spec), verdict=_find_verdict(record) if was_judged else ALLOW)
         decision = await self._link.begin(call, judged, preview)
-        if record.result is None and not call.within:  # one made by a program ends with the program's own call
+        if record.result is None and not call.within:  # a program's call ends with the program
             if not spec.host:
                 await self._run.play_steps(record.steps, cast("Link", self))
             self._close_call(call)
@@ -335,7 +339,8 @@ class ReplayLink:
         self._close_call(call)
 
     def inbox(self) -> Sequence[UserTurn]:
-        """Return what the record says came before the coming turn. Notices of children are written when those end."""
+        """Return the recorded messages before the coming turn. Notices about children are not written here, but when
+        the children end."""
         self._link.inbox()
         messages = self._find_messages()
         for message in messages:
@@ -351,8 +356,8 @@ class ReplayLink:
         return bool(self._find_messages())
 
     def _find_messages(self) -> list[Inbox]:
-        """Return the messages before the coming turn, without the loop's own reminder of a missing `final_answer`,
-        which it writes itself."""
+        """Return the recorded messages before the coming turn, without the reminder to call `final_answer`: the loop
+        writes that reminder itself."""
         record = self._run.record
         coming = record.find_turn(self._turn + 1)
         messages = [] if coming is None else coming.inbox
@@ -366,7 +371,7 @@ class ReplayLink:
 
 
 class SilentModel:
-    """A model for plans of which only the system prompt and the tools are used."""
+    """A model that never replies, for plans of which only the system prompt and the tools are used."""
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
         raise EndOfRecord

@@ -1,8 +1,8 @@
-"""Rounds: a run that answers several times, each time after an evaluator has judged its answers so far.
+"""Rounds: a run answers several times, and an evaluator judges its answers before each new round.
 
-`new_answer` ends a round: the call runs the evaluator, reads the files that it wrote, and returns what the next round
-starts from. All that is known of the rounds is in the run's own thread (`core.round_state`), so a call that was open
-when the process died is simply made again. Packets and plans are data for the model: they grant nothing.
+`new_answer` ends a round: the call runs the evaluator, reads the evaluator's files, and returns the basis of the next
+round. The whole state of the rounds is in the run's own thread (`core.round_state`), so a call that was open when the
+process died is simply made again. Packets and plans are data for the model: they grant nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from retinue.tools.coordination import ROUND_SPECS, CoordinationTool, Work
 REASON_CHARACTERS = 2000
 CODE = "rounds"
 
-# Words for the run itself
+# Texts for the run itself
 
 RULES = (
     "You work in rounds, and give at most {count} answers. End each round by calling new_answer with your answer, "
@@ -106,7 +106,7 @@ OLDER_FILES = (
     "the vote is for {label}, but the workspace is as it was after {newest}; the files of {label} are in {files}"
 )
 
-# Words for the evaluator
+# Texts for the evaluator
 
 PRESSURES: Mapping[Pressure, str] = {
     "gentle": (
@@ -141,8 +141,8 @@ SHORTENED = "{head}\n[... the first {kept} of {size} bytes of an earlier answer 
 
 
 async def run_rounds(job: Job, link: Link) -> Ending:
-    """Run the loop of a run that works in rounds. What it says without a tool is its first answer; later it is reminded
-    to answer again or to vote."""
+    """Run the loop of a run that works in rounds. Text without a tool call counts as the first answer. After the first
+    answer, it only causes a reminder to answer again or to vote."""
     assert job.plan.rounds is not None
     conductor, state = RoundConductor(job.plan.rounds), LoopState(job)
     while True:
@@ -157,7 +157,7 @@ async def run_rounds(job: Job, link: Link) -> Ending:
 
 
 def make_round_tools(plan: RoundsPlan) -> dict[str, Tool]:
-    """Return the tools that a run has for its rounds."""
+    """Return the tools that a run uses to work in rounds."""
     conductor = RoundConductor(plan)
     work: dict[str, Work] = {
         NEW_ANSWER: conductor.call_new_answer,
@@ -170,12 +170,12 @@ def make_round_tools(plan: RoundsPlan) -> dict[str, Tool]:
 
 
 def format_rules(rounds: Rounds) -> str:
-    """Return what the instructions of a run say about its rounds."""
+    """Return the instructions of a run about its rounds."""
     return RULES.format(count=rounds.answers, criteria=rounds.format_criteria())
 
 
 class RoundConductor:
-    """Leads a run from round to round. Holds nothing of one run: that is in its link."""
+    """The steps of a run from round to round. It holds no state of the run: `link.round_state` does."""
 
     def __init__(self, plan: RoundsPlan) -> None:
         self._plan, self._rounds = plan, plan.rounds
@@ -233,12 +233,13 @@ class RoundConductor:
         return Outcome(CHOSEN.format(label=chosen.label), ending=Ending("done", chosen.text))
 
     async def take_text(self, link: Link, turn: int, text: str) -> tuple[str, Outcome]:
-        """Take what the run said without calling a tool. Return the source of the words it gets back, and those."""
+        """Take text of the run that came without a tool call. Return the source of the reply, and the reply to the run
+        as an Outcome."""
         state, cause = link.round_state, f"turn {turn}"
         if not state.answers or state.find_answer(cause) is not None:
             if not text.strip():
                 return NOTICE, Outcome("", ending=Ending("failed", "it gave no answer", "it gave no answer"))
-            content = text if state.answers else cut_content(text, link)  # kept already, if it is asked again
+            content = text if state.answers else cut_content(text, link)  # with answers, this one is kept already
             return NOTICE, await self._give_answer(link, cause, content)
         if state.missed < REMINDERS:
             first = REMIND_CHECKLIST if _lacks_checklist(state) else ""
@@ -250,7 +251,7 @@ class RoundConductor:
     # The evaluator
 
     async def _evaluate(self, link: Link, answer: RoundAnswered) -> RoundEvaluated:
-        """Run the evaluator of the round after this answer, and write what that round starts from."""
+        """Run the evaluator after `answer`, and write the basis of the next round."""
         number = answer.round + 1
         order = Order(self._plan.evaluator, self._make_task(link, number), call_id=answer.call_id, asked_by_model=False)
         try:
@@ -348,7 +349,8 @@ class RoundConductor:
 
 
 def read_evaluation(handed: HandedFiles, *, round: int, evaluator_run: int, status: str) -> RoundEvaluated:
-    """Return what the files of an evaluator make the basis of the next round. Without a packet nothing else counts."""
+    """Return the basis of the next round, made from the files of an evaluator. Without a packet, the task plan is
+    ignored."""
     problems = [] if status == "done" else [f"the evaluator ended {status}"]
     data, plan = handed.found.get(PACKET_FILE), None
     packet = None if data is None else parse_packet(data)
@@ -376,14 +378,14 @@ def read_evaluation(handed: HandedFiles, *, round: int, evaluator_run: int, stat
 
 
 def _warn_once(link: Link, text: str) -> None:
-    """Warn, unless an earlier process has, which died before it wrote more."""
+    """Write a warning, unless an earlier process has written it."""
     if text not in link.round_state.warned:
         link.emit(Warned(text, code=CODE))
 
 
 def shorten_older(answers: Sequence[RoundAnswered]) -> list[RoundAnswered]:
-    """Return the answers of a run as its evaluator reads them: the newest whole, the older ones shortened to equal
-    shares of `OLDER_BYTES`, so that the task of an evaluator does not grow with every round."""
+    """Return the answers of a run as its evaluator reads them. The newest is whole; the older ones are shortened to
+    equal shares of `OLDER_BYTES`, so that the task of an evaluator does not grow with every round."""
     *older, newest = answers
     share = OLDER_BYTES // max(1, len(older))
     return [*(_shorten_answer(answer, share) for answer in older), newest]
@@ -402,7 +404,7 @@ def _lacks_checklist(state: RoundState) -> bool:
 
 
 def _check_checklist(state: RoundState, tool: str) -> None:
-    """Raise ToolError in a round without a plan whose checklist is missing."""
+    """Raise ToolError if the round has no plan and its checklist is missing."""
     if _lacks_checklist(state):
         raise ToolError(CHECKLIST_FIRST.format(tool=tool))
 

@@ -1,10 +1,9 @@
-"""One run from start to ending: its sandbox is opened, its workspace set up, its loop or function run, and its sandbox
-closed.
+"""One run from start to ending: open its sandbox, set up its workspace, run its loop or function, close its sandbox.
 
 A conversation is a run that answers message after message, and waits in between. Each message gets the turns of the
-ordinary loop, with the limit of turns counted from the message on. A turn that the user interrupts, that the model
-refuses or fails in, or that has no more turns ends the answer, not the run. A spent budget, the deadline and a cancel
-end it as any other run. Waiting, interrupting and ending are the supervisor's.
+ordinary loop, and the turn limit counts from that message on. An interrupt by the user, a refusal or failure of the
+model, or the turn limit ends the answer, not the run. A spent budget, the deadline and a cancel end the run like any
+other. Waiting, interrupting and ending are up to the supervisor.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ SETUP_SPEC = ToolSpec(SETUP, "", {}, tier=USERS_OWN, display_name=SETUP, host=Tr
 
 
 def run_job(job: Job, link: Link) -> Awaitable[Ending]:
-    """Run a job whose loop is ours to its ending; its tools execute in the sandbox of its plan."""
+    """Run a job whose loop is ours to its ending. Its tools execute in the sandbox of its plan."""
     if job.plan.run_job is not None:
         return job.plan.run_job(job, link)
-    if job.plan.team is not None:  # it works nowhere itself: its members have sandboxes, files and setup of their own
+    if job.plan.team is not None:  # needs no sandbox: its members have sandboxes, files and setup of their own
         return run_team(job, link)
     sandbox: Sandbox = job.plan.runtime  # type: ignore[assignment] # remote runs are driven through their adapters
     session = sandbox.open(job, link)
@@ -63,7 +62,7 @@ def run_job(job: Job, link: Link) -> Awaitable[Ending]:
 
 
 async def _run_with_files(job: Job, link: Link) -> Ending:
-    """Run a job whose task has files, which are copied into its workspace first."""
+    """Copy the files of the task into the workspace, then run the job."""
     await asyncio.to_thread(_copy_files, job)
     return await run_agent(job, link)
 
@@ -81,8 +80,8 @@ async def _run_in_session(session: RunSession, job: Job, link: Link) -> Ending:
 
 
 def _copy_files(job: Job) -> None:
-    """Copy the files of the task into the workspace, unless an earlier process has. A link of that name is replaced,
-    not followed."""
+    """Copy the files of the task into the workspace, unless an earlier process has copied them. A link with the name
+    of a file is replaced, not followed."""
     for file in map(Path, job.task.files):
         target = job.folders.workspace / file.name
         if job.past is not None and target.exists():
@@ -94,8 +93,8 @@ def _copy_files(job: Job) -> None:
 
 
 def run_agent(job: Job, link: Link) -> Awaitable[Ending]:
-    """Run what the profile is: a model with tools, whose task is one message, a conversation or a number of rounds, a
-    callable or a member of a team."""
+    """Run the agent of the profile: a callable, a member of a team, or a model with tools. The task of a model is one
+    message, a conversation or a number of rounds."""
     if job.plan.profile.call is not None:
         return _run_callable(job)
     if job.plan.is_member:
@@ -106,8 +105,8 @@ def run_agent(job: Job, link: Link) -> Awaitable[Ending]:
 
 
 async def _run_callable(job: Job) -> Ending:
-    """Call a function of any framework with the task's text; what it returns is the answer, checked against the output
-    type of the profile."""
+    """Call the Python function of the profile with the task's text. The return value is the answer, checked against
+    the output type of the profile."""
     call = job.plan.profile.call
     assert call is not None and job.context is not None
     value: Any = call(job.task.text, job.context)
@@ -121,8 +120,11 @@ async def _run_callable(job: Job) -> Ending:
 
 
 async def _run_setup(setup: Setup, session: RunSession, job: Job, link: Link) -> None:
-    """Run the user's `workspace_setup` command. Raises when it fails: a run must not begin in a workspace that is not
-    ready. Nobody is asked, for it stands in the user's own file; `host` says that the model knows nothing of it."""
+    """Run the user's `workspace_setup` command. Raises RetinueError if it fails: a run must not begin in a workspace
+    that is not ready.
+
+    No person is asked, because the command comes from the user's own file. `host` in `SETUP_SPEC` says that the model
+    does not know of this call."""
     call = Call(SETUP, SETUP, {"command": setup.command, "timeout": setup.seconds})
     done = await run_tool_call(call, SandboxedTool(Shell(), session), job.folders, link, SETUP_SPEC)
     if not done.outcome.success:
@@ -131,8 +133,8 @@ async def _run_setup(setup: Setup, session: RunSession, job: Job, link: Link) ->
 
 
 async def run_conversation(job: Job, link: Link) -> Ending:
-    """Answer the first message, or go on where an earlier process stopped, and then every message that comes. Ends
-    `done`, with the newest answer, when somebody ends the conversation."""
+    """Answer the first message, or go on where an earlier process stopped. Then answer every message that arrives,
+    until the conversation is ended. The ending is `done`, with the newest answer."""
     state = LoopState(job)
     waits = job.past is not None and job.past.waits
     waiting = RunWaiting() if waits else await _answer_message(state, job, link)
@@ -143,7 +145,7 @@ async def run_conversation(job: Job, link: Link) -> Ending:
 
 
 async def _answer_message(state: LoopState, job: Job, link: Link) -> RunWaiting:
-    """Run the turns of one message, and return how they went. Leaves the thread as a model can read it."""
+    """Run the turns of one message, and return how they went. Leave the thread in a form readable for a model."""
     try:
         ending = await link.run_interruptible(run_turns(state, job, link))
     except TurnsSpent as error:
@@ -161,7 +163,7 @@ async def _answer_message(state: LoopState, job: Job, link: Link) -> RunWaiting:
 
 
 def _complete_thread(state: LoopState, link: Link) -> None:
-    """Complete a turn that was broken off: what the model had said is its reply, and every call has a result."""
+    """Complete a turn that was broken off: the text so far becomes the model's reply, and every call gets a result."""
     reply = state.thread[-1]
     if not isinstance(reply, AssistantTurn):
         spoken = link.keep_spoken()

@@ -1,7 +1,7 @@
-"""The life of a tool call: policy, preview and approval, run, truncation, result. One function for every call of a run,
-whether its model made it, a program of code mode, or the set-up of its workspace.
+"""The life of a tool call: policy, preview and approval, run, truncation, result. One function serves every call of a
+run: from the model, from a program of code mode, or from the setup of the workspace.
 
-Knows the link, which writes, judges and asks, and the tool; not where the tool runs.
+This module knows the tool, and the link that logs, judges and asks. It does not know where the tool runs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class FinishedCall(msgspec.Struct, frozen=True, gc=False):
-    """A call that has its result. `outcome` is whole, for programs; `shown` is what the model and the log get;
-    `changed` says which arguments a person gave it."""
+    """A call with its result.
+
+    - `outcome`: the whole outcome, for programs.
+    - `shown`: the outcome as the model and the log get it.
+    - `changed`: a sentence about arguments that a person changed."""
 
     outcome: Outcome
     shown: Outcome
@@ -35,7 +38,7 @@ class FinishedCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class HookedTool:
-    """A tool with code of the program around it: `before_tool` may refuse the call, `after_tool` sees its result."""
+    """A tool with hooks of the embedding program: `before_tool` may refuse the call, `after_tool` sees its result."""
 
     def __init__(self, tool: Tool, hooks: ToolHooks) -> None:
         self._tool, self._hooks = tool, hooks
@@ -54,7 +57,7 @@ class HookedTool:
             outcome = Outcome(str(error), success=False)
         try:
             await self._hooks.after_tool(call.name, call.args, outcome.text, outcome.success)
-        except Exception as error:  # noqa: BLE001 - the boundary to somebody else's hooks
+        except Exception as error:  # noqa: BLE001 - the boundary to the program's hooks
             _LOG.warning("the hook after %s failed: %s: %s", call.name, type(error).__name__, error)
         return outcome
 
@@ -62,14 +65,15 @@ class HookedTool:
 async def run_tool_call(
     call: Call, tool: Tool, folders: Folders, link: Link, spec: ToolSpec | None = None
 ) -> FinishedCall:
-    """Run one call from `tool.call` to `tool.result`. A tool that fails gives the model words; the run goes on.
+    """Run one call from `tool.call` to `tool.result`. If the tool fails, the model gets the error as text and the run
+    goes on.
 
-    `spec` is what the call is judged and written as, where that is not the tool's own."""
+    `spec` replaces the tool's own spec when the call is judged and logged."""
     started = time.monotonic()
     outcome, changed = None, ""
     try:
         decision = await link.begin(call, spec or tool.spec, partial(tool.preview, call, folders))
-    except ToolError as error:  # its preview found that it cannot work, so nobody was asked
+    except ToolError as error:  # the preview found that the call cannot work, so nobody was asked
         outcome = Outcome(str(error), success=False)
     else:
         if isinstance(decision, Deny):
@@ -98,7 +102,7 @@ async def run_tool_call(
 
 
 async def refuse_call(call: Call, problem: str, link: Link) -> FinishedCall:
-    """Write a call that names no tool, or that cannot be read, and its problem as the result. Nothing runs."""
+    """Log a call that names no tool or cannot be read, with its problem as the result. Nothing runs."""
     await link.begin(call, make_refused_spec(call), skip_preview)
     outcome = Outcome(problem, success=False)
     link.finish(call, outcome, 0)
@@ -106,12 +110,12 @@ async def refuse_call(call: Call, problem: str, link: Link) -> FinishedCall:
 
 
 def make_refused_spec(call: Call) -> ToolSpec:
-    """Return what a call that cannot run is written as."""
+    """Return the spec under which a refused call is logged."""
     return ToolSpec(call.name, "", {}, tier="none")
 
 
 def fit_inline(outcome: Outcome, call: Call, folders: Folders) -> Outcome:
-    """Cut the text to what goes to the model, with the whole of it in a file."""
+    """Cut the text to the size that goes to the model, and keep the whole text in a file."""
     if outcome.file:
         return outcome
     text, file = truncate_text(outcome.text, spill=lambda: folders.spill(f"{call.name}.txt"))
