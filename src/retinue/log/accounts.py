@@ -1,4 +1,7 @@
-"""The fold of usage events into bills: tokens and cost by day, model, profile, tree or run. Unknown is not nothing."""
+"""The fold of usage events into bills: tokens and cost by day, model, profile, tree or run.
+
+A cost that is not known is never counted as zero.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,9 @@ SMALLEST = Decimal("0.0001")
 
 
 class Bill(msgspec.Struct, frozen=True):
-    """Tokens and cost of some model calls. `cost` covers the calls whose price is known, `unpriced` are the tokens of
-    the others. `estimated` are the tokens of calls that were cancelled before their provider had told all."""
+    """The tokens and cost of some model calls. `cost` covers the calls with a known price, `unpriced` counts the
+    tokens of the other calls. `estimated` counts the tokens of calls that were cancelled before the provider reported
+    their full usage."""
 
     calls: int = 0
     usage: Usage = NO_USAGE
@@ -36,7 +40,8 @@ class Bill(msgspec.Struct, frozen=True):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the bill as JSON. `cost` is null if part of it is unknown; `known_cost` is the rest."""
+        """Return the bill as JSON. `cost` is null if any call has no known price; `known_cost` is the cost of the
+        other calls."""
         return {
             "calls": self.calls,
             "usage": msgspec.to_builtins(self.usage),
@@ -59,7 +64,7 @@ BY: dict[str, Callable[[Event, UsageReported], str]] = {
 
 
 def fold_bills(events: Iterable[Event], *, by: str) -> dict[str, Bill]:
-    """Sum the usage events by key: days in order, other keys by cost, the highest first."""
+    """Sum the usage events by a key of `BY`. Days are sorted by date, other keys by cost, highest first."""
     key, found = BY[by], dict[str, Bill]()
     for event in events:
         body = event.body
@@ -80,12 +85,12 @@ def make_bill(body: UsageReported) -> Bill:
 
 
 def sum_subtree_bill(run: RunView) -> Bill:
-    """Sum the tokens and the cost of a run and all below it; calls are not counted."""
+    """Sum the tokens and the cost of a run and all runs below it. The number of calls stays 0."""
     return sum((Bill(0, each.usage, each.cost, each.unpriced) for each in run.walk()), NO_BILL)
 
 
 def format_cost(cost: Decimal, unpriced: int) -> str:
-    """Format a cost for people: `$0.0123`, `unknown`, or the known part and `+ unknown`."""
+    """Format a cost for people: `$0.0123`, `unknown`, or the known part followed by `+ unknown`."""
     if unpriced:
         return f"{format_dollars(cost)} + unknown" if cost else "unknown"
     return format_dollars(cost) if cost else "-"

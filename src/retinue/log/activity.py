@@ -1,10 +1,12 @@
-"""The folds of a tree's events into what a live screen shows: the lines that it leaves behind, and below them what is
-at work, what is awaited, what was asked, what is spent and left.
+"""The folds of a tree's events for a live screen: the work in progress, and the permanent lines above it.
 
-`Activity` is the present. It takes deltas too, holds one `Runs`, and of runs that have not ended what no event tells:
-when a wait began, and the end of what is being said. `Entries` are the lines, one compact entry per call. They stand on
-`Blocks`, which knows which words were said and which are held; an entry tells a call once, when its result is there,
-with its diff or the end of its output. Text is left as models and tools gave it.
+`Activity` is the present: running work, open questions, totals and remaining budget. It folds events and deltas,
+contains one `Runs`, and adds state of live runs that is in no event: when a wait began, and the tail of the streamed
+text.
+
+`Entries` gives the permanent lines, one compact entry per call. It builds on `Blocks`, which decides which replies to
+show and which to hold back. A call gets its entry when its result arrives, with its diff or the tail of its output.
+Texts of models and tools are not escaped.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from retinue.log.teams import describe_team
 SPOKEN_CHARACTERS = 4000
 SLOW_MS = 1000
 ANSWER_CHARACTERS = 72
-NOTICE = "notice"  # the kind of what the supervisor tells a model
+NOTICE = "notice"  # the kind of a message from the supervisor to a model
 Style = Literal["markdown", "diff", "output", "faint"]
 _FILE_TOOLS = ("edit", "write")
 _OUTPUT_TOOLS = ("shell", "bash", "execute_python", "execute_go_code")
@@ -53,9 +55,9 @@ Kind = Literal["model", "thinking", "text", "call", "team"]
 
 
 class Work(msgspec.Struct, frozen=True):
-    """Something that goes on now: a model that is awaited or speaks, a call, or a team. `text` is the end of what
-    it has said or printed so far, or where the team is; `since` is when it began. `label` is None for the primary; a
-    member's work stands below that of its team."""
+    """A piece of work in progress: a model that is awaited or streaming, a tool call, or a team. `text` is the tail of
+    the text or output so far; for a team, its progress. `since` is the start time. `label` is None for the primary.
+    `is_member` marks the work of a team member, listed below the team."""
 
     run: int
     agent: str
@@ -68,7 +70,7 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Agents, tokens, cost and time of a tree, and what is left of its budget (None: no limit)."""
+    """The agents, tokens, cost and time of a tree, and the rest of its budget (None: no limit)."""
 
     primary: int = 0
     running: int = 0
@@ -83,8 +85,8 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class _Present(msgspec.Struct):
-    """The present of a run that has not ended: since when its model is awaited, what it says and in which turn, when
-    its calls began, and the newest output of each."""
+    """The live state of a run that has not ended: the start of the current wait for the model, the streamed text
+    (`spoken`) and its turn, and the start times and newest output of open calls."""
 
     since: float
     kind: Kind = "model"
@@ -95,8 +97,8 @@ class _Present(msgspec.Struct):
 
 
 class Activity:
-    """Takes the events of a tree from its first, and the deltas between them. `questions` are those that wait, in the
-    order they were asked."""
+    """The present state of a tree, folded from all its events and the deltas between them. `questions` are the open
+    approvals, in the order they were asked."""
 
     def __init__(self, tree: str) -> None:
         self.runs = Runs(tree)
@@ -138,7 +140,7 @@ class Activity:
                 self.questions[asked.approval_id] = restore_approval(event, asked, self._asked)
             case ApprovalDecided(approval_id=approval_id, call_id=call_id):
                 if self.questions.pop(approval_id, None) is not None:
-                    present.began[call_id] = event.at  # what a person takes is no time of the call
+                    present.began[call_id] = event.at  # the wait for a person does not count as time of the call
             case RunResumed() | RunEnded():
                 for approval_id in [each.id for each in self.questions.values() if each.run == event.run]:
                     del self.questions[approval_id]
@@ -146,8 +148,11 @@ class Activity:
                     del self._live[event.run]
 
     def _end_speech(self, number: int, present: _Present, *, before: int | None = None) -> None:
-        """Forget what a run was saying, because an event has it, or a turn began: that of the turns `before`, or up to
-        the one that the log has reached. A delta is shown at once, and may come before the event of its turn."""
+        """Clear the streamed text of run `number`, because an event now holds the text or a new turn began.
+
+        Only text of turns below `before` is cleared; by default, of all turns up to the newest in the log. A delta is
+        shown at once and can arrive before the event that starts its turn, so text of later turns stays.
+        """
         if before is None:
             before = self.runs.runs[number].turns + 1
         if present.turn < before:
@@ -158,19 +163,19 @@ class Activity:
         if present is None:
             return
         if delta.kind == "output":
-            call_id = delta.call_id or next(reversed(present.began), "")  # a peer does not say which
+            call_id = delta.call_id or next(reversed(present.began), "")  # a peer may leave out the call id
             before = present.outputs.get(call_id, "")
             present.outputs[call_id] = (before + delta.text)[-SPOKEN_CHARACTERS:]
         elif delta.kind in ("text", "thinking"):
             kind: Kind = "text" if delta.kind == "text" else "thinking"
-            begins = kind == "text" and delta.offset == 0  # or begins again after a failed attempt
+            begins = kind == "text" and delta.offset == 0  # first text, or a new attempt after a failed one
             spoken = present.spoken if present.kind == kind and not begins else ""
             present.kind, present.spoken = kind, (spoken + delta.text)[-SPOKEN_CHARACTERS:]
             present.turn = delta.turn
 
     def list_work(self) -> list[Work]:
-        """Return what goes on now, the primary first, members below their team. Calls that wait for other runs or for a
-        person are no work."""
+        """Return the work in progress: the primary first, members below their team. Calls that wait for other runs or
+        for a person are left out."""
         asked = {(question.run, question.call_id) for question in self.questions.values()}
         works: list[Work] = []
         listed: set[int] = set()
@@ -203,13 +208,13 @@ class Activity:
             for call in run.calls
             if not call.waits and (number, call.call_id) not in asked
         ]
-        has_model = run.turns > 0 or bool(run.spawned.model)  # unlike one that stands for a client or lives elsewhere
+        has_model = run.turns > 0 or bool(run.spawned.model)  # a client's run 0 or a remote run may have no model
         if not run.calls and not run.waits and has_model:
             works.append(begin(kind=present.kind, since=present.since, text=present.spoken))
         return works
 
     def measure_totals(self, now: float) -> Totals:
-        """Return the totals at this time of the wall clock."""
+        """Return the totals of the tree at the wall-clock time `now`."""
         every = self.runs.runs.values()
         if not every:
             return Totals()
@@ -233,7 +238,7 @@ class Activity:
 
 
 def restore_approval(event: Event, asked: ApprovalAsked, number: int = 0) -> Approval:
-    """Return a question of the log as surfaces show it."""
+    """Return the `Approval` of an `approval.asked` event, as surfaces show it."""
     return Approval(
         id=asked.approval_id,
         tree=event.tree,
@@ -251,12 +256,13 @@ def restore_approval(event: Event, asked: ApprovalAsked, number: int = 0) -> App
     )
 
 
-# What stays on the screen
+# Permanent entries
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One thing to leave on the screen: a line of `spans`, and the `body` below it in a `style`. `kind` is that of its
-    event, `is_brief` says that a quiet screen shows the line too, `is_detail` that only one that shows all does."""
+    """A permanent entry on the screen: a line of `spans`, and a `body` below the line in a `style`. `kind` is the
+    event's kind. `is_brief`: a quiet screen shows the line too. `is_detail`: only a screen that shows everything
+    does."""
 
     kind: str
     spans: tuple[Span, ...]
@@ -268,15 +274,15 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Entries:
-    """Takes events in their order; holds only what concerns calls that are open."""
+    """The fold of events, in log order, into entries. Holds state of open calls only."""
 
     def __init__(self) -> None:
-        self._blocks = Blocks(tells_unfetched=False)  # an answer stands below the line of its run
+        self._blocks = Blocks(tells_unfetched=False)  # each answer is shown below the line of its run
         self._previews: dict[tuple[int, str], str] = {}
         self._denied: set[tuple[int, str]] = set()
 
     def apply(self, event: Event) -> Entry | None:
-        """Return the entry of an event, or None if it leaves nothing."""
+        """Return the entry of an event, or None if there is nothing to show."""
         block = self._blocks.apply(event)
         key = event.run, getattr(event.body, "call_id", "")
         match event.body:
@@ -289,7 +295,7 @@ class Entries:
                 return self._tell_decision(event, decided, block)
             case ToolResult() as result:
                 preview = self._previews.pop(key, "")
-                if key in self._denied:  # the line of the answer told it
+                if key in self._denied:  # the line of the decision already shows it
                     self._denied.discard(key)
                     return None
                 return None if block is None else _tell_result(event, result, block, preview)
@@ -298,10 +304,10 @@ class Entries:
         return None if block is None else _tell_words(event, block)
 
     def _tell_decision(self, event: Event, decided: ApprovalDecided, block: Block | None) -> Entry | None:
-        """Return a line for an answer that says more than yes: the entry of the call tells that."""
+        """Return a line for a decision that says more than a plain yes. The entry of the call covers a plain yes."""
         key = event.run, decided.call_id
         if decided.args is not None:
-            self._previews.pop(key, None)  # it showed another call
+            self._previews.pop(key, None)  # the preview shows the arguments before the edit
         plain = decided.allowed and decided.scope == "call" and decided.args is None and decided.by in _PLAIN_ANSWERS
         if block is None or plain:
             return None
@@ -315,13 +321,13 @@ class Entries:
         if event.run == 0:
             return Entry(kind=event.kind, spans=(), body=block.body)
         body = ended.final_response if ended.status == "done" else block.body
-        if block.is_detail:  # a member: its team tells its answer
+        if block.is_detail:  # a member: the team shows its answer
             return Entry(kind=event.kind, spans=block.spans, run=event.run, is_detail=True)
         return Entry(kind=event.kind, spans=block.spans, body=body, is_brief=True, run=event.run)
 
 
 def _tell_words(event: Event, block: Block) -> Entry:
-    """Return the entry of what a run thinks, says or is told, of its beginning, and of a warning."""
+    """Return the entry of a thought, a message, inbox text, a warning, or the start of a run."""
     who: tuple[Span, ...] = (("label", f"[{block.label}] "),) if event.run else ()
     if isinstance(event.body, AnswerGiven | RoundAnswered) and block.body:
         words = shorten_text(" ".join(block.body.split()), ANSWER_CHARACTERS, ANSWER_CHARACTERS - 3)
@@ -339,7 +345,8 @@ def _tell_words(event: Event, block: Block) -> Entry:
 
 
 def _tell_result(event: Event, result: ToolResult, block: Block, preview: str) -> Entry | None:
-    """Return the entry of a finished call; none for one that told of itself: the runs it waited for have."""
+    """Return the entry of a finished call, or None for a successful call that waited for other runs: they have entries
+    of their own."""
     call = block.call
     args: dict[str, Any] = {} if call is None else call.args
     if result.name == FINAL_ANSWER or (call is not None and call.waits and result.success):
@@ -348,7 +355,7 @@ def _tell_result(event: Event, result: ToolResult, block: Block, preview: str) -
     mark: Span = ("good", "✓ ") if result.success else ("bad", "✗ ")
     is_interrupted = result.outcome == INTERRUPTED
     said = INTERRUPTED if is_interrupted else summarize_result(result.name, result.text, result.success, spoken=True)
-    is_slow = result.duration_ms >= SLOW_MS and not preview  # the time of one that asked is mostly a person's
+    is_slow = result.duration_ms >= SLOW_MS and not preview  # a call with an approval mostly waited for the person
     took = f" ({result.duration_ms / 1000:.1f}s)" if is_slow else ""
     outcome: tuple[Span, ...] = (("faint" if result.success else "bad", f" → {said}"), ("faint", took))
     body, style = _tell_action(result, args, preview)
@@ -357,9 +364,9 @@ def _tell_result(event: Event, result: ToolResult, block: Block, preview: str) -
 
 
 def _tell_action(result: ToolResult, args: dict[str, Any], preview: str) -> tuple[str, Style]:
-    """Return what a person wants to see of a call: the change of a file, the command and its output, or an error. That
-    they interrupted it they know."""
-    if result.outcome == INTERRUPTED or result.name in TEAM_TOOLS:  # which are told all answers anew
+    """Return the body of a call's entry and its style: the change of a file, the command with its output, or an error.
+    An interrupted call has no body: the person who interrupted it knows."""
+    if result.outcome == INTERRUPTED or result.name in TEAM_TOOLS:  # their result repeats all answers of the team
         return "", "output"
     if not result.success and result.name not in _OUTPUT_TOOLS:
         return (result.text if "\n" in result.text.strip() else ""), "output"
@@ -375,7 +382,7 @@ def _tell_action(result: ToolResult, args: dict[str, Any], preview: str) -> tupl
 
 
 def _draw_change(args: dict[str, Any]) -> str:
-    """Return the change that a file tool makes, as lines taken away and added."""
+    """Return the change that a file tool makes, as removed and added lines."""
     old, new = args.get("old_string"), args.get("new_string", args.get("content"))
     lines = [f"- {line}" for line in old.split("\n")] if isinstance(old, str) and old else []
     added = [f"+ {line}" for line in new.rstrip("\n").split("\n")] if isinstance(new, str) and new else []

@@ -1,7 +1,8 @@
-"""The fold of a tree's events into the blocks a screen shows, with their exact headers.
+"""The fold of a tree's events into the blocks that a screen shows, with their exact headers.
 
-Text is left as models and tools gave it: escaping, cutting and colours are a screen's. What a run says last is no
-block: the primary's goes to whoever asked, a child's is its parent's tool result. Unknown kinds give nothing.
+Texts of models and tools stay unchanged: the screen does the escaping, cutting and colouring. The final answer of a
+run is not a block: the primary's answer goes to the caller, a child's answer is its parent's tool result. Events of
+unknown kinds give no block.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ from retinue.protocol.subagent_tools import CONTINUE
 from retinue.protocol.subagents import OPERATION
 
 FINAL_ANSWER = "final_answer"
-CODE_MODES = (CODE_MODE, "execute_go_code")  # ours, and that of CPE processes which report to us
+CODE_MODES = (CODE_MODE, "execute_go_code")  # our tool, and the tool of CPE processes that report to us
 TEAM_TOOLS = (NEW_ANSWER, VOTE)
-_WHOLE_REPLIES = (OPERATION, CONTINUE)  # calls whose result has what a run said that did not finish
+_WHOLE_REPLIES = (OPERATION, CONTINUE)  # their results include the replies of an unfinished run
 TASK_CHARACTERS = 80
 REASON_CHARACTERS = 200
 ERROR_CHARACTERS = 300
@@ -60,10 +61,12 @@ Span = tuple[Role, str]
 
 
 class Block(msgspec.Struct, frozen=True):
-    """One thing to show. `spans` are the header in pieces with what each is; `line` means the header is all of it.
+    """One block on a screen. `spans` are the pieces of the header, each with its role; a `line` is a block with only a
+    header.
 
-    `brief` says a finished call in one line, `call` is the call as it was made, `label` is the run's. A block that
-    `is_detail` tells nothing that others do not."""
+    `brief` describes a finished call in one line, `call` is that call, and `label` is the label of the run.
+    `is_detail` marks a block whose facts other blocks show too.
+    """
 
     kind: str
     spans: tuple[Span, ...]
@@ -80,10 +83,10 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class _Seen(msgspec.Struct, eq=False):
-    """The state that blocks need of a run that has not ended. `held` are replies that its answer will have, `told` are
-    those before them that were shown, `shown` is the last other text it said, `unfetched` the answers of its
-    background children that no result has had yet. With `reply_has_words` the result of its parent's call has what it
-    said, however it ends."""
+    """The state of a run that has not ended. `held` are replies that the final answer will contain, so they are not
+    shown yet. `told` are earlier replies to the same message of the user, already shown. `shown` is the newest text
+    beside tool calls. `unfetched` are the answers of background children, by run number, until a tool result returns
+    them. `reply_has_words`: the result of the parent's call contains the run's replies even if the run fails."""
 
     label: str = ""
     depth: int | None = None
@@ -107,15 +110,16 @@ class _Seen(msgspec.Struct, eq=False):
 
     @property
     def has_team_events(self) -> bool:
-        """True if events tell of the run's answers and votes: those of its team or of its rounds. A replay has none."""
+        """Return True if events report the answers and votes of the run, because it is in a team or works in rounds. A
+        replay has no such events."""
         return self.team is not None or self.rounds is not None
 
     def list_unshown(self, ended: RunEnded) -> list[str]:
-        """Return the words of an ended run that its answer does not have and no block has shown: replies beside a
-        typed answer or before an ending that is not `done`, and then a reply that was cut off."""
+        """Return the replies of an ended run that neither its answer nor a block contains: replies beside a typed
+        answer, replies before an ending other than `done`, and a reply that was cut off."""
         if ended.status == "done":
             return self.held if ended.structured is not None else []
-        if self.rounds is not None or self.is_team:  # their partial answer is one that was shown
+        if self.rounds is not None or self.is_team:  # their partial answer was already shown
             return self.held
         replies = "\n\n".join([*self.told, *self.held])
         rest = ended.partial.removeprefix(replies).removeprefix("\n\n" if replies else "")
@@ -123,8 +127,11 @@ class _Seen(msgspec.Struct, eq=False):
 
 
 class Blocks:
-    """Takes events in their order; holds only what concerns runs that are alive. `tells_unfetched` ends a run with the
-    answers of its background children that nobody fetched: for a screen that does not show every answer anyway."""
+    """The fold of events, in log order, into blocks. Holds state of live runs only.
+
+    With `tells_unfetched`, the last block of a run includes the answers of its background children that nobody
+    fetched. This is for screens that do not show every answer anyway.
+    """
 
     def __init__(self, *, tells_unfetched: bool = True) -> None:
         self._tells_unfetched = tells_unfetched
@@ -140,7 +147,7 @@ class Blocks:
             self._alive[event.tree, event.agent].add(event.run)
         block = self._block(event, seen)
         if isinstance(event.body, RunEnded):
-            if seen.team is not None:  # which uses nothing itself
+            if seen.team is not None:  # a team has no turns or tokens of its own
                 seen.team.turns += seen.turns
                 seen.team.tools += seen.tools
                 seen.team.tokens += seen.tokens
@@ -149,7 +156,7 @@ class Blocks:
         return block
 
     def _begin(self, event: Event) -> _Seen:
-        """Return the state of a run that is new here. A child at the depth of its parent is a member of a team."""
+        """Return the state of a new run. A child at the depth of its parent is a member of a team."""
         if not isinstance(event.body, RunSpawned):
             return _Seen()
         spawned = event.body
@@ -195,13 +202,13 @@ class Blocks:
         return self._round(event, seen, event.body) if isinstance(event.body, RoundFact) else None
 
     def _words(self, event: Event, seen: _Seen) -> Block | None:
-        """Return the block of what the run thinks, says or is told. A reply without tool calls is held: its answer has
-        it, unless newer words supersede it."""
+        """Return the block of a thought, a message or inbox text. A reply without tool calls is held, because the
+        final answer will contain it unless newer words of the user supersede it."""
         match event.body:
             case TurnStarted(turn=turn):
                 seen.turns = turn
                 return self._supersede(event, seen)
-            case Thinking(text=text) if text:  # a redacted thought has none
+            case Thinking(text=text) if text:  # a redacted thought has no text
                 return self._titled(event, seen, "thought trace", text)
             case Message(text=text, final=False):
                 seen.shown = text
@@ -216,10 +223,11 @@ class Blocks:
         return None
 
     def _supersede(self, event: Event, seen: _Seen) -> Block | None:
-        """Return the replies that the answer of the run will not have, since newer words were read."""
+        """Return a block of the held replies if the run has read newer words: its final answer will not contain
+        them."""
         held, superseded = seen.held, seen.superseded
         seen.superseded = False
-        if seen.has_user_words:  # only they begin an answer anew
+        if seen.has_user_words:  # only words of the user start a new answer
             seen.told, seen.has_user_words = [], False
         elif superseded:
             seen.told = [*seen.told, *held]
@@ -229,7 +237,7 @@ class Blocks:
         return self._titled(event, seen, "message", "\n\n".join(held))
 
     def _team(self, event: Event, seen: _Seen, fact: TeamFact) -> Block | None:
-        """Return the block of what happens in a team. An answer that its member said as text is shown here only."""
+        """Return the block of a team event. An answer that the member gave as text is shown only here."""
         who: tuple[Span, ...] = (("label", f"[{seen.label}] "),) if event.run else ()
         told = make_team_spans(fact)
         if not told:
@@ -244,8 +252,8 @@ class Blocks:
         return _about(event, seen, spans, fact.text, brief=spans)
 
     def _round(self, event: Event, seen: _Seen, fact: RoundFact) -> Block:
-        """Return the block of what happens between rounds. The last answer that there may be is the run's own, which is
-        shown as that."""
+        """Return the block of a round event. The last possible answer has no body here: it is shown as the final
+        answer of the run."""
         spans: tuple[Span, ...] = (("mark", "◇ "), *make_round_spans(fact))
         if not isinstance(fact, RoundAnswered):
             return _about(event, seen, spans, line=True, brief=spans)
@@ -254,7 +262,7 @@ class Blocks:
         return _about(event, seen, spans, "" if is_last else fact.text, line=is_last, brief=spans)
 
     def _waiting(self, event: Event, seen: _Seen, waiting: RunWaiting) -> Block | None:
-        """Return the block of an answer in a conversation, and of the reason why there is none."""
+        """Return the block of an answer in a conversation, with the reason if the turn ended without one."""
         held, seen.held, seen.superseded = seen.held, [], False
         seen.told = [*seen.told, *held]
         why = "" if waiting.after == "answered" else waiting.after + (f": {waiting.text}" if waiting.text else "")
@@ -264,12 +272,12 @@ class Blocks:
         return self._titled(event, seen, "message", body)
 
     def _ending(self, event: Event, seen: _Seen, ended: RunEnded) -> Block | None:
-        """Return the block of an ending, with what is shown nowhere else: words that are not in the answer, and answers
-        of background children that nobody fetched."""
+        """Return the block of a run's ending, with the texts that no other block shows: replies missing in the answer,
+        and answers of background children that nobody fetched."""
         parts = seen.list_unshown(ended)
         parent = None if seen.parent is None else self._runs.get((event.tree, seen.parent))
         if self._tells_unfetched and ended.status != "done" and (seen.is_background or seen.reply_has_words):
-            words, parts = "\n\n".join(parts), []  # the result that its parent gets has them
+            words, parts = "\n\n".join(parts), []  # the parent's tool result contains them
             answer = f"said before it ended {ended.status}:\n{words}" if words else ""
         else:
             answer = f"answered:\n{ended.final_response}" if ended.final_response else ""
@@ -284,7 +292,8 @@ class Blocks:
         return self._titled(event, seen, "message", body) if body else None
 
     def _who(self, event: Event, seen: _Seen) -> tuple[Span, ...]:
-        """Nothing for the primary; the name, and the label when another run of that name is alive."""
+        """Return the agent's name as spans, with the label if another run of this agent is alive; nothing for the
+        primary."""
         if event.run == 0:
             return ()
         others = self._alive[event.tree, event.agent] - {event.run, 0}
@@ -301,7 +310,7 @@ class Blocks:
             return None
         timeout = "" if call.timeout_seconds is None else f" (timeout: {format_seconds(call.timeout_seconds)})"
         code = call.args.get("code")
-        if call.name in CODE_MODES and isinstance(code, str):  # a program is shown as it was written
+        if call.name in CODE_MODES and isinstance(code, str):  # show a program as the model wrote it
             args = code
         else:
             args = reformat_json(call.raw) if call.raw else format_json(call.args)
@@ -330,7 +339,7 @@ class Blocks:
 
 
 def is_team_call(call: ToolCall) -> bool:
-    """Tell whether a call is a member's answer or vote, which its team tells of, and not a tool of that name."""
+    """Return True if the call is a team member's answer or vote, and not a tool that happens to have that name."""
     return call.waits and call.name in TEAM_TOOLS
 
 
@@ -341,7 +350,7 @@ def _about(event: Event, seen: _Seen, spans: tuple[Span, ...], body: str = "", *
 def _decision(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block | None:
     asked, call = seen.asked.pop(decided.approval_id, None), seen.calls.get(decided.call_id)
     if asked is None and decided.allowed and decided.by.startswith("rule"):
-        return None  # a rule let it pass: that is no news
+        return None  # a rule allowed the call: nothing to show
     if call is not None and decided.args is not None:
         call = seen.calls[decided.call_id] = structs.replace(call, args=decided.args)
     args = decided.args or (asked.args if asked is not None else {} if call is None else call.args)
@@ -352,7 +361,7 @@ def _decision(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block | No
         where = f" ({decided.surface})" if decided.surface else ""
         about = (*about, ("faint", f" by {decided.by}{where}"))
     if decided.allowed:
-        reach = "" if decided.by.startswith("rule") else _REACH.get(decided.scope, "")  # a rule names its own
+        reach = "" if decided.by.startswith("rule") else _REACH.get(decided.scope, "")  # `by` already names the rule
         how = reach + (", with edited arguments" if decided.args is not None else "")
         spans = (("good", "✓ approved"), *about, ("plain", how))
         return _about(event, seen, spans, line=True)
@@ -374,7 +383,7 @@ def _lifecycle(event: Event, seen: _Seen) -> Block:
         case RunSpawned(task=task, queued=queued):
             first = next((line.strip() for line in task.splitlines() if line.strip()), "")
             what = "spawned (queued)" if queued else "spawned"
-            if first not in ("", seen.label) and seen.team is None:  # its team has said the task
+            if first not in ("", seen.label) and seen.team is None:  # the team already shows the task
                 what += f": {shorten_text(first, TASK_CHARACTERS, TASK_CHARACTERS - 3)}"
             return _about(event, seen, (("mark", "○ "), *who, ("plain", what)), line=True)
         case RunEnded(status=status, error_details=error, duration_ms=took):
@@ -394,14 +403,14 @@ def _lifecycle(event: Event, seen: _Seen) -> Block:
     return _about(event, seen, (("mark", "○ "), *who, ("plain", "resumed")), line=True)
 
 
-# Texts that other screens use too
+# Texts that other modules use too
 
 TeamFact = AnswerGiven | VoteCast | AnswersShown | MemberLost | TeamDecided
 
 
 def make_team_spans(fact: TeamFact) -> tuple[Span, ...]:
-    """Return one line about what happens in a team, such as `agent1 votes for agent2.1: it is right`; nothing for what
-    nobody needs to see."""
+    """Return one line about a team event, such as `agent1 votes for agent2.1: it is right`; no spans for an event that
+    is not worth showing."""
     match fact:
         case AnswerGiven(member=agent, label=label):
             is_first = label.endswith(".1")
@@ -443,7 +452,7 @@ def make_round_spans(fact: RoundFact) -> tuple[Span, ...]:
 
 
 def describe_basis(fact: RoundEvaluated) -> str:
-    """Say what a round starts from."""
+    """Return a phrase for the input that a round starts from."""
     match fact.basis:
         case "tasks":
             tasks = (fact.tasks or {}).get("tasks")
@@ -455,18 +464,19 @@ def describe_basis(fact: RoundEvaluated) -> str:
 
 
 def make_question_spans(label: str | None, tool: str, args: dict[str, Any]) -> tuple[Span, ...]:
-    """Return the spans of a question, `◐ [label] edit(src/lib.rs)`. The primary has no label."""
+    """Return the header of a question, such as `◐ [label] edit(src/lib.rs)`. `label` is None for the primary."""
     who: tuple[Span, ...] = () if label is None else (("label", f"[{label}] "),)
     return (("mark", "◐ "), *who, *make_call_spans(tool, args))
 
 
 def format_question_body(question: Approval | ApprovalAsked) -> str:
-    """Return the text a person needs to see before they answer: the preview, or the arguments if there is none."""
+    """Return the text to show to a person who answers: the preview, or the arguments if there is no preview."""
     return question.preview or (format_json(question.args) if question.args else "")
 
 
 def format_json(value: Any) -> str:
-    """Format a value as JSON for people, with two spaces of indent; values that are no JSON by their text."""
+    """Format a value as JSON for people, indented by two spaces. Values that JSON does not support become their
+    `str`."""
     try:
         return json.dumps(value, indent=2, ensure_ascii=False, default=str)
     except (RecursionError, ValueError):
@@ -474,7 +484,7 @@ def format_json(value: Any) -> str:
 
 
 def reformat_json(text: str) -> str:
-    """Indent a JSON object or array by two spaces; return any other text as it is."""
+    """Indent a JSON object or array by two spaces; return any other text unchanged."""
     if not text.lstrip().startswith(("{", "[")):
         return text
     try:
@@ -493,7 +503,7 @@ def make_call_spans(tool: str, args: dict[str, Any]) -> tuple[Span, ...]:
 
 
 def _describe_args(args: dict[str, Any]) -> str:
-    """Describe a call by its first argument, for tools without an argument known to matter most."""
+    """Describe a call of an unlisted tool by its first argument that is a text or a list."""
     for name, value in args.items():
         if isinstance(value, str):
             return shorten_text(value, 60, 57)

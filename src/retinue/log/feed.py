@@ -1,9 +1,9 @@
-"""The live end of a log. A watcher is a cursor: nothing is queued for it and nobody waits for it.
+"""The live end of a log. A watcher is a cursor: it has no queue of events, and no writer ever waits for it.
 
-Written events come in through `publish`; the feed of their tree keeps the newest, older ones are read from the log. So
-a slow watcher costs nothing and misses nothing, and a tree that nobody watches needs no feed. Deltas go to a bounded
-queue per watcher that asked for them; those that do not fit are counted, and the watcher is told. Knows no file and no
-writer.
+`publish` takes written events. The feed of a tree keeps the newest events in memory; watchers read older ones from the
+log. So a slow watcher costs nothing and misses nothing, and only watched trees have a feed. Deltas go into a bounded
+queue per watcher that asked for them; deltas that do not fit are counted, and the watcher gets the count. This module
+knows neither files nor writers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ DELTAS_KEPT = 4096
 
 
 class Watcher:
-    """A cursor: the number of the event it has reached, and the deltas it has not yet taken, each with the number of
-    the event before it."""
+    """A cursor in a tree. `seq` is the number of the newest event it has reached. `deltas` are the deltas not yet
+    taken, each with the number of the event before it."""
 
     __slots__ = ("deltas", "dropped", "seq", "wake")
 
@@ -34,7 +34,8 @@ class Watcher:
         self.wake: asyncio.Event = asyncio.Event()
 
     def take_deltas(self, before: float = math.inf) -> Iterator[Delta]:
-        """Take the deltas that came before an event, and before the first of them one that counts the dropped ones."""
+        """Take the deltas queued before event number `before`. If deltas were dropped, first yield a delta with their
+        count."""
         while self.deltas and self.deltas[0][0] < before:
             _, delta = self.deltas.popleft()
             if self.dropped:
@@ -44,8 +45,8 @@ class Watcher:
 
 
 class Feed:
-    """The newest events of a tree that is watched, newest last; the oldest of them has number `first`. `row` is how
-    the tree stands: before them when the feed is made, with them later."""
+    """The newest events of a watched tree, newest last. `first` is the number of the oldest event kept. `row` is the
+    state of the tree, updated with each published event."""
 
     __slots__ = ("events", "first", "row", "watchers")
 
@@ -55,7 +56,7 @@ class Feed:
         self.watchers: tuple[Watcher, ...] = ()
 
     def publish(self, event: Event) -> None:
-        """Take an event that is written, and wake the watchers."""
+        """Add a written event and wake the watchers."""
         self.events.append(event)
         if len(self.events) > 2 * KEEP:
             dropped = len(self.events) - KEEP
@@ -66,7 +67,7 @@ class Feed:
             watcher.wake.set()
 
     def show(self, delta: Delta) -> None:
-        """Queue a delta for the watchers that asked for them."""
+        """Queue a delta for the watchers that asked for deltas."""
         place = self.first + len(self.events) - 1
         for watcher in self.watchers:
             if watcher.deltas is not None:
@@ -78,7 +79,7 @@ class Feed:
 
 
 class WatchableLog(ABC):
-    """The part of a log that its watchers see. `_feeds` are those of the trees that are watched."""
+    """The part of a log that watchers use. `_feeds` maps each watched tree to its feed."""
 
     _feeds: dict[str, Feed]
 
@@ -95,7 +96,7 @@ class WatchableLog(ABC):
         feed.watchers += (watcher,)
         try:
             while True:
-                watcher.wake.clear()
+                watcher.wake.clear()  # before reading, so that an event published meanwhile wakes us again
                 if watcher.seq + 1 < feed.first:
                     batch = await self._read_older(tree, watcher.seq)
                 else:
@@ -115,12 +116,12 @@ class WatchableLog(ABC):
                     await watcher.wake.wait()
         finally:
             feed.watchers = tuple(other for other in feed.watchers if other is not watcher)
-            if not feed.watchers and self._feeds.get(tree) is feed:  # the next watcher reads all of it from the log
+            if not feed.watchers and self._feeds.get(tree) is feed:  # a later watcher reads from the log again
                 del self._feeds[tree]
 
     @abstractmethod
     def _make_feed(self, tree: str) -> Feed:
-        """Make the feed of a tree that nobody watches yet: all of it is read from the log."""
+        """Make a feed for a tree that has no watcher yet. The watcher reads earlier events from the log."""
 
     @abstractmethod
     async def _read_older(self, tree: str, after: int) -> list[Event]:

@@ -1,9 +1,10 @@
-"""Logs around another log. `ForwardingLog` forwards everything; subclasses override what they want to see or change.
+"""Logs that wrap another log. `ForwardingLog` forwards everything; subclasses override the methods they observe or
+change.
 
-`FailingLog` is for tests of crashes, since everything that matters passes through the log: at a failpoint
-(RETINUE_FAILPOINT=POINT[:N], the N-th time) this process kills itself. A point is an event kind, right after such an
-event is on disk (nobody has been told yet); `before-KIND`, right before one is written; or `cleanup`, before the log is
-closed.
+`FailingLog` is for crash tests: at a failpoint (RETINUE_FAILPOINT=POINT[:N], the N-th time) the process kills itself.
+Every important step writes to the log, so the log is the place for failpoints. POINT is an event kind (right after
+such an event is on disk, before anybody hears of it), `before-KIND` (right before such an event is written), or
+`cleanup` (before the log is closed).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CLEANUP = "cleanup"
 
 
 class ForwardingLog:
-    """Closing it closes the log inside."""
+    """A log that forwards everything to the wrapped log. Closing it closes the wrapped log."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -40,7 +41,7 @@ class ForwardingLog:
 
 
 class FailingLog(ForwardingLog):
-    """Another log, until the point is reached."""
+    """A log that forwards everything until the failpoint is reached, then kills the process."""
 
     def __init__(self, log: Log, point: str) -> None:
         super().__init__(log)
@@ -62,7 +63,7 @@ class FailingLog(ForwardingLog):
         if written is None:
             _die()
         call_when_done(written, lambda _: _die())
-        return asyncio.get_running_loop().create_future() if wait else None
+        return asyncio.get_running_loop().create_future() if wait else None  # never done: the process dies first
 
     async def close(self) -> None:
         if self._point == CLEANUP:
@@ -72,4 +73,4 @@ class FailingLog(ForwardingLog):
 
 def _die() -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
-    raise SystemExit  # never: no process outlives that signal
+    raise SystemExit  # unreachable: no process survives SIGKILL

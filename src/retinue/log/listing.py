@@ -1,5 +1,5 @@
 """Stored trees as lists of runs, for `ps` and `show`. A run without an ending whose process is gone is `interrupted`,
-so that nothing seems to run for ever."""
+so that no run seems to run forever."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ LATEST = 10
 
 
 class Listing(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """One tree as its events tell it, the process `pid` that still writes it, and its newest event."""
+    """One tree, folded from its events. `pid` is the process that still writes the tree, `last_at` and `last_seq` are
+    the time and number of its newest event."""
 
     runs: Runs
     last_at: float
@@ -35,15 +36,16 @@ class Listing(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def ended(self) -> bool:
-        """True when every run has ended."""
+        """Return True if every run has ended."""
         return all(run.ended is not None for run in self.runs.runs.values())
 
     def state_of(self, run: RunView) -> str:
-        """Return the live state of a run, the status it ended with, or `interrupted`."""
+        """Return the live state of a run, its status if it has ended, or `interrupted`."""
         return run.state if run.ended is not None or self.live else INTERRUPTED
 
     def seconds_of(self, run: RunView, now: float) -> float:
-        """Return how long a run took, or has taken until now; if interrupted, until the newest event of its tree."""
+        """Return how long a run took, or has taken until `now`. An interrupted run counts until the newest event of
+        its tree."""
         if run.ended is not None:
             return run.ended.duration_ms / 1000
         since = run.spawned_at if run.started_at is None else run.started_at
@@ -51,7 +53,7 @@ class Listing(msgspec.Struct, frozen=True, eq=False, gc=False):
         return max(0.0, until - since - run.measure_idle(until))
 
     def list_runs(self) -> list[RunView]:
-        """Return parents before children, siblings in the order they were made."""
+        """Return all runs: parents before children, siblings in the order they were spawned."""
         primary = self.runs.primary
         return [] if primary is None else list(primary.walk())
 
@@ -84,7 +86,8 @@ class Listing(msgspec.Struct, frozen=True, eq=False, gc=False):
         }
 
     def make_result(self, run: RunView, now: float) -> dict[str, Any]:
-        """Return the result of an ended run; for others the same fields, as far as they are known."""
+        """Return the result of a run. A run that has not ended has the same fields as far as they are known, and
+        `status` null."""
         if run.ended is not None:
             return run.result(self.tree).to_json()
         unfinished = RunEnded("disconnected", "", round(self.seconds_of(run, now) * 1000), partial=run.last_message)
@@ -97,8 +100,10 @@ class Listing(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 async def load_listing(log: LogReader, tree: str) -> Listing:
-    """Fold the events of a stored tree; raises NotFound. Looks for its process before it reads, so that an ending
-    written in between is seen."""
+    """Fold the events of a stored tree into a `Listing`. Raises NotFound.
+
+    Looks up the writing process before it reads the events, so that it sees an ending written in between.
+    """
     writer = (await log.read_status(tree)).writer
     runs = Runs(tree)
     last_at, last_seq = 0.0, 0
@@ -106,7 +111,7 @@ async def load_listing(log: LogReader, tree: str) -> Listing:
         runs.apply(event)
         last_at, last_seq = event.at, event.seq
     for stored in await log.read_runs([tree]):
-        runs.restore(stored)  # if the events that tell of it are damaged
+        runs.restore(stored)  # in case its events are damaged
     return Listing(runs, last_at=last_at, last_seq=last_seq, pid=writer)
 
 
@@ -117,8 +122,12 @@ async def load_listings(
     everything: bool = False,
     since: float | None = None,
 ) -> tuple[list[Listing], int]:
-    """List the trees with live runs and the latest ones (or all since a time), newest first; return how many are left
-    out too. Trees that another process shows are only among everything. The runs have no texts."""
+    """List trees, newest first, and return the number of trees left out.
+
+    The default is trees with live runs and the LATEST newest ones; with `since`, trees spawned since then and
+    unfinished live ones; with `everything`, all trees, including those reported to another process. The runs have no
+    texts.
+    """
     latest = None if everything or since is not None else LATEST
     trees = await log.list_trees(on_problem, latest=latest, reported=everything)
     count = len(trees) if latest is None else await log.count_trees(reported=everything)
@@ -134,7 +143,7 @@ async def load_listings(
 async def summarize_trees(
     log: LogReader, trees: Sequence[StoredTree], on_problem: OnProblem = ignore_problem
 ) -> list[Listing]:
-    """List these trees from what the log keeps of their runs; without those that were removed meanwhile."""
+    """List the given trees from the index of the log. Trees that were removed meanwhile are left out."""
     listings = {
         stored.tree: Listing(Runs(stored.tree), last_at=stored.last_at, last_seq=stored.last_seq, pid=stored.writer)
         for stored in trees

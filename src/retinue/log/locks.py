@@ -1,6 +1,6 @@
-"""The lock beside a log file: it says which process writes the file, and from which batch on.
+"""The lock file beside a log file. It names the process that writes the log, and the first batch of that process.
 
-The lock is the kernel's and ends with its process, so a process that died seems to write nothing.
+The lock is a kernel lock and ends with its process, so a dead process never counts as a writer.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ CHILD_SECONDS, CHILD_STEP_SECONDS = 0.5, 0.01
 
 
 class Holder(NamedTuple):
-    """The process that writes a log file, and the first batch it writes. Both are 0 until it has signed the lock."""
+    """The process that writes a log file, and the first batch it writes. Both are 0 until the process has signed the
+    lock."""
 
     pid: int
     first_batch: int
 
 
 def try_lock(file: Path) -> int | None:
-    """Take the lock of a log file and return its descriptor, which holds it until closed; None if another has it."""
+    """Take the lock of a log file and return its descriptor, or None if another process holds the lock. The lock lasts
+    until the descriptor is closed."""
     try:
         lock = open_own_file(file.with_suffix(".lock"))
     except OSError as error:
@@ -39,7 +41,8 @@ def try_lock(file: Path) -> int | None:
 
 
 async def wait_for_lock(file: Path) -> int:
-    """Take the lock of a log file or raise LogHeld. Readers hold it for a moment, so it is tried for a while."""
+    """Take the lock of a log file or raise LogHeld. Retries for PATIENCE_SECONDS, because readers hold the lock for a
+    moment."""
     for _ in range(round(PATIENCE_SECONDS / STEP_SECONDS)):
         lock = try_lock(file)
         if lock is not None:
@@ -51,17 +54,20 @@ async def wait_for_lock(file: Path) -> int:
 
 
 def sign_lock(lock: int, first_batch: int) -> None:
-    """Write into a lock we hold from which batch on we write: earlier ones are of processes now gone."""
+    """Write our pid and our first batch into a lock that we hold. Earlier batches belong to processes that are
+    gone."""
     os.ftruncate(lock, 0)
     os.pwrite(lock, b"%d %d\n" % (os.getpid(), first_batch), 0)
 
 
 def read_holder(file: Path) -> Holder | None:
-    """Return the process that holds the lock of a log file, if one does.
+    """Return the process that holds the lock of a log file, or None.
 
-    Looking takes a free lock for a moment: a process that wants it just then takes another file. If the process that
-    signed it is gone, a child of it may have the lock still, for as long as it takes to become another program; a
-    process of another container only seems to be gone, and is named after a while."""
+    The check takes a free lock for a moment; a process that wants the lock just then retries or uses another file. If
+    the signer of the lock is gone, its forked child may hold the lock until the child executes another program, so the
+    check repeats for CHILD_SECONDS. A process in another container seems to be gone too; it is returned after that
+    time.
+    """
     try:
         lock = open_regular_file(file.with_suffix(".lock"))
     except OSError:

@@ -1,6 +1,6 @@
-"""Finding a run by what a person typed: TREE/N, a tree, a path, a label, a subagent_id, or the beginning of one.
+"""Lookup of a run by a name that a person typed: TREE/N, a tree, a path, a label, a subagent_id, or a prefix of one.
 
-Exact names win over beginnings. A name that could mean several runs is an error that lists them; nothing is guessed.
+Exact names win over prefixes. A name that matches several runs is an error that lists them; the lookup never guesses.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ LAST = "last"
 MOST_CANDIDATES = 10
 MOST_NAMES = 1000
 TASK_CHARACTERS = 60
-_MOST_DIGITS = 9  # int() refuses thousands of them
+_MOST_DIGITS = 9  # int() refuses texts of thousands of digits
 
 
 def read_run_number(text: str) -> int | None:
-    """Return the N of TREE/N; None for what is no number of a run."""
+    """Return the N of TREE/N, or None if `text` is not a run number."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
@@ -35,8 +35,11 @@ async def find_run(
     everything: bool = False,
     live: bool = False,
 ) -> RunRef:
-    """Find the run of that name; without one the newest tree's primary. Trees that another process shows are looked at
-    when no other has the name, or at once with `everything`. With `live`, runs that take commands come first."""
+    """Find the run called `name`; without a name, the primary of the newest tree.
+
+    Trees reported to another process count only if no other tree matches, or with `everything`. With `live`, runs of
+    trees at work win over the others. Raises NotFound or Ambiguous.
+    """
     if not name:
         return await _find_newest(log, on_problem, everything=everything)
     problems: list[LogError] = []
@@ -58,8 +61,8 @@ async def find_run(
 
 
 async def resolve_recent(log: LogReader, name: str, *, everything: bool = False) -> str:
-    """Return the name of a run for `last`, `@1` (the newest tree, the same as `last`), `@2` (the one before it) and so
-    on, or one of these with `/N`; other names as they are. Raises NotFound if there are fewer trees."""
+    """Return the run name for `last`, `@1` (the newest tree, the same as `last`), `@2` (the tree before it) and so on,
+    each with an optional `/N`. Other names are returned unchanged. Raises NotFound if there are fewer trees."""
     first, slash, number = name.partition("/")
     place = 1 if first == LAST else read_run_number(first[1:]) if first.startswith("@") else None
     if place is None or (slash and read_run_number(number) is None):
@@ -94,7 +97,8 @@ def _explain_nothing(log: LogReader, problems: Sequence[LogError]) -> str:
 
 
 async def find_reported_run(log: LogReader, agent: str, run_id: str) -> RunRef | None:
-    """Find a run that an MCP server reports to us in the server's own tree; None if that is in another project."""
+    """Find a run that an MCP server reports to us in the server's own tree, or return None if that tree is in another
+    project."""
     tree, _, number = run_id.rpartition("-")
     for stored in await log.list_trees():
         if not stored.is_reported or (stored.reported != run_id and stored.tree != tree):
@@ -108,7 +112,7 @@ async def find_reported_run(log: LogReader, agent: str, run_id: str) -> RunRef |
 
 
 async def _find_by_number(log: LogReader, name: str) -> list[StoredRun]:
-    """Find TREE/N, where the beginning of TREE is enough."""
+    """Find the runs that match TREE/N; TREE may be a prefix."""
     tree, _, number = name.rpartition("/")
     wanted = read_run_number(number)
     if not tree or wanted is None:
@@ -119,14 +123,14 @@ async def _find_by_number(log: LogReader, name: str) -> list[StoredRun]:
 
 
 def _choose_runs(runs: Sequence[StoredRun], name: str) -> list[StoredRun]:
-    """Return the runs that a name means: TREE/N, a tree, else those with exactly that name, else those where one
-    begins with it."""
+    """Return the runs that `name` means: TREE/N, else a tree, else runs with exactly this name, else runs with a name
+    that starts with it."""
     tree, _, number = name.rpartition("/")
     wanted = read_run_number(number) if tree else None
     by_number = [run for run in runs if run.first.run == wanted and run.first.tree.startswith(tree)]
     trees = [run for run in runs if run.first.tree == name and run.first.run == 0]
     exact = [run for run in runs if name in (run.ref.path, run.ref.label, run.ref.subagent_id)]
-    continued = {  # by runs that are found too: a subagent_id names the newest
+    continued = {  # runs continued by another match: a subagent_id names the newest
         f"{body.origin or run.first.tree}/{body.continues}"
         for run in exact
         if isinstance(body := run.first.body, RunSpawned) and body.continues is not None
@@ -136,8 +140,8 @@ def _choose_runs(runs: Sequence[StoredRun], name: str) -> list[StoredRun]:
 
 
 def _begins_name(name: str, ref: RunRef) -> bool:
-    """Return whether a name of the run begins so. Of its path, the last part has to: `/main/ex` is `/main/explorer-1`,
-    not a run below it."""
+    """Return True if a name of the run starts with `name`. A prefix of the path must reach into its last part:
+    `/main/ex` matches `/main/explorer-1`, not a run below it."""
     others = (ref.label, ref.subagent_id, ref.tree if ref.run == 0 else "")
     is_path = ref.path.startswith(name) and "/" not in ref.path[len(name) :]
     return is_path or any(other.startswith(name) for other in others)
@@ -153,7 +157,7 @@ async def _find_similar(log: LogReader, name: str) -> str:
 
 
 def _list_candidates(found: Sequence[StoredRun]) -> list[str]:
-    """Return what tells runs from others of the same name: their numbers, when they began, and their tasks."""
+    """Return lines that tell runs of the same name apart: number, path, label, start time and task."""
     more = len(found) - MOST_CANDIDATES
     listed = [
         f"{run.ref.name} ({run.ref.path}, '{run.ref.label}') of {describe_origin(run)}"
@@ -163,7 +167,7 @@ def _list_candidates(found: Sequence[StoredRun]) -> list[str]:
 
 
 def describe_origin(run: StoredRun) -> str:
-    """Return when a run began, and the beginning of its task."""
+    """Return the start time of a run and the beginning of its task."""
     body = run.first.body
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.first.at))
     task = " ".join(body.task.split()) if isinstance(body, RunSpawned) else ""

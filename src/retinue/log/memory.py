@@ -1,4 +1,4 @@
-"""The log in memory: an appended event is written at once, and gone with the process. Knows no file."""
+"""The log in memory. An appended event counts as written at once and is lost with the process. Uses no files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retinue.log.tree_index import TreeRow, list_names, summarize_runs
 
 
 class MemoryLog(WatchableLog):
-    """All events, by tree."""
+    """A log that keeps the events of each tree in a list."""
 
     ahead = True
     location = "the log in memory"

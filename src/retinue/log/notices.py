@@ -1,8 +1,9 @@
-"""The fold of a tree's events and deltas into what the user of a served agent sees: notices of calls, the plan and the
-answer of the primary, each once and in the order of the log.
+"""The fold of a tree's events and deltas for the user of a served agent: notices of calls, and the plan and the answer
+of the primary. Each is given once, in log order.
 
-Deltas may come before the events of earlier turns are written: they are held until their turn has begun, and what was
-missed of a reply is told when its event comes. The text of a child is the result of a call and no words to the user.
+Deltas can arrive before the events of earlier turns are written. They are held until their turn has begun, and the
+event of a reply supplies any text that its deltas missed. The text of a child is the result of a call, so the user
+does not see it.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _SPAWNING = frozenset({SPAWN, SPAWN_ONE, CONTINUE, FINAL_ANSWER})
 
 
 class Words(msgspec.Struct, frozen=True, gc=False):
-    """A piece of what the primary says: of its plan or its answer number `part`. `is_new` begins that part (once more,
-    if the model began it anew), `is_last` ends it, without text."""
+    """A piece of a plan or an answer of the primary. `part` is the number of that plan or answer. `is_new` starts the
+    part, or starts it again if the model restarted the reply. `is_last` ends the part and has no text."""
 
     part: int
     text: str = ""
@@ -33,7 +34,7 @@ class Words(msgspec.Struct, frozen=True, gc=False):
 
 
 class NoticeFold:
-    """The fold of one tree. The primary is called `primary` in notices; without it, by its own name."""
+    """The fold of one tree. Notices call the primary `primary`, or by its agent name if that is empty."""
 
     def __init__(self, primary: str = "") -> None:
         self._names: dict[int, str] = {0: primary} if primary else {}
@@ -43,7 +44,7 @@ class NoticeFold:
         self._has_answered = False
 
     def apply(self, item: Event | Delta) -> list[Notice | Words]:
-        """Return what the user sees of an event or a delta."""
+        """Return the notices and words that an event or a delta adds."""
         if isinstance(item, Delta):
             is_spoken = item.run == 0 and item.kind == "text"
             return [*self._speech.hear(item)] if is_spoken else []
@@ -85,20 +86,20 @@ class NoticeFold:
 
 
 def _is_shown(call: ToolCall) -> bool:
-    """Return whether a call gets notices of its own: those of calls that make runs name the runs, and how a team comes
-    to its answer is no work of its members."""
+    """Return True if a call gets notices of its own. A call that makes runs does not, because the notices name the
+    runs. A team member's answer or vote does not, because it is not work of the member."""
     is_spawning = call.name in _SPAWNING or call.name.startswith(SUBAGENT_PREFIX)
     return not is_spawning and not is_team_call(call) and (not call.host or bool(call.within))
 
 
 class _Speech:
-    """The replies of the primary, each in parts: a plan, an answer. `_said` is what was told of the reply of `_turn`;
-    `_held` are deltas of later turns."""
+    """The replies of the primary, each split into parts (plan, answer). `_said` is the text given so far of the reply
+    of `_turn`; `_held` are deltas of later turns."""
 
     def __init__(self) -> None:
         self._turn = 0
         self._said = ""
-        self._is_broken = False  # deltas are missing, or the model began anew: the event tells the rest
+        self._is_broken = False  # deltas are missing, or the model restarted: the event supplies the rest
         self._held: list[Delta] = []
         self._part, self._first_part = 0, 0
         self._is_open = self._is_plan = False
@@ -120,10 +121,10 @@ class _Speech:
             yield from self.hear(delta)
 
     def finish_reply(self, text: str | None) -> Iterator[Words]:
-        """Say what is missing of a reply, whole now, and end it. None ends a reply that never became whole. A run
-        elsewhere may say several replies in one turn."""
+        """Give the rest of a reply whose whole `text` is now known, and end it. None ends a reply that never became
+        whole. A remote run may give several replies in one turn."""
         if text is not None:
-            if not text.startswith(self._said):  # the model began anew: this takes the place of what was told
+            if not text.startswith(self._said):  # the model restarted: replace the text given so far
                 self._said, self._part, self._is_open, self._is_plan = "", self._first_part, False, False
             yield from self._say(text[len(self._said) :])
         yield from self._close()

@@ -1,5 +1,5 @@
-"""The log of a state folder: where it is, and how it is opened for reading. The commands that only read load no more
-than this; `build` opens it for writing."""
+"""The log of a state folder: its location, and how to open it for reading. Commands that only read import no more than
+this module; `build` opens the log for writing."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ LOGS = "logs"
 
 
 def open_reader(state: Path) -> LogReader:
-    """Open the log of a state folder for reading; the folder need not exist. Raises ConfigError if it is not ours."""
+    """Open the log of a state folder for reading. The folder need not exist. Raises ConfigError if it does not belong
+    to us."""
     verify_state_folder(state)
     return SqliteReader(state / LOGS)
 
 
 def take_over_state(state: Path) -> None:
-    """Make a state folder and the events in it the user's, whoever made them. Raises LogError for a log that cannot be
-    read or that a process is writing."""
+    """Make the user the owner of a state folder and of all events in it. Raises LogError for a log that cannot be read
+    or that another process is writing."""
     adopt_state_folder(state)
     for file in SqliteReader(state / LOGS).list_files():
         lock = locks.try_lock(file)

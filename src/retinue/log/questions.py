@@ -1,4 +1,4 @@
-"""The closing of a question, read from events: who answered it, on which surface, and when."""
+"""The closing of a question, read from events: who answered, on which surface, and when."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from retinue.core.events import ApprovalDecided, Delta, Event, RunEnded
 
 
 async def find_closing(events: AsyncIterable[Event | Delta], approval_id: str) -> QuestionClosed:
-    """Return how a question was closed, from the events of its tree: those of a log, or those of a watch if the answer
-    may not be written yet. The ending of its run closes it without an answer."""
+    """Return how a question was closed, from the events of its tree. Pass a log's events, or those of a watch if the
+    answer may not be written yet. The ending of its run closes a question without an answer."""
     async for event in events:
         if isinstance(event, Delta):
             continue

@@ -1,4 +1,4 @@
-"""Ways to read a tree that every log has in common: page by page, and following a tree that another process writes."""
+"""Ways to read a tree that work with every log: page by page, and following a tree that another process writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T", Event, StoredLine)
 
 
 def decode_line(line: bytes, location: object) -> Event:
-    """Decode a stored line; raise LogError, with the location, for one that is not an event."""
+    """Decode a stored line. Raises LogError with the `location` if it is not an event."""
     try:
         return decode_event(line)
     except msgspec.MsgspecError as error:
@@ -27,7 +27,7 @@ def decode_line(line: bytes, location: object) -> Event:
 
 
 async def _iterate_pages(read: Callable[..., Awaitable[list[T]]], tree: str, after: int) -> AsyncIterator[T]:
-    """Yield what a log has of a tree after that number, a page in memory at a time."""
+    """Yield the events or lines of a tree after number `after`, with one page in memory at a time."""
     while page := await read(tree, after=after, limit=PAGE):
         for each in page:
             yield each
@@ -37,25 +37,26 @@ async def _iterate_pages(read: Callable[..., Awaitable[list[T]]], tree: str, aft
 
 
 def iterate_events(log: LogReader, tree: str) -> AsyncIterator[Event]:
-    """Yield the events of a tree, a page in memory at a time."""
+    """Yield the events of a tree, with one page in memory at a time."""
     return _iterate_pages(log.read, tree, 0)
 
 
 def iterate_lines(log: LogReader, tree: str, *, after: int = 0) -> AsyncIterator[StoredLine]:
-    """Yield the same as they are stored."""
+    """Yield the stored lines of a tree after number `after`, with one page in memory at a time."""
     return _iterate_pages(log.read_lines, tree, after)
 
 
 async def is_at_work(log: LogReader, tree: str) -> bool:
-    """Return whether a tree has not ended and its process is there."""
+    """Return True if a tree has not ended and its process is alive."""
     status = await log.read_status(tree)
     return status.is_live and not status.ended
 
 
 async def follow_lines(log: LogReader, tree: str, *, after: int = 0) -> AsyncGenerator[StoredLine, None]:
-    """Yield the lines of a tree after that number, then new ones, until the tree has ended or nobody writes it."""
+    """Yield the lines of a tree after number `after`, then new lines, until the tree has ended or no process writes
+    it."""
     while True:
-        status = await log.read_status(tree)  # before the lines: those that a writer now gone left are then all read
+        status = await log.read_status(tree)  # before the lines, so that no line of a writer that exits now is missed
         async for stored in iterate_lines(log, tree, after=after):
             after = stored.seq
             yield stored
@@ -67,7 +68,8 @@ async def follow_lines(log: LogReader, tree: str, *, after: int = 0) -> AsyncGen
 async def wait_for_event(
     log: LogReader, tree: str, matches: Callable[[Event], bool], *, after: int = 0, seconds: float
 ) -> Event | None:
-    """Return the first such event after that number; None if it does not come in time, or never will."""
+    """Return the first event after number `after` that `matches` accepts, or None if it does not come within `seconds`
+    or the tree ends first."""
     following = follow_lines(log, tree, after=after)
     try:
         async with asyncio.timeout(seconds):
@@ -83,7 +85,8 @@ async def wait_for_event(
 
 
 async def wait_until_read(log: LogReader, tree: str, run: int, receipt: Receipt, *, seconds: float) -> Receipt:
-    """Return what became of a queued message: delivered, too late, or queued still when the time is over."""
+    """Wait until a queued message is read, and return its new receipt: delivered, too late, or still queued after
+    `seconds`."""
     if receipt.state != "queued":
         return receipt
 

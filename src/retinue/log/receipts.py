@@ -1,4 +1,5 @@
-"""The fold of events into receipts of the messages that people send to runs at work: queued, delivered, or too late."""
+"""The fold of events into receipts of the messages that people send to running runs: queued, delivered, or too
+late."""
 
 from __future__ import annotations
 
@@ -14,22 +15,22 @@ ENDED_UNREAD = "the run ended before it read it"
 
 
 class MessageReceipt(Receipt, frozen=True, kw_only=True):
-    """The receipt of a message that the log tells: its run and its text too."""
+    """A receipt made from the log, with the run and the text of the message."""
 
     run: int
     text: str
 
 
 class Receipts:
-    """Takes the events of a tree in their order. A message to a run that waits for one is its next task, no steer: it
-    has no receipt."""
+    """The fold of a tree's events, in log order. A message to an idle conversation is its next task and gets no
+    receipt."""
 
     def __init__(self) -> None:
         self._queued: defaultdict[int, list[MessageReceipt]] = defaultdict(list)
         self._idle: set[int] = set()
 
     def apply(self, event: Event) -> list[MessageReceipt]:
-        """Return the receipts that an event gives."""
+        """Return the new or changed receipts after an event."""
         run = event.run
         match event.body:
             case RunWaiting():

@@ -41,9 +41,10 @@ _ENDED_FROM_OUTSIDE = {
 
 
 def fold_records(events: Iterable[Event]) -> dict[int, RunRecord]:
-    """Return the records of one tree's runs by number, in the order the runs were made.
+    """Return the records of one tree's runs by number, in the order the runs were spawned.
 
-    Leaves out remote runs: what is replayed of one is the result of the call that made it."""
+    Remote runs are left out: a replay uses only the result of the call that made a remote run.
+    """
     folds: dict[int, _RunFold] = {}
     for event in events:
         body = event.body
@@ -62,8 +63,8 @@ def fold_records(events: Iterable[Event]) -> dict[int, RunRecord]:
 
 
 class _RunFold:
-    """The record of one run while its events come. `_inbox` is what came since the last turn; `_open_calls` have no
-    result yet."""
+    """The record of one run while its events arrive. `_inbox` are the messages since the last turn; `_open_calls` are
+    calls without a result."""
 
     def __init__(self, record: RunRecord) -> None:
         self.record = record
@@ -88,7 +89,7 @@ class _RunFold:
                 self._inbox = []
             case Inbox():
                 self._inbox.append(body)
-            case RunWaiting(after="interrupted"):  # the loop goes on with the same words
+            case RunWaiting(after="interrupted"):  # the loop adds the same notice
                 self._inbox.insert(0, Inbox(INTERRUPTED_TURN, source=NOTICE))
             case RunWaiting(after="failed" | "refused"):
                 record.cut = NO_REPLY
@@ -105,15 +106,15 @@ class _RunFold:
                     self._apply_to_turn(record.turns[-1], body)
 
     def add_child(self, child: RunRecord) -> None:
-        """Add a run to what the call that made it did. A person began a run that continues another, so it belongs to no
-        call."""
+        """Add a child run to the steps of the call that made it. A run that continues another was started by a person,
+        so it belongs to no call."""
         if child.spawned.continues is None:
             call = self._open_calls.get(child.spawned.call_id)
             (self._find_steps() if call is None else call.steps).append(child)
         self.record.children.append(child)
 
     def finish(self) -> None:
-        """Complete the record when no more events come."""
+        """Complete the record after the last event."""
         record, ended = self.record, self.record.ended
         if not record.cut:
             record.cut = NEVER_ENDED if ended is None else _ENDED_FROM_OUTSIDE.get(ended.status, "")
@@ -127,15 +128,15 @@ class _RunFold:
             last.reply = None  # its calls were never written
 
     def _find_steps(self, within: str = "") -> list[Step]:
-        """Return the steps to which an action of a host-side function belongs: those of the call it names, of the
-        newest open call of the model, or of the run itself."""
+        """Return the list of steps for an action of a host function: the steps of call `within`, else of the model's
+        newest open call, else of the run."""
         if within in self._open_calls:
             return self._open_calls[within].steps
         calls = [call for call in self._open_calls.values() if not call.body.host]
         return calls[-1].steps if calls else self.record.steps
 
     def _add_host_call(self, body: ToolCall) -> None:
-        if body.name != SETUP:  # that changed the workspace, which is not replayed
+        if body.name != SETUP:  # setup only changes the workspace, which a replay does not
             call = self._open_calls[body.call_id] = CallRecord(body)
             self._find_steps(body.within).append(call)
 
@@ -152,7 +153,8 @@ class _RunFold:
                     self._add_problem(body)
 
     def _add_problem(self, body: ToolResult) -> None:
-        """Add to a call that could not run the problem that its model was told, so that it is refused again."""
+        """Add the result of a call that could not run to the reply as its `problem`, so that a replay refuses the call
+        again."""
         turn = self.record.turns[-1]
         if turn.reply is not None:
             calls = (
@@ -162,7 +164,7 @@ class _RunFold:
             turn.reply = structs.replace(turn.reply, calls=tuple(calls))
 
     def _apply_to_turn(self, turn: TurnRecord, body: Body | Unknown) -> None:
-        """Add what the model did in the turn."""
+        """Add an event of the model's turn: usage, thought, message, call or result."""
         match body:
             case UsageReported():
                 turn.usage += body.usage

@@ -1,6 +1,6 @@
-"""Removing old trees: the folder of each first, then its events. An interrupted removal goes on the next time.
+"""Removal of old trees: first the folder of each tree, then its events. The next removal completes an interrupted one.
 
-Decides which trees go; removing their events is the log's. Knows no log file and no lock.
+This module decides which trees to remove; the log removes their events. Knows neither log files nor locks.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from retinue.core.errors import LogError, LogVersionError, RetinueError
 from retinue.core.ports import LogReader, StoredTree
 from retinue.files.trees import measure_folder, remove_whole_tree
 
-_TREE = re.compile(r"[0-9a-z]+")  # as we make them; a name that a log claims must not lead anywhere else
+_TREE = re.compile(r"[0-9a-z]+")  # our format: a tree name from a log must not lead to another path
 Unapplied = Callable[[str], list[str]]
 
 
 @dataclass
 class RemovalReport:
-    """The trees that were removed, or would be (then `freed_bytes` are those of folders only). `held` are parts of the
-    log with old trees that another process writes just now, `skipped` tells of parts that another version of Retinue
-    has written; `interrupted` are old trees that stay because they can be resumed, `kept` those with something in their
-    folder that is still wanted."""
+    """The outcome of a removal, or of a dry run (then `freed_bytes` counts folders only).
+
+    `held` are log files with old trees that another process is writing. `skipped` are messages about log files of
+    another version of Retinue. `interrupted` are old trees that stay because they can be resumed. `kept` are old trees
+    that stay because of unapplied changes, with the runs that have them.
+    """
 
     removed: list[str] = field(default_factory=list)
     freed_bytes: int = 0
@@ -46,9 +48,12 @@ async def remove_old_trees(
     interrupted: bool = False,
     find_unapplied: Unapplied = lambda _: [],
 ) -> RemovalReport:
-    """Remove every tree whose newest event is older than `before`, with its folder in `runs`. Trees that can be resumed
-    stay (unless `interrupted`), and so do those that a tree which stays continues. `find_unapplied` names the runs in a
-    tree's folder whose changes are still wanted; then the whole tree stays."""
+    """Remove every tree whose newest event is older than `before`, with its folder in `runs`.
+
+    Trees that can be resumed stay (unless `interrupted`), and so does every tree that a remaining tree continues.
+    `find_unapplied` returns the runs of a tree whose changes are not applied yet; if there are any, the whole tree
+    stays.
+    """
     report = RemovalReport()
     trees = await log.list_trees(report.add_problem)
     old: dict[str, int] = {}
@@ -63,7 +68,7 @@ async def remove_old_trees(
     origins = _find_origins(trees, {tree for tree in old if tree not in unapplied})
 
     def discard(tree: str) -> bool:
-        """Remove the folder of a tree that nobody writes, if nothing in it has become wanted meanwhile."""
+        """Remove the folder of a tree, unless it has unapplied changes by now. Return True if the folder is gone."""
         if found := _find_unapplied(tree, find_unapplied):
             report.kept[tree] = found
             return False
@@ -78,7 +83,7 @@ async def remove_old_trees(
 
 
 def _find_origins(trees: list[StoredTree], going: set[str]) -> set[str]:
-    """Return the trees that those which stay continue, directly or not."""
+    """Return the trees that the trees outside `going` continue, directly or indirectly."""
     origins = {stored.tree: stored.origin for stored in trees}
     found: set[str] = set()
     for stored in trees:
@@ -89,7 +94,7 @@ def _find_origins(trees: list[StoredTree], going: set[str]) -> set[str]:
 
 
 def _find_unapplied(tree: str, find_unapplied: Unapplied) -> list[str]:
-    """Name what in a tree's folder must stay; the tree itself if that cannot be told."""
+    """Return the runs of a tree with unapplied changes, or the tree itself if that cannot be determined."""
     try:
         return find_unapplied(tree) if _TREE.fullmatch(tree) else []
     except RetinueError:
@@ -97,7 +102,7 @@ def _find_unapplied(tree: str, find_unapplied: Unapplied) -> list[str]:
 
 
 def _remove_folder(runs: Path, tree: str, report: RemovalReport, *, dry_run: bool) -> bool:
-    """Return whether nothing is left; a tree whose folder stays keeps its events."""
+    """Remove the folder of a tree and return True if nothing is left. A tree whose folder stays keeps its events."""
     if not _TREE.fullmatch(tree):
         return True
     folder = runs / tree

@@ -1,6 +1,6 @@
 """The fold of a tree's events into its runs: their names, states, tool calls, usage and results.
 
-The supervisor keeps one of these while a tree lives; `ps`, `show` and every screen make the same from the log.
+The supervisor keeps one fold per live tree; `ps`, `show` and every screen compute the same fold from the log.
 """
 
 from __future__ import annotations
@@ -70,10 +70,13 @@ U64_MAX = 2**64 - 1
 
 
 class RunView(Struct, eq=False, gc=False):
-    """One run as its events tell it. `unpriced` are the tokens of calls whose price is not known, `away` the seconds in
-    which no process had the run, or in which it waited for a message; it does so since `waiting_since`. A run of a
-    list, made without its calls and questions, has a `stored_state`. One that has no `keeps_texts` has no messages, no
-    warnings and no lines about tool calls: a tally needs none, and a run may be of any length."""
+    """One run, folded from its events.
+
+    `unpriced` counts the tokens of calls without a known price. `away` are the seconds in which no process had the run
+    or it waited for a message; `waiting_since` is the start of the current wait. `stored_state` is the state of a run
+    restored from the index, whose calls and questions are not loaded. Without `keeps_texts` the view keeps no
+    messages, warnings or tool logs: a tally needs none of them, and a run can be long.
+    """
 
     number: int
     path: str
@@ -100,10 +103,10 @@ class RunView(Struct, eq=False, gc=False):
     children: tuple[RunView, ...] = ()
     warnings: tuple[str, ...] = ()
     replies: tuple[UserReply, ...] = ()
-    replying_to: str = TASK  # the words that the model's next reply is about
-    _is_reply: bool = False  # the last message is one
+    replying_to: str = TASK  # the source of the message that the next reply answers
+    _is_reply: bool = False  # the last message is a reply
     _unread: tuple[str, ...] = ()
-    _answer_start: int = 0  # of the replies, the first since the user's last words
+    _answer_start: int = 0  # index of the first reply since the user's last message
     away: float = 0.0
     waiting_since: float | None = None
     stored_state: str = ""
@@ -154,21 +157,21 @@ class RunView(Struct, eq=False, gc=False):
 
     @property
     def waits(self) -> bool:
-        """True for a conversation that waits for the next message."""
+        """Return True if this is a conversation that waits for the next message."""
         return self.waiting_since is not None
 
     def _apply_standing(self, body: Body, event: Event) -> None:
-        """Fold what a run says of where it is and with which model."""
+        """Fold an event about where and how the run executes: start, wait, resumption, remote reference or model."""
         match body:
             case RunStarted():
                 if self.started_at is None:
                     self.started_at = event.at
-                self.place = body  # of one that goes on, where it does that
+                self.place = body  # a resumed run can start in another place
             case RunWaiting():
                 self.waiting_since = event.at
                 self.calls, self.approvals = (), ()
             case RunResumed():
-                self.approvals = ()  # what is still a question is asked again
+                self.approvals = ()  # open questions are asked again
             case RunRemote():
                 self.remote = body
             case ModelChanged():
@@ -198,15 +201,15 @@ class RunView(Struct, eq=False, gc=False):
     def _apply_message(self, message: Message, event: Event) -> None:
         if not self.keeps_texts:
             return
-        if message.text and not (message.host and self.spawned.model):  # a callable has no other words than its own
+        if message.text and not (message.host and self.spawned.model):  # only a callable speaks by host messages
             self.last_message, self._is_reply = message.text, message.final
             if message.final:
                 self.replies += (UserReply(message.text, message.replies_to or self.replying_to),)
 
     def join_unfinished(self, partial: str) -> str:
-        """Return the text of a run that does not finish: its replies since the user's last words, and what it said
-        last, which is `partial` if that is given; of one that works in rounds, its newest answer, and of a team the one
-        that is ahead."""
+        """Return the text of a run that does not finish: its replies since the user's last message, then `partial`, or
+        its newest message if `partial` is empty. For rounds, return the newest answer; for a team, the leading
+        answer."""
         if self.rounds is not None and self.rounds.answers:
             return self.rounds.answers[-1].text
         if self.team is not None and self.team.answers:
@@ -227,7 +230,7 @@ class RunView(Struct, eq=False, gc=False):
         self.calls += (call,)
 
     def _apply_result(self, result: ToolResult, event: Event) -> None:
-        if result.sandbox and self.place is not None:  # what really stood, where that was seen
+        if result.sandbox and self.place is not None:  # the protections of the sandbox that really started
             self.place = structs.replace(self.place, sandbox=result.sandbox)
         call = self._take_call(result.call_id)
         if not self.keeps_texts:
@@ -241,7 +244,7 @@ class RunView(Struct, eq=False, gc=False):
         self.tool_logs.append(ToolLog(result.name, shown, about, line, result.success, result.duration_ms))
 
     def _take_call(self, call_id: str) -> ToolCall | None:
-        """Return the open call with this id, which is now no longer open."""
+        """Remove the open call with this id and return it."""
         for call in self.calls:
             if call.call_id == call_id:
                 self.calls = () if len(self.calls) == 1 else tuple([each for each in self.calls if each is not call])
@@ -253,7 +256,7 @@ class RunView(Struct, eq=False, gc=False):
 
     def _apply_decision(self, decided: ApprovalDecided, event: Event) -> None:
         self.approvals = tuple([asked for asked in self.approvals if asked.approval_id != decided.approval_id])
-        if decided.args is not None:  # what runs is the call as it was edited
+        if decided.args is not None:  # the call runs with the edited arguments
             self.calls = tuple(
                 structs.replace(call, args=decided.args) if call.call_id == decided.call_id else call
                 for call in self.calls
@@ -295,10 +298,10 @@ class RunView(Struct, eq=False, gc=False):
     def describe_progress(
         self, tree: str, tool: str, about: str, *, nickname: str | None, max_turns: int | None, success: bool | None
     ) -> ProgressReported:
-        """Return the state of a subagent at the start or, with its `success`, at the end of one of its tool calls.
-        Counters stop at the largest number of their type."""
+        """Return the progress of a subagent at the start of one of its tool calls, or at the end if `success` is
+        given. Counters stop at the maximum of their type."""
         turns, calls, tokens = self.completed_turns, self.tool_count, self.usage.total_tokens
-        return ProgressReported(  # by position: so many names would take twice as long
+        return ProgressReported(  # positional: this many keywords take twice as long
             self.spawned.subagent_id,
             self.agent,
             nickname,
@@ -317,7 +320,7 @@ class RunView(Struct, eq=False, gc=False):
         )
 
     def make_tally(self) -> RunTally:
-        """Return what lists show of the run beside its first event."""
+        """Return the part of the run that lists show in addition to its first event."""
         ended = self.ended
         return RunTally(
             state=self._own_state,
@@ -338,39 +341,41 @@ class RunView(Struct, eq=False, gc=False):
         )
 
     def add_absence(self, seconds: float) -> None:
-        """Count the time in which no process had the run, up to its resuming: that of one that waits counts as that."""
+        """Add the time without a process before the run was resumed. For a run that waits for a message, that time is
+        already part of the wait."""
         if not self.waits:
             self.away += max(0.0, seconds)
 
     def measure_seconds(self, now: float) -> float:
-        """Return how long the run took, or has taken until now; a queued run has taken nothing."""
+        """Return how long the run took, or has taken until `now`. A queued run has taken 0 seconds."""
         if self.ended is not None:
             return self.ended.duration_ms / 1000
         return 0.0 if self.started_at is None else max(0.0, now - self.started_at - self.measure_idle(now))
 
     def measure_idle(self, now: float) -> float:
-        """Return how long no process had the run, or it waited for a message."""
+        """Return the seconds until `now` in which no process had the run or it waited for a message."""
         return self.away + (0.0 if self.waiting_since is None else max(0.0, now - self.waiting_since))
 
     @property
     def members(self) -> tuple[RunView, ...]:
-        """The members, if this is a team: it adds no depth, so they stand at its own."""
+        """The members of a team. A team adds no depth, so its members have its own depth."""
         depth = self.spawned.depth
         return tuple([child for child in self.children if child.spawned.depth == depth])
 
     @property
     def level(self) -> int:
-        """The number of runs above it. Its depth is less in and below a team."""
+        """The number of runs above this run. In and below a team, the depth is lower."""
         return self.path.count("/") - 1
 
     def walk(self) -> Iterable[RunView]:
-        """Yield this run and all below it, parents before children."""
+        """Yield this run and all runs below it, parents before children."""
         yield self
         for child in self.children:
             yield from child.walk()
 
     def result(self, tree: str) -> Result[Any]:
-        """Return the result of an ended run, with those of its children. Made once: nothing follows an ending."""
+        """Return the result of an ended run, with the results of its children. The result is cached, because no event
+        changes an ended run."""
         if self.ended is None:
             raise ValueError(f"run {self.path} has not ended")
         if self._result is None:
@@ -378,7 +383,7 @@ class RunView(Struct, eq=False, gc=False):
         return self._result
 
     def make_result(self, tree: str, ended: RunEnded) -> Result[Any]:
-        """Return the result that the run has with this ending."""
+        """Return the result of the run with the given ending."""
         if ended.status not in STATUSES:
             text, details = ending_texts("failed", name=self.agent, primary=False)
             ended = structs.replace(ended, status="failed", final_response=text, error_details=details)
@@ -387,7 +392,7 @@ class RunView(Struct, eq=False, gc=False):
             presented = self.find_presented()
             spawned = structs.replace(spawned, workspace=presented.spawned.workspace)
             made = presented.ended or ended
-        return Result(  # by position: so many names would take seven times as long
+        return Result(  # positional: this many keywords take seven times as long
             self.agent,
             ended.final_response,
             self.turns,
@@ -420,13 +425,13 @@ class RunView(Struct, eq=False, gc=False):
         )
 
     def find_presented(self) -> RunView:
-        """Return the run whose work is handed over: this one, or of a team its presenter."""
+        """Return the run whose work is delivered: the presenter of a team, otherwise this run."""
         decided = None if self.team is None else self.team.decided
         found = [child for child in self.children if decided is not None and child.number == decided.member_run]
         return found[0] if found else self
 
     def report_team(self) -> TeamReport:
-        """Return what the members of a team have given so far."""
+        """Return the contributions of the members so far, and the decision if there is one."""
         team = self.team or TeamState()
         contributions = tuple(child._describe_contribution(team) for child in self.children)
         if team.decided is None:
@@ -435,7 +440,7 @@ class RunView(Struct, eq=False, gc=False):
         return TeamReport(by.strategy, by.winner, by.reason, by.member_run, contributions, by.votes)
 
     def report_rounds(self) -> tuple[RoundReport, ...]:
-        """Return the rounds so far, with what each started from and the answer it ended with."""
+        """Return the rounds so far, each with its input and its answer."""
         rounds = self.rounds or RoundState()
         chosen = None if rounds.voted is None else rounds.voted.choice
         reports = []
@@ -470,7 +475,7 @@ class RunView(Struct, eq=False, gc=False):
         )
 
 
-# Kinds without a fold, and events after the ending, change nothing.
+# Event kinds without a fold change nothing.
 FOLDS: dict[type, Callable[[RunView, Any, Event], None] | None] = {
     **dict.fromkeys((*KINDS.values(), Unknown)),
     **dict.fromkeys((RunStarted, RunRemote, RunResumed, RunWaiting, ModelChanged), RunView._apply_standing),
@@ -494,7 +499,7 @@ FOLDS: dict[type, Callable[[RunView, Any, Event], None] | None] = {
 
 
 def make_view(stored: StoredRun, *, keeps_texts: bool = True) -> RunView:
-    """Return the view of a stored run, without calls, children, and the texts it had so far."""
+    """Return the view of a stored run, without calls, children and texts."""
     event, body, tally = stored.first, stored.first.body, stored.tally
     assert isinstance(body, RunSpawned)
     ended = None
@@ -524,8 +529,8 @@ def make_view(stored: StoredRun, *, keeps_texts: bool = True) -> RunView:
 
 
 class Runs(Struct, eq=False, gc=False):
-    """All runs of one tree. An event of a run nobody has spawned yet, or after its ending, changes nothing. `gone_at`
-    is the time of the newest event that is no `run.resumed`: runs that are resumed together say so in a row."""
+    """All runs of one tree. Events before a run is spawned or after it has ended change nothing. `gone_at` is the time
+    of the newest event other than `run.resumed`: runs that are resumed together write those events in a row."""
 
     tree: str
     runs: dict[int, RunView] = {}
@@ -539,7 +544,8 @@ class Runs(Struct, eq=False, gc=False):
         return runs
 
     def restore(self, stored: StoredRun) -> None:
-        """Add a run of a list, without its texts, unless events have told of it. Parents come before their children."""
+        """Add a stored run without its texts, unless events have already added it. Parents come before their
+        children."""
         if stored.first.run not in self.runs:
             self._add(make_view(stored))
 
@@ -548,7 +554,7 @@ class Runs(Struct, eq=False, gc=False):
         return self.runs.get(0)
 
     def apply(self, event: Event) -> RunView | None:
-        """Fold one event; return its run."""
+        """Fold one event and return its run."""
         run = self.runs.get(event.run)
         if type(event.body) is not RunResumed:
             self.gone_at = event.at
@@ -561,7 +567,7 @@ class Runs(Struct, eq=False, gc=False):
         return run
 
     def spawn(self, event: Event, body: RunSpawned) -> RunView:
-        """Add a new run, with its first event."""
+        """Add a new run with its first event."""
         return self._add(RunView(event.run, event.path, event.agent, event.at, body, last_seq=event.seq))
 
     def _add(self, run: RunView) -> RunView:
@@ -572,12 +578,13 @@ class Runs(Struct, eq=False, gc=False):
         return run
 
     def queue_position(self, number: int) -> int:
-        """Return 1 for the run that gets the next free slot, 0 for one that does not wait."""
+        """Return the place of a run in the queue: 1 for the run that gets the next free slot, 0 for a run that is not
+        queued."""
         queued = [run.number for run in self.runs.values() if run.state == "queued"]
         return queued.index(number) + 1 if number in queued else 0
 
     def counts(self) -> tuple[int, int, int]:
-        """Primary, running and finished runs, as the status bar says them."""
+        """Return the number of primary, running and finished runs, as the status bar shows them."""
         spawned = [run for run in self.runs.values() if run.number != 0]
         finished = sum(run.ended is not None for run in spawned)
         return int(0 in self.runs), len(spawned) - finished, finished
@@ -586,7 +593,8 @@ class Runs(Struct, eq=False, gc=False):
         return sum((run.usage for run in self.runs.values()), NO_USAGE)
 
     def list_branches(self) -> list[tuple[str, RunView]]:
-        """Return the lines of a tree picture: every run, parents before children, after the branch it hangs on."""
+        """Return the lines of a tree drawing: each run with the branch characters before it, parents before
+        children."""
         lines: list[tuple[str, RunView]] = []
 
         def draw(run: RunView, branch: str, below: str) -> None:
@@ -602,7 +610,7 @@ class Runs(Struct, eq=False, gc=False):
 
 
 def describe_view(view: RunView, tree: str) -> Row:
-    """Return one run of a view as a row of a list."""
+    """Return one run as a `Row` of a list."""
     spawned = view.spawned
     return Row(
         run=view.number,

@@ -1,23 +1,23 @@
-"""The format of a log file, and all the SQL that reads and writes one.
+"""The format of a log file, and all the SQL that reads and writes it.
 
-A row of `batches` is one commit: the lines of a whole batch, of one tree or of many. Lines are stored as
-`encode_stored_events` makes them; readers get those of `encode_event`.
+A row of `batches` is one commit. It holds the lines of one batch, with events of one or many trees, in the format of
+`encode_stored_events`; readers get the format of `encode_event`.
 
-The other tables are the index of `tree_index`: lists and look-ups read nothing else. `places` has for each tree in a
-batch the number of its first event there, so that readers of a tree touch the batches of that tree and no others. A
-run's first event, which may be long, is apart from its tally, which changes often.
+The other tables are the index (`tree_index`), the only source of lists and lookups. `places` has the number of each
+tree's first event in a batch, so reading a tree touches only its own batches. The first event of a run can be long, so
+it is stored apart from the run's tally, which changes often.
 
-The index follows the batches, so that nobody who waits for a commit waits for it: once for many batches, when there is
-time. `writer.indexed` is the newest batch it has. The batches after that are its tail; a reader folds them for itself
-(`begin_reading`), the next writer of the file adds them (`index_tail`).
+The index is written after the batches, once for many of them and when there is time: nobody who waits for a commit
+waits for the index too. `writer.indexed` is the newest indexed batch. Later batches are the tail: a reader folds them
+in memory (`begin_reading`), the next writer of the file adds them to the index (`index_tail`).
 
-`seal` is a checksum of the lines under the user's key: a file or journal that came with a clone or a pull has none, and
-damage is noticed. Nothing of a batch without its seal is read; a tree has a `gap` in its place. A file with a damaged
-index is read through `recover_file`.
+`seal` is a checksum under the user's key. It detects damage, and files or journals that came with a clone or a pull. A
+batch without a valid seal is never read; its trees have a `gap` instead. A file with a damaged index is read through
+`recover_file`.
 
-Batches and index are written by one statement each, through the views `appended` and `indexed`: each statement
-releases the interpreter lock, and under load is slow to get it back. Their triggers refuse a writer whose epoch is not
-the newest.
+Batches and index are written with one statement each, through the views `appended` and `indexed`: each statement
+releases the interpreter lock, and under load takes long to get it back. The triggers of the views refuse a writer
+whose epoch is not the newest.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from retinue.log.tree_index import TreeIndex, TreeRow, list_names
 
 SEAL_BYTES = 16
 T = TypeVar("T")
-READER_CACHE_KIB = 16_384  # the index of some 20,000 trees, whose pages a list needs in no order
-_KEY_VARIABLES = ("XDG_STATE_HOME", "HOME")  # by which the key is found
+READER_CACHE_KIB = 16_384  # fits the index of about 20,000 trees, which a list reads in random order
+_KEY_VARIABLES = ("XDG_STATE_HOME", "HOME")  # they determine where the key is
 _TALLY = msgspec.json.Decoder(RunTally)
 APPLICATION_ID = 0x7265746E  # "retn"
 VERSION = 5
@@ -75,7 +75,7 @@ END;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
 """
-# The index of a file, or with the prefix `tail_` that of the batches which it does not have yet, in a reader's memory.
+# The index of a file; with the prefix `tail_`, the index of the batches in the tail, in a reader's memory.
 _MAKE_INDEX = """
 CREATE {temp} TABLE {tail}places (
   tree TEXT NOT NULL, seq INTEGER NOT NULL, batch INTEGER NOT NULL, PRIMARY KEY (tree, seq)
@@ -120,8 +120,9 @@ CREATE {temp} TRIGGER {tail}take_changes INSTEAD OF INSERT ON {tail}changes BEGI
 END;
 """
 _CREATE = _MAKE_INDEX.format(temp="", tail="") + _MAKE_LINES
-# Views of the index with its tail: SQLite looks for a name in the temporary schema first. It uses the indexes of both
-# parts only if columns have the same affinity (hence the CAST) and those that sort are selected.
+# Views that join the index with its tail. They hide the tables, because SQLite looks up names in the temporary schema
+# first. SQLite uses the indexes of both parts only if the columns have the same affinity (hence the CAST) and the sort
+# columns are selected.
 _JOIN_TAIL = (
     _MAKE_INDEX.format(temp="TEMP", tail="tail_")
     + """
@@ -141,12 +142,12 @@ CREATE TEMP VIEW names AS SELECT * FROM main.names UNION ALL SELECT * FROM tail_
 
 
 def one_line(error: BaseException) -> str:
-    """Return the text of an error on one line, or its class where it has none."""
+    """Return the text of an error on one line, or its class name if the text is empty."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def describe_error(what: str, error: BaseException, db: apsw.Connection | None = None) -> str:
-    """Say on one line what cannot be done and why. A full or failing disk is named as such."""
+    """Return one line with the failed action (`what`) and the reason. Names a full or failing disk."""
     number = 0 if db is None else db.system_errno
     if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and number in _FULL):
         return f"the disk is full: {what}"
@@ -159,8 +160,8 @@ def describe_error(what: str, error: BaseException, db: apsw.Connection | None =
 
 
 def open_writer(path: Path) -> apsw.Connection:
-    """Open a log file for its one writing process, create it if it is new, and complete the index that a killed one has
-    left. Commits are on disk when they return."""
+    """Open a log file for its only writing process. Create a new file if needed, and complete the index if the last
+    writer was killed. Commits are on disk when they return."""
     with ExitStack() as undo:
         try:
             os.close(open_own_file(path))
@@ -175,7 +176,7 @@ def open_writer(path: Path) -> apsw.Connection:
             index_tail(db)
         except OSError as error:
             raise LogError(f"cannot write the log {path}: {error.strerror or error}") from None
-        except (AttributeError, TypeError, ValueError) as error:  # what SQLite found is not what was written
+        except (AttributeError, TypeError, ValueError) as error:  # SQLite returned values of other types than we write
             raise LogDamaged(f"cannot open the log {path}: the file is damaged ({one_line(error)})") from None
         except (apsw.CorruptError, apsw.NotADBError) as error:
             why = describe_error(f"cannot open the log {path}", error)
@@ -187,13 +188,14 @@ def open_writer(path: Path) -> apsw.Connection:
 
 
 def close_quietly(db: apsw.Connection) -> None:
-    """Close a connection. Acknowledged events are in the file; tidying up that fails is left to the next writer."""
+    """Close a connection and ignore errors. Acknowledged events are in the file; the next writer repeats a cleanup
+    that failed."""
     with suppress(apsw.Error):
         db.close()
 
 
 def identify_files(path: Path) -> tuple[tuple[int, int], ...]:
-    """Return what tells a log file and its journal from others of their names; nothing for one that is gone."""
+    """Return the device and inode numbers of a log file and its journal. A missing file is left out."""
     found = []
     for each in (path, path.with_name(f"{path.name}-wal")):
         with suppress(OSError):
@@ -203,8 +205,8 @@ def identify_files(path: Path) -> tuple[tuple[int, int], ...]:
 
 
 def open_reader(path: Path, *, immutable: bool = False) -> apsw.Connection:
-    """Open a log file for reading, also while its writer is at work. An `immutable` file has no writer and an empty
-    journal; SQLite then creates nothing beside it."""
+    """Open a log file for reading, even while its writer is active. With `immutable`, the file must have no writer and
+    an empty journal; SQLite then creates no files beside it."""
     if path.is_symlink():
         raise LogError(f"cannot read the log {path}: it is a link")
     with ExitStack() as undo:
@@ -241,8 +243,8 @@ def check_version(db: apsw.Connection, path: Path) -> None:
 
 
 class Sealer:
-    """Makes checksums under the user's key. One serves all rows of a batch or a list: to find the key anew for each
-    costs more than the checksum."""
+    """A maker of checksums under the user's key. Share one for all rows of a batch or a list: finding the key for each
+    row would cost more than the checksum."""
 
     def __init__(self) -> None:
         self._begun = _begin_seal(*map(os.environ.get, _KEY_VARIABLES))
@@ -264,8 +266,7 @@ class Sealer:
 
 @lru_cache(4)
 def _begin_seal(*variables: str | None) -> blake2b:
-    """Return the seal of nothing under the user's key, which is read once for each place it may be in: every row needs
-    it."""
+    """Return an empty checksum under the user's key. The cache reads the key once per location."""
     return blake2b(digest_size=SEAL_BYTES, key=load_user_key(), person=b"retinue log")
 
 
@@ -275,13 +276,13 @@ def seal_lines(lines: bytes) -> bytes:
 
 
 def check_seal(db: apsw.Connection, seal: bytes | str, found: Any) -> None:
-    """Raise LogDamaged if the seal that was found is not the one that this user would write."""
+    """Raise LogDamaged if the seal found differs from the expected `seal`."""
     if not compare_digest(seal, found):
         raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
 
 
 def reseal_batches(db: apsw.Connection) -> None:
-    """Seal all batches and their index with the user's key, whoever wrote them."""
+    """Seal all batches and the index with the user's key, no matter who wrote them."""
     with db:
         for table in _INDEX:
             db.execute(f"DELETE FROM {table}")
@@ -296,7 +297,7 @@ def reseal_batches(db: apsw.Connection) -> None:
 
 
 def index_tail(db: apsw.Connection) -> None:
-    """Add the batches to the index that it lacks because their writer was killed."""
+    """Add to the index the batches that a killed writer did not index."""
     tail = list_tail(db)
     if tail:
         index = continue_index(db)
@@ -307,8 +308,8 @@ def index_tail(db: apsw.Connection) -> None:
 
 
 def continue_index(db: apsw.Connection) -> TreeIndex:
-    """Return an index that goes on with what a file has. A damaged row counts as none, so that it hides no other tree:
-    readers who meet it make an index of their own."""
+    """Return a `TreeIndex` that continues the stored index. A damaged row counts as missing and blocks no other tree;
+    a reader that finds the row builds its own index."""
 
     def load_whole(load: Callable[..., T], *place: str | int) -> T | None:
         with suppress(LogDamaged, AttributeError, TypeError, ValueError):
@@ -319,8 +320,8 @@ def continue_index(db: apsw.Connection) -> TreeIndex:
 
 
 def begin_reading(db: apsw.Connection, trees: Collection[str] | None = None) -> list[LogError]:
-    """Begin a transaction that sees the file as of one moment, with an index of all its batches, or of what they have
-    of these trees. Return the damage in batches that only the tail tells of."""
+    """Begin a transaction with a snapshot of the file, and complete the index in memory with the tail. With `trees`,
+    only the events of those trees are added. Return the errors of damaged batches in the tail."""
     db.execute("BEGIN")
     tail, damaged = list_tail(db), list[LogError]()
     if tail:
@@ -334,7 +335,7 @@ def begin_reading(db: apsw.Connection, trees: Collection[str] | None = None) -> 
 
 
 def list_tail(db: apsw.Connection) -> list[int]:
-    """Return the ids of the batches that the index does not have yet."""
+    """Return the ids of the batches that are not indexed yet."""
     return [row for (row,) in db.execute("SELECT id FROM batches WHERE id > (SELECT indexed FROM writer) ORDER BY id")]
 
 
@@ -345,7 +346,8 @@ def _fold_tail(
     trees: Collection[str] | None = None,
     on_problem: OnProblem = ignore_problem,
 ) -> None:
-    """Fold batches into an index, or what they have of these trees. Those that cannot be read change nothing."""
+    """Fold batches into an index, or only their events of `trees`. Batches that cannot be read are reported to
+    `on_problem` and skipped."""
     names = None if trees is None else frozenset(tree.encode() for tree in trees)
     for row in tail:
         try:
@@ -362,8 +364,8 @@ def _insert_changes(db: apsw.Connection, index: TreeIndex, prefix: str = "") -> 
 
 
 def decode_lines(lines: bytes, trees: Collection[bytes] | None = None) -> list[Event]:
-    """Return the events of a batch, or those of these trees. One that cannot be read changes no list; whoever reads its
-    tree is told."""
+    """Return the events of a batch, or only those of `trees`. An undecodable line becomes a gap: lists ignore it,
+    readers of its tree see it."""
     found = lines.split(b"\n")
     if trees is not None:
         found = [line for line in found if (place := _PLACE.match(line)) is not None and place[2] in trees]
@@ -374,9 +376,11 @@ def decode_lines(lines: bytes, trees: Collection[bytes] | None = None) -> list[E
 
 
 def begin_epoch(db: apsw.Connection) -> int:
-    """Make this process the only one whose batches are taken; return the epoch they carry.
+    """Make this process the only one whose batches the file accepts, and return its new epoch.
 
-    The epoch keeps living processes apart, which see it without the disk: a crash may lose it, so nothing is synced."""
+    The epoch only keeps living processes apart, and they see it without a sync. A crash may lose it, so it is not
+    synced.
+    """
     db.pragma("synchronous", "normal")
     found: int = db.execute("UPDATE writer SET epoch = epoch + 1 RETURNING epoch").get
     db.pragma("synchronous", "full")
@@ -389,8 +393,8 @@ def append_batch(db: apsw.Connection, *, epoch: int, batch: int, lines: bytes) -
 
 
 def index_batches(db: apsw.Connection, *, epoch: int, batch: int, index: TreeIndex) -> None:
-    """Write the changes that the batches up to this one make to the index. They are not synced: a crash of the machine
-    may lose them, and then the next writer makes them again."""
+    """Write the index changes of the batches up to `batch`. The write is not synced: if a crash of the machine loses
+    it, the next writer repeats it."""
     db.pragma("synchronous", "normal")
     try:
         db.execute("INSERT INTO indexed VALUES (?, ?, ?, ?, ?, ?, ?)", (epoch, batch, *_encode_changes(index)))
@@ -400,7 +404,7 @@ def index_batches(db: apsw.Connection, *, epoch: int, batch: int, index: TreeInd
 
 
 def _encode_changes(index: TreeIndex) -> list[str]:
-    """Return the rows of the index that change, each table's as one JSON text."""
+    """Return the changed rows of the index, one JSON text per table."""
     sealer, changes = Sealer(), index.list_changes()
     firsts = [(run.first.tree, run.first.run, encode_event(run.first)) for run in changes.spawned]
     tallies = [(run.first.tree, run.first.run, msgspec.json.encode(run.tally)) for run in changes.tallied]
@@ -415,19 +419,20 @@ def _encode_changes(index: TreeIndex) -> list[str]:
 
 
 def is_lost_epoch(error: BaseException) -> bool:
-    """Return whether a batch was refused because another process has begun a newer epoch."""
+    """Return True if a batch was refused because another process has begun a newer epoch."""
     return isinstance(error, apsw.ConstraintError) and _LOST in str(error)
 
 
 def next_batch(db: apsw.Connection) -> int:
-    """Return the id of the batch that comes next: one that the index cannot seem to have, also where the newest batches
-    were deleted."""
+    """Return the id for the next batch. It is higher than every indexed batch, even if the newest batches were
+    deleted."""
     found: int = db.execute("SELECT 1 + max(indexed, coalesce((SELECT max(id) FROM batches), 0)) FROM writer").get
     return found
 
 
 def delete_trees(db: apsw.Connection, trees: Iterable[str]) -> None:
-    """Remove all lines of these trees in one transaction and give their space back. Other batches keep their ids."""
+    """Remove all lines of the given trees in one transaction and free their space. The remaining batches keep their
+    ids."""
     names = {tree.encode() for tree in trees}
     with db:
         touched: set[int] = set()
@@ -463,8 +468,8 @@ def load_tree(db: apsw.Connection, tree: str) -> TreeRow | None:
 def list_trees(
     db: apsw.Connection, *, latest: int | None, reported: bool, first_batch: int, only: Unfinished | None
 ) -> list[TreeRow]:
-    """Return rows of trees, the newest first; see `LogReader.list_trees`. A tree is live if its newest batch is the
-    `first_batch` of a living writer or a later one."""
+    """Return the rows of trees, newest first; see `LogReader.list_trees`. A tree is live if its newest batch is the
+    writer's `first_batch` or a later one."""
     conditions = [] if reported else ["reported = ''"]
     if only is not None:
         conditions += ["NOT ended", f"last_batch {'>=' if only == 'live' else '<'} {first_batch}"]
@@ -486,7 +491,7 @@ def load_run(db: apsw.Connection, tree: str, run: int) -> StoredRun | None:
 
 
 def read_runs(db: apsw.Connection, trees: Iterable[str]) -> list[StoredRun]:
-    """Return the runs of these trees, in any order: SQLite sorts long rows in a file."""
+    """Return the runs of the given trees, unsorted: SQLite would sort long rows in a file."""
     query = f"""
         SELECT {_RUN}, trees.reported <> '' FROM json_each(?)
         JOIN trees ON trees.tree = value JOIN runs ON runs.tree = value JOIN tallies USING (tree, run)
@@ -497,7 +502,7 @@ def read_runs(db: apsw.Connection, trees: Iterable[str]) -> list[StoredRun]:
 
 
 def find_runs(db: apsw.Connection, name: str) -> list[StoredRun]:
-    """Return the runs that have a name which begins with this one; those of newer trees first."""
+    """Return the runs with a name that starts with `name`, those of newer trees first."""
     query = f"""
         SELECT spawned_at, trees.id, {_RUN}, trees.reported <> ''
         FROM (SELECT DISTINCT tree, run FROM names WHERE name >= ?1 AND name < ?2)
@@ -523,7 +528,7 @@ def _make_run(db: apsw.Connection, sealer: Sealer, row: Sequence[Any]) -> Stored
 
 
 def read_tree(db: apsw.Connection, tree: str, *, after: int) -> Iterator[StoredLine]:
-    """Yield the events of a tree after that number. A batch that cannot be read is a `gap`."""
+    """Yield the events of a tree after number `after`. A batch that cannot be read becomes a `gap`."""
     query = """
         SELECT seq, batch FROM places
         WHERE tree = ?1 AND seq >= (SELECT coalesce(max(seq), 0) FROM places WHERE tree = ?1 AND seq <= ?2)
@@ -542,20 +547,20 @@ def read_tree(db: apsw.Connection, tree: str, *, after: int) -> Iterator[StoredL
             if stored.seq > newest:
                 newest = stored.seq
                 yield stored
-    row = load_tree(db, tree)  # last: if it is damaged, one page of a long tree has to be recovered, not each
+    row = load_tree(db, tree)  # last, so that a damaged row makes one page of a long tree need recovery, not every page
     if row is not None and newest < row.last_seq:
         yield _make_gap(row, tree, row.last_seq, count=row.last_seq - newest)
 
 
 def _make_gap(row: TreeRow | None, tree: str, seq: int, *, count: int) -> StoredLine:
-    """Return the line that stands for the damaged events of a tree up to that number."""
+    """Return a `gap` line that replaces `count` damaged events of a tree, up to number `seq`."""
     at = 0.0 if row is None else row.spawned_at
     gap = Gap(count, "the log is damaged here", code="damaged")
     return StoredLine(seq, encode_event(Event(seq=seq, tree=tree, run=0, path="/", agent="", at=at, body=gap)))
 
 
 def load_batch(db: apsw.Connection, row: int) -> bytes:
-    """Return the lines of a batch; raises LogDamaged if they are not as they were written, or gone."""
+    """Return the lines of a batch. Raises LogDamaged if they were changed or are missing."""
     try:
         found = db.execute("SELECT lines, seal FROM batches WHERE id = ?", (row,)).get
     except apsw.CorruptError as error:
@@ -568,7 +573,7 @@ def load_batch(db: apsw.Connection, row: int) -> bytes:
 
 
 def lines_of_tree(db: apsw.Connection, tree: str, row: int) -> list[StoredLine]:
-    """Pick the lines of one tree out of a batch. Raises LogDamaged as `load_batch`."""
+    """Return the lines of one tree in a batch. Raises LogDamaged like `load_batch`."""
     name, found = tree.encode(), []
     for line in load_batch(db, row).split(b"\n"):
         place = _PLACE.match(line)
@@ -580,7 +585,7 @@ def lines_of_tree(db: apsw.Connection, tree: str, row: int) -> list[StoredLine]:
 
 
 def find_last_batch(db: apsw.Connection) -> int:
-    """Return the id of the newest batch, by whatever part of the file tells it."""
+    """Return the highest batch id in any part of the file that can be read."""
     found = [0]
     for query in ("SELECT max(id) FROM batches", "SELECT max(batch) FROM places", "SELECT max(last_batch) FROM trees"):
         with suppress(apsw.CorruptError):
@@ -589,13 +594,13 @@ def find_last_batch(db: apsw.Connection) -> int:
 
 
 def list_batches(db: apsw.Connection, since: float) -> list[int]:
-    """Return the ids of the batches with events of the trees whose newest event is of that time or later."""
+    """Return the ids of the batches with events of trees whose newest event is not older than `since`."""
     query = "SELECT DISTINCT batch FROM places JOIN trees USING (tree) WHERE last_at >= ? ORDER BY batch"
     return [row for (row,) in db.execute(query, (since,))]
 
 
 def has_batch(db: apsw.Connection, row: int) -> bool:
-    """Return whether there is a batch of that id, or was one before damage: others were deleted with their trees."""
+    """Return True if there is a batch with this id, even a damaged one. Deleted trees leave ids without a batch."""
     try:
         return db.execute("SELECT 1 FROM batches WHERE id = ?", (row,)).get is not None
     except apsw.CorruptError:
@@ -603,9 +608,9 @@ def has_batch(db: apsw.Connection, row: int) -> bool:
 
 
 def recover_file(db: apsw.Connection) -> apsw.Connection:
-    """Return a temporary log with every batch of a file that can be read, and a new index of them. For a file with a
-    damaged index; it costs as much as the file is long."""
-    recovered = apsw.Connection("")  # SQLite's name for a file of its own that it removes
+    """Return a temporary log with every batch of the file that can be read, and a new index. This is for a file with a
+    damaged index; it takes time in proportion to the file's size."""
+    recovered = apsw.Connection("")  # the empty name: a temporary file that SQLite removes
     recovered.execute(_CREATE)
     index = TreeIndex()
     with recovered:
@@ -621,7 +626,7 @@ def recover_file(db: apsw.Connection) -> apsw.Connection:
 
 
 def check_batch(db: apsw.Connection, row: int) -> None:
-    """Raise LogDamaged if a batch, or its places in the index, are not as they were written."""
+    """Raise LogDamaged if a batch or its places in the index differ from the data written."""
     firsts: dict[str, int] = {}
     for line in load_batch(db, row).split(b"\n"):
         place = _PLACE.match(line)
@@ -634,7 +639,7 @@ def check_batch(db: apsw.Connection, row: int) -> None:
 
 
 def check_index(db: apsw.Connection) -> None:
-    """Raise LogDamaged if a row of a tree or of a run is not as it was written."""
+    """Raise LogDamaged if a row of a tree or a run differs from the data written."""
     query = f"SELECT {_RUN}, 0 FROM runs LEFT JOIN tallies USING (tree, run)"
     sealer = Sealer()
     for row in db.execute(query):
@@ -648,7 +653,7 @@ def check_index(db: apsw.Connection) -> None:
 
 
 def check_pages(db: apsw.Connection) -> None:
-    """Raise LogDamaged if SQLite's own check of all pages finds damage."""
+    """Raise LogDamaged if SQLite's integrity check finds damage."""
     found = db.pragma("integrity_check", 1)
     if found != "ok":
         raise LogDamaged(f"the log {db.filename} is damaged: {' '.join(found.split())}")

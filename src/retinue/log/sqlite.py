@@ -1,15 +1,16 @@
 """The durable log: SQLite files in one folder, each with one writing process.
 
-New trees go to the first file that no other process writes; a stored tree is claimed with the file it is in. Written
-means committed. An event that nobody waits for is written with the next one that somebody does, or after LINGER
-seconds, whichever is first; watchers see events only when they are written. Where many events come at once, the first
-PIECE of them are written while the event loop makes the others. Events of a tree that are appended one after the other
-without a pause are in the same batch, so that a crash keeps all of them or none. What cannot be written stays in order
-in memory and is tried again with the next batch; those who wait are told at once. A writer that another process has
-replaced is lost for good, and tries nothing again.
+New trees go into the first file without a writer; to continue a stored tree, the log claims its file. An event counts
+as written when it is committed, and watchers see only written events. An event without a waiter is committed with the
+next event that has one, or after LINGER seconds. Under load, the first PIECE events are written while the event loop
+appends more.
 
-The index of what is written follows when nothing was to be written for INDEX_LINGER seconds, and no later than after
-INDEX_SECONDS or INDEX_BYTES: readers fold what it lacks (see `schema`).
+Events of one tree, appended in a row without a return to the event loop, are in the same batch: a crash keeps all or
+none of them. If a commit fails, its events stay in memory, in order, for the next batch; their waiters get the error
+at once. A writer replaced by another process is lost and never retries.
+
+The index is written after INDEX_LINGER seconds without events, at the latest after INDEX_SECONDS or INDEX_BYTES.
+Readers fold the batches that are not indexed yet (see `schema`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PIECE = 1000
 INDEX_LINGER = 0.1
 INDEX_SECONDS = 1.0
 INDEX_BYTES = 16 * 2**20
-JOURNAL_PAGES = 1000  # from so many on, SQLite's journal is moved into the file after the index is written
+JOURNAL_PAGES = 1000  # from this size on, the journal is checkpointed after each write of the index
 RETRY_SECONDS = 1.0
 VANISHED = "the log {path} was deleted or replaced while this process was writing it: what it held of this run is lost"
 READ_CHUNK = 1000
@@ -47,7 +48,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def lock_free_file(folder: Path) -> tuple[Path, int]:
-    """Return the first log file in the folder that no process is writing, and its lock, now ours."""
+    """Return the first log file in the folder that no process is writing, and its lock, which we now hold."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -62,7 +63,8 @@ def lock_free_file(folder: Path) -> tuple[Path, int]:
 
 
 class SqliteLog(SqliteReader, WatchableLog):
-    """Made in the event loop whose tasks append to it; `close` writes what is left and lets the files go."""
+    """The log in a folder of SQLite files. Create it in the event loop whose tasks append to it. `close` writes all
+    pending events and releases the files."""
 
     ahead = True
 
@@ -70,12 +72,12 @@ class SqliteLog(SqliteReader, WatchableLog):
         super().__init__(folder)
         self._feeds = {}
         self._own = FileWriter(*lock_free_file(folder), self._feeds)
-        self._claimed: dict[str, FileWriter] = {}  # trees in files that are not the one for new trees
+        self._claimed: dict[str, FileWriter] = {}  # trees in other files than the one for new trees
         self._claiming = asyncio.Lock()
 
     @property
     def path(self) -> Path:
-        """The file of new trees."""
+        """The file for new trees."""
         return self._own.path
 
     @property
@@ -95,7 +97,7 @@ class SqliteLog(SqliteReader, WatchableLog):
                 writer = FileWriter(file, await locks.wait_for_lock(file), self._feeds)
             if writer is not self._own and tree not in self._claimed:
                 self._claimed[tree] = writer
-                self._feeds.pop(tree, None)  # of a watcher that found nothing in the file for new trees
+                self._feeds.pop(tree, None)  # a watcher may have made it for the wrong file, where the tree is not
 
     async def flush(self) -> None:
         for writer in self._writers():
@@ -117,28 +119,28 @@ class SqliteLog(SqliteReader, WatchableLog):
         return list(dict.fromkeys((self._own, *self._claimed.values())))
 
 
-# The number of events to write of all that were ever appended, who waits for them, and whether they are the last.
+# A request to the writer thread: write the events up to this total number appended, wake the waiters, and maybe stop.
 _Kick = tuple[int, list[asyncio.Future[None]], bool]
 
 
 class FileWriter:
-    """The one writer of a log file: takes events in the event loop, commits them in a thread, and then publishes them
-    to the `feeds` of trees that are watched."""
+    """The only writer of a log file. It takes events in the event loop, commits them in a thread, and then publishes
+    them to the `feeds` of watched trees."""
 
     def __init__(self, path: Path, lock: int, feeds: dict[str, Feed]) -> None:
         self.path, self._lock, self._feeds = path, lock, feeds
         with ExitStack() as undo:
             undo.callback(os.close, lock)
             self._db = schema.open_writer(path)
-            undo.callback(schema.close_quietly, self._db)  # before the lock goes: closing may still write
+            undo.callback(schema.close_quietly, self._db)  # before the lock is released: closing may still write
             try:
                 self._epoch = schema.begin_epoch(self._db)
-                schema.index_tail(self._db)  # again: a writer that lost the lock may have written until now
+                schema.index_tail(self._db)  # again: a writer that lost the lock may have written before our epoch
                 self._first_batch = self._next_batch = schema.next_batch(self._db)
                 self._files = schema.identify_files(path)
                 self._reader = schema.open_reader(path)
                 self._journal_pages = 0
-                # Instead of SQLite's own, which works before a commit returns.
+                # Replaces SQLite's own hook, which checkpoints before a commit returns.
                 self._db.set_wal_hook(self._note_journal)
             except apsw.Error as error:
                 raise LogError(schema.describe_error(f"cannot open the log {path}", error, self._db)) from None
@@ -146,10 +148,10 @@ class FileWriter:
         locks.sign_lock(lock, self._first_batch)
         self._loop = asyncio.get_running_loop()
         self._pending: list[Event] = []
-        self._appended = self._kicked_for = self._written = 0  # so many events, since this writer was made
+        self._appended = self._kicked_for = self._written = 0  # counts of events since this writer was made
         self._index = schema.continue_index(self._db)
-        self._unindexed: list[tuple[int, list[Event]]] = []  # batches that the index lacks
-        self._unindexed_bytes = self._folded = 0  # their length; so many of them are in an index that is not written
+        self._unindexed: list[tuple[int, list[Event]]] = []  # batches that are not indexed yet
+        self._unindexed_bytes = self._folded = 0  # their size; how many are folded into `_index`, not yet written
         self._index_due = 0.0
         self._index_failed = False
         self._waiters: list[asyncio.Future[None]] = []
@@ -164,7 +166,7 @@ class FileWriter:
         self._thread.start()
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
-        """Take an event; see `Log.append`."""
+        """Add an event; see `Log.append`."""
         if self._closing:
             raise LogError("the log is closed")
         is_free = self._written == self._kicked_for
@@ -178,22 +180,22 @@ class FileWriter:
             return None
         waiter = self._loop.create_future()
         self._waiters.append(waiter)
-        if not self._hurries:  # at the end of the loop's turn: all who wait by then are in the same batch
+        if not self._hurries:  # kick at the end of this loop iteration, so that all its waiters share one batch
             self._hurries = True
             self._loop.call_soon(self._kick)
         return waiter
 
     async def flush(self) -> None:
-        """Wait for the events that were appended before, without hurrying them; see `Log.flush`."""
+        """Wait until all events appended so far are written, without forcing an earlier commit; see `Log.flush`."""
         if self._pending:
             waiter = self._loop.create_future()
             self._waiters.append(waiter)
-            if self._linger is None:  # also if a batch is being written: it may have left before this waiter came
+            if self._linger is None:  # even while a batch is being written: its kick does not include this waiter
                 self._linger = self._loop.call_later(LINGER, self._kick)
             await waiter
 
     async def close(self) -> LogError | None:
-        """Write what is left and let the file go; return the error if events are lost."""
+        """Write all pending events and release the file. Return the error if events are lost."""
         if self._closing:
             return None
         self._closing = True
@@ -207,13 +209,14 @@ class FileWriter:
         return lost(f"{self._error}; {len(self._pending)} events are lost")
 
     def make_feed(self, tree: str) -> Feed:
-        """Make the feed of a tree that nobody watches yet. A tree that a process now gone left without an ending gets
-        none any more, unless this process goes on with it.
+        """Make the feed of a tree without watchers. If a dead process left the tree without an ending, the tree counts
+        as ended, unless this process continues it.
 
-        Blocks for a look-up: an event that is committed between reading and watching must not be missed."""
+        Blocks for one lookup, to miss no event committed between reading and watching.
+        """
         if self._closing:
             raise LogError("the log is closed")
-        # In the order in which events move on, so that none is missed.
+        # Events move from pending to unindexed to the index. Reading in that order misses none.
         pending = [coming for coming in list(self._pending) if coming.tree == tree]
         unindexed = [event for _, batch in list(self._unindexed) for event in batch if event.tree == tree]
         row = schema.load_tree(self._reader, tree) or (TreeRow.begin(unindexed[0]) if unindexed else None)
@@ -225,12 +228,12 @@ class FileWriter:
         for event in unindexed:
             if event.seq > row.last_seq:
                 feed.publish(event)
-        for coming in pending if row.ended else ():  # a run that continues a finished tree, and is not yet on disk
+        for coming in pending if row.ended else ():  # a run, not yet on disk, that continues a finished tree
             row.apply(coming)
         return feed
 
     def _kick(self) -> None:
-        """Have the writer thread write what was appended up to now, and tell those who wait for it."""
+        """Make the writer thread commit all events appended so far and then notify the waiters."""
         self._hurries = False
         if self._linger is not None:
             self._linger.cancel()
@@ -239,7 +242,7 @@ class FileWriter:
         self._kicked_for = self._appended
         self._kicks.put((self._appended, waiters, self._closing))
 
-    # The methods up to `_settle` run in the writer thread.
+    # The methods from here to `_settle` run in the writer thread.
 
     def _write_batches(self) -> None:
         while True:
@@ -256,7 +259,7 @@ class FileWriter:
             if error is None:
                 del self._pending[: len(batch)]
                 self._written += len(batch)
-            with suppress(RuntimeError):  # the loop is gone; what is written is written
+            with suppress(RuntimeError):  # the loop is closed, but the events are written
                 self._loop.call_soon_threadsafe(self._settle, batch if error is None else [], waiters, error)
             if is_last or self._loop.is_closed():
                 break
@@ -275,7 +278,7 @@ class FileWriter:
             self._loop.call_soon_threadsafe(self._closed.set)
 
     def _take_kicks(self) -> list[_Kick]:
-        """Wait for kicks and return all that have come; none when it is time to write the index."""
+        """Wait for kicks and return all that have arrived; return none if it is time to write the index."""
         try:
             kicks = [self._kicks.get(timeout=self._seconds_to_index())]
         except Empty:
@@ -291,7 +294,7 @@ class FileWriter:
             self._check_files()
         except LogLost as error:
             return error
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the writer thread
+        except Exception as error:  # noqa: BLE001 - no error may end the writer thread
             return self._describe_failure("cannot write the log", error)
         self.commits += 1
         if not self._unindexed:
@@ -302,13 +305,14 @@ class FileWriter:
         return None
 
     def _seconds_to_index(self) -> float | None:
-        """Return how long nothing may happen before the index is written; None if there is nothing to write."""
+        """Return the idle seconds after which the index is written, or None if there is nothing to index."""
         if not self._unindexed or isinstance(self._error, LogLost):
             return None
         return RETRY_SECONDS if self._index_failed else INDEX_LINGER
 
     def _write_index(self) -> None:
-        """Write the index of what is written, and tidy up. What fails is tried again: no event is lost by it."""
+        """Write the index of the committed batches, and checkpoint a long journal. A failure is retried later: it
+        loses no event."""
         if self._seconds_to_index() is None:
             return
         try:
@@ -318,11 +322,11 @@ class FileWriter:
             schema.index_batches(self._db, epoch=self._epoch, batch=self._next_batch - 1, index=self._index)
         except Exception as error:  # noqa: BLE001 - as above
             failure = self._describe_failure("cannot write the index of the log", error)
-            if isinstance(failure, LogLost):  # the index is the other writer's now; this one's events are on disk
+            if isinstance(failure, LogLost):  # the new writer indexes our batches, which are on disk
                 self._unindexed = []
                 return
             self._index_due = time.monotonic() + RETRY_SECONDS
-            if not self._index_failed:  # once, however often it is tried
+            if not self._index_failed:  # warn once, not at every retry
                 self._index_failed = True
                 _LOG.warning("%s", failure)
             return
@@ -330,7 +334,7 @@ class FileWriter:
         self._unindexed_bytes = self._folded = 0
         self._index_failed = False
         if self._journal_pages >= JOURNAL_PAGES:
-            with suppress(apsw.Error):  # tried again with the next index
+            with suppress(apsw.Error):  # retried after the next write of the index
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def _describe_failure(self, what: str, error: Exception) -> LogError:
@@ -343,15 +347,15 @@ class FileWriter:
         return apsw.SQLITE_OK
 
     def _check_files(self) -> None:
-        """Raise LogLost if the log was deleted or replaced: SQLite would go on writing to files without a name."""
+        """Raise LogLost if the log was deleted or replaced. SQLite would keep writing to the unlinked files."""
         if schema.identify_files(self.path) != self._files:
             raise LogLost(VANISHED.format(path=self.path))
 
     def _settle(self, batch: list[Event], waiters: list[asyncio.Future[None]], error: LogError | None) -> None:
-        """In the event loop: show what is written and wake those who wait for it."""
+        """In the event loop, publish the written events and wake their waiters."""
         for event in batch if self._feeds else ():
             feed = self._feeds.get(event.tree)
-            if feed is not None and event.seq >= feed.first + len(feed.events):  # else the feed was made of it
+            if feed is not None and event.seq >= feed.first + len(feed.events):  # else `make_feed` already added it
                 feed.publish(event)
         if error is not None and not self._closing and not isinstance(error, LogLost):
             self._linger = self._linger or self._loop.call_later(RETRY_SECONDS, self._kick)
@@ -362,4 +366,4 @@ class FileWriter:
                 waiter.set_result(None)
             else:
                 waiter.set_exception(error)
-                waiter.exception()  # the waiter was told: not to wait is no mistake
+                waiter.exception()  # mark as retrieved: a caller may ignore the waiter

@@ -1,7 +1,7 @@
-"""Reading and removing the trees in a folder of SQLite log files, while their writers may be at work.
+"""Reading and removing trees in a folder of SQLite log files, even while their writers are active.
 
-Each call opens the files it needs in a thread of its own and looks again, so it also sees what has happened since. A
-file that cannot be read hides no other. The lock beside a file says whether the process that wrote a tree is there.
+Each call opens the files it needs anew, in a thread, so it sees the newest state. A file that cannot be read does not
+hide the others. The lock beside a file tells whether the process that wrote a tree is alive.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from retinue.log.tree_index import TreeRow
 
 BATCHES_AT_ONCE = 256
 HEALTH_SECONDS = 10.0
-_NEVER = 2**62  # a batch that no writer reaches
+_NEVER = 2**62  # a batch id that no writer reaches
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def make_awaitable(work: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Make a blocking method one that runs in a thread and is awaited."""
+    """Wrap a blocking method as a coroutine function that runs it in a thread."""
 
     @wraps(work)
     async def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -54,11 +54,11 @@ def make_awaitable(work: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
 
 
 class SqliteReader:
-    """The log files of one folder."""
+    """A reader for the log files of one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._files: dict[str, Path] = {}  # of trees that were looked up: a tree never moves
+        self._files: dict[str, Path] = {}  # cache of lookups: a tree never moves to another file
 
     @property
     def location(self) -> str:
@@ -67,7 +67,7 @@ class SqliteReader:
     async def read_kind(
         self, kind: str, on_problem: OnProblem = ignore_problem, *, since: float = 0.0
     ) -> AsyncIterator[Event]:
-        wanted = b'"kind":"%b"' % kind.encode()  # may also be in the arguments of a call
+        wanted = b'"kind":"%b"' % kind.encode()  # may match in the arguments of a call too, so events are checked below
         for file in await asyncio.to_thread(self.list_files):
             problems: dict[str, LogError] = {}
             try:
@@ -83,7 +83,7 @@ class SqliteReader:
                 on_problem(problem)
 
     def list_files(self) -> list[Path]:
-        """Return the log files of the folder, in the order of their names; none if the folder is not there."""
+        """Return the log files of the folder, sorted by name, or an empty list if the folder does not exist."""
         try:
             return sorted(entry for entry in self.folder.iterdir() if entry.suffix == ".db")
         except FileNotFoundError:
@@ -98,10 +98,10 @@ class SqliteReader:
             raise LogError(f"cannot read the logs in {self.folder}: {error.strerror or error}") from None
 
     def find_file(self, tree: str) -> Path | None:
-        """Return the file a tree is in."""
+        """Return the file that holds a tree, or None."""
         if tree not in self._files and is_text(tree):
             for file in self.list_files():
-                with suppress(LogError):  # a damaged file hides no other
+                with suppress(LogError):  # a damaged file must not hide the others
                     if query_file(file, lambda db: schema.load_tree(db, tree), trees=[tree]) is not None:
                         self._files[tree] = file
                         break
@@ -126,7 +126,7 @@ class SqliteReader:
     @make_awaitable
     def count_trees(self, *, reported: bool = True) -> int:
         ask = partial(query_file, query=partial(schema.count_trees, reported=reported))
-        return sum(count for _, count in self._ask_files(ask, ignore_problem))  # `list_trees` tells of problems
+        return sum(count for _, count in self._ask_files(ask, ignore_problem))  # `list_trees` reports problems
 
     @make_awaitable
     def read_status(self, tree: str) -> StoredTree:
@@ -180,7 +180,7 @@ class SqliteReader:
                 try:
                     found = {tree: _load_status(file, tree) for tree in names}
                     left = [tree for tree, status in found.items() if status and status.last_seq == trees[tree]]
-                    gone = [tree for tree in left if discard(tree)]  # the others were written since
+                    gone = [tree for tree in left if discard(tree)]  # not those with newer events
                     removal.freed_bytes += 0 if dry_run or not gone else _delete_trees(file, lock, gone)
                     removal.removed += gone
                 finally:
@@ -212,18 +212,18 @@ class SqliteReader:
         return f"{count}, all of them whole, version {schema.VERSION}"
 
     def _ask_files(self, ask: Callable[[Path], T], on_problem: OnProblem) -> Iterator[tuple[Path, T]]:
-        """Yield each file with its answer. `on_problem` is told of one that cannot be read."""
+        """Yield each file with its answer to `ask`. Report files that cannot be read to `on_problem`."""
         for file in self.list_files():
             try:
                 answer = ask(file)
             except LogError as error:
-                if locks.read_holder(file) is None:  # else it is being created this moment
+                if locks.read_holder(file) is None:  # else a process may be creating it right now
                     on_problem(error)
             else:
                 yield file, answer
 
     def _group_by_file(self, trees: Iterable[str]) -> dict[Path, list[str]]:
-        """Return the files that trees are in, each with its trees."""
+        """Return the files that hold the given trees, each with its trees."""
         found: dict[Path, list[str]] = {}
         for tree in trees:
             file = self.find_file(tree)
@@ -233,8 +233,8 @@ class SqliteReader:
 
 
 def _check_file(db: apsw.Connection, ends: float) -> int:
-    """Raise LogDamaged if something in a file is not as it was written. Looks at the newest batches first and stops
-    when the time ends; returns how many are left."""
+    """Raise LogDamaged if any part of a file differs from the data written. Check the newest batches first and stop at
+    time `ends`; return the number of unchecked batches."""
     last = schema.find_last_batch(db)
     damaged: list[LogDamaged] = []
     row = last
@@ -260,7 +260,7 @@ def _check_file(db: apsw.Connection, ends: float) -> int:
 
 
 def read_events(file: Path, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
-    """Read events of a tree from its file."""
+    """Read the events of a tree after number `after` from its file."""
     return [decode_line(stored.line, file) for stored in _read_tree(file, tree, after=after, limit=limit)]
 
 
@@ -270,7 +270,7 @@ def _read_tree(file: Path, tree: str, *, after: int, limit: int | None) -> list[
 
 @contextmanager
 def open_file(file: Path) -> Iterator[apsw.Connection]:
-    """Open a log file for reading; SQLite's errors in the block become LogErrors."""
+    """Open a log file for reading. SQLite errors in the block become LogErrors."""
     db = _connect(file)
     try:
         yield db
@@ -278,7 +278,7 @@ def open_file(file: Path) -> Iterator[apsw.Connection]:
         raise LogDamaged(schema.describe_error(f"cannot read the log {file}", error)) from None
     except apsw.Error as error:
         raise LogError(schema.describe_error(f"cannot read the log {file}", error)) from None
-    except (AttributeError, TypeError, ValueError) as error:  # what SQLite found is not what was written
+    except (AttributeError, TypeError, ValueError) as error:  # SQLite returned values of other types than we write
         raise LogDamaged(f"cannot read the log {file}: the file is damaged ({one_line(error)})") from None
     finally:
         db.close()
@@ -291,9 +291,11 @@ def query_file(
     *,
     trees: Collection[str] | None = None,
 ) -> T:
-    """Return what a query finds in a log file, of these trees only if some are given. If its index is damaged,
-    `on_problem` is told and the query is made again to an index of the events that can be read. It is told too of
-    damaged batches that the index lacks."""
+    """Run a query on a log file and return its answer. With `trees`, only these trees are sure to be up to date.
+
+    If the index is damaged, report that to `on_problem` and repeat the query on a new index of the events that can be
+    read. Damaged batches that are not indexed yet are reported too.
+    """
     try:
         with open_file(file) as db:
             damaged = schema.begin_reading(db, trees)
@@ -301,7 +303,7 @@ def query_file(
     except LogDamaged as error:
         on_problem(error)
     else:
-        for problem in damaged[:1]:  # one stands for all
+        for problem in damaged[:1]:  # one report for all of them
             on_problem(problem)
         return found
     db = _connect(file)
@@ -314,8 +316,8 @@ def query_file(
 
 
 def _connect(file: Path) -> apsw.Connection:
-    """To read a file SQLite creates another beside it. Where the disk is full or read-only, a file that nobody writes
-    is read as it stands."""
+    """Open a log file for reading. SQLite creates another file beside it; where the disk is full or read-only, open a
+    file without a writer as immutable."""
     try:
         return schema.open_reader(file)
     except LogError:
@@ -330,14 +332,15 @@ def _connect(file: Path) -> apsw.Connection:
 def _list_trees_of(
     file: Path, on_problem: OnProblem, *, latest: int | None, only: Unfinished | None, reported: bool
 ) -> list[StoredTree]:
-    """List trees of a file. Files are used again: a held lock alone does not make its holder the writer of a tree."""
+    """List the trees of a file. Processes reuse files, so the holder of the lock is the writer only of trees with a
+    batch of its own."""
     holder = locks.read_holder(file) or locks.Holder(0, _NEVER)
     query = partial(schema.list_trees, latest=latest, only=only, reported=reported, first_batch=holder.first_batch)
     return [_describe_tree(row, holder) for row in query_file(file, query, on_problem)]
 
 
 def _load_status(file: Path, tree: str) -> StoredTree | None:
-    """Return how a tree of the file stands; None if there is none."""
+    """Return the state of a tree in the file, or None if the file does not contain the tree."""
     holder = locks.read_holder(file) or locks.Holder(0, _NEVER)
     row = query_file(file, partial(schema.load_tree, tree=tree), trees=[tree])
     return None if row is None else _describe_tree(row, holder)
@@ -348,7 +351,7 @@ def _describe_tree(row: TreeRow, holder: locks.Holder) -> StoredTree:
 
 
 def _list_batches(file: Path, since: float) -> Sequence[int]:
-    """List the batches of a file; with `since`, those of trees that were not over by then."""
+    """List the batches of a file; with `since`, only those of trees with events since then."""
     with open_file(file) as db:
         last = schema.find_last_batch(db)
         if since:
@@ -359,7 +362,8 @@ def _list_batches(file: Path, since: float) -> Sequence[int]:
 
 
 def _read_matching(file: Path, wanted: bytes, batches: Sequence[int], problems: dict[str, LogError]) -> list[Event]:
-    """Read the events with those bytes in these batches, as far as these are still there."""
+    """Return the events in these batches whose line contains the bytes `wanted`. Batches deleted meanwhile are
+    skipped."""
     events: list[Event] = []
     with open_file(file) as db:
         for row in batches:
@@ -375,13 +379,15 @@ def _read_matching(file: Path, wanted: bytes, batches: Sequence[int], problems: 
 
 
 def _delete_trees(file: Path, lock: int, trees: list[str]) -> int:
-    """Delete trees from a file whose lock is ours; return how much smaller it is. In place, by a transaction and
-    VACUUM, which SQLite makes safe against a crash: a new file moved over the old one would not be, since readers
-    have its journal open by name."""
+    """Delete trees from a file whose lock we hold, and return the bytes freed.
+
+    Works in place, with a transaction and VACUUM, which SQLite makes safe against a crash. Moving a new file over the
+    old one would not be safe, since readers have its journal open by name.
+    """
     size = _size_of(file)
     db = schema.open_writer(file)
     try:
-        locks.sign_lock(lock, schema.next_batch(db))  # readers see that nothing in it lives
+        locks.sign_lock(lock, schema.next_batch(db))  # so readers count no tree in it as live
         schema.delete_trees(db, trees)
     finally:
         db.close()

@@ -1,4 +1,4 @@
-"""One-line texts about a tool call: its main argument, its result. Pure text, no escaping (screens do that)."""
+"""One-line texts about a tool call: its main argument and its result. The texts are not escaped (screens do that)."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _FIXED = {
 
 
 def shorten_text(text: str, limit: int, keep: int) -> str:
-    """Cut a text longer than `limit` to its first `keep` characters and three dots."""
+    """Cut a text longer than `limit` to its first `keep` characters, followed by three dots."""
     return text if len(text) <= limit else text[:keep] + "..."
 
 
 def describe_call(name: str, args: dict[str, Any]) -> str:
-    """Describe a call by the argument that matters most: a path, a pattern, a command."""
+    """Describe a call by its most important argument: a path, a pattern, a command."""
     for key in _CONTEXT_ARGS.get(name, ()):
         value = args.get(key)
         if isinstance(value, str):
@@ -45,15 +45,15 @@ def describe_call(name: str, args: dict[str, Any]) -> str:
 
 
 def _describe_program(code: str) -> str:
-    """Describe a program on one line: its first line and its length."""
+    """Describe a program on one line: its first line and its number of lines."""
     lines = [line for line in split_lines(code) if line.strip()]
     first = shorten_text(lines[0].strip(), 60, 57) if lines else ""
     return first if len(lines) < 2 else f"{first} ... {len(lines)} lines"
 
 
 def split_lines(text: str) -> list[str]:
-    """Split a text into lines as a terminal and `wc` count them: ended by a newline, with or without a carriage return
-    before it. Form feeds, Unicode separators and the like are text (`str.splitlines` breaks there)."""
+    """Split a text into lines as a terminal and `wc` do: at each newline, with or without a carriage return before it.
+    Unlike `str.splitlines`, do not split at form feeds, Unicode separators and the like."""
     if "\n" not in text:
         return [text] if text else []
     *whole, rest = text.split("\n")
@@ -62,13 +62,13 @@ def split_lines(text: str) -> list[str]:
 
 
 def summarize_result(name: str, text: str, success: bool, spoken: bool = False) -> str:
-    """Summarize the result of a call: a count, a fixed word, or the first line of an error. A program reads `1 lines`,
-    a person (`spoken`) `1 line`."""
+    """Summarize the result of a call: a count, a fixed word, or the first line of an error. The count is `1 line` for
+    people (`spoken`) and `1 lines` for programs."""
     if not success:
         return shorten_text(split_lines(text)[0] if text else "Error", 50, 47)
     if name in _FIXED:
         return _FIXED[name]
-    count = text.count("\n") + (not text.endswith("\n")) if text else 0  # of `split_lines`, without making them
+    count = text.count("\n") + (not text.endswith("\n")) if text else 0  # len(split_lines(text)), but faster
     if not count and name not in _COUNTED:
         return "done"
     if count == 1 and name in ("bash", "shell"):

@@ -1,4 +1,4 @@
-"""One line about a team: where it is, or how it went."""
+"""One line about a team: its progress, or its outcome."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from retinue.log.runs import RunView
 
 
 def describe_team(team: RunView) -> str:
-    """Say where a team is: `team of 3: 2 answered, 1 at work`."""
+    """Describe the progress or outcome of a team, such as `team of 3: 2 answered, 1 at work`."""
     size = f"team of {len(team.members)}"
     state = team.team or TeamState()
     lost = [f"{len(state.lost)} lost"] if state.lost else []

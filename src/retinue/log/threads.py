@@ -1,6 +1,8 @@
-"""The fold of one run's events into the thread its model saw, and of an interrupted tree's events into the state that
-resuming needs: the threads of its runs, their open calls and the answers to these, and how long they have been at work.
-Continuing and replaying start from the same threads. Pure, but for whole texts in files; the supervisor acts on it.
+"""The folds of events that continue, resume and replay runs.
+
+One fold turns the events of a run into the thread its model saw. Another turns the events of an interrupted tree into
+the state that resuming needs: the threads of its runs, their open calls with the answers to approvals, and the time
+they have worked. Everything is pure, except that long texts are read from files; the supervisor acts on the results.
 """
 
 from __future__ import annotations
@@ -59,10 +61,12 @@ Histories = Mapping[str, Sequence[Event]]  # events by tree
 
 
 def extend_reply(reply: Reply, body: Body | Unknown, *, strict: bool = True) -> Reply:
-    """Return the reply with what an event adds to it: a thought, text, a call, or the result of a call at the provider.
+    """Return the reply with the part that an event adds: a thought, text, a call, or the result of a call at the
+    provider.
 
-    A text that was cut in the log is read from its file. If that is gone, raise LogError; unless `strict`, take what
-    the event has of it."""
+    A text that was cut in the log is read from its file. If the file is missing, raise LogError if `strict`, else use
+    the cut text.
+    """
     match body:
         case Thinking():
             text = _read_whole_text(body.text, body.file, strict=strict)
@@ -93,10 +97,13 @@ def _read_whole_text(text: str, file: str, *, strict: bool) -> str:
 
 
 class Thread:
-    """One run's thread: its whole turns, and what is known of the turn it is in. A turn that is begun a second time,
-    because a crash tore it, is only what it was the second time. Tool results stand in the order of their calls. A turn
-    in which the run was ended is part of the thread once its calls are written: they may have run. The run of a
-    conversation `waits` for a message once it has said so; `uncounted` are its turns before that."""
+    """The thread of one run: its complete turns, and the known part of the current turn.
+
+    If a crash interrupted a turn and it was started again, only the second start counts. Tool results are in the order
+    of their calls. If the run ended within a turn, that turn is part of the thread once its calls are written, because
+    they may have run. `waiting` are messages for the next turn. A conversation `waits` from its `run.waiting` event to
+    its next turn; `uncounted` is the number of turns up to that event.
+    """
 
     def __init__(self, before: Sequence[Turn] = (), *, strict: bool = True) -> None:
         self._strict = strict
@@ -113,7 +120,7 @@ class Thread:
         self._reply = Reply()
         self._final = False
         self._results: dict[str, ToolTurn] = {}
-        self._withheld: set[str] = set()  # calls that were not to run: it matters for a run that was ended
+        self._withheld: set[str] = set()  # calls that must not run yet or at all; used if the run ends within the turn
 
     def apply(self, body: Body | Unknown) -> None:
         self._reply = extend_reply(self._reply, body, strict=self._strict)
@@ -143,8 +150,8 @@ class Thread:
                 self._over = True
 
     def _wait_for_message(self, *, is_interrupted: bool) -> None:
-        """Close the turn, also one that was broken off: what the model said in it is in the log, and every call has a
-        result. Messages that came meanwhile are read in the next turn."""
+        """Close the turn, even an interrupted one: the log has the model's text, and every call has a result. Messages
+        that arrived meanwhile belong to the next turn."""
         if self.ended or self._reply.text or self._reply.calls:
             self._turns += self._close_turn(self._results)
         if is_interrupted:
@@ -158,7 +165,7 @@ class Thread:
         return [said, *(results[call.id] for call in reply.calls if call.id in results)]
 
     def turns(self) -> list[Turn]:
-        """Return all whole turns and the messages after them, in the order the model saw them."""
+        """Return all complete turns and the messages after them, in the order the model saw them."""
         reply, results = self._reply, dict(self._results)
         broken_off = self._over and not self.ended and bool(reply.calls or self._final)
         if not (self.ended or broken_off):
@@ -169,8 +176,8 @@ class Thread:
         return [*self._turns, *self._close_turn(results), *self.waiting]
 
     def past(self, seconds: float) -> Past:
-        """Return the state to go on from. The reply is known when it was the last, or when a call of it is written:
-        before that none of its tools has run."""
+        """Return the state from which the run goes on. The reply of the current turn is included only if it is final
+        or one of its calls is written: before that, none of its tools has run."""
         calls = self._reply.calls
         if not (self.ended or self._final or calls):
             turn = max(self.turn, 1)
@@ -189,7 +196,7 @@ class Thread:
 
 
 def fold_thread(events: Iterable[Event], run: int, *, before: Sequence[Turn] = ()) -> list[Turn]:
-    """Fold the events of one run into its turns, in the order the model saw them, after those it began with."""
+    """Fold the events of one run into its turns, in the order the model saw them, after the turns `before`."""
     found = Thread(before)
     for event in events:
         if event.run == run:
@@ -198,8 +205,8 @@ def fold_thread(events: Iterable[Event], run: int, *, before: Sequence[Turn] = (
 
 
 async def read_histories(log: LogReader, tree: str) -> Histories:
-    """Read the events of a tree and of all trees that its runs continue, directly or not. Raises LogDamaged if some of
-    them cannot be read: nothing goes on from half a history."""
+    """Read the events of a tree and of all trees that its runs continue, directly or indirectly. Raises LogDamaged if
+    any event cannot be read, because a run must not go on from an incomplete history."""
     found: dict[str, list[Event]] = {}
     wanted = [tree]
     while wanted:
@@ -215,8 +222,8 @@ async def read_histories(log: LogReader, tree: str) -> Histories:
 
 
 def list_continued(histories: Histories, tree: str, spawned: RunSpawned) -> list[tuple[str, int]]:
-    """Return the run that a run of this tree continues, and all that this one continues: tree and number, newest
-    first."""
+    """Return the runs that a run continues, directly or indirectly, as (tree, number), newest first. Raises LogError
+    if a run of this chain is missing."""
     chain: list[tuple[str, int]] = []
     while spawned.continues is not None:
         tree, run = spawned.origin or tree, spawned.continues
@@ -229,7 +236,7 @@ def list_continued(histories: Histories, tree: str, spawned: RunSpawned) -> list
 
 
 def fold_earlier_turns(histories: Histories, tree: str, spawned: RunSpawned) -> list[Turn]:
-    """Return the turns a run had before its own task: the thread of the run it continues, and of all before that."""
+    """Return the turns a run had before its own task: the threads of all runs it continues."""
     turns: list[Turn] = []
     for origin, run in reversed(list_continued(histories, tree, spawned)):
         turns = fold_thread(histories[origin], run, before=turns)
@@ -237,8 +244,8 @@ def fold_earlier_turns(histories: Histories, tree: str, spawned: RunSpawned) -> 
 
 
 class OpenCall(Struct):
-    """A tool call that has no result. `asked`: a person was asked. `decision`: what was answered, of the tool
-    with this `seal`. `started`: the answer has taken effect, so the tool may have run."""
+    """A tool call without a result. `asked`: a person was asked. `decision`: the answer, given for the tool with this
+    `seal`. `started`: the answer has taken effect, so the tool may have run."""
 
     call_id: str
     name: str
@@ -250,16 +257,16 @@ class OpenCall(Struct):
     seal: str = ""
 
     def may_have_run(self) -> bool:
-        """Return whether nobody knows if it ran. A call that a person was asked about did not run before the answer
-        took effect; a denied one did not run at all."""
+        """Return True if the call may have run. A call that needed approval cannot have run before the answer took
+        effect; a denied call has not run at all."""
         if self.tier == "none" or isinstance(self.decision, Deny):
             return False
         return self.started or not self.asked
 
 
 class InterruptedRun(Struct, eq=False):
-    """One run as its process left it. `tools` says which tool a call was of; `told` are the children whose ending it
-    has been told of."""
+    """One run as its process left it. `tools` maps call ids to tool names; `told` are the children of whose ending the
+    run was notified."""
 
     thread: Thread
     started: bool = False
@@ -276,7 +283,7 @@ class InterruptedRun(Struct, eq=False):
             case RunStarted():
                 self.started = True
             case RunResumed():
-                for call in self.open.values():  # what was not answered is asked again, under another name
+                for call in self.open.values():  # open questions are asked again under a new id
                     call.asked = call.asked and call.decision is not None
             case ToolCall(call_id=call_id, name=name):
                 self.open[call_id] = OpenCall(call_id, name, body.tier, body.host)
@@ -301,7 +308,8 @@ class InterruptedRun(Struct, eq=False):
 def fold_interrupted_runs(
     events: Iterable[Event], *, before: Mapping[int, Sequence[Turn]]
 ) -> dict[int, InterruptedRun]:
-    """Fold the events of a tree into its runs, by number. `before` are the threads that continued runs began with."""
+    """Fold the events of a tree into its runs, by number. `before` has the earlier turns of runs that continue
+    others."""
     runs: dict[int, InterruptedRun] = {}
     clocks = _Clocks()
     for event in events:
@@ -316,7 +324,7 @@ def fold_interrupted_runs(
 
 
 def find_standing_answers(events: Iterable[Event]) -> Iterable[tuple[int, ApprovalDecided]]:
-    """Yield the answers that hold for more than one call of a tree: for a tool in a run, or in the whole tree."""
+    """Yield the approvals that hold for more than one call: for a tool in a run, or in the whole tree."""
     for event in events:
         body = event.body
         if not isinstance(body, ApprovalDecided) or body.rule:
@@ -329,8 +337,8 @@ _NEXT_MESSAGE = "the next message"
 
 
 class _Clock(Struct, eq=False):
-    """The time that a run has been at work. It stands still while a question of the run, or of one below it, is
-    open; the next message of a conversation counts as one."""
+    """The working time of a run. The clock stops while a question of the run or of a run below it is open. Waiting for
+    the next message of a conversation counts as a question."""
 
     parent: _Clock | None
     used: float = 0.0
@@ -344,14 +352,14 @@ class _Clock(Struct, eq=False):
             self.since = None
 
     def ask(self, question: str, at: float) -> None:
-        """Stop for a question, and with it the clocks of the runs above."""
+        """Stop for a question, here and in all runs above."""
         self.stop(at)
         self.questions.add(question)
         if self.parent is not None:
             self.parent.ask(question, at)
 
     def answer(self, question: str, at: float) -> None:
-        """Go on when no question is left, and with it the clocks of the runs above."""
+        """Close a question, here and in all runs above. A clock goes on when no question is left."""
         if question in self.questions:
             self.questions.remove(question)
             self.since = self.since if self.questions else at
@@ -360,8 +368,8 @@ class _Clock(Struct, eq=False):
 
 
 class _Clocks:
-    """The clocks of the runs of a tree, through all the processes it lived in. They stand still between a crash and the
-    resumption. Runs that are resumed together say so in a row."""
+    """The clocks of the runs of a tree, across all processes that ran it. They stop between a crash and the
+    resumption. Runs that are resumed together write their `run.resumed` events in a row."""
 
     def __init__(self) -> None:
         self._runs: dict[int, _Clock] = {}
@@ -400,12 +408,12 @@ class _Clocks:
                 clock.since = at if clock.started and not clock.questions else None
 
     def _stop_all(self) -> None:
-        """Stop all clocks at the last event, after which the process was gone."""
+        """Stop all clocks at the time of the last event, when the process was last known to be alive."""
         for clock in self._runs.values():
             clock.stop(self._last)
             clock.questions &= {_NEXT_MESSAGE}
 
     def measure_seconds(self) -> dict[int, float]:
-        """Return the seconds of each run until the newest event of the tree."""
+        """Return the working seconds of each run until the newest event of the tree."""
         self._stop_all()
         return {run: clock.used for run, clock in self._runs.items()}

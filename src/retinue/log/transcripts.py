@@ -1,5 +1,5 @@
-"""The folds of events into what a person reads afterwards: a run as a page of Markdown, and its tool calls with the
-arguments, the preview, the permission and the result."""
+"""The folds of events for reading after a run: the run as a Markdown page, and its tool calls with arguments, preview,
+permission and result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from retinue.log.blocks import make_team_spans
 
 
 def format_transcript(events: Iterable[Event]) -> str:
-    """Format the events of a run in order: task, thoughts, messages, calls. Texts of others are quoted or fenced."""
+    """Format the events of a run in order: task, thoughts, messages, calls. Foreign texts are quoted or fenced."""
     parts: list[str] = []
     for event in events:
         match event.body:
@@ -75,7 +75,7 @@ def _quote_text(text: str) -> str:
 
 
 def _fence_text(text: str, language: str = "") -> str:
-    """Put a text between fences longer than any inside it."""
+    """Put a text between fences longer than any fence inside it."""
     ticks = "```"
     while ticks in text:
         ticks += "`"
@@ -86,8 +86,8 @@ EVERY_TOOL = "*"
 
 
 class Action(msgspec.Struct):
-    """One tool call. `asked` says that a person was asked; `allowed` is None while nobody has answered, and for a
-    call that neither a person nor a rule decided; `success` is None until there is a result."""
+    """One tool call. `asked`: a person was asked. `allowed` is None while a question is open, and for a call that
+    neither a person nor a rule decided. `success` is None until there is a result."""
 
     run: int
     path: str
@@ -108,7 +108,7 @@ class Action(msgspec.Struct):
 
     @property
     def permission(self) -> str:
-        """The person or rule that approved, in words."""
+        """A phrase that says who or which rule approved or denied the call."""
         if self.allowed is None:
             return "nobody has answered" if self.asked else "nobody was asked"
         words = f"{'approved' if self.allowed else 'denied'} by {self.by or 'somebody'}"
@@ -116,7 +116,7 @@ class Action(msgspec.Struct):
 
 
 def fold_actions(events: Iterable[Event], *, path: str, tools: Collection[str]) -> list[Action]:
-    """Fold events into the calls of these tools by the run of that path and those below it, in order."""
+    """Return the calls of the given tools by the run at `path` and the runs below it, in order."""
     found: dict[tuple[int, str], Action] = {}
     for event in events:
         body = event.body
@@ -138,7 +138,7 @@ def _apply_body(action: Action, body: ApprovalAsked | ApprovalDecided | ToolResu
             action.asked, action.preview = True, preview
         case ApprovalDecided(allowed=allowed, by=by, surface=surface, reason=reason, args=args):
             action.allowed, action.by, action.reason = allowed, f"{by} ({surface})" if surface else by, reason
-            if args is not None:  # what runs is the call as it was edited, and no longer what was shown
+            if args is not None:  # the call runs with edited arguments, which the preview does not show
                 action.args, action.preview = args, ""
         case ToolResult(success=success, text=text, duration_ms=took, file=file):
             action.success, action.text, action.duration_ms, action.file = success, text, took, file

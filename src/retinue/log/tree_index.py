@@ -1,7 +1,7 @@
-"""The index of a log: one row for each tree and each run, with all that lists and look-ups need.
+"""The index of a log: one row per tree and per run, with all data for lists and lookups.
 
-Folds events that are written into rows, so that reading a list seldom reads events. Knows no file: `schema` stores the
-rows, and the same fold makes them again from events alone.
+The index folds written events into rows, so lists seldom read events. It knows no files: `schema` stores the rows. The
+same fold can rebuild them from the events alone.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from retinue.log.runs import RunView, make_view
 
 
 class TreeRow(Struct, eq=False, gc=False):
-    """The standing of a tree. `root` is the run with whose ending it ends: the primary, or one that continues it after
-    that. `gone_at` is the time of its newest event that is no `run.resumed`, `last_batch` the batch of its newest
-    event."""
+    """The state of a tree. `root` is the run whose ending ends the tree: the primary, or a run that continues the tree
+    after the primary ended. `gone_at` is the time of the newest event other than `run.resumed`, `last_batch` the batch
+    of the newest event."""
 
     tree: str
     spawned_at: float
@@ -33,7 +33,7 @@ class TreeRow(Struct, eq=False, gc=False):
 
     @classmethod
     def begin(cls, first: Event) -> TreeRow:
-        """Return the row of a tree that begins with this event, which is not yet applied."""
+        """Return a new row for the tree that starts with event `first`. The event is not applied yet."""
         body = first.body
         origin, reported = (body.origin, body.reported) if isinstance(body, RunSpawned) else ("", "")
         return cls(first.tree, first.at, origin, reported)
@@ -50,7 +50,7 @@ class TreeRow(Struct, eq=False, gc=False):
             self.root, self.ended = event.run, False
 
     def describe(self, writer: int | None) -> StoredTree:
-        """Return the tree as the log's port describes it."""
+        """Return the tree as a `StoredTree`."""
         return StoredTree(
             tree=self.tree,
             spawned_at=self.spawned_at,
@@ -64,8 +64,9 @@ class TreeRow(Struct, eq=False, gc=False):
 
 
 class IndexChanges(Struct):
-    """The rows that batches change: the places of trees in batches (tree, first number there, batch), trees, new runs,
-    and the tallies of runs, new ones among them."""
+    """The rows to write after some batches. `places` says where each tree starts in a batch (tree, number of its first
+    event there, batch). `spawned` are the new runs; `tallied` are all runs with a changed tally, including new
+    ones."""
 
     places: list[tuple[str, int, int]] = []
     trees: list[TreeRow] = []
@@ -74,7 +75,8 @@ class IndexChanges(Struct):
 
 
 class _Tree(Struct, eq=False):
-    """A tree that is being written: its row, its runs that have not ended, and which of both have changed."""
+    """A tree that is being written: its row, its runs that have not ended, and the numbers of new and of changed
+    runs."""
 
     row: TreeRow
     runs: dict[int, tuple[Event, RunView]] = field(default_factory=dict)
@@ -87,8 +89,11 @@ LoadRun = Callable[[str, int], StoredRun | None]
 
 
 class TreeIndex:
-    """The rows of the trees that one writer writes. Holds what has not ended; `load_tree` and `load_run` read the rows
-    of a tree that goes on. Without them it holds all: there are no other rows."""
+    """The rows of the trees that one writer writes. Holds only trees and runs that have not ended.
+
+    `load_tree` and `load_run` load the stored rows of a tree that continues. Without them the index holds all rows,
+    because none are stored.
+    """
 
     def __init__(self, load_tree: LoadTree | None = None, load_run: LoadRun | None = None) -> None:
         self._load_tree, self._load_run = load_tree, load_run
@@ -97,7 +102,7 @@ class TreeIndex:
         self._places: list[tuple[str, int, int]] = []
 
     def apply(self, events: Iterable[Event], batch: int) -> None:
-        """Fold the events of a batch. Those that the index has are passed over."""
+        """Fold the events of a batch. Events that the index already contains are skipped."""
         for event in events:
             tree = self._trees.get(event.tree)
             if tree is None:
@@ -133,7 +138,7 @@ class TreeIndex:
         return changes
 
     def settle(self) -> None:
-        """Forget the changes, which are written now, and the trees and runs that have ended."""
+        """Forget the changes, now written, and drop the trees and runs that have ended."""
         keeps_all = self._load_tree is None
         for name in self._changed:
             tree = self._trees[name]
@@ -148,10 +153,10 @@ class TreeIndex:
         self._places = []
 
     def _find_run(self, tree: _Tree, event: Event) -> tuple[Event, RunView] | None:
-        """Return the run of an event that is not held: a new one, or one that is stored. Events of others change
-        nothing."""
+        """Return the run of an event that is not in memory: a new run, or a stored one. Return None for an unknown
+        run, whose events change nothing."""
         if isinstance(event.body, RunSpawned):
-            body = structs.replace(event.body, profile={}, tools=[])  # which no list shows
+            body = structs.replace(event.body, profile={}, tools=[])  # no list shows these fields
             first = structs.replace(event, body=body)
             known = first, RunView(event.run, event.path, event.agent, event.at, body, keeps_texts=False)
             tree.spawned[event.run] = None
@@ -165,7 +170,7 @@ class TreeIndex:
 
 
 def summarize_runs(events: Sequence[Event]) -> list[StoredRun]:
-    """Return the runs of a tree from its events, as the index has them."""
+    """Return the runs of a tree as the index has them, computed from its events."""
     index = TreeIndex()
     index.apply(events, 1)
     changes = index.list_changes()
@@ -174,7 +179,7 @@ def summarize_runs(events: Sequence[Event]) -> list[StoredRun]:
 
 
 def list_names(run: StoredRun) -> list[str]:
-    """Return the names of a run by which a person may look for it."""
+    """Return the names by which a person can look up a run."""
     ref = run.ref
     names = (ref.path, ref.label, ref.subagent_id, ref.tree if ref.run == 0 else "")
     return [name for name in dict.fromkeys(names) if name]
