@@ -18,6 +18,7 @@ from retinue.concurrency import TaskOwner
 from retinue.core.errors import TurnsSpent
 from retinue.core.events import Inbox, TurnEnded, TurnStarted
 from retinue.core.messages import (
+    NOTICE,
     REMINDER,
     AssistantTurn,
     Call,
@@ -26,8 +27,8 @@ from retinue.core.messages import (
     ToolTurn,
     Turn,
     UserTurn,
+    find_last_text,
     join_replies,
-    last_text,
 )
 from retinue.core.plans import Job
 from retinue.core.ports import Link, Outcome, Tool
@@ -59,12 +60,52 @@ class LoopState:
         self.uncounted = 0 if past is None else past.uncounted
         self.outcomes: dict[str, Outcome] = {}
 
+    @property
+    def answer(self) -> str:
+        """The answer of the run so far."""
+        return join_replies(self.thread) or self.last_text
+
+    @property
+    def last_text(self) -> str:
+        """The newest text of the model."""
+        return find_last_text(self.thread)
+
+    def begin_message(self) -> None:
+        """Count the turns towards the limit from here on, for the next message of a conversation."""
+        self.uncounted = self.turn
+
+    def remind(self, text: str, source: str, link: Link) -> None:
+        """Add a message to the thread that asks the model to go on, and write it to the log."""
+        self.thread.append(UserTurn(text, source))
+        link.emit(Inbox(text, source=source))
+
+    def add_results(self, calls: Sequence[Call]) -> list[Ending]:
+        """Add the results of the calls of a reply to the thread. Return the run endings among the outcomes."""
+        endings = []
+        for call in calls:
+            outcome = self.outcomes[call.id]
+            self.thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
+            if outcome.ending is not None:
+                endings.append(outcome.ending)
+        return endings
+
+    def complete_broken_turn(self, link: Link, note: str = "") -> None:
+        """Complete a turn that was broken off: the text so far becomes the model's reply, and every call gets a result.
+        Add the `note` for the model after them."""
+        reply = self.thread[-1]
+        if isinstance(reply, AssistantTurn):
+            self.outcomes |= link.break_off_calls([call for call in reply.calls if call.id not in self.outcomes])
+            self.add_results(reply.calls)
+        elif spoken := link.keep_spoken():
+            self.thread.append(AssistantTurn(spoken))
+        if note:
+            self.thread.append(UserTurn(note, NOTICE))
+
 
 async def run_turns(state: LoopState, job: Job, link: Link) -> Ending:
     """Run turns until the model has an answer, and return the answer as an ending.
 
     If `state.past` has the reply of a half-finished turn, finish that turn first, without asking the model again."""
-    thread = state.thread
     while True:
         past, state.past = state.past, None
         if past is not None and past.reply is not None:
@@ -77,18 +118,18 @@ async def run_turns(state: LoopState, job: Job, link: Link) -> Ending:
                     reply = _refuse_excluded(reply, job.plan.tools)
         if reply.refused:
             return Ending("refused", reply.text)
-        thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives))
+        state.thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives))
         if len(reply.calls) == 1 and not state.outcomes:
             state.outcomes[reply.calls[0].id] = (await _run_call(reply.calls[0], job, link)).shown
         elif reply.calls:
             await _run_together(reply.calls, state.outcomes, job, link)
-        endings = add_results(reply.calls, state) if reply.calls else ()
+        endings = state.add_results(reply.calls) if reply.calls else ()
         if not is_written:
             link.emit(TurnEnded(state.turn))
         if endings:
             return endings[0]
         if not reply.calls and not await link.children_done():
-            ending = _end_or_remind(thread, job, link)
+            ending = _end_or_remind(state, job, link)
             if ending is not None:
                 return ending
 
@@ -131,29 +172,17 @@ def _refuse_excluded(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
     return msgspec.structs.replace(reply, calls=tuple(calls))
 
 
-def add_results(calls: Sequence[Call], state: LoopState) -> list[Ending]:
-    """Add the results of the calls of a reply to the thread. Return the run endings among the outcomes."""
-    endings = []
-    for call in calls:
-        outcome = state.outcomes[call.id]
-        state.thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
-        if outcome.ending is not None:
-            endings.append(outcome.ending)
-    return endings
-
-
-def _end_or_remind(thread: list[Turn], job: Job, link: Link) -> Ending | None:
+def _end_or_remind(state: LoopState, job: Job, link: Link) -> Ending | None:
     """Return the ending of a run whose model calls no more tools, or None if the run goes on. If `final_answer` is
     among its tools and was not called, the run is reminded once, then fails."""
     if answer.NAME not in job.plan.tools:
-        return Ending("done", join_replies(thread) or last_text(thread) or "")
-    sources = [turn.source for turn in thread if isinstance(turn, UserTurn)]
+        return Ending("done", state.answer)
+    sources = [turn.source for turn in state.thread if isinstance(turn, UserTurn)]
     newest = next((source for source in reversed(sources) if source in ("task", REMINDER)), "task")
     if newest == REMINDER:  # already reminded, since the newest task
         text = NO_ANSWER.format(who="Subagent" if link.ref.run else "Run", name=link.ref.agent)
         return Ending("failed", text, error=text)
-    thread.append(UserTurn(REMINDER_TEXT, REMINDER))
-    link.emit(Inbox(REMINDER_TEXT, source=REMINDER))
+    state.remind(REMINDER_TEXT, REMINDER, link)
     return None
 
 

@@ -18,13 +18,12 @@ from retinue.core.errors import SpawnRefused, ToolError
 from retinue.core.events import (
     ChecklistAccepted,
     ImprovementsProposed,
-    Inbox,
     RoundAnswered,
     RoundEvaluated,
     RoundVoted,
     Warned,
 )
-from retinue.core.messages import NOTICE, REMINDER, Call, UserTurn, last_text
+from retinue.core.messages import NOTICE, REMINDER, Call
 from retinue.core.plans import Job, RoundsPlan
 from retinue.core.ports import HandedFiles, Link, Order, Outcome, Tool
 from retinue.core.profiles import Task
@@ -149,11 +148,10 @@ async def run_rounds(job: Job, link: Link) -> Ending:
         ending = await run_turns(state, job, link)
         if ending.status != "done" or conductor.is_over(link.round_state):
             return ending
-        source, outcome = await conductor.take_text(link, state.turn, last_text(state.thread) or "")
+        source, outcome = await conductor.take_text(link, state.turn, state.last_text)
         if outcome.ending is not None:
             return outcome.ending
-        state.thread.append(UserTurn(outcome.text, source))
-        link.emit(Inbox(outcome.text, source=source))
+        state.remind(outcome.text, source, link)
 
 
 def make_round_tools(plan: RoundsPlan) -> dict[str, Tool]:

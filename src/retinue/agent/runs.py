@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from retinue.agent.local_tools import SandboxedTool
-from retinue.agent.loop import LoopState, add_results, run_turns
+from retinue.agent.loop import LoopState, run_turns
 from retinue.agent.rounds import run_rounds
 from retinue.agent.team import run_member, run_team
 from retinue.agent.tool_calls import run_tool_call
@@ -26,14 +26,9 @@ from retinue.core.events import RunWaiting
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.messages import (
     INTERRUPTED_TURN,
-    NOTICE,
     USERS_OWN,
-    AssistantTurn,
     Call,
     ToolSpec,
-    UserTurn,
-    join_replies,
-    last_text,
 )
 from retinue.core.plans import SETUP, Job, Sandbox
 from retinue.core.ports import Link, RunSession, Setup
@@ -139,9 +134,9 @@ async def run_conversation(job: Job, link: Link) -> Ending:
     waits = job.past is not None and job.past.waits
     waiting = RunWaiting() if waits else await _answer_message(state, job, link)
     while await link.wait_for_message(waiting):
-        state.uncounted = state.turn
+        state.begin_message()
         waiting = await _answer_message(state, job, link)
-    return Ending("done", join_replies(state.thread) or last_text(state.thread) or "")
+    return Ending("done", state.answer)
 
 
 async def _answer_message(state: LoopState, job: Job, link: Link) -> RunWaiting:
@@ -151,23 +146,11 @@ async def _answer_message(state: LoopState, job: Job, link: Link) -> RunWaiting:
     except TurnsSpent as error:
         return RunWaiting("limited", f"{error}; your next message gets as many again")
     except ModelError as error:
-        _complete_thread(state, link)
+        state.complete_broken_turn(link)
         return RunWaiting("failed", str(error))
     if ending is None:
-        _complete_thread(state, link)
-        state.thread.append(UserTurn(INTERRUPTED_TURN, NOTICE))
+        state.complete_broken_turn(link, INTERRUPTED_TURN)
         return RunWaiting("interrupted")
     if ending.status == "refused":
         return RunWaiting("refused", ending.text or ending_texts("refused", name=link.ref.agent, primary=True)[0])
     return RunWaiting()
-
-
-def _complete_thread(state: LoopState, link: Link) -> None:
-    """Complete a turn that was broken off: the text so far becomes the model's reply, and every call gets a result."""
-    reply = state.thread[-1]
-    if not isinstance(reply, AssistantTurn):
-        spoken = link.keep_spoken()
-        state.thread += [AssistantTurn(spoken)] if spoken else []
-        return
-    state.outcomes |= link.break_off_calls([call for call in reply.calls if call.id not in state.outcomes])
-    add_results(reply.calls, state)

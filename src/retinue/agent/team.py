@@ -18,14 +18,13 @@ from retinue.core.errors import ToolError
 from retinue.core.events import (
     AnswerGiven,
     AnswersShown,
-    Inbox,
     MemberLost,
     RoundAnswered,
     TeamDecided,
     VoteCast,
     Warned,
 )
-from retinue.core.messages import REMINDER, UserTurn, last_text
+from retinue.core.messages import REMINDER, UserTurn
 from retinue.core.plans import Job
 from retinue.core.ports import Link, Order, Outcome
 from retinue.core.profiles import Task
@@ -100,11 +99,10 @@ async def run_member(job: Job, link: Link) -> Ending:
         if ending.status != "done":
             return ending
         team = await link.join_team()
-        outcome = await team.take_text(link, state.turn, last_text(state.thread) or "")
+        outcome = await team.take_text(link, state.turn, state.last_text)
         if outcome.ending is not None:
             return outcome.ending
-        state.thread.append(UserTurn(outcome.text, REMINDER))
-        link.emit(Inbox(outcome.text, source=REMINDER))
+        state.remind(outcome.text, REMINDER, link)
 
 
 class Coordinator:

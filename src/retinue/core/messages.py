@@ -202,9 +202,6 @@ def join_replies(thread: list[Turn]) -> str:
     return "\n\n".join(texts)
 
 
-def last_text(thread: list[Turn]) -> str | None:
-    """Return the text of the newest assistant message that has text, or None."""
-    for turn in reversed(thread):
-        if isinstance(turn, AssistantTurn) and turn.text:
-            return turn.text
-    return None
+def find_last_text(thread: list[Turn]) -> str:
+    """Return the text of the newest assistant message that has text; empty if there is none."""
+    return next((turn.text for turn in reversed(thread) if isinstance(turn, AssistantTurn) and turn.text), "")
