@@ -16,7 +16,7 @@ import msgspec
 from retinue.core.caller import ClientRequest
 from retinue.core.limits import Limits
 from retinue.core.results import ChangedFile, Ending
-from retinue.core.rounds import Basis, Rounds, Verdict
+from retinue.core.rounds import Basis, NextStep, Rounds
 from retinue.core.usage import Usage
 
 
@@ -406,7 +406,7 @@ class ChecklistAccepted(Body, frozen=True, tag="round.checked"):
 
     round: int
     call_id: str
-    verdict: Verdict
+    verdict: NextStep
     scores: dict[str, float]
     below: tuple[str, ...] = ()
 

@@ -1,4 +1,9 @@
-"""The ports: interfaces between each package and the packages below. Each has at least two implementations."""
+"""The ports: interfaces that let imports point down.
+
+A port has two implementations, or is the role of one consumer. Three have one implementation each. Through `Link` and
+`RunningTeam`, tools and the loop reach packages above them; a replay wraps the link. `ToolServers` keeps the MCP library
+out of processes that use no MCP server.
+"""
 
 from __future__ import annotations
 
@@ -339,10 +344,10 @@ class Link(Protocol):
     def team_state(self) -> TeamState:
         """The answers and votes in the thread of this run, which leads a team."""
 
-    def lead_team(self, team: Team) -> None:
+    def lead_team(self, team: RunningTeam) -> None:
         """Let the member runs below this run find their team."""
 
-    async def join_team(self) -> Team:
+    async def join_team(self) -> RunningTeam:
         """Return the team that this run is a member of."""
 
     async def publish_workspace(self, name: str) -> str:
@@ -365,7 +370,7 @@ class Link(Protocol):
         """Return the text cut to fit an event, and the file with the whole text if it was cut."""
 
 
-class Team(Protocol):
+class RunningTeam(Protocol):
     """The team as its members' calls reach it. Each method waits until the member has something to do, or is done.
     Raises ToolError for an action that the member may not take now."""
 

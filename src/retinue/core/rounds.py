@@ -18,7 +18,7 @@ from retinue.core.errors import ConfigError
 Category = Literal["must", "should", "could"]
 Pressure = Literal["gentle", "balanced", "aggressive"]
 Basis = Literal["tasks", "packet", "checklist"]
-Verdict = Literal["iterate", "vote"]
+NextStep = Literal["iterate", "vote"]
 Impact = Literal["incremental", "structural", "transformative"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 PRESSURES: tuple[Pressure, ...] = get_args(Pressure)
@@ -250,7 +250,7 @@ def check_scores(scores: object, criteria: Collection[str]) -> list[str]:
 
 def decide_verdict(
     scores: Mapping[str, Mapping[str, Any]], criteria: Mapping[str, Criterion]
-) -> tuple[Verdict, list[str]]:
+) -> tuple[NextStep, list[str]]:
     """Return the verdict on valid scores, and the criteria that score below the minimum of their category."""
     below = [name for name, each in criteria.items() if scores[name]["score"] < PASSING_SCORES[each.category]]
     return "iterate" if below else "vote", below

@@ -349,7 +349,7 @@ def _about(event: Event, seen: _Seen, spans: tuple[Span, ...], body: str = "", *
 
 def _decision(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block | None:
     asked, call = seen.asked.pop(decided.approval_id, None), seen.calls.get(decided.call_id)
-    if asked is None and decided.allowed and decided.by.startswith("rule"):
+    if asked is None and decided.allowed and decided.rule:
         return None  # a rule allowed the call: nothing to show
     if call is not None and decided.args is not None:
         call = seen.calls[decided.call_id] = structs.replace(call, args=decided.args)
@@ -361,7 +361,7 @@ def _decision(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block | No
         where = f" ({decided.surface})" if decided.surface else ""
         about = (*about, ("faint", f" by {decided.by}{where}"))
     if decided.allowed:
-        reach = "" if decided.by.startswith("rule") else _REACH.get(decided.scope, "")  # `by` already names the rule
+        reach = "" if decided.rule else _REACH.get(decided.scope, "")  # `by` already names the rule
         how = reach + (", with edited arguments" if decided.args is not None else "")
         spans = (("good", "✓ approved"), *about, ("plain", how))
         return _about(event, seen, spans, line=True)

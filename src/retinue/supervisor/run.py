@@ -21,7 +21,7 @@ from retinue.core.errors import RetinueError
 from retinue.core.events import Body, Event, Warned
 from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Past, Plan
-from retinue.core.ports import Clock, Policy, Receipt, Team, Ticket, Timer
+from retinue.core.ports import Clock, Policy, Receipt, RunningTeam, Ticket, Timer
 from retinue.core.profiles import Task
 from retinue.core.results import Result, Status
 from retinue.log.runs import RunView
@@ -88,7 +88,7 @@ class Run(msgspec.Struct, eq=False):
     left_open: bool = False  # the process closes while it waits: another one resumes it
 
     # Its team
-    team: asyncio.Future[Team] | None = None  # of a run that leads one
+    team: asyncio.Future[RunningTeam] | None = None  # of a run that leads one
 
     # Its inbox
     inbox: tuple[UserTurn, ...] = ()
@@ -448,7 +448,7 @@ class Run(msgspec.Struct, eq=False):
 
     # Team
 
-    def find_team(self) -> asyncio.Future[Team]:
+    def find_team(self) -> asyncio.Future[RunningTeam]:
         """Return a future of the team that this run leads: its members may ask before it has begun."""
         if self.team is None:
             self.team = asyncio.get_running_loop().create_future()

@@ -48,7 +48,7 @@ from retinue.core.events import (
 )
 from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
 from retinue.core.messages import ASKER, USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
-from retinue.core.ports import HandedFiles, Log, Order, Outcome, Preview, Prices, Receipt, Row, Team, Ticket
+from retinue.core.ports import HandedFiles, Log, Order, Outcome, Preview, Prices, Receipt, Row, RunningTeam, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.core.round_state import RoundState
@@ -558,10 +558,10 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
     def team_state(self) -> TeamState:
         return self.run.view.team or TeamState()
 
-    def lead_team(self, team: Team) -> None:
+    def lead_team(self, team: RunningTeam) -> None:
         self.run.find_team().set_result(team)
 
-    async def join_team(self) -> Team:
+    async def join_team(self) -> RunningTeam:
         assert self.run.parent is not None
         return await asyncio.shield(self.run.parent.find_team())
 
