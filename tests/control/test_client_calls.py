@@ -43,6 +43,31 @@ async def test_a_client_records_work_that_fails_and_work_that_is_given_up(tmp_pa
         assert [(body.text, body.success) for body in results] == [("it went wrong", False), (CALL_GIVEN_UP, False)]
 
 
+async def test_the_log_has_the_call_of_a_client_like_any_other_call(tmp_path: Path) -> None:
+    long = "half a pair \ud800 " + "x" * 60_000
+
+    async def speak() -> Outcome:
+        return Outcome(long)
+
+    async def crash() -> Outcome:
+        raise ValueError("a bug")
+
+    async with house(tmp_path, script={}) as h:
+        c = h.supervisor
+        client = await c.open_client(ClientOptions(name="caller", task="somebody"))
+        outcome = await client.call_tool(Call("call_1", "own", {}), rules_of=SPAWN.name, work=speak)
+        crashed = await client.call_tool(Call("call_2", "own", {}), rules_of=SPAWN.name, work=crash)
+        await client.close()
+        bodies = [item.body async for item in c.watch(client.tree) if isinstance(item, Event)]
+        spoken, broken = [body for body in bodies if isinstance(body, ToolResult)]
+        assert outcome.text == long  # the client gets all of it
+        assert len(spoken.text.encode()) < 60_000 and "half a pair ? x" in spoken.text
+        assert Path(spoken.file).read_text() == long.replace("\ud800", "?")
+        assert crashed.text == broken.text == "own failed: ValueError: a bug" and not broken.success
+        calls = [body for body in bodies if isinstance(body, ToolCall)]
+        assert [call.tier for call in calls] == ["user", "user"]
+
+
 async def test_a_rule_forbids_the_call_of_a_client_before_anything_is_logged(tmp_path: Path) -> None:
     rules = Rules(deny=(parse_rule(SPAWN.name),))
     async with house(tmp_path, rules=rules) as h:

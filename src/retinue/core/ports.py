@@ -1,8 +1,8 @@
 """The ports: interfaces that let imports point down.
 
 A port has two implementations, or is the role of one consumer. Three have one implementation each. Through `Link` and
-`RunningTeam`, tools and the loop reach packages above them; a replay wraps the link. `ToolServers` keeps the MCP library
-out of processes that use no MCP server.
+`RunningTeam`, tools and the loop reach packages above them; a replay wraps the link. `ToolServers` keeps the MCP
+library out of processes that use no MCP server.
 """
 
 from __future__ import annotations

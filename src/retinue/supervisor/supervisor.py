@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec import structs
 
+from retinue.agent.tool_calls import run_tool_call
 from retinue.core.approvals import Answered, Approval, Decision, QuestionChange
 from retinue.core.caller import NOBODY, Caller, narrow_caller
 from retinue.core.context import Context
@@ -31,16 +32,10 @@ from retinue.core.control import (
     TreeInfo,
 )
 from retinue.core.errors import ConfigError, NotFound, RetinueError, ToolError
-from retinue.core.events import Delta, Event, ModelChanged, ToolCall, ToolResult, Warned
+from retinue.core.events import Delta, Event, ModelChanged, Warned
 from retinue.core.limits import Limits
-from retinue.core.messages import Call, RunRef
-from retinue.core.ports import (
-    Order,
-    Outcome,
-    Receipt,
-    Row,
-    Ticket,
-)
+from retinue.core.messages import USERS_OWN, Call, RunRef, ToolSpec
+from retinue.core.ports import Folders, Link, Order, Outcome, Receipt, Row, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import ChangedFile, Result, Status
 from retinue.log.lookup import read_run_number
@@ -329,6 +324,25 @@ class Supervisor:
             self.state.remove_temporary()
 
 
+class ClientTool:
+    """The work of one call of a client, as a tool. `error` is the error that the work raised, for the client: the log
+    has only its text."""
+
+    def __init__(self, spec: ToolSpec, work: Callable[[], Awaitable[Outcome]]) -> None:
+        self.spec, self._work = spec, work
+        self.error: RetinueError | None = None
+
+    async def preview(self, call: Call, folders: Folders) -> str:
+        return ""  # nobody is asked: the client has asked its user
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        try:
+            return await self._work()
+        except RetinueError as error:
+            self.error = error
+            raise ToolError(str(error)) from None
+
+
 class LocalClientHandle(ClientHandle):
     """The run of a program outside that calls tools as a model's run does, but for the questions."""
 
@@ -341,37 +355,32 @@ class LocalClientHandle(ClientHandle):
     async def call_tool(
         self, call: Call, *, rules_of: str = "", work: Callable[[], Awaitable[Outcome]] | None = None
     ) -> Outcome:
-        self._check_rules(call, rules_of or call.name)
+        run = self._run
+        self._check_call(call, rules_of or call.name)
         if work is None:
-            work = partial(self._run.plan.tools[call.name], call, self._run.folders, self._services)
-        return await self._record_call(call, work)
+            work = partial(run.plan.tools[call.name], call, run.folders, self._services)
+        spec = ToolSpec(call.name, "", {}, tier=USERS_OWN, display_name=call.name, waits=True)
+        tool = ClientTool(spec, work)
+        run.slot.begin_calls()
+        try:
+            done = await run_tool_call(call, tool, run.folders, self._services)
+        except asyncio.CancelledError:
+            self._services.finish(call, Outcome(CALL_GIVEN_UP, success=False), 0)
+            raise
+        if tool.error is not None:
+            raise tool.error
+        return done.outcome
 
-    def _check_rules(self, call: Call, tool: str) -> None:
+    def _check_call(self, call: Call, tool: str) -> None:
+        """Raise ToolError if a rule about `tool` forbids the call, or the run cannot make it."""
         run = self._run
         if tool not in run.plan.tools:
             raise ToolError(f"{run.ref.path} has no tool '{tool}'")
+        if run.is_stopping:
+            raise ToolError(f"{run.ref.path} is stopping, so {call.name} was not run")
         verdict = run.policy.judge(run.plan.tools[tool].spec, call.args, primary=True, workspace=run.folders.path)
         if verdict.what == "deny":
             raise ToolError(f"the rule {verdict.rule} forbids {call.name}")
-
-    async def _record_call(self, call: Call, work: Callable[[], Awaitable[Outcome]]) -> Outcome:
-        clock = asyncio.get_running_loop().time
-        body = ToolCall(
-            call_id=call.id, name=call.name, args=call.args, tier="observe", display_name=call.name, waits=True
-        )
-        self._services.emit(body)
-        begun, text, success = clock(), CALL_GIVEN_UP, False
-        try:
-            outcome = await work()
-            text, success = outcome.text, outcome.success
-            return outcome
-        except RetinueError as error:
-            text = str(error)
-            raise
-        finally:
-            duration = round((clock() - begun) * 1000)
-            result = ToolResult(call_id=call.id, name=call.name, text=text, success=success, duration_ms=duration)
-            self._services.emit(result)
 
     async def make_reply(self, tool: str, results: Sequence[tuple[Result[Any], Ticket]]) -> Outcome:
         spawn_tool: Any = self._run.plan.tools[tool]
