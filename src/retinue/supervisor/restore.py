@@ -9,8 +9,9 @@ or, for the primary of a finished tree, in a tree of its own whose origin it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -89,26 +90,31 @@ class Restorer:
         approvals: Approvals,
         files: RunFiles,
     ) -> None:
-        self.ports = ports
-        self.trees, self.driver, self.spawner, self.approvals, self.files = trees, driver, spawner, approvals, files
+        self._ports, self._trees, self._driver, self._spawner = ports, trees, driver, spawner
+        self._load_tree = partial(TreeRestorer, ports=ports, spawner=spawner, approvals=approvals, files=files)
 
-    def resume_tree(self, tree: str, histories: Histories, overrides: ResumeOverrides) -> Run:
+    def resume_tree(self, tree_id: str, histories: Histories, overrides: ResumeOverrides) -> Run:
         """Resume a tree whose process is gone; return the run it ends with. Raises ConfigError before anything is
         written if it cannot be resumed."""
-        if tree in self.trees:
-            raise ConfigError(f"{tree} is at work here already")
-        restorer = TreeRestorer(self, tree, histories, overrides)
+        if tree_id in self._trees:
+            raise ConfigError(f"{tree_id} is at work here already")
+        restorer = self._load_tree(tree_id, histories, overrides)
         if not restorer.unfinished:
             status = restorer.view.runs[0].status
-            raise ConfigError(f"{tree} has ended: {status}; `retinue continue {tree} TEXT` goes on from there")
-        return restorer.resume()
+            raise ConfigError(f"{tree_id} has ended: {status}; `retinue continue {tree_id} TEXT` goes on from there")
+        tree, work = restorer.resume()
+        for run, services, written in work:
+            self._driver.start(tree, run, services, written)
+        root = work[0][0]
+        self._trees.add(tree, root=root)
+        return root
 
     def continue_run(self, tree: str, number: int, text: str, histories: Histories, overrides: ResumeOverrides) -> Run:
         """Start a run that begins with the conversation of an ended one, and this text. Raises before anything is
         written if it cannot."""
         if not text.strip():
             raise ConfigError("the message is empty: say how to continue")
-        events, live = histories.get(tree), self.trees.get(tree)
+        events, live = histories.get(tree), self._trees.get(tree)
         if not events:
             raise NotFound(f"there is no tree '{tree}' in the log")
         view = Runs.of(tree, events) if live is None else live.view
@@ -120,14 +126,14 @@ class Restorer:
         caller_limits.check_depth(f"{tree}/{number}")
         conversation = fold_thread(events, number, before=fold_earlier_turns(histories, tree, old.spawned))
         reference = "" if old.remote is None else old.remote.reference
-        plans = PlanRestorer(self.ports.planner, tree, view.runs[0].spawned, overrides)
+        plans = PlanRestorer(self._ports.planner, tree, view.runs[0].spawned, overrides)
         chain = [(tree, number), *list_continued(histories, tree, old.spawned)]
         if place is None:
             if team is not None:
                 plans.add_members(plans.restore(team, None))
             continued = Continued(tree, number, conversation, chain, reference)
             return self._continue_primary(old, text, overrides, plans, continued)
-        home = live or TreeRestorer(self, tree, histories, overrides).make_tree(planned=place)
+        home = live or self._load_tree(tree, histories, overrides).make_tree(planned=place)
         name = old.spawned.subagent_id
         if team is not None:
             plans.add_members(plans.restore(team, home.runs[place].plan))
@@ -163,7 +169,7 @@ class Restorer:
             rounds=None if overrides.conversation else spawned.rounds,
         )
         limits = overrides.limits.override(spawned.limits) if spawned.limits is not None else overrides.limits
-        return self.spawner.spawn_primary(plan.profile, task, limits=limits, continued=continued)
+        return self._spawner.spawn_primary(plan.profile, task, limits=limits, continued=continued)
 
     def _keep_workspace_kind(self, plan: Plan, continued: Continued) -> Plan:
         """Return the plan with the kind of workspace that the old run had, if its profile names none: a run in another
@@ -171,7 +177,7 @@ class Restorer:
         if plan.profile.workspace is not None:
             return plan
         for tree, number in continued.chain:
-            kind = find_workspace_kind(self.ports.state.run_folder(tree, number))
+            kind = find_workspace_kind(self._ports.state.run_folder(tree, number))
             if kind is not None:
                 return replace(plan, profile=replace(plan.profile, workspace=kind))
         return plan
@@ -189,7 +195,7 @@ class Restorer:
     ) -> Run:
         """Start a run from the old one, below `place`. That one, if it is at work and does not wait for it, is told of
         its ending as of any in the background."""
-        parent, is_live = place, tree.id in self.trees
+        parent, is_live = place, tree.id in self._trees
         if is_live and parent.is_stopping:
             raise ConfigError(f"{tree.id}/{old.ref.run} cannot be continued: its parent is stopping")
         plan = self._keep_workspace_kind(plans.restore(old.view, parent.plan), continued)
@@ -201,10 +207,10 @@ class Restorer:
             asked_by_model=overrides.seconds is not None,
             files=overrides.files,
         )
-        checked = self.spawner.check_plan(parent, order, plan, base=self.ports.state.project, name=old.name)
-        run = self.spawner.spawn_child(tree, parent, msgspec.structs.replace(checked, continued=continued))
+        checked = self._spawner.check_plan(parent, order, plan, base=self._ports.state.project, name=old.name)
+        run = self._spawner.spawn_child(tree, parent, msgspec.structs.replace(checked, continued=continued))
         if not is_live:
-            self.trees.add(tree, root=run)
+            self._trees.add(tree, root=run)
         return run
 
 
@@ -212,9 +218,19 @@ class TreeRestorer:
     """One stored tree that is made again. `view` is the fold of its events, `unfinished` are its runs without an ending
     that are driven from here."""
 
-    def __init__(self, parts: Restorer, tree: str, histories: Histories, overrides: ResumeOverrides) -> None:
-        self._parts = parts
-        self._overrides = overrides
+    def __init__(
+        self,
+        tree: str,
+        histories: Histories,
+        overrides: ResumeOverrides,
+        *,
+        ports: SupervisorPorts,
+        spawner: Spawner,
+        approvals: Approvals,
+        files: RunFiles,
+    ) -> None:
+        self._ports, self._clock, self._state = ports, ports.clock, ports.state
+        self._spawner, self._approvals, self._files, self._overrides = spawner, approvals, files, overrides
         self.id, events = tree, histories[tree]
         self.view = Runs.of(self.id, events)
         without_end = [view for view in self.view.runs.values() if view.ended is None]
@@ -228,8 +244,9 @@ class TreeRestorer:
         self._known = fold_interrupted_runs(events, before=began_with)
         self._events, self._histories = events, histories
 
-    def resume(self) -> Run:
-        """Resume the tree, all or nothing: what cannot be made again raises before the first event is written."""
+    def resume(self) -> tuple[Tree, list[tuple[Run, RunServices, Awaitable[None] | None]]]:
+        """Resume the tree, all or nothing: raise before the first event is written if a run cannot be restored. Return
+        the tree, and each run to drive with its services and the write of its `run.resumed`; the first is the root."""
         tree = self.make_tree()
         runs = [tree.runs[view.number] for view in self.unfinished]
         self._keep_files(tree)
@@ -241,19 +258,15 @@ class TreeRestorer:
         for run in runs:
             self._notify_of_children(tree, run)
         self._acquire_slots(runs)
-        for run, own, done in zip(runs, services, written, strict=True):
-            self._parts.driver.start(tree, run, own, done)
-        self._parts.trees.add(tree, root=runs[0])
-        return runs[0]
+        return tree, list(zip(runs, services, written, strict=True))
 
     # Making the tree again
 
     def make_tree(self, *, planned: int | None = None) -> Tree:
         """Make the tree as it was, with nobody at work yet. Plans are made for runs that are resumed, and for the one
         that is `planned`, with all above them."""
-        parts = self._parts
-        plans = PlanRestorer(parts.ports.planner, self.id, self.view.runs[0].spawned, self._overrides)
-        tree = choose_tree_class()(parts.trees.log, parts.ports.clock, restored=self.view, seq=self._events[-1].seq)
+        plans = PlanRestorer(self._ports.planner, self.id, self.view.runs[0].spawned, self._overrides)
+        tree = choose_tree_class()(self._ports.log, self._clock, restored=self.view, seq=self._events[-1].seq)
         needed = self._needed(planned)
         for view in self.view.runs.values():
             parent = None if view.spawned.parent is None else tree.runs[view.spawned.parent]
@@ -266,11 +279,11 @@ class TreeRestorer:
             run = self._make_run(tree, view, parent, plan)
             tree.add_run(run)
             if not run.ended:
-                check_price(run.account, run.plan, parts.ports.prices)
-            run.set_stall_timer(view.spawned.stall_seconds, parts.ports.clock, tree.write)
+                check_price(run.account, run.plan, self._ports.prices)
+            run.set_stall_timer(view.spawned.stall_seconds, self._clock, tree.write)
         self._count_spent(tree)
         asked = sum(isinstance(event.body, ApprovalAsked) for event in self._events)
-        parts.approvals.restore(self.id, asked=asked, answers=find_standing_answers(self._events))
+        self._approvals.restore(self.id, asked=asked, answers=find_standing_answers(self._events))
         concurrent = self._tree_limits(tree.runs[0].plan).concurrent
         assert concurrent is not UNSET
         tree.slots.limit_to(concurrent if concurrent is None else max(concurrent, self._count_held_slots(tree)))
@@ -289,17 +302,17 @@ class TreeRestorer:
     def _tree_limits(self, plan: Plan) -> Limits:
         """Return the limits of the tree: given now, given then, of its primary's profile, of the project."""
         then = self.view.runs[0].spawned.limits or Limits()
-        return self._overrides.limits.override(then.override(plan.profile.limits.override(self._parts.spawner.limits)))
+        return self._overrides.limits.override(then.override(plan.profile.limits.override(self._spawner.limits)))
 
     def _make_run(self, tree: Tree, view: RunView, parent: Run | None, plan: Plan) -> Run:
-        spawned, parts = view.spawned, self._parts
+        spawned = view.spawned
         ref = RunRef(self.id, view.number, view.path, view.label, view.agent, spawned.subagent_id)
         task = restore_task(spawned)
         if view.ended is None and parent is not None and spawned.remote_id:
             return self._make_adopted(tree, view, parent, ref, task)
         folders = self._make_folders(view, ref, parent, plan, task)
-        policy = parts.ports.policy if parent is None else parent.policy
-        policy = narrowed(policy, plan.profile.approvals, parts.ports.state.project)
+        policy = self._ports.policy if parent is None else parent.policy
+        policy = narrowed(policy, plan.profile.approvals, self._state.project)
         asked_with = self._known[spawned.parent or 0].tools.get(spawned.call_id, SPAWN)
         depth = find_depth(parent)
         given = self._overrides.limits if parent is None else Limits()
@@ -327,7 +340,7 @@ class TreeRestorer:
     def _make_folders(self, view: RunView, ref: RunRef, parent: Run | None, plan: Plan, task: Task) -> RunFolders:
         """Return the folders of a run as it had them. The log only says whether the workspace was the run's own or the
         one of its parent; the path is never taken from it. Raises ConfigError for a workspace outside this project."""
-        state, spawned, is_ended = self._parts.ports.state, view.spawned, view.ended is not None
+        state, spawned, is_ended = self._state, view.spawned, view.ended is not None
         there = [] if is_ended else [path for path in spawned.context_paths if Path(state.project, path).exists()]
         readable = resolve_context_paths(there, base=state.project)
         own = f"{state.run_folder(ref.tree, ref.run)}/workspace"
@@ -360,23 +373,22 @@ class TreeRestorer:
         if parent is None:
             tokens = tokens if given.tokens is UNSET else given.tokens
             cost = cost if given.cost is UNSET else given.cost
-        above = self._parts.spawner.total if parent is None else None if spawned.server else parent.account
+        above = self._spawner.total if parent is None else None if spawned.server else parent.account
         if tokens is None and cost is None:
             return above
         owner = "the tree" if parent is None else f"'{view.agent}'"
-        around = self._parts.spawner.total if parent is None else parent.account
+        around = self._spawner.total if parent is None else parent.account
         return Account(owner, tokens=tokens, cost=cost, parent=around)
 
     def _make_adopted(self, tree: Tree, view: RunView, parent: Run, ref: RunRef, task: Task) -> Run:
         """Make a run of a peer again."""
-        parts = self._parts
         run = make_adopted(
             tree,
             ref,
             task,
             parent,
-            clock=parts.ports.clock,
-            state=parts.ports.state,
+            clock=self._clock,
+            state=self._state,
             runtime=str(_runtime_of(view)),
             key=view.spawned.remote_id,
             account=None if view.spawned.server else parent.account,
@@ -386,9 +398,9 @@ class TreeRestorer:
 
     def _keep_files(self, tree: Tree) -> None:
         for run in tree.runs:
-            if self._parts.files.has_files(tree.id, run.ref.run) or (run.queues and run.view.spawned.call_id):
-                self._parts.files.keep(tree, run.ref.run)
-        self._parts.files.restore(tree.id, self._events)
+            if self._files.has_files(tree.id, run.ref.run) or (run.queues and run.view.spawned.call_id):
+                self._files.keep(tree, run.ref.run)
+        self._files.restore(tree.id, self._events)
 
     def _count_spent(self, tree: Tree) -> None:
         for event in self._events:
@@ -413,11 +425,11 @@ class TreeRestorer:
         services, which know them."""
         if is_driven_remotely(run):
             return self._restore_remote(tree, run)
-        known, parts = self._known[run.ref.run], self._parts
+        known = self._known[run.ref.run]
         run.restore_call_ids(set(known.tools))
         run.folders.resume_spilling()
-        history, outcomes = known.thread.past(known.seconds), {}
-        for call in list(known.open.values()):
+        history, outcomes, still_open = known.thread.past(known.seconds), {}, dict(known.open)
+        for call in known.open.values():
             tool = run.plan.tools.get(call.name)
             again = tool is not None and (tool.spec.repeatable or tool.spec.waits)
             if call.host or call.tier == "none" or (call.may_have_run() and not again):
@@ -426,15 +438,15 @@ class TreeRestorer:
                 )
                 tree.write(run, ToolResult(call.call_id, call.name, text, success=False, outcome=outcome))
                 outcomes[call.call_id] = Outcome(text, success=False)
-                del known.open[call.call_id]
-        run.slot.begin_calls(len(known.open))
+                del still_open[call.call_id]
+        run.slot.begin_calls(len(still_open))
         known_now = {**history.outcomes, **outcomes}
         history = msgspec.structs.replace(history, outcomes=known_now, set_up=known.set_up)
         run.restore_history(history, inbox=tuple(known.thread.waiting))
         if known.started and run.plan.profile.call not in (None, end_client):
             tree.write(run, Warned(LOST_FUNCTION, code=UNKNOWN_AFTER_CRASH))
             run.mark_stopping("disconnected")
-        return restore_services(parts.spawner.make_services(tree, run), known.open)
+        return restore_services(self._spawner.make_services(tree, run), still_open)
 
     def _restore_remote(self, tree: Tree, run: Run) -> RunServices:
         """Prepare a run that a peer executes: its calls are the peer's, and what the log has is not adopted twice."""
@@ -448,7 +460,7 @@ class TreeRestorer:
                 tail.append(event)
         history = known.thread.past(known.seconds)
         run.restore_history(history, inbox=tuple(known.thread.waiting), remote_tail=tuple(tail))
-        return self._parts.spawner.make_services(tree, run)
+        return self._spawner.make_services(tree, run)
 
     def _notify_of_children(self, tree: Tree, run: Run) -> None:
         """Tell a run of children that ended when nobody could be told any more."""
