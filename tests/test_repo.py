@@ -4,6 +4,7 @@ Exceptions are counted in allowed_places.json, which may only get shorter: `pyth
 list what is no longer an exception.
 """
 
+import ast
 import json
 import re
 from collections import Counter
@@ -15,6 +16,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parent.parent
 ALLOWED = Path(__file__).with_name("allowed_places.json")
+MOST_POSITIONAL = 4
 BANNED = {
     "unittest" + ".mock": "write a real in-memory implementation instead",
     "time" + ".sleep(": "the test owns time; in async code it blocks the loop",
@@ -60,7 +62,13 @@ MECHANISMS = {
     "processes/": r"os\.kill\(|killpg|\.terminate\(|start_new_session|setsid\(",
     "concurrency.py": r"\bcreate_task\(|ensure_future\(",
 }
-ADVICE = {home: f"use retinue/{home} instead" for home in MECHANISMS}
+KEYWORD_RULE = "records are built by keyword"
+OWNER_RULE = "state is written by its module"
+ADVICE = {
+    **{home: f"use retinue/{home} instead" for home in MECHANISMS},
+    KEYWORD_RULE: f"name the arguments: a record takes at most {MOST_POSITIONAL} by position",
+    OWNER_RULE: "call a method of the object: only the module that defines an object writes its fields",
+}
 
 
 @cache
@@ -70,6 +78,17 @@ def load_source() -> dict[str, str]:
     return {path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in python_files("src")}
 
 
+def get_classes(tree: ast.Module) -> list[ast.ClassDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+
+
+def get_last_name(node: ast.expr) -> str:
+    """Return the last part of a dotted name, also where it is called or has parameters in brackets."""
+    while isinstance(node, ast.Call | ast.Subscript):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
 def find_second_mechanisms(home: str) -> Iterator[str]:
     """Yield the file of each use of the mechanism outside its home."""
     for name, text in load_source().items():
@@ -77,10 +96,70 @@ def find_second_mechanisms(home: str) -> Iterator[str]:
             yield from [name] * len(re.findall(MECHANISMS[home], text))
 
 
+def list_record_classes(trees: dict[str, ast.Module]) -> set[str]:
+    """List the names of the dataclasses and Structs of the modules, and of the classes that inherit from them."""
+    classes = [node for tree in trees.values() for node in get_classes(tree)]
+    records = {node.name for node in classes if "dataclass" in map(get_last_name, node.decorator_list)}
+    found = records | {"Struct"}
+    while found != records:
+        records = found
+        found = records | {node.name for node in classes if records & set(map(get_last_name, node.bases))}
+    return records
+
+
+def find_positional_records(trees: dict[str, ast.Module]) -> Iterator[str]:
+    """Yield `file:class` for each call that builds a record from many positional arguments."""
+    records = list_record_classes(trees)
+    for name, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and len(node.args) > MOST_POSITIONAL and get_last_name(node.func) in records:
+                yield f"{name}:{get_last_name(node.func)}"
+
+
+def list_written_attributes(tree: ast.AST) -> list[ast.Attribute]:
+    """List the attributes below the tree that are assigned or deleted."""
+    return [
+        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del)
+    ]
+
+
+def belongs_to_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def list_fields(tree: ast.Module) -> set[str]:
+    """List the fields that the classes of a module declare, in their bodies or by an assignment to `self`."""
+    classes = get_classes(tree)
+    annotated = {
+        field.target.id
+        for node in classes
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    }
+    written = [node for owner in classes for node in list_written_attributes(owner)]
+    return annotated | {node.attr for node in written if belongs_to_self(node)}
+
+
+def find_foreign_writes(trees: dict[str, ast.Module]) -> Iterator[str]:
+    """Yield `file:field` for each write to a field that only classes of other modules declare.
+
+    The check goes by the name of the field, so a module that declares a field of the same name hides a write.
+    """
+    fields = {name: list_fields(tree) for name, tree in trees.items()}
+    known = set[str]().union(*fields.values())
+    for name, tree in trees.items():
+        for node in list_written_attributes(tree):
+            if not belongs_to_self(node) and node.attr in known - fields[name]:
+                yield f"{name}:{node.attr}"
+
+
 @cache
 def count_exceptions() -> dict[str, Counter[str]]:
     """Count the places that break each rule now."""
-    return {home: Counter(find_second_mechanisms(home)) for home in MECHANISMS}
+    mechanisms = {home: Counter(find_second_mechanisms(home)) for home in MECHANISMS}
+    trees = {name: ast.parse(text) for name, text in load_source().items()}
+    records, writes = find_positional_records(trees), find_foreign_writes(trees)
+    return {**mechanisms, KEYWORD_RULE: Counter(records), OWNER_RULE: Counter(writes)}
 
 
 @pytest.mark.parametrize("rule", ADVICE)
@@ -89,6 +168,37 @@ def test_no_place_breaks_a_rule_but_the_listed_ones(rule: str) -> None:
     allowed, found = Counter(json.loads(ALLOWED.read_text())[rule]), count_exceptions()[rule]
     assert not found - allowed, f"{rule}: {ADVICE[rule]}: {dict(found - allowed)}"
     assert not allowed - found, f"no exception any more, run `python -m tests.test_repo`: {dict(allowed - found)}"
+
+
+def test_a_record_of_many_positional_arguments_is_found() -> None:
+    trees = {
+        "records.py": ast.parse(
+            "class Base(msgspec.Struct, frozen=True): ...\nclass Child(Base): ...\n"
+            "@dataclass(slots=True)\nclass Data: ...\nclass Service: ..."
+        ),
+        "users.py": ast.parse(
+            "Child(1, 2, 3, 4, 5)\nrecords.Data(1, 2, 3, 4, *rest)\n"
+            "Base(1, 2, 3, 4, e=5)\nService(1, 2, 3, 4, 5)\nprint(1, 2, 3, 4, 5)"
+        ),
+    }
+    assert sorted(find_positional_records(trees)) == ["users.py:Child", "users.py:Data"]
+
+
+def test_a_write_to_the_state_of_another_module_is_found() -> None:
+    trees = {
+        "run.py": ast.parse(
+            "class Run:\n    state: str\n    def __init__(self):\n        self.turns = 0\n"
+            "def end_run(run):\n    run.state = 'done'"
+        ),
+        "viewer.py": ast.parse(
+            "class Viewer:\n    def watch(self, run):\n        self.state = run.state\n"
+            "def count(run, viewer):\n    run.turns += 1\n    viewer.run.turns = 2\n"
+            "    run.unknown = 3\n    viewer.state = 4"
+        ),
+        "driver.py": ast.parse("del run.turns\nrun.state, other = 'failed', run.turns"),
+    }
+    found = ["driver.py:state", "driver.py:turns", "viewer.py:turns", "viewer.py:turns"]
+    assert sorted(find_foreign_writes(trees)) == found
 
 
 def test_constraints_are_pins_without_addresses() -> None:
