@@ -79,6 +79,15 @@ def test_the_loop_is_three_clicks_from_the_readme() -> None:
     assert "../src/retinue/agent/loop.py" in find_links(ROOT / "docs/architecture.md")
 
 
+def test_the_words_of_the_code_are_classes_of_the_linked_modules() -> None:
+    page = ROOT / "docs/architecture.md"
+    table = page.read_text().partition("\n## Words of the code\n")[2]
+    words = re.findall(r"\[`(\w+)`\]\(([^)]+)\)", table)
+    assert words
+    for word, link in words:
+        assert f"\nclass {word}" in (page.parent / link).read_text(), word
+
+
 def test_every_decision_is_linked() -> None:
     linked = {
         (page.parent / link).resolve() for page in [*GUIDES, ROOT / "CONTRIBUTING.md"] for link in find_links(page)
