@@ -7,6 +7,7 @@ list what is no longer an exception.
 import ast
 import json
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -199,6 +200,14 @@ def test_a_write_to_the_state_of_another_module_is_found() -> None:
     }
     found = ["driver.py:state", "driver.py:turns", "viewer.py:turns", "viewer.py:turns"]
     assert sorted(find_foreign_writes(trees)) == found
+
+
+def test_fragments_wait_only_for_a_version_without_a_section() -> None:
+    """Otherwise `towncrier build` writes a second section of the same version."""
+    towncrier = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["towncrier"]
+    fragments = [path.name for path in (REPO / towncrier["directory"]).iterdir() if path.name != "README.md"]
+    section = f"\n## {towncrier['version']} "
+    assert not fragments or section not in (REPO / towncrier["filename"]).read_text(encoding="utf-8"), fragments
 
 
 def test_constraints_are_pins_without_addresses() -> None:
