@@ -14,7 +14,7 @@ from tests.sandbox.falls import cmdline
 from tests.sandbox.places import needs_bubblewrap
 from tests.surfaces.cli.shell import Project, read_until, until
 
-SPAN, WALLED_SPAN = 0.6, 2.2  # about as long as the tree takes
+SPAN, SANDBOXED_SPAN = 0.6, 2.2  # about as long as the tree takes
 
 
 def crash(project: Project, moment: float, *arguments: str) -> None:
@@ -62,6 +62,6 @@ def test_two_hundred_crashes(seed: int, project: Project) -> None:
 def test_crashes_of_runs_in_sandboxes(seed: int, project: Project, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     project.runtime = "isolated"
-    survive(project, seed, span=WALLED_SPAN)
+    survive(project, seed, span=SANDBOXED_SPAN)
     mine = str(project.folder)
     until(lambda: not [path for path in Path("/proc").glob("[0-9]*") if mine in cmdline(int(path.name))])
