@@ -15,7 +15,9 @@ import pytest
 from hypothesis import settings
 
 ASYNC_TEST_SECONDS = 300.0  # only ends what hangs: no test may depend on the speed of the machine
-OWN_FOLDER = ("agent", "control", "crash", "models", "remote", "soak", "supervisor", "telemetry")
+OWN_FOLDER = (
+    "agent", "build", "control", "crash", "models", "remote", "soak", "supervisor", "telemetry", "tools/subagents"
+)  # fmt: skip
 settings.register_profile("retinue", deadline=None)  # the machine may be busy; what hangs is ended above
 settings.load_profile("retinue")
 
@@ -50,7 +52,7 @@ def own_config_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def own_folder(request: pytest.FixtureRequest) -> None:
     """Let tests of these packages work in a folder of their own: a run in the checkout would look through all of it."""
-    if any(request.path.is_relative_to(Path(__file__).with_name(name)) for name in OWN_FOLDER):
+    if any(request.path.is_relative_to(Path(__file__).parent / name) for name in OWN_FOLDER):
         request.getfixturevalue("monkeypatch").chdir(request.getfixturevalue("tmp_path"))
 
 

@@ -7,7 +7,7 @@ from retinue import Allow, Approval, Deny
 from retinue.core.events import UNKNOWN_AFTER_CRASH, RunEnded, ToolCall, ToolResult
 from retinue.core.messages import ToolTurn
 from retinue.log.threads import fold_thread
-from tests.agent.replay.test_replay import replay
+from tests.agent.test_replay import replay
 from tests.crash.test_library import Crash
 from tests.supervisor.tree.kit import bodies, call, main
 from tests.tools.code_mode.kit import NAME, TOOLS, program, report, served

@@ -11,7 +11,7 @@ from retinue import Profile, Usage, subagent
 from retinue.core.context import Context
 from retinue.subagent import SubagentConfig, SubagentFactory, SubagentResult, SubagentTool, ToolCallLog
 from retinue.testing import scripted
-from tests.surfaces.sdk.agents import calls, echo, spy
+from tests.subagent.agents import calls, echo, spy
 
 DESCRIPTION = (
     "Spawn a subagent named 'finder' to handle a task. "

@@ -20,7 +20,7 @@ from retinue.subagent import (
     ThreadState,
 )
 from retinue.testing import scripted
-from tests.surfaces.sdk.agents import calls, echo
+from tests.subagent.agents import calls, echo
 
 pytestmark = pytest.mark.finding("S8")
 WORKER = SubagentConfig("worker")

@@ -10,7 +10,7 @@ import retinue
 from retinue import Context, Limits, Profile, Result, ToolError
 from retinue.subagent import SubagentConfig, SubagentFactory, SubagentTool
 from retinue.testing import ManualClock, scripted
-from tests.surfaces.sdk.agents import Play, as_child, as_primary, as_tool, calls, echo, spy
+from tests.subagent.agents import Play, as_child, as_primary, as_tool, calls, echo, spy
 
 FULL = (
     "Cannot spawn subagent '{}': maximum concurrent subagent limit reached. Try again when another subagent completes."

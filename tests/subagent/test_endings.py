@@ -12,8 +12,8 @@ from retinue import Limits, Profile, Result
 from retinue.core.events import Event, RunEnded
 from retinue.log.runs import Runs
 from retinue.testing import MemoryLog, deny_all, scripted
-from tests.surfaces.sdk.agents import Play, as_child, as_primary, as_tool, calls, launch
-from tests.surfaces.sdk.events import spawned, stream
+from tests.subagent.agents import Play, as_child, as_primary, as_tool, calls, launch
+from tests.subagent.events import spawned, stream
 
 FIRST = {"text": "working", **calls("echo", message="one"), "usage": {"input_tokens": 5, "output_tokens": 3}}
 SPENT = {"input_tokens": 2, "output_tokens": 1}

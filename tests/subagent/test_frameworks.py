@@ -10,7 +10,7 @@ import retinue
 from retinue import Context, Profile, Retinue
 from retinue.log.runs import Runs
 from retinue.testing import scripted
-from tests.surfaces.sdk.agents import calls, echo
+from tests.subagent.agents import calls, echo
 
 pydantic_ai = pytest.importorskip("pydantic_ai")
 agents = pytest.importorskip("agents")

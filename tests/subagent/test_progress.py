@@ -19,8 +19,8 @@ from retinue.core.events import (
 from retinue.log.runs import U32_MAX, U64_MAX, Runs
 from retinue.subagent import Progress, SubagentConfig, SubagentFactory, SubagentProgress
 from retinue.testing import scripted
-from tests.surfaces.sdk.agents import calls, echo
-from tests.surfaces.sdk.events import spawned, stream
+from tests.subagent.agents import calls, echo
+from tests.subagent.events import spawned, stream
 
 READ = ToolCall("c1", "read", {"path": "a.py"}, display_name="Read")
 

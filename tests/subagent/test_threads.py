@@ -11,7 +11,7 @@ from retinue.core.messages import AssistantTurn, Call, ToolTurn, UserTurn
 from retinue.log.threads import fold_thread
 from retinue.subagent import SubagentConfig, SubagentFactory, SubagentTool
 from retinue.testing import scripted
-from tests.surfaces.sdk.agents import Spy, calls, echo, spy
+from tests.subagent.agents import Spy, calls, echo, spy
 
 FAMILY: dict[str, Any] = {
     "main": [calls("subagent_worker", task="inspect"), {"text": "told: {{last_result}}"}],

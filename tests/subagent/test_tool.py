@@ -14,7 +14,7 @@ from retinue.core.events import RunSpawned
 from retinue.log.runs import Runs
 from retinue.subagent import SubagentConfig, SubagentFactory, SubagentProgress, SubagentTool
 from retinue.testing import ManualClock, scripted
-from tests.surfaces.sdk.agents import calls, echo, spy
+from tests.subagent.agents import calls, echo, spy
 
 WORKER = SubagentConfig("worker")
 ECHOES = {"worker": [calls("echo", message="hi"), {"text": "said {{last_result}}"}]}

@@ -17,11 +17,16 @@ from retinue.log.retention import remove_old_trees
 from retinue.log.sqlite_reader import SqliteReader, open_file
 from retinue.testing import ManualClock, scripted
 from tests.log.kit import write_files
-from tests.supervisor.accounts.test_cli import DAY, spend
 from tests.supervisor.tree.kit import until
 from tests.surfaces.cli.shell import BOUND_BY_MODES, Project, read_until
+from tests.surfaces.cli.test_usage import DAY, spend
 
 HANGING = {"main": [{"tools": [{"name": "list_agents", "args": {}}]}, {"hang": True}]}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path / "project")
 
 
 def gc(project: Project, *arguments: str) -> dict[str, Any]:
