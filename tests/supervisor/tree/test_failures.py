@@ -1,56 +1,22 @@
-"""What goes wrong around a run: hosts that misbehave, half characters, a disk that is busy, people who answer late."""
+"""Failures around a run: a disk that is busy, a log that is lost, runs that are stopped, waits that are given up."""
 
 import asyncio
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import apsw
-import pydantic
 import pytest
 
 import retinue
-from retinue import Allow, Approval, Context, Deny, Limits, Profile, RunHandle, Task, tool
+from retinue import Context, Limits, Profile, RunHandle, Task
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor as built
 from retinue.core.errors import LogLost
-from retinue.core.events import Message, RunEnded, RunSpawned, RunStarted, ToolCall, ToolResult
-from retinue.core.messages import Call, Reply
-from retinue.core.rules import Verdict
+from retinue.core.events import Message, RunEnded, RunSpawned, RunStarted, ToolResult
 from retinue.log.sqlite import SqliteLog
-from retinue.log.threads import fold_thread
-from retinue.testing import ManualClock, allow_all, scripted
+from retinue.testing import ManualClock, scripted
 from tests.gates import HeldClock
 from tests.supervisor.tree.kit import bodies, call, main, spawn, tree, until
-
-HALF = "\ud83d"
-
-
-class Halves:
-    """A model that says half an emoji wherever it can."""
-
-    async def complete(self, request: Any, on_delta: Any) -> Reply:
-        if request.ref.run:
-            return Reply(HALF)
-        calls = [Call("a", "broken", {"word": HALF}), Call("b", "spawn_subagents", {"tasks": [{"task": f"{HALF} x"}]})]
-        return Reply(HALF, (calls[request.turn - 1],)) if request.turn <= len(calls) else Reply("end")
-
-
-async def test_half_a_character_hurts_nobody(tmp_path: Path) -> None:
-    @tool(tier="observe")
-    def broken(word: str) -> str:
-        """Half an emoji."""
-        return word
-
-    async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
-        run = await r.spawn(Profile("main", model=Halves(), tools=[broken, "spawn_subagents"]), HALF)
-        kinds = [event.kind async for event in run.events()]
-        assert (await run.result()).status == "done"
-        assert (await r.run(main({"main": [{"text": "after"}]}), "go")).final_response == "after"
-        stored = await r.control.log.read(run.tree)
-    assert [event.kind for event in stored] == kinds
-    assert [body.task for body in bodies(stored, RunSpawned)] == ["?"]  # a call with half a character runs nothing
 
 
 async def test_a_value_that_is_no_json_leaves_a_gap_that_says_so(tmp_path: Path) -> None:
@@ -142,26 +108,6 @@ async def test_a_run_whose_process_lost_the_log_fails_and_nothing_is_written_aga
     await taken[0].close()
 
 
-@pytest.mark.parametrize("trouble", [SystemExit(2), asyncio.CancelledError(), ValueError("x")])
-@pytest.mark.parametrize("kind", ["sync", "async"])
-async def test_whatever_a_function_raises_is_words_for_the_model(trouble: BaseException, kind: str) -> None:
-    @tool(tier="observe", name="troubled")
-    def sync() -> None:
-        """Raise."""
-        raise trouble
-
-    @tool(tier="observe", name="troubled")
-    async def other() -> None:
-        """Raise."""
-        raise trouble
-
-    script = {"main": [call("troubled"), {"text": "{{last_result}}"}]}
-    async with retinue.open() as r:
-        result = await r.run(main(script, tools=[sync if kind == "sync" else other]), "go")
-    assert result.status == "done"
-    assert type(trouble).__name__ in result.final_response
-
-
 async def test_killed_before_its_first_step_a_run_still_ends() -> None:
     async with retinue.open() as r:
         run = await r.spawn(main({"main": [{"text": "x"}]}), "go")
@@ -178,27 +124,6 @@ async def test_watchers_leave_nothing_behind(tmp_path: Path) -> None:
         assert r.control.log._own._feeds == {}  # type: ignore[attr-defined]
 
 
-async def test_what_a_sync_function_says_from_its_thread_keeps_the_order() -> None:
-    @tool(tier="observe")
-    def chatter(ctx: Context) -> str:
-        """Say a lot."""
-        for n in range(500):
-            ctx.emit(str(n))
-        return "said"
-
-    calls = {"tools": [{"name": "chatter", "args": {}}] * 4}
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        async with retinue.open() as r:
-            run = await r.spawn(main({"main": [calls, {"text": "end"}]}, tools=[chatter]), "go")
-            seen = [event.seq async for event in run.events()]
-            await run.result()
-            assert seen == [event.seq for event in await r.control.log.read(run.tree)] == list(range(1, len(seen) + 1))
-    finally:
-        sys.setswitchinterval(before)
-
-
 async def test_fanning_out_in_a_callable_needs_no_second_slot() -> None:
     async def fan(task: str, ctx: Context) -> str:
         children = [await ctx.spawn("leaf", f"{n}") for n in range(3)]
@@ -210,99 +135,6 @@ async def test_fanning_out_in_a_callable_needs_no_second_slot() -> None:
         primary = main(script, tools=[Profile("fan", call=fan)])
         result = await (await r.spawn(primary, "go", limits=Limits(concurrent=1))).result()
     assert result.final_response == "leaf leaf leaf"
-
-
-async def test_a_policy_that_denies_is_not_asked_about() -> None:
-    class Never:
-        def judge(self, spec: Any, args: Any, *, primary: bool, workspace: str) -> Verdict:
-            return Verdict("deny", "nothing")
-
-    supervisor = built(Parts(project=Path.cwd(), approver=allow_all, policy=Never()))  # type: ignore[arg-type]
-    node = supervisor.spawner.spawn_primary(
-        main({"main": [call("list_agents"), {"text": "{{last_result}}"}]}), Task("go")
-    )
-    await node.join()
-    assert node.result().final_response == "The user denied this call: the rule nothing forbids it"
-    await supervisor.close()
-
-
-async def test_a_name_alone_does_not_make_a_tool_the_parent_s() -> None:
-    @tool(tier="observe", name="shell")
-    def harmless(command: str) -> str:
-        """Not a shell."""
-        return "harmless"
-
-    @tool(tier="observe", name="deploy")
-    def staging() -> str:
-        """To staging."""
-        return "staging"
-
-    @tool(tier="observe", name="deploy")
-    def production() -> str:
-        """To production."""
-        return "PRODUCTION"
-
-    script = {
-        "main": [
-            spawn({"task": "x", "subagent_type": "kid"}, {"task": "y", "subagent_type": "kid2"}),
-            {"text": "{{last_result}}"},
-        ],
-        "kid": [call("shell", command="echo real"), {"text": "{{last_result}}"}],
-        "kid2": [call("deploy"), {"text": "{{last_result}}"}],
-    }
-    kids = [Profile("kid", tools=["shell"]), Profile("kid2", tools=[production])]
-    async with retinue.open(mode="yes", profiles=kids) as r:
-        result = await r.run(main(script, tools=[harmless, staging, "spawn_subagents"]), "go")
-    assert "Unknown tool 'shell'" in result.children[0].final_response
-    assert result.children[1].final_response == "staging"
-
-
-async def test_a_yes_that_comes_after_the_cancel_does_nothing() -> None:
-    acts: list[int] = []
-    asked = asyncio.Event()
-
-    @tool
-    async def act() -> str:
-        """Act."""
-        acts.append(1)
-        return "acted"
-
-    async def stubborn(question: Approval) -> Allow:
-        asked.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            return Allow()
-        raise AssertionError
-
-    async with retinue.open(approver=stubborn) as r:
-        run = await r.spawn(main({"main": [call("act"), {"text": "x"}]}, tools=[act]), "go")
-        await asked.wait()
-        await run.cancel()
-        result = await run.result()
-    assert (result.status, acts, result.total_turns) == ("cancelled", [], 1)
-
-
-async def test_the_approver_cannot_change_what_was_asked() -> None:
-    async def sly(question: Approval) -> Allow:
-        question.args["command"] = "echo something else"
-        return Allow()
-
-    async with retinue.open(approver=sly) as r:
-        run = await r.spawn(main({"main": [call("shell", command="echo this"), {"text": "{{last_result}}"}]}), "go")
-        assert (await run.result()).final_response == "this\n"
-        assert bodies(await r.control.log.read(run.tree), ToolCall)[0].args == {"command": "echo this"}
-
-
-async def test_a_function_that_asks_when_nobody_is_there_ends_its_run() -> None:
-    @tool(tier="observe")
-    async def wipe(ctx: Context) -> str:
-        """Wipe."""
-        return str(await ctx.approve("wipe"))
-
-    async with retinue.open() as r:
-        result = await r.run(main({"main": [call("wipe"), {"text": "never"}]}, tools=[wipe]), "go")
-    assert (result.status, result.final_response) == ("failed", "Run requires confirmation")
 
 
 async def test_many_long_answers_are_still_one_json(tmp_path: Path) -> None:
@@ -321,42 +153,6 @@ async def test_of_several_tasks_all_are_spawned_or_none(tmp_path: Path) -> None:
     _, events = await tree(script)
     assert "unknown model 'nope:x'" in bodies(events, ToolResult, run=0)[0].text
     assert len(bodies(events, RunSpawned)) == 1
-
-
-async def test_the_thread_leaves_out_what_the_model_never_saw() -> None:
-    @tool(tier="observe")
-    async def busy(ctx: Context) -> str:
-        """Talk and ask."""
-        ctx.emit("progress 50%")
-        return str(await ctx.approve("really"))
-
-    script = {"main": [{"text": "I will call it", **call("busy")}, {"text": "end"}]}
-    async with retinue.open(approver=allow_all) as r:
-        run = await r.spawn(main(script, tools=[busy]), "go")
-        result = await run.result()
-        _, first, second, _ = fold_thread(await r.control.log.read(run.tree), 0)
-    assert (first.text, [c.name for c in first.calls], second.text) == ("I will call it", ["busy"], "True")  # type: ignore[union-attr]
-    assert (result.tool_count, len(result.tool_logs)) == (1, 1)
-
-
-async def test_a_provider_that_repeats_its_call_ids_confuses_nobody() -> None:
-    @tool(tier="observe")
-    async def echo(word: str) -> str:
-        """Say it."""
-        return word
-
-    class Repeating:
-        async def complete(self, request: Any, on_delta: Any) -> Reply:
-            if request.turn > 2:
-                return Reply("end")
-            return Reply("", (Call("same", "echo", {"word": "a"}), Call("same", "echo", {"word": "b"})))
-
-    async with retinue.open() as r:
-        run = await r.spawn(Profile("main", model=Repeating(), tools=[echo]), "go")
-        await run.result()
-        events = await r.control.log.read(run.tree)
-    assert [c.call_id for c in bodies(events, ToolCall)] == ["same", "same-2", "same-3", "same-4"]
-    assert [t.text for t in fold_thread(events, 0) if type(t).__name__ == "ToolTurn"] == ["a", "b", "a", "b"]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
@@ -378,27 +174,6 @@ async def test_a_run_that_was_stopped_ends_so_whatever_its_work_says(how: str) -
         else:
             await clock.advance(6)
         assert (await run.result()).status == ("cancelled" if how == "cancel" else "timed_out")
-
-
-class Aliased(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid")
-    given: int = pydantic.Field(alias="theGiven")
-
-    @pydantic.computed_field  # type: ignore[prop-decorator]
-    @property
-    def double(self) -> int:
-        return 2 * self.given
-
-
-async def test_pydantic_models_with_aliases_and_computed_fields_come_back() -> None:
-    profile = Profile("p", model=scripted({"p": [call("final_answer", theGiven=4)]}), output=Aliased)
-    async with retinue.open() as r:
-        assert (await r.run(profile, "go")).output().double == 8
-
-        async def agent(task: str, ctx: Context) -> Aliased:
-            return Aliased(theGiven=5)
-
-        assert (await r.run(Profile("a", call=agent, output=Aliased), "go")).output().double == 10
 
 
 async def test_a_wait_that_is_given_up_takes_its_slot_back() -> None:
@@ -443,13 +218,3 @@ async def test_a_shared_child_of_a_scratch_parent_has_a_folder(tmp_path: Path) -
     }
     result, _ = await tree(script, profiles=[kid], path=tmp_path / ".retinue")
     assert result.children[0].final_response.strip() == result.children[0].workspace
-
-
-async def test_denying_without_words_is_fine(tmp_path: Path) -> None:
-    async def silent(question: Approval) -> Deny:
-        return Deny(None)  # type: ignore[arg-type]
-
-    async with retinue.open(tmp_path / ".retinue", approver=silent) as r:
-        run = await r.spawn(main({"main": [call("shell", command="x"), {"text": "{{last_result}}"}]}), "go")
-        assert (await run.result()).final_response == "The user denied this call."
-        assert (await r.control.log.read(run.tree))[-1].kind == "run.ended"

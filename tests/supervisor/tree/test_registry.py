@@ -14,9 +14,8 @@ from retinue import Profile
 from retinue.core.events import Inbox, RunEnded, RunSpawned, RunStarted, ToolCall, ToolResult
 from retinue.core.messages import Call, RunRef
 from retinue.core.ports import Link, Order, Ticket
-from retinue.core.profiles import Task
 from retinue.log.runs import Runs
-from retinue.testing import ManualClock, scripted
+from retinue.testing import ManualClock
 from retinue.tools.subagents import SpawnAgent, SubagentTool
 from tests.supervisor.tree.kit import bodies, call, kinds, main, spawn, tree, until
 from tests.tools.folders import make_folders
@@ -335,26 +334,6 @@ async def test_the_result_is_the_newest_message_with_text() -> None:
     assert result.status == "done"
     result, _ = await tree({"main": [{"text": "said while calling", **call("list_agents")}, {"text": "last"}]})
     assert result.final_response == "last"
-
-
-@pytest.mark.requirement("CODEY-16", "CODEY-17")
-async def test_context_goes_into_the_system_prompt_and_edit_is_among_the_tools() -> None:
-    asked = []
-
-    class Listening:
-        def __init__(self) -> None:
-            self.inner = scripted({"main": [spawn({"task": "t", "task_context": "the moon is full"}), {"text": "e"}]})
-
-        async def complete(self, request, on_delta):  # type: ignore[no-untyped-def]
-            asked.append(request)
-            return await self.inner.complete(request, on_delta)
-
-    async with retinue.open(mode="yes") as r:
-        await r.run(Profile("main", model=Listening()), Task("go", context="be brief"))
-    primary, child = asked[0], asked[1]
-    assert "be brief" in primary.system and "the moon is full" not in primary.system
-    assert "the moon is full" in child.system
-    assert "edit" in {spec.name for spec in child.tools}
 
 
 @pytest.mark.requirement("CODEY-2")

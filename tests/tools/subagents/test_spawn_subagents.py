@@ -307,25 +307,6 @@ async def test_a_run_leaves_its_logs_as_files_and_keeps_its_status_current(proje
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
-async def test_a_child_has_no_tool_its_parent_does_not_have() -> None:
-    script = {
-        "main": [spawn({"task": "x", "subagent_id": "x"}), {"text": "end"}],
-        "x": [call("shell", command="id"), {"text": "k"}],
-    }
-    async with retinue.open(mode="yes") as r:
-        run = await r.spawn(main(script, tools=["read", "spawn_subagents"]), "go")
-        await run.result()
-        events = await r.control.log.read(run.tree)
-    refused = bodies(events, ToolResult, run=1)[0]
-    assert refused.text.startswith("Unknown tool 'shell'. Available tools: read")
-
-
-async def test_a_leaf_has_no_way_to_spawn() -> None:
-    script = {"main": [call("subagent_tip", task="x"), {"text": "end"}], "tip": [spawn({"task": "y"}), {"text": "k"}]}
-    _, events = await tree(script, profiles=[Profile("tip", leaf=True)])
-    assert "Unknown tool 'spawn_subagents'" in bodies(events, ToolResult, run=1)[0].text
-
-
 async def test_a_long_answer_is_cut_with_a_mark_and_the_whole_is_in_a_file(project: Path) -> None:
     words = "long answer " * 20_000
     script = {"main": [call("subagent_kid", task="x"), {"text": "end"}], "kid": [{"text": words}]}
