@@ -1,6 +1,7 @@
-"""Models behind the `Model` port. An adapter knows one provider and nothing of runs, logs or budgets.
+"""Models behind the `Model` port. An adapter knows one provider, and knows nothing of runs, logs or budgets.
 
-The names below are for model classes of your own: docs/own-models.md."""
+The names exported here are for your own model classes: docs/own-models.md.
+"""
 
 from __future__ import annotations
 

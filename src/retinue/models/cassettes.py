@@ -1,8 +1,8 @@
-"""Cassettes: the model calls of one test, recorded once and played from then on. Knows neither files nor pytest.
+"""Cassettes: the model calls of one test, recorded once and replayed from then on. Knows neither files nor pytest.
 
-A call is found again by its run and its turn. The path of a run is numbered below its parent, so it is the same each
-time, whatever ran at the same time; runs that were made in another order are recognized by what they ask. A request
-that differs from the recorded one is not answered.
+A call is identified by its run and its turn. The path of a run is numbered below its parent, so it does not depend on
+other runs at the same time. Siblings that were spawned in another order are recognized by their requests. A request
+that differs from the recorded one gets no reply.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _VOLATILE = (
 
 @dataclass(frozen=True)
 class RunNames:
-    """Names that make the requests of a supervisor's runs the same on every machine: `name_run` returns the path of a
-    run with each part numbered below its parent; `project` and `state` are the supervisor's folders."""
+    """Names that make the requests of a supervisor's runs the same on every machine. `name_run` returns the path of a
+    run with each part numbered below its parent. `project` and `state` are the supervisor's folders."""
 
     name_run: Callable[[RunRef], str]
     project: str
     state: str
 
     def replace_volatile(self, ref: RunRef, text: str) -> str:
-        """Replace what belongs to this machine and this moment: folders, generated ids, durations."""
+        """Replace the parts of `text` that change between machines and runs: folders, generated ids, durations."""
         for value, name in ((self.state, "<state>"), (self.project, "<project>"), (ref.tree, "<tree>")):
             if len(value) > 1:
                 text = text.replace(value, name)
@@ -64,7 +64,8 @@ class RunNames:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A call that a cassette did not answer: nothing is recorded in its place, or a request that differs."""
+    """A call without a reply from the cassette: nothing is recorded for it (`missing`), or the recorded request
+    `differs`."""
 
     asked: RecordedExchange
     kind: Literal["missing", "differs"]
@@ -73,8 +74,8 @@ class Mismatch:
 
 @dataclass
 class Cassette:
-    """The model calls of one test. `recorded` is what the file has; `played` is what was recorded or played now, and
-    `failures` are calls that could not be recorded because the model failed."""
+    """The model calls of one test. `recorded` are the exchanges of the file, `played` those recorded or replayed in
+    this session. `failures` describe calls that could not be recorded because the model failed."""
 
     recorded: list[RecordedExchange]
     mode: RecordMode
@@ -90,18 +91,19 @@ class Cassette:
         self._runs: dict[tuple[str, str], str] = {}
 
     def make_model(self, name: str, make: Callable[[], Model], names: RunNames) -> CassetteModel:
-        """Return a model that stands before the one that `make` makes, which is made only if it is needed."""
+        """Return a model that replays from this cassette. `make` creates the real model when first needed."""
         return CassetteModel(name, make, names, self)
 
     def list_unused(self) -> list[RecordedExchange]:
         return [exchange for key, exchange in self._known.items() if key not in self.played]
 
     def list_kept(self) -> list[RecordedExchange]:
-        """Return what the file should have now: in a fixed order, whatever ran at the same time."""
+        """Return the exchanges that the file should contain now, in a fixed order."""
         return sort_exchanges([*self.played.values(), *([] if self.mode == "all" else self.list_unused())])
 
     def look_up(self, request: Request, names: RunNames) -> tuple[RecordedExchange, RecordedExchange | None]:
-        """Return the request as the cassette holds it, under its run's name there, and what is recorded for it."""
+        """Return the cleaned request under its run's name on the cassette, and the exchange recorded for it, if
+        any."""
         asked = self._clean_request(request, names)
         tree = self._find_tree(request.ref, asked)
         asked = replace(asked, tree=tree, run=self._find_run(request.ref, tree, asked))
@@ -116,13 +118,14 @@ class Cassette:
         self.new_count += 1
 
     def refuse(self, mismatch: Mismatch) -> ModelError:
-        """Note a call that is not answered, and return the error for its run."""
+        """Record a mismatch and return the error for its run."""
         self.mismatches.append(mismatch)
         asked = mismatch.asked
         return ModelError(f"retinue_cassette: the call of {asked.run} in turn {asked.turn} is not on the cassette")
 
     def find_web_search(self, model: str, *, domains: bool) -> bool | None:
-        """Tell whether the provider of a recorded model searched the web by itself; None if it is to be asked."""
+        """Return True if the provider of a recorded model searched the web by itself, or None if the real model must
+        be asked."""
         known = [exchange.request for exchange in self._known.values() if exchange.request.model == model]
         if not known and self.mode != "none":
             return None
@@ -143,7 +146,8 @@ class Cassette:
         return RecordedExchange(run=names.name_run(ref), turn=request.turn, agent=ref.agent, request=cleaned)
 
     def _find_tree(self, ref: RunRef, asked: RecordedExchange) -> int:
-        """Number the trees as they come; one that was recorded is recognized by what its first call asks."""
+        """Return the number of a tree on the cassette. A recorded tree is recognized by its first request; other trees
+        are numbered in the order they come."""
         if ref.tree not in self._trees:
             taken = set(self._trees.values())
             free = sorted({key[0] for key in self._known} - taken)
@@ -153,8 +157,8 @@ class Cassette:
         return self._trees[ref.tree]
 
     def _find_run(self, ref: RunRef, tree: int, asked: RecordedExchange) -> str:
-        """Return the run's name on the cassette: that of the same place if it asks the same, else of a sibling that
-        does."""
+        """Return the name of a run on the cassette: its own path if the request there is the same, else that of a
+        sibling with the same request."""
         above, _, own = asked.run.rpartition("/")
         parent = self._runs.get((ref.tree, above), above)
         place = f"{parent}/{own}"
@@ -176,7 +180,7 @@ class Cassette:
 
 
 class CassetteModel(RecordedModel):
-    """A model in front of a real one: plays what the cassette has, and records what it has not."""
+    """A model in front of a real one. It replays calls from the cassette and records the others."""
 
     def __init__(self, name: str, make: Callable[[], Model], names: RunNames, cassette: Cassette) -> None:
         super().__init__(name)
@@ -216,13 +220,13 @@ class CassetteModel(RecordedModel):
 
 
 def redact_keys(text: str) -> str:
-    """Hide the values of authorization headers, and keys of well-known kinds: a cassette is committed to a repository,
-    where a secret stays for good."""
+    """Hide the values of authorization headers and well-known kinds of keys. A cassette is committed to a repository,
+    where a secret would stay forever."""
     return _KEYS.sub(HIDDEN, _AUTHORIZATIONS.sub(rf"\1{HIDDEN}", text))
 
 
 def sort_exchanges(exchanges: Iterable[RecordedExchange]) -> list[RecordedExchange]:
-    """Sort by tree, then by run in the order the runs were made (2 before 10), then by turn."""
+    """Sort by tree, then by run in the order the runs were spawned (2 before 10), then by turn."""
 
     def rank_path(path: str) -> list[tuple[int, str]]:
         parts = (part.rpartition("-") for part in path.split("/"))

@@ -1,8 +1,8 @@
 """The adapter of provider models: one for every provider that `pydantic_ai.direct` knows.
 
-`build/models.py` loads this module only when a run needs such a model, because it takes seconds to import. Makes no
-retries (the SDKs' own are off), but says which errors are worth one; `wrappers.py` makes them. The SDKs read keys and
-base URLs from their environment variables.
+`build/models.py` imports this module only when a run needs such a model, because the import takes seconds. The adapter
+never retries (the SDKs' own retries are off); it marks the errors that are worth a retry, and `wrappers.py` retries.
+The SDKs read keys and base URLs from their environment variables.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ from retinue.installation import find_adapter_package, make_install_command
 IDLE_SECONDS = 120.0
 KEY_HEADER = "Idempotency-Key"
 KNOWN_MODELS = tuple(model for model in get_args(KnownModelName.__value__) if ":" in model)
-OTHER_PROVIDERS = ("azure", "fireworks", "github", "ollama", "openrouter", "together", "vllm")  # with any model's name
+OTHER_PROVIDERS = ("azure", "fireworks", "github", "ollama", "openrouter", "together", "vllm")  # any model name
 OTHER_KEYS = {
     "azure": "AZURE_OPENAI_API_KEY",
     "bedrock": "your AWS credentials",
@@ -95,7 +95,7 @@ OTHER_KEYS = {
     "huggingface": "HF_TOKEN",
 }
 MOST_PAUSES = 16
-PAUSED = "suspended"  # the state of a response that the provider will continue when asked again
+PAUSED = "suspended"  # the state of a response that the provider continues in the next call
 LONGEST = 500
 CUT = "the model's stream ended in the middle of its reply"
 NO_ANSWER = "answered with something that is not a model's reply (an empty or HTML body): is the base URL right?"
@@ -113,13 +113,13 @@ _USUAL = re.compile(r"t*n*(x\d+)?c*")
 _PIECES = re.compile(r"j|x\d+")
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _CALL_ID = re.compile(r"[a-zA-Z0-9_|-]{1,128}")
-STORED = "rs_"  # an id of OpenAI's reasoning: without encrypted content it only names what the server has stored
+STORED = "rs_"  # OpenAI's reasoning id: without encrypted content it only refers to data on their server
 _TRANSIENT = (ModelRateLimitError, ModelUnavailableError, ModelOverloadedError, ModelServerError)
 _FAILURES = (AgentRunError, httpx2.HTTPError, httpx2.StreamError, ValueError, OSError)
 
 
 class ProviderModel:
-    """One model of one provider. Owns its connections, which `aclose` closes."""
+    """One model of one provider. Owns its connections; `aclose` closes them."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class ProviderModel:
         self._host = urlsplit(self._model.base_url or "").netloc.rpartition("@")[2] or name
         own: dict[str, Any] = {"timeout": idle_seconds, "max_retries": 0, "cache": True}
         if name.startswith("openai"):
-            own["openai_store"] = False  # the thread is in our log; the provider need not keep it too
+            own["openai_store"] = False  # our log has the thread, so the provider need not store it
             own["openai_include_web_search_sources"] = True
         self._settings = cast("ModelSettings", own | dict(settings or {}))
         self._entered = False
@@ -171,7 +171,7 @@ class ProviderModel:
     async def _stream_response(
         self, request: Request, messages: list[ModelMessage], shown: _ShownText, *, key: str
     ) -> ModelResponse:
-        """Return one complete response. It may be a part of a reply in which the provider pauses."""
+        """Return one complete response. If the provider pauses, this is only a part of the reply."""
         stream: StreamedResponse | None = None
         headers = {**(self._settings.get("extra_headers") or {}), KEY_HEADER: key}
         settings: ModelSettings = {**self._settings, "max_tokens": request.max_output_tokens, "extra_headers": headers}
@@ -201,20 +201,21 @@ class ProviderModel:
         return response
 
     def can_search_web(self, *, domains: bool) -> bool:
-        """Tell whether the provider searches the web by itself for this model; with `domains`, only on given hosts."""
+        """Return True if the provider searches the web by itself for this model; with `domains`, if it can restrict
+        the search to given hosts."""
         asked = WebSearchTool(allowed_domains=["example.com"] if domains else None)
         offered = WebSearchTool in self._model.profile.get("supported_native_tools", ())
         return offered and not self._model.unsupported_native_tool_settings(asked)
 
     async def aclose(self) -> None:
-        """Close the connections; the next call opens new ones."""
+        """Close the connections. The next call opens new ones."""
         if self._entered:
             self._entered = False
             await self._model.__aexit__(None, None, None)
 
     def _convert_error(self, error: Exception, stream: StreamedResponse | None, request: Request) -> ModelError:
-        """Return the typed error: one line, without keys. `transient` says that another attempt is worth it. Where a
-        reply had begun, the rest of it was cut off."""
+        """Return the typed error, on one line and without keys. Errors worth a retry are `transient`. If a reply had
+        begun, the error is a `StreamCut`, unless the provider sent an HTTP error."""
         partial, host = _join_text(stream), self._host
         has_begun = bool(partial) or (stream is not None and stream.provider_response_id is not None)
         spent = {} if stream is None else _describe_spent(stream, request)
@@ -247,7 +248,7 @@ def _infer_model(name: str) -> Any:
         text = str(error)
         if text.startswith(("Unknown model", "Unknown provider")):
             raise NotFound(f"unknown model {name!r}{_suggest_provider(name)}") from None
-        text = text.partition(" or pass it")[0].partition(" If you")[0]  # the rest is for programmers
+        text = text.partition(" or pass it")[0].partition(" If you")[0]  # the rest is advice for programmers
         raise ConfigError(to_one_line(f"model {name!r}: {text}")) from None
     except ImportError:
         command = make_install_command(find_adapter_package(name.partition(":")[0]))
@@ -255,13 +256,13 @@ def _infer_model(name: str) -> Any:
 
 
 def import_adapter(name: str) -> None:
-    """Import the adapter and the SDK of a model's provider. Does nothing where they are missing or not known."""
+    """Import the adapter and the SDK of a model's provider. Does nothing if they are missing or unknown."""
     with suppress(UserError, ImportError, ValueError):
         infer_model(name)
 
 
 def _suggest_provider(name: str) -> str:
-    """Return a hint for a model whose provider is not known; empty if its provider is."""
+    """Return a hint for a model name with an unknown provider, or an empty text if the provider is known."""
     provider, _, rest = name.partition(":")
     listed = {model.partition(":")[0] for model in KNOWN_MODELS}
     known = sorted({*listed, *OTHER_PROVIDERS})
@@ -274,7 +275,7 @@ def _suggest_provider(name: str) -> str:
 
 
 def _explain_status(name: str, status: int, text: str) -> str:
-    """Return the message of a refused call, with the provider and what a person can change."""
+    """Return the message of a refused call, with the provider and the setting to check."""
     provider = name.partition(":")[0]
     if status in (401, 403):
         return f"{provider} does not accept the key: {text}; check {_name_key(provider)}"
@@ -286,26 +287,26 @@ def _explain_status(name: str, status: int, text: str) -> str:
 
 
 def _suggest_address(name: str) -> str:
-    """Return what to check if a provider's server does not answer: the variable with its address, if that is set."""
+    """Return a hint for a provider without an answer: to check the variable with its address, if one is set."""
     provider = name.partition(":")[0]
     address = _find_address_variable(provider)
     return f"; check {address} and that {provider}'s server runs there" if address else ""
 
 
 def _find_address_variable(provider: str) -> str:
-    """Return the variable with the address of a provider; empty if it is not set."""
+    """Return the variable with the address of a provider, or an empty text if it is not set."""
     variable = f"{provider.partition('-')[0].upper()}_BASE_URL"
     return variable if os.environ.get(variable) else ""
 
 
 def _name_key(provider: str) -> str:
-    """Return the variable with the key of a provider: `openai-chat` has that of `openai`."""
+    """Return the variable with the key of a provider. `openai-chat` uses that of `openai`."""
     vendor = provider.partition("-")[0]
     return OTHER_KEYS.get(vendor, f"{vendor.upper()}_API_KEY")
 
 
 class _ShownText:
-    """Passes text and thinking of one reply on as they arrive. Calls are shown when they are complete."""
+    """A filter for the deltas of one reply: passes on text and thinking as they arrive. Calls are not streamed."""
 
     def __init__(self, on_delta: Callable[[str, str], None]) -> None:
         self._on_delta = on_delta
@@ -328,32 +329,33 @@ class _ShownText:
 
 
 def _is_whole(response: ModelResponse) -> bool:
-    """Tell whether the provider itself said that it is done: the library's own finish reason may be a guess."""
+    """Return True if the provider itself reported the end of the reply. The library's own finish reason may be a
+    guess."""
     details = response.provider_details or {}
     return response.state in ("complete", PAUSED) and bool(details.get("finish_reason") or details.get("refusal"))
 
 
 def _estimate_usage(stream: StreamedResponse, request: Request) -> Usage:
-    """Return the usage of a call that was broken off: what the provider reported so far, and for what it reports only
-    at the end an estimate from the characters sent and received."""
+    """Return the usage of an interrupted call: the counts reported so far, completed by an estimate from the
+    characters sent and received, because some counts come only at the end."""
     return _complete_usage(convert_usage(stream.usage), stream.get(), request)
 
 
 def _describe_spent(stream: StreamedResponse, request: Request) -> dict[str, Any]:
-    """Return what a call has spent whose stream was cut; nothing is estimated before the reply has begun."""
+    """Return the usage of a call whose stream was cut. Before the reply has begun, nothing is estimated."""
     reported = convert_usage(stream.usage)
     spent = _estimate_usage(stream, request) if stream.get().parts else reported
     return {"usage": spent, "estimated": spent != reported}
 
 
 def _complete_usage(reported: Usage, response: ModelResponse, request: Request) -> Usage:
-    """Return the reported usage, with an estimate from the characters sent and received for what is missing."""
+    """Return the reported usage, with missing counts estimated from the characters sent and received."""
     if reported.input_tokens and reported.output_tokens and response.state == "complete":
         return reported
     sent = len(request.system) + sum(len(turn.text) for turn in request.thread)
     received = sum(len(str(getattr(part, "content", "") or getattr(part, "args", ""))) for part in response.parts)
     usage = estimate_missing(reported, sent=sent, received=received)
-    output = max(usage.output_tokens, received // CHARACTERS_PER_TOKEN)  # of a cut stream, less may be reported
+    output = max(usage.output_tokens, received // CHARACTERS_PER_TOKEN)  # a cut stream may report too few
     return msgspec.structs.replace(usage, output_tokens=output)
 
 
@@ -368,7 +370,8 @@ def _is_transient(error: ModelHTTPError) -> bool:
 
 
 def parse_retry_after(headers: Mapping[str, str], *, now: float) -> float | None:
-    """Return the seconds a provider wants us to wait, from `retry-after-ms`, or Retry-After as seconds or a date."""
+    """Return the seconds a provider asks us to wait, from `retry-after-ms`, or from Retry-After as seconds or a
+    date."""
     for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:
             seconds = float(headers.get(name, "")) / scale
@@ -384,14 +387,14 @@ def parse_retry_after(headers: Mapping[str, str], *, now: float) -> float | None
 
 
 def to_one_line(text: str) -> str:
-    """Return the text in one line of bounded length, with everything that looks like a key hidden."""
+    """Return the text on one line of limited length, with every apparent key hidden."""
     secrets.learn_secrets(os.environ)
     text = " ".join(secrets.scrub_text(text).split())
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def _find_message(body: object) -> str:
-    """Return the provider's message in the body of an error; an empty text if there is none."""
+    """Return the provider's message in the body of an error, or an empty text."""
     if isinstance(body, Mapping):
         inner = body.get("error", body)
         message = inner.get("message") if isinstance(inner, Mapping) else inner
@@ -407,16 +410,17 @@ def _iter_causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _find_root_text(error: BaseException) -> str:
-    """Return the text of the innermost cause that has one; the outer ones only say that something failed."""
+    """Return the text of the innermost cause with a text. The outer errors only say that something failed."""
     texts = [f"{cause}" for cause in _iter_causes(error) if f"{cause}"]
     return texts[-1] if texts else type(error).__name__
 
 
-# Our thread as the library's messages, and its response as our reply: pure, without network and retries
+# Conversion of our thread to the library's messages, and of its response to our reply. Pure functions.
 
 
 def build_messages(system: str, thread: Sequence[Turn], *, provider: str) -> list[ModelMessage]:
-    """Return the thread as messages, without the thoughts of other providers, which only they can read."""
+    """Return the thread as messages. Thoughts of other providers are left out, because only their provider can read
+    them."""
     messages: list[ModelMessage] = []
     parts: list[ModelRequestPart] = []
     for turn in thread:
@@ -438,32 +442,32 @@ def _build_request_part(turn: UserTurn | ToolTurn) -> ModelRequestPart:
     if isinstance(turn, UserTurn):
         frame = FRAMES.get(turn.source)
         return UserPromptPart(turn.text if frame is None else frame_words(turn.text, *frame))
-    text = turn.text if turn.text.strip() else NO_OUTPUT if turn.success else NO_REASON  # Claude takes no empty block
+    text = turn.text if turn.text.strip() else NO_OUTPUT if turn.success else NO_REASON  # Claude refuses empty blocks
     outcome: Literal["success", "failed"] = "success" if turn.success else "failed"
     return ToolReturnPart(_make_tool_name(turn.name), text, _make_call_id(turn.call_id), outcome=outcome)
 
 
 def _make_tool_name(name: str) -> str:
-    """Return a name that every provider takes. One refuses the whole thread for a tool that a model made up, such as
-    `repo.read file`; the result of such a call says that there is no such tool."""
+    """Return a tool name that every provider accepts. A model may call a tool that does not exist, such as `repo.read
+    file`; some providers would refuse the whole thread because of that name."""
     return name if _TOOL_NAME.fullmatch(name) else re.sub("[^a-zA-Z0-9_-]", "_", name)[:64] or "unnamed"
 
 
 def _make_call_id(call_id: str) -> str:
-    """Return an id that every provider takes, the same for a call and its result."""
+    """Return a call id that every provider accepts, the same for a call and its result."""
     if _CALL_ID.fullmatch(call_id):
         return call_id
     return f"call_{blake2b(call_id.encode(), digest_size=12).hexdigest()}"
 
 
 def frame_words(text: str, said: str = NOTICE, tag: str = "notice") -> str:
-    """Mark words that are not the user's. What a notice quotes (labels, texts of subagents) is data."""
+    """Mark text that is not from the user. Labels and texts of subagents in a notice are data."""
     quoted = text.replace(f"</{tag}", f"<\\/{tag}")
     return f"{said}\n<{tag}>\n{quoted}\n</{tag}>"
 
 
 def _build_response_parts(turn: AssistantTurn, provider: str) -> list[ModelResponsePart]:
-    """Return the parts in the order they came: a provider that signs thoughts accepts them only in their places."""
+    """Return the parts in their original order: a provider that signs thoughts accepts them only in their places."""
     signed = {thought.id for thought in turn.thoughts if thought.signature}
     thoughts: list[list[ModelResponsePart]] = [
         [ThinkingPart(each.text, id=each.id or None, signature=each.signature or None, provider_name=provider)]
@@ -480,7 +484,7 @@ def _build_response_parts(turn: AssistantTurn, provider: str) -> list[ModelRespo
     counts = {"t": len(thoughts), "n": len(natives), "c": len(calls)}
     if pieces is None or any(layout.count(kind) != count for kind, count in counts.items()):
         layout, pieces = f"{'t' * counts['t']}{'n' * counts['n']}x{'c' * counts['c']}", [turn.text]
-    shown = bool(turn.text.strip())  # what is only space is no text: a provider refuses the whole thread for it
+    shown = bool(turn.text.strip())  # leave out blank text: a provider may refuse the whole thread for it
     texts: list[list[ModelResponsePart]] = [[TextPart(piece)] if piece and shown else [] for piece in pieces]
     following = {"t": iter(thoughts), "n": iter(natives), "x": iter(texts), "c": iter(calls)}
     return [part for kind in layout if kind in following for part in next(following[kind])]
@@ -496,7 +500,7 @@ def _build_native_parts(done: Native, provider: str) -> list[ModelResponsePart]:
 
 
 def _split_text(layout: str, text: str) -> list[str] | None:
-    """Return the text in the pieces it came in; None if the layout is of another text, or there is none."""
+    """Return the text in its original pieces, or None if the layout is empty or belongs to another text."""
     pieces, end = [], 0
     for word in _PIECES.findall(layout):
         start, end = end, end + (1 if word == "j" else int(word[1:]))
@@ -506,9 +510,9 @@ def _split_text(layout: str, text: str) -> list[str] | None:
 
 
 def _describe_layout(response: ModelResponse) -> str:
-    """Return the order of the parts: `t` a thought, `n` a call that ran at the provider, `x12` that many characters of
-    text, `j` a newline that joins texts, `c` a call. Returns nothing for the usual order: thoughts, calls at the
-    provider, text, calls."""
+    """Return the order of the parts: `t` is a thought, `n` a call that ran at the provider, `x12` a text of 12
+    characters, `j` a newline that joins texts, `c` a call. The usual order (thoughts, calls at the provider, text,
+    calls) gives an empty text."""
     words, joiner = [], TextJoiner()
     for part in response.parts:
         joiner.begin_part(part)
@@ -527,7 +531,7 @@ def _describe_layout(response: ModelResponse) -> str:
 
 
 def build_parameters(tools: Sequence[ToolSpec]) -> ModelRequestParameters:
-    """Return the tools as request parameters. Schemas go out as they are: no provider's strict mode rewrites them."""
+    """Return the tools as request parameters. Schemas are sent unchanged: no provider's strict mode rewrites them."""
     return ModelRequestParameters(
         function_tools=[
             ToolDefinition(
@@ -546,22 +550,22 @@ def build_parameters(tools: Sequence[ToolSpec]) -> ModelRequestParameters:
 
 
 class TextJoiner:
-    """Joins the text blocks of one reply by newlines. After a web search adjacent blocks are pieces of one text, which
-    the provider cuts where it cites a source: they are joined as they are."""
+    """A joiner of the text blocks of one reply. Blocks are joined by newlines. After a web search, adjacent blocks are
+    pieces of one text, cut by the provider at each citation, and are joined directly."""
 
     def __init__(self) -> None:
         self._has_text = self._has_searched = self._is_in_text = False
         self._is_new = True
 
     def begin_part(self, part: ModelResponsePart) -> None:
-        """Take note of the part that begins."""
+        """Record the part that begins."""
         is_text = isinstance(part, TextPart)
         self._has_searched |= isinstance(part, NativeToolCallPart)
         self._is_new |= not (is_text and self._is_in_text and self._has_searched)
         self._is_in_text = is_text
 
     def place_text(self, text: str) -> str:
-        """Return a text of the part that began last, with the newline that belongs before it."""
+        """Return a text of the current part, with a newline before it where blocks are joined."""
         if not text:
             return ""
         joined = f"\n{text}" if self._is_new and self._has_text else text
@@ -580,7 +584,8 @@ def join_texts(parts: Sequence[ModelResponsePart]) -> str:
 
 
 def parse_response(response: ModelResponse) -> Reply:
-    """Return a complete response as our Reply. Only complete calls can run; the others carry their problem."""
+    """Return a complete response as our `Reply`. A call that is cut or invalid carries its `problem` and cannot
+    run."""
     text = join_texts(response.parts)
     thinking = [part for part in response.parts if isinstance(part, ThinkingPart)]
     layout = _describe_layout(response) if thinking else ""
@@ -623,7 +628,8 @@ def _parse_args(part: NativeToolCallPart) -> dict[str, Any]:
 
 
 def convert_usage(usage: RequestUsage) -> Usage:
-    """Return the usage as ours. Input counts include cache reads and writes, whatever the provider's convention is."""
+    """Return the usage as our `Usage`. Input counts include cache reads and writes, whatever the provider's
+    convention."""
     counted = Usage(usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
     return repair_usage(counted)
 

@@ -1,5 +1,6 @@
-"""Models that play recorded replies: the base of all, and the one for a run of the log. Cassettes are the other kind
-(`cassettes.py`). Knows how a request is compared with the recorded one, not where records come from."""
+"""Models that replay recorded replies: their base class, and the model that replays a run of the log. `cassettes.py`
+has the model that replays a cassette. This module compares a request with its record; it does not know where records
+come from."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from retinue.core.records import (
 
 
 class RecordedModel(ABC):
-    """A model whose replies are recorded. The subclass finds the record of a request, and says what happens to a
-    request that has none or differs from it."""
+    """A model with recorded replies. Subclasses find the record of a request, and handle a request without a record or
+    with a different one."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -44,11 +45,11 @@ class RecordedModel(ABC):
 
     @abstractmethod
     def look_up(self, request: Request) -> tuple[RecordedExchange, RecordedExchange | None]:
-        """Return the request as the record would hold it, and the exchange recorded in its place, if any."""
+        """Return the request in the form of a record, and the exchange recorded for it, if any."""
 
     @abstractmethod
     async def handle_missing(self, asked: RecordedExchange, request: Request, on_delta: OnDelta) -> Reply:
-        """Answer a request in whose place nothing is recorded; or raise."""
+        """Answer a request for which nothing is recorded, or raise."""
 
     @abstractmethod
     def handle_difference(self, asked: RecordedExchange, lines: tuple[str, ...]) -> None:
@@ -56,8 +57,8 @@ class RecordedModel(ABC):
 
 
 class ReplayModel(RecordedModel):
-    """The model of one run of the log. A request that differs is reported and still gets its reply, so that the rest
-    of the tree is compared too."""
+    """The model that replays one run of the log. A request that differs is reported and still gets its reply, so that
+    the rest of the tree is compared too."""
 
     def __init__(self, record: RunRecord, on_difference: Callable[[Difference], None]) -> None:
         super().__init__(record.spawned.model)

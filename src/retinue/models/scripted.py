@@ -1,4 +1,4 @@
-"""A model that replies as a script says, with every fault a provider can have. For tests, demos and benchmarks."""
+"""A model that replies from a script, with every fault a provider can have. For tests, demos and benchmarks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CUT = "the model's stream ended in the middle of its reply"
 
 
 class ScriptedModel:
-    """The model of a script. Holds no state: a run gets the reply whose place in its list, from 1, is its turn."""
+    """The model of a script. It has no state: the turn of a run (from 1) selects the reply in the run's list."""
 
     def __init__(self, script: Script, clock: Clock) -> None:
         self._strict, self._clock = script.strict, clock

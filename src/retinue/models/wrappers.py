@@ -1,9 +1,9 @@
-"""Models around other models: one that repeats failed calls, and one that keeps secrets out of replies.
+"""Models that wrap other models: one retries failed calls, one hides secrets in replies.
 
-`RetryingModel` is the only place that retries. All runs on one model share one back-off: while it lasts no run calls
-the model, so that twenty children do not ask an overloaded provider in turn. Waits on the Clock, so that a test owns
-the time. The usage of failed attempts is added to the usage of the reply; within a budget each attempt is reserved like
-a call. Text that a failed attempt showed is not taken back.
+Only `RetryingModel` retries. All runs on one model share its back-off: until it is over no run calls the model, so
+twenty children do not each call an overloaded provider. The waits use the Clock, so tests control time. The usage of
+failed attempts is added to the usage of the reply; within a budget each attempt is reserved like a call. Text already
+shown by a failed attempt stays shown.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ SPREAD_SECONDS = 0.5
 
 
 class ModelWrapper:
-    """A model around another one: has its name and searches the web if that one does. Closing it closes that one."""
+    """A wrapper around another model, with the same name and the same web search. `aclose` closes the wrapped
+    model."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -44,7 +45,8 @@ class ModelWrapper:
 
 
 def can_search_web(model: Model, *, domains: bool) -> bool:
-    """Return whether a model searches the web by itself; with `domains`, only on given hosts."""
+    """Return True if a model searches the web by itself; with `domains`, if it can restrict the search to given
+    hosts."""
     ask = getattr(model, "can_search_web", None)
     return ask is not None and bool(ask(domains=domains))
 
@@ -57,8 +59,8 @@ async def close_model(model: Model | None) -> None:
 
 
 class RetryingModel(ModelWrapper):
-    """A model that makes up to `ATTEMPTS` calls for one request. Does not wait for a provider that asks for more than
-    ten minutes."""
+    """A wrapper that makes up to ATTEMPTS calls for one request. It gives up if the provider asks for a wait of more
+    than LONGEST_ASKED_SECONDS."""
 
     def __init__(self, model: Model, clock: Clock, *, chance: Callable[[], float] = random.random) -> None:
         super().__init__(model)
@@ -91,7 +93,7 @@ class RetryingModel(ModelWrapper):
                     _explain_long_wait(error)
                     raise
                 self._closed_until = max(self._closed_until, self._clock.monotonic() + seconds)
-                if error.status is not None:  # the provider answered, so the next call needs a new key
+                if error.status is not None:  # the provider answered, so the next call needs a new idempotency key
                     request = msgspec.structs.replace(request, attempt=attempt)
                 notice = f"{error}; asking again in {seconds:.0f} s (attempt {attempt + 1})"
             else:
@@ -102,12 +104,12 @@ class RetryingModel(ModelWrapper):
         raise AssertionError("unreachable")
 
     async def _wait_for_back_off(self) -> None:
-        """Wait until the back-off is over. Calls that waited do not all start at the same moment."""
+        """Wait until the back-off is over. A random extra wait spreads the calls."""
         while (seconds := self._closed_until - self._clock.monotonic()) > 0:
             await self._clock.sleep(seconds + SPREAD_SECONDS * self._chance())
 
     def _choose_delay(self, error: ModelError, attempt: int) -> float | None:
-        """Return the seconds until the next attempt, never less than the provider asked for; None to give up."""
+        """Return the seconds until the next attempt, never less than the provider asked for, or None to give up."""
         if not error.transient or attempt >= ATTEMPTS:
             return None
         if error.retry_after is not None:
@@ -117,7 +119,7 @@ class RetryingModel(ModelWrapper):
 
 
 def _explain_long_wait(error: ModelError) -> None:
-    """Add to an error why the call was not made again, if the provider wants a longer wait than there is."""
+    """Add to an error why the call was not retried, if the provider asked for a longer wait than allowed."""
     if error.transient and error.retry_after is not None and error.retry_after > LONGEST_ASKED_SECONDS:
         asked, longest = round(error.retry_after), round(LONGEST_ASKED_SECONDS)
         error.args = (
@@ -126,7 +128,7 @@ def _explain_long_wait(error: ModelError) -> None:
 
 
 class RedactingModel(ModelWrapper):
-    """A model whose deltas and replies are free of known secrets, as the requests of runs are. Used only if there is a
+    """A wrapper that removes known secrets from deltas and replies, as is done with requests. Used only if there is a
     secret to hide."""
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
@@ -140,14 +142,14 @@ class RedactingModel(ModelWrapper):
 
         def show(kind: str, text: str) -> None:
             if kind == "retry":
-                flush()  # what was held back of the failed attempt is no beginning of the next one
+                flush()  # the held-back tail of the failed attempt must not join the next attempt
                 shown = secrets.clean_text(text)
             else:
                 shown = streams.setdefault(kind, secrets.SecretStream()).feed(text)
             if shown:
                 on_delta(kind, shown)
 
-        reply = repair_reply(await self._model.complete(request, show))  # before its values are walked
+        reply = repair_reply(await self._model.complete(request, show))  # before `clean_value` walks its values
         flush()
         return msgspec.structs.replace(
             reply,
