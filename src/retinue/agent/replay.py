@@ -319,7 +319,9 @@ class ReplayLink:
         run, record = self._run.record, self._run.find_call(call.id)
         if record is None:
             line = f"call {call.name} ({call.id}): {msgspec.json.encode(call.args).decode()}"
-            unknown = Difference(run.number, run.path, self._turn, "call", diff_lines([], [line]))
+            unknown = Difference(
+                run=run.number, path=run.path, turn=self._turn, what="call", lines=diff_lines([], [line])
+            )
             self._run.replay.report(unknown)
             raise EndOfRecord
         was_judged = record.asked is None or record.decided is not None

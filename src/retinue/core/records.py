@@ -189,7 +189,7 @@ def compare_runs(recorded: RunRecord, now: RunRecord | None) -> Difference | Non
 
     def compare_lines(turn: int, what: str, then: list[str], lines: list[str]) -> Difference | None:
         diff = diff_lines(then, lines)
-        return Difference(recorded.number, recorded.path, turn, what, diff) if diff else None
+        return Difference(run=recorded.number, path=recorded.path, turn=turn, what=what, lines=diff) if diff else None
 
     if now is None:
         return compare_lines(0, "run", [f"{recorded.agent}: {recorded.spawned.task}"], [])

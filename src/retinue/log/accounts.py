@@ -32,11 +32,11 @@ class Bill(msgspec.Struct, frozen=True):
 
     def __add__(self, other: Bill) -> Bill:
         return Bill(
-            self.calls + other.calls,
-            self.usage + other.usage,
-            self.cost + other.cost,
-            self.unpriced + other.unpriced,
-            self.estimated + other.estimated,
+            calls=self.calls + other.calls,
+            usage=self.usage + other.usage,
+            cost=self.cost + other.cost,
+            unpriced=self.unpriced + other.unpriced,
+            estimated=self.estimated + other.estimated,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -80,8 +80,8 @@ def make_bill(body: UsageReported) -> Bill:
     tokens = body.usage.total_tokens
     estimated = tokens if body.estimated else 0
     if body.cost is None:
-        return Bill(1, body.usage, NOTHING, tokens, estimated)
-    return Bill(1, body.usage, body.cost, 0, estimated)
+        return Bill(calls=1, usage=body.usage, cost=NOTHING, unpriced=tokens, estimated=estimated)
+    return Bill(calls=1, usage=body.usage, cost=body.cost, unpriced=0, estimated=estimated)
 
 
 def sum_subtree_bill(run: RunView) -> Bill:

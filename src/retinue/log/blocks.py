@@ -160,7 +160,13 @@ class Blocks:
         if not isinstance(event.body, RunSpawned):
             return _Seen()
         spawned = event.body
-        seen = _Seen(spawned.label, spawned.depth, spawned.rounds, spawned.parent, spawned.background)
+        seen = _Seen(
+            label=spawned.label,
+            depth=spawned.depth,
+            rounds=spawned.rounds,
+            parent=spawned.parent,
+            is_background=spawned.background,
+        )
         parent = None if spawned.parent is None else self._runs.get((event.tree, spawned.parent))
         if parent is not None:
             call = parent.calls.get(spawned.call_id)

@@ -435,9 +435,16 @@ class RunView(Struct, eq=False, gc=False):
         team = self.team or TeamState()
         contributions = tuple(child._describe_contribution(team) for child in self.children)
         if team.decided is None:
-            return TeamReport("", "", "", None, contributions)
+            return TeamReport(strategy="", winner="", reason="", presented=None, contributions=contributions)
         by = team.decided
-        return TeamReport(by.strategy, by.winner, by.reason, by.member_run, contributions, by.votes)
+        return TeamReport(
+            strategy=by.strategy,
+            winner=by.winner,
+            reason=by.reason,
+            presented=by.member_run,
+            contributions=contributions,
+            votes=by.votes,
+        )
 
     def report_rounds(self) -> tuple[RoundReport, ...]:
         """Return the rounds so far, each with its input and its answer."""

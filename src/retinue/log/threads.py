@@ -70,7 +70,14 @@ def extend_reply(reply: Reply, body: Body | Unknown, *, strict: bool = True) -> 
     match body:
         case Thinking():
             text = _read_whole_text(body.text, body.file, strict=strict)
-            thought = Thought(text, body.type, body.signature, body.block_id, body.origin, body.layout)
+            thought = Thought(
+                text=text,
+                type=body.type,
+                signature=body.signature,
+                id=body.block_id,
+                origin=body.origin,
+                layout=body.layout,
+            )
             return structs.replace(reply, thoughts=(*reply.thoughts, thought))
         case Message(host=False):
             return structs.replace(reply, text=_read_whole_text(body.text, body.file, strict=strict))

@@ -124,7 +124,15 @@ def fold_actions(events: Iterable[Event], *, path: str, tools: Collection[str]) 
             continue
         if isinstance(body, ToolCall) and (body.name in tools or EVERY_TOOL in tools):
             key = event.run, body.call_id
-            found[key] = Action(event.run, event.path, event.at, body.call_id, body.name, body.args, body.tier)
+            found[key] = Action(
+                run=event.run,
+                path=event.path,
+                at=event.at,
+                call_id=body.call_id,
+                tool=body.name,
+                args=body.args,
+                tier=body.tier,
+            )
         elif isinstance(body, ApprovalAsked | ApprovalDecided | ToolResult):
             action = found.get((event.run, body.call_id))
             if action is not None:

@@ -158,7 +158,17 @@ class TreeIndex:
         if isinstance(event.body, RunSpawned):
             body = structs.replace(event.body, profile={}, tools=[])  # no list shows these fields
             first = structs.replace(event, body=body)
-            known = first, RunView(event.run, event.path, event.agent, event.at, body, keeps_texts=False)
+            known = (
+                first,
+                RunView(
+                    number=event.run,
+                    path=event.path,
+                    agent=event.agent,
+                    spawned_at=event.at,
+                    spawned=body,
+                    keeps_texts=False,
+                ),
+            )
             tree.spawned[event.run] = None
         else:
             stored = None if self._load_run is None else self._load_run(event.tree, event.run)

@@ -617,7 +617,15 @@ def _parse_native(part: NativeToolCallPart, back: NativeToolReturnPart | None, o
     lines = [f"{one.get('title') or ''} {one.get('url') or ''}".strip() for one in found if isinstance(one, dict)]
     failed = "no result came" if back is None else content.get("error_code") if isinstance(content, dict) else None
     result = f"failed: {failed}" if failed else "\n".join(lines)
-    return Native(part.tool_call_id, part.tool_name, _parse_args(part), result, not failed, content, origin)
+    return Native(
+        id=part.tool_call_id,
+        name=part.tool_name,
+        args=_parse_args(part),
+        result=result,
+        success=not failed,
+        content=content,
+        origin=origin,
+    )
 
 
 def _parse_args(part: NativeToolCallPart) -> dict[str, Any]:
@@ -636,7 +644,14 @@ def convert_usage(usage: RequestUsage) -> Usage:
 
 def _parse_thought(part: ThinkingPart, layout: str) -> Thought:
     kind = part.id if part.id == "redacted_thinking" else "thinking"
-    return Thought(part.content, kind, part.signature or "", part.id or "", part.provider_name or "", layout)
+    return Thought(
+        text=part.content,
+        type=kind,
+        signature=part.signature or "",
+        id=part.id or "",
+        origin=part.provider_name or "",
+        layout=layout,
+    )
 
 
 def _parse_call(part: ToolCallPart, *, cut: bool) -> Call:

@@ -260,7 +260,14 @@ class Adoption:
         body, ref = self._speech.setdefault((key, said.kind), _Speech()).apply(said), node.ref
         if body.text and not node.ending:
             delta = Delta(
-                ref.tree, ref.run, ref.path, ref.agent, body.text, body.kind, turn=body.turn, offset=body.offset
+                tree=ref.tree,
+                run=ref.run,
+                path=ref.path,
+                agent=ref.agent,
+                text=body.text,
+                kind=body.kind,
+                turn=body.turn,
+                offset=body.offset,
             )
             self._tree.log.show(delta)
 
@@ -285,7 +292,14 @@ class Adoption:
         number = len(tree.runs)
         label = tree.unique_label(body.label or body.agent)
         subagent_id = body.subagent_id or key
-        ref = RunRef(tree.id, number, f"{parent.ref.path}/{body.agent}-{number}", label, body.agent, subagent_id)
+        ref = RunRef(
+            tree=tree.id,
+            run=number,
+            path=f"{parent.ref.path}/{body.agent}-{number}",
+            label=label,
+            agent=body.agent,
+            subagent_id=subagent_id,
+        )
         runtime = self._peer.runtime
         node = make_adopted(
             tree, ref, Task(body.task), parent, clock=self._clock, state=self._state, runtime=runtime, key=key

@@ -115,7 +115,7 @@ class Approvals:
         self._asked[tree.id] += 1
         approval = _make_approval(tree, run, call, spec=spec, preview=shown, verdict=verdict, project=self._project)
         approval = msgspec.structs.replace(approval, number=self._asked[tree.id])
-        return await self._ask(Question(tree, run, call, spec, approval))
+        return await self._ask(Question(tree=tree, run=run, call=call, spec=spec, approval=approval))
 
     async def _ask(self, question: Question) -> Decision:
         """Wait for the one answer, while the clocks of the run and its ancestors stand still."""

@@ -306,7 +306,14 @@ class TreeRestorer:
 
     def _make_run(self, tree: Tree, view: RunView, parent: Run | None, plan: Plan) -> Run:
         spawned = view.spawned
-        ref = RunRef(self.id, view.number, view.path, view.label, view.agent, spawned.subagent_id)
+        ref = RunRef(
+            tree=self.id,
+            run=view.number,
+            path=view.path,
+            label=view.label,
+            agent=view.agent,
+            subagent_id=spawned.subagent_id,
+        )
         task = restore_task(spawned)
         if view.ended is None and parent is not None and spawned.remote_id:
             return self._make_adopted(tree, view, parent, ref, task)

@@ -142,7 +142,13 @@ class Spawner:
         seconds = primary.seconds if task.timeout_seconds is None else task.timeout_seconds
         run = self._start_run(
             tree,
-            CheckedOrder(Order(plan.profile, task, limits=kept), plan, readable, account, continued),
+            CheckedOrder(
+                order=Order(plan.profile, task, limits=kept),
+                plan=plan,
+                readable=readable,
+                account=account,
+                continued=continued,
+            ),
             parent=None,
             slot=SlotHolder(None),
             max_depth=_set(primary.depth),
@@ -456,7 +462,16 @@ def make_folders(
     if not (sandboxed and above == state.project):
         # Of the project a sandboxed copy shows what it copied, not the ignored files and git's settings beside it.
         others = with_parent
-    copy = Workspace(kind, ref.tree, ref.run, own, workspace, source, state.project, source_workspace)
+    copy = Workspace(
+        kind=kind,
+        tree=ref.tree,
+        run=ref.run,
+        own=own,
+        path=workspace,
+        source=source,
+        project=state.project,
+        source_workspace=source_workspace,
+    )
     return RunFolders(own, workspace, others, copy, snapshots, parent=folders_above)
 
 
