@@ -370,7 +370,8 @@ def check_orchestrator(settings: OrchestratorSettings, root: Node) -> None:
 
 
 def _check_rounds(settings: OrchestratorSettings, entries: Mapping[str, Node]) -> None:
-    """Check the settings that rounds require. A run always has exactly one parent agent, so this needs no check."""
+    """Check the settings that rounds require. A run always has exactly one parent agent, so the number of parents
+    needs no check."""
     given = settings.coordination
     if not given.round_evaluator_before_checklist:
         for key in (MANAGED, "round_evaluator_refine"):

@@ -86,7 +86,8 @@ def _answer_path(file: Path) -> Path | None:
 
 
 def _read_record(place: Path | None) -> Mapping[str, Any]:
-    """Return the stored record, or an empty one unless the file belongs to the user and nobody else can write it."""
+    """Return the stored record. Return an empty record if the file is missing, belongs to another user, or others can
+    write it."""
     if place is None:
         return {}
     try:
