@@ -1,1 +1,1 @@
-"""Configuration that people write, read strictly: retinue.yaml, SUBAGENT.md, skills and script files."""
+"""Strict readers of the configuration that people write: retinue.yaml, SUBAGENT.md, skills and script files."""

@@ -1,7 +1,7 @@
-"""The file of a cassette: YAML that reads well in a review.
+"""The file format of a cassette: YAML that reads well in a review.
 
-A call has only what is new since the call before it in its run; each tool is described once, at the end. Does not know
-who recorded the calls, or why.
+A call contains only the changes since the previous call of its run. Each tool is described once, at the end. This
+module does not know who recorded the calls, or why.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Entry(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One call as the file has it. None means: as in the call before it. `messages` are the new ones, or all of them if
-    `whole`."""
+    """One call in the file. None means the same value as in the previous call of the run. `messages` are the new
+    messages, or all messages if `whole`."""
 
     run: str
     turn: int
@@ -47,7 +47,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_cassette(path: Path) -> list[RecordedExchange]:
-    """Return the calls of the file; none if there is no such file."""
+    """Return the calls of the file, or an empty list if the file does not exist."""
     if not exists(path):
         return []
     text = read_text(path)
@@ -87,13 +87,13 @@ def _expand_entry(
 
 
 def _extend_thread(exchange: RecordedExchange) -> tuple[Turn, ...]:
-    """Return the thread of a call with its reply: what the next call of the run usually begins with."""
+    """Return the thread of a call followed by its reply. The next call of the run usually begins with these turns."""
     reply = exchange.reply or Reply()
     return (*exchange.request.thread, AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives))
 
 
 def write_cassette(path: Path, exchanges: Iterable[RecordedExchange]) -> None:
-    """Write the calls in the order given, and make the folders. The file is replaced in one step."""
+    """Write the calls in the given order and create missing folders. The file is replaced atomically."""
     tools: dict[str, ToolSpec] = {}
     newest: dict[tuple[int, str], RecordedExchange] = {}
     entries = []
@@ -118,7 +118,7 @@ def write_cassette(path: Path, exchanges: Iterable[RecordedExchange]) -> None:
 
 
 def _shorten_exchange(exchange: RecordedExchange, before: RecordedExchange | None, tools: list[str]) -> dict[str, Any]:
-    """Return the entry of a call, without what it has in common with the call before it."""
+    """Return the entry of a call, without the values it shares with the previous call of its run."""
     request, old = exchange.request, None if before is None else before.request
     known = () if before is None else _extend_thread(before)
     whole = request.thread[: len(known)] != known
@@ -143,13 +143,13 @@ def _shorten_exchange(exchange: RecordedExchange, before: RecordedExchange | Non
 
 
 def _shorten_turn(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return a message without the usual values: that it is the task, that the tool worked."""
+    """Return a message without default values: the source `task`, a successful tool."""
     usual = {"source": "task", "success": True}
     return {name: value for name, value in turn.items() if usual.get(name) != value}
 
 
 def _name_tool(tool: ToolSpec, tools: dict[str, ToolSpec]) -> str:
-    """Add a tool to those that the file describes, and return its name there: its own, unless another one has that."""
+    """Add a tool to `tools` and return its name in the file: its own name, unless another tool already has it."""
     name, number = tool.name, 2
     while tools.setdefault(name, tool) != tool:
         name, number = f"{tool.name} ({number})", number + 1
@@ -157,7 +157,7 @@ def _name_tool(tool: ToolSpec, tools: dict[str, ToolSpec]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """A dumper that writes text of several lines as such, and no aliases."""
+    """A dumper that writes texts of several lines as block scalars, and never writes aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

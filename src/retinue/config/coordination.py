@@ -1,4 +1,4 @@
-"""Settings of subagents that a model asks for, and of teams and rounds, with the keys of MassGen.
+"""Settings of teams, rounds, and subagents that a model asks for. The keys are those of MassGen.
 
 subagent_orchestrator:
   enabled: true
@@ -6,7 +6,7 @@ subagent_orchestrator:
     - {id: careful, backend: {type: anthropic, model: NAME}}
     - {model: "openai:NAME", profile: critic}
 
-Checks what belongs together: a key that could have no effect is an error that says what to set.
+Also checks keys against each other: a key without an effect is an error that says which other key to set.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class MemberSettings:
     profile: str | None = setting(WORD, "the active profile it runs, instead of that of the subagent", example="critic")
 
     def to_member(self, number: int) -> Member:
-        """Return the member; `number` is its place in the list, from 1."""
+        """Return the member. `number` is its position in the list, from 1."""
         model = self.model if self.backend is None else f"{self.backend.type}:{self.backend.model}"
         return Member(id=self.id or f"agent{number}", model=model or "", profile=self.profile)
 
@@ -153,7 +153,8 @@ MEMBERS = Kind(
 def _drop_members(
     members: tuple[MemberSettings, ...], _: Setting
 ) -> tuple[tuple[MemberSettings, ...], list[Loosening]]:
-    """Drop all members: a project multiplies no work by itself. Members with the same model are named once."""
+    """Drop all members: without trust, a project must not multiply the work. Members with the same model are listed
+    once."""
     counts = Counter(str(member.model) for member in to_members(members))
     return (), [Loosening("", model if count == 1 else f"{model} ({count} members)") for model, count in counts.items()]
 
@@ -212,7 +213,7 @@ class SubagentOrchestratorSettings:
         )
 
     def check_keys(self, node: Node) -> None:
-        """Raise for keys of this section that contradict each other, or that have no effect."""
+        """Raise for keys of this section that contradict each other or have no effect."""
         if self.max_new_answers is not None and self.max_new_answers_per_agent is not None:
             raise node.entries()["max_new_answers"].error("is the same as 'max_new_answers_per_agent': give only one")
         for each in list_settings(type(self)):
@@ -337,11 +338,11 @@ class OrchestratorSettings:
     coordination: CoordinationSettings = section(CoordinationSettings, "how a model may have subagents")
 
     def to_rounds(self) -> Rounds | None:
-        """Return the rounds of every primary; None if they are off."""
+        """Return the rounds of every primary, or None if rounds are off."""
         return self.describe_rounds() if self.coordination.round_evaluator_before_checklist else None
 
     def describe_rounds(self) -> Rounds:
-        """Return rounds as the settings want them, on or off."""
+        """Return the configured rounds, even if rounds are off."""
         given = self.coordination
         return Rounds(
             refine=given.round_evaluator_refine,
@@ -351,7 +352,7 @@ class OrchestratorSettings:
 
 
 def check_orchestrator(settings: OrchestratorSettings, root: Node) -> None:
-    """Raise for keys that contradict each other, or that have no effect. `root` is the document of the file."""
+    """Raise for keys that contradict each other or have no effect. `root` is the document of the file."""
     given = settings.coordination
     coordination = root.get("orchestrator", "coordination")
     if coordination is None:
@@ -369,7 +370,8 @@ def check_orchestrator(settings: OrchestratorSettings, root: Node) -> None:
 
 
 def _check_rounds(settings: OrchestratorSettings, entries: Mapping[str, Node]) -> None:
-    """Check the settings that rounds need; a run has one parent agent in any case."""
+    """Check the settings that rounds require. A run always has exactly one parent agent, so the number of parents
+    needs no check."""
     given = settings.coordination
     if not given.round_evaluator_before_checklist:
         for key in (MANAGED, "round_evaluator_refine"):
@@ -390,7 +392,8 @@ def _check_rounds(settings: OrchestratorSettings, entries: Mapping[str, Node]) -
 
 
 def _check_timeouts(settings: CoordinationSettings, node: Node) -> None:
-    """Check the bounds for what a model asks for. A default outside them is a person's choice and stands."""
+    """Check the bounds for timeouts that a model asks for. A default outside the bounds is the user's choice and stays
+    valid."""
     low, high = settings.subagent_min_timeout, settings.subagent_max_timeout
     if low > high:
         given = node.get("subagent_max_timeout") or node.require("subagent_min_timeout")

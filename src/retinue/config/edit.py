@@ -1,9 +1,8 @@
-"""Edits of retinue.yaml: one rule or one value, with all comments and other values kept.
+"""Edits of retinue.yaml: add a rule or set a value, and keep all comments and other values.
 
-ruamel.yaml changes the document; the new text is then read again by our own strict reader. Unless the one change is all
-that differs, nothing is written. What is written takes the file's place at once. ruamel.yaml keeps comments, quotes and
-the order of keys; it may lay out odd indentation and extra spaces anew. It takes long to import: import this module
-when something is to be written.
+ruamel.yaml changes the document. Then our own strict reader reads the new text; if anything else has changed, nothing
+is written. The file is replaced atomically. ruamel.yaml keeps comments, quotes and the order of keys, but may
+normalize odd indentation and extra spaces. It is slow to import, so import this module only to write.
 """
 
 from __future__ import annotations
@@ -31,25 +30,26 @@ NEW = "# retinue.yaml\n"
 ALLOW = ("approvals", "allow")
 AGENTS = ("a2a_agents",)
 RUNTIME_MODE = ("orchestrator", "coordination", "subagent_runtime_mode")
-WIDTH = 1_000_000  # never wrap a line that a person wrote
+WIDTH = 1_000_000  # never wrap the user's lines
 
 
 def add_allowed(path: Path, rule: str) -> tuple[str | None, str]:
-    """Add a rule to `approvals.allow`; make the file when there is none.
+    """Add a rule to `approvals.allow`, and create the file if it does not exist.
 
-    Return the text before (None when there was no file) and after. Raises ConfigError when it cannot be changed."""
+    Return the text before (None if there was no file) and after. Raises ConfigError if the file cannot be changed.
+    """
     by_hand = f"cannot be changed here; add this to approvals.allow by hand: {rule}"
     return _change_file(path, ALLOW, lambda rules: rules if rule in (rules or ()) else [*(rules or ()), rule], by_hand)
 
 
 def set_runtime(path: Path, runtime: str) -> tuple[str | None, str]:
-    """Set the runtime mode of the project; otherwise like `add_allowed`."""
+    """Set the runtime mode of the project. Otherwise like `add_allowed`."""
     by_hand = f"cannot be changed here; write {'.'.join(RUNTIME_MODE)}: {runtime} by hand"
     return _change_file(path, RUNTIME_MODE, lambda _: runtime, by_hand)
 
 
 def add_agent(path: Path, name: str, values: dict[str, Any]) -> tuple[str | None, str]:
-    """Add an agent to `a2a_agents`, or change it; otherwise like `add_allowed`."""
+    """Add an agent to `a2a_agents`, or replace it. Otherwise like `add_allowed`."""
     by_hand = f"cannot be changed here; write {'.'.join(AGENTS)}.{name} by hand: {values}"
     return _change_file(path, (*AGENTS, name), lambda _: values, by_hand)
 
@@ -57,7 +57,8 @@ def add_agent(path: Path, name: str, values: dict[str, Any]) -> tuple[str | None
 def _change_file(
     path: Path, keys: tuple[str, ...], make_value: Callable[[Any], Any], by_hand: str
 ) -> tuple[str | None, str]:
-    """Give the key the value that `make_value` makes of the old one. `by_hand` is the error if that is not possible."""
+    """Set the key at path `keys` to the value that `make_value` returns for the old value. `by_hand` is the error text
+    if the file cannot be changed."""
     path = Path(os.path.realpath(path))
     there = _read_raw(path) if exists(path) else None
     old = NEW if there is None else there
@@ -81,7 +82,7 @@ def _change_file(
 
 
 def _read_raw(path: Path) -> str:
-    read_text(path)  # reports what is wrong with the file, if anything is
+    read_text(path)  # raises if the file is not a valid text file
     return path.read_bytes().decode("utf-8-sig")
 
 
@@ -101,7 +102,7 @@ def _with_value(values: dict[str, Any], keys: tuple[str, ...], value: object) ->
 
 
 def _edit_text(text: str, keys: tuple[str, ...], value: Any) -> str:
-    """Return the text with the new value, in the indentation and line ends that it has."""
+    """Return the text with the new value. Indentation and line ends stay the same."""
     end = "\r\n" if "\r\n" in text else "\n"
     yaml = YAML()
     yaml.preserve_quotes = True
@@ -110,7 +111,7 @@ def _edit_text(text: str, keys: tuple[str, ...], value: Any) -> str:
     yaml.indent(mapping=mapping, sequence=offset + 2, offset=offset)
     document = yaml.load(text)
     head = ""
-    if document is None:  # nothing but comments, which have no value to hang on
+    if document is None:  # only comments: ruamel.yaml has no value to attach them to
         head, document = text if not text or text.endswith("\n") else text + end, CommentedMap()
     *sections, key = keys
     section = document
@@ -136,7 +137,7 @@ def _find_indent(text: str) -> tuple[int, int]:
 
 
 def _enter_section(document: CommentedMap, key: str) -> CommentedMap:
-    """Return the section of that name, which is made if it is missing or empty."""
+    """Return the section named `key`. Create it if it is missing or empty."""
     if document.get(key) is None:
         document[key] = CommentedMap()
     section = document[key]
@@ -146,7 +147,7 @@ def _enter_section(document: CommentedMap, key: str) -> CommentedMap:
 
 
 def _set_value(section: CommentedMap, key: str, value: Any) -> None:
-    """Set a text, or append the last item of a list; either is made if it is missing."""
+    """Set a value, or append the last item of a list. Create the key if it is missing."""
     items = section.get(key)
     if isinstance(value, list) and isinstance(items, CommentedSeq):
         items.append(DoubleQuotedScalarString(value[-1]))
@@ -163,7 +164,8 @@ def _set_value(section: CommentedMap, key: str, value: Any) -> None:
 
 
 def _move_comments_below(items: CommentedSeq) -> None:
-    """Keep comments that stood below the list below its new last item: ruamel.yaml hangs them on the old one."""
+    """Keep comments that follow the list below its new last item: ruamel.yaml attaches them to the previous last
+    item."""
     last = len(items) - 2
     tokens = items.ca.items.get(last)
     if not tokens or tokens[0] is None:

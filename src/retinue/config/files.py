@@ -1,7 +1,7 @@
-"""Reading a small text file that a person wrote. Knows nothing of what stands in it.
+"""Reading of a small text file that a person wrote, whatever its format.
 
-Only regular files of bounded size in UTF-8 are read, and nothing here ever waits: a FIFO or a device is an error.
-Every failure is a ConfigError of one line that names the file.
+Only regular UTF-8 files of limited size are read. Nothing here ever blocks: a FIFO or a device is an error. Every
+failure is a one-line ConfigError with the file name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def read_text(path: Path, *, follow: bool = True) -> str:
 
 
 def exists(path: Path) -> bool:
-    """Return whether the path exists, also as a broken link or unreadable file: reading it then says why."""
+    """Return True if the path exists, even as a broken link or an unreadable file: reading it then gives the
+    reason."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -61,7 +62,7 @@ def exists(path: Path) -> bool:
 
 
 def list_subfolders(folder: Path) -> list[Path]:
-    """Return the folders in a folder, by name, without those that begin with `_` or `.`."""
+    """Return the subfolders of a folder, sorted by name, without names that begin with `_` or `.`."""
     try:
         found = [entry for entry in folder.iterdir() if not entry.name.startswith(("_", "."))]
         return sorted(entry for entry in found if entry.is_dir())

@@ -19,5 +19,6 @@ LIMIT_KEYS = {
 
 
 def make_limits(get: Callable[[str], Any]) -> Limits:
-    """Return the limits of a source whose `get` returns the value of a key: UNSET if it has none, None for no limit."""
+    """Return the limits from `get`, which returns the value of a key: UNSET if the key is not set, None for no
+    limit."""
     return Limits(**{limit: get(key) for limit, key in LIMIT_KEYS.items()})

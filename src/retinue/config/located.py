@@ -1,7 +1,8 @@
-"""Plain values that know where they came from, and the questions a reader asks them.
+"""Plain values with their place in a file, and typed access to them.
 
-A Node is one JSON-like value with its Place (file, line, key path). Knows no YAML and reads no files: `yaml.py` makes
-Nodes from text, `make_node` makes them from Python values. Every wrong answer is a ConfigError of one line.
+A Node is one JSON-like value with its Place (file, line, key path). This module knows no YAML and reads no files:
+`yaml.py` makes Nodes from text, `make_node` makes them from Python values. Every wrong value is a one-line
+ConfigError.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from retinue.config.location import Place, show_text, suggest
 from retinue.core.errors import ConfigError
 
 MAX_DEPTH = 64
-INTEGERS = range(-(2**63), 2**64)  # what every JSON reader and writer of ours can carry
+INTEGERS = range(-(2**63), 2**64)  # the range that all our JSON readers and writers support
 S = TypeVar("S", bound=str)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One value and its place. The methods give it as what is asked for, or raise."""
+    """One value and its place. Each method returns the value as one type, or raises ConfigError."""
 
     place: Place
     value: str | int | float | bool | tuple[Node, ...] | dict[str, Node] | None
@@ -78,8 +79,8 @@ class Node:
         return self.value
 
     def named_entries(self, check: Callable[[str], object]) -> Mapping[str, Node]:
-        """Return the entries of a mapping whose keys are names. Raises for one that `check` refuses, and for two that
-        differ only in case."""
+        """Return the entries of a mapping with names as keys. Raises for a name that `check` refuses, and for names
+        that differ only in case."""
         places: dict[str, Node] = {}
         for name, entry in self.entries().items():
             key = Node(entry.place, name)
@@ -90,7 +91,7 @@ class Node:
         return self.entries()
 
     def get(self, *keys: str) -> Node | None:
-        """Return the node that a path of keys leads to; None if it is missing or null."""
+        """Return the node at a path of keys, or None if it is missing or null."""
         node = self
         for key in keys:
             found = node.entries().get(key)
@@ -100,7 +101,7 @@ class Node:
         return node
 
     def require(self, key: str) -> Node:
-        """Return the node of a key; raise if it is missing or null."""
+        """Return the node of a key. Raises if it is missing or null."""
         node = self.get(key)
         if node is None:
             others = (other for other in self.entries() if other != key)
@@ -108,13 +109,13 @@ class Node:
         return node
 
     def read_keys(self, readers: Mapping[str, Callable[[Node], Any]]) -> dict[str, Any]:
-        """Return the values of the keys that are there, and raise for a key that none of the readers is for."""
+        """Return the values of the given keys, each read by its reader. Raises for a key without a reader."""
         values = {key: read(node) for key, read in readers.items() if (node := self.get(key)) is not None}
         self.check_keys(readers)
         return values
 
     def check_keys(self, known: Iterable[str], hints: Mapping[str, str] | None = None) -> None:
-        """Raise for the first key that is not a known one; `hints` has better words for some keys."""
+        """Raise for the first key that is not in `known`. `hints` has better error texts for some keys."""
         allowed = sorted(known)
         for key, node in self.entries().items():
             if key in allowed:
@@ -133,7 +134,7 @@ class Node:
         )
 
     def parse(self, check: Callable[[str], T]) -> T:
-        """Return what `check` makes of the text; its error gets our place."""
+        """Return the value that `check` makes from the text. Errors of `check` get the place of this node."""
         text = self.text()
         try:
             return check(text)
@@ -141,7 +142,7 @@ class Node:
             raise self.error(str(error)) from None
 
     def to_plain(self) -> Any:
-        """Return the value without places, as `json.loads` would."""
+        """Return the value without places, as `json.loads` would return it."""
         if isinstance(self.value, tuple):
             return [item.to_plain() for item in self.value]
         if isinstance(self.value, dict):
@@ -156,7 +157,7 @@ class Node:
 
 
 def make_node(value: object, place: Place) -> Node:
-    """Return a Node of Python values: dicts with texts as keys, lists, tuples, texts, numbers, flags and None."""
+    """Return a Node from Python values: dicts with texts as keys, lists, tuples, texts, numbers, flags and None."""
     if len(place.keys) > MAX_DEPTH:
         raise place.error(f"nested deeper than {MAX_DEPTH} levels")
     match value:
@@ -176,7 +177,7 @@ def make_node(value: object, place: Place) -> Node:
 
 
 def check_text(text: str, place: Place) -> str:
-    """Return the text, if it can be written as UTF-8."""
+    """Return the text, or raise if it cannot be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -185,7 +186,7 @@ def check_text(text: str, place: Place) -> str:
 
 
 def check_number(number: T, place: Place) -> T:
-    """Return the number, if JSON can carry it."""
+    """Return the number, or raise if JSON cannot represent it."""
     if isinstance(number, float) and not math.isfinite(number):
         raise place.error("expected a number, got one that is not finite")
     if isinstance(number, int) and number not in INTEGERS:

@@ -1,4 +1,5 @@
-"""The place of a value (file, line, key path) and the one-line error that names it. Knows no values and no formats."""
+"""The place of a value (file, line, key path), and the one-line error that names it. Knows no values and no
+formats."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from retinue.core.errors import ConfigError
 
 
 def show_text(text: str, limit: int = 400) -> str:
-    """Return the text on one line of a terminal, escaped where it cannot be printed and cut where it is long."""
+    """Return the text on one line for a terminal: unprintable characters are escaped, long texts are cut."""
     cut = text if len(text) <= limit else text[:limit] + "..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in cut)
 
 
 def suggest(word: str, words: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for a word that is almost one of these, else nothing."""
+    """Return `; did you mean 'x'?` if one of `words` is similar to `word`, else an empty text."""
     candidates = [other for other in islice(words, 200) if other != word and len(other) <= 100]
     close = difflib.get_close_matches(word[:100], candidates, n=1)
     return f"; did you mean '{show_text(close[0], 80)}'?" if close else ""
@@ -35,7 +36,7 @@ class Place:
         return Place(self.file, line if line is not None else self.line, (*self.keys, key))
 
     def error(self, what: str) -> ConfigError:
-        """`FILE:LINE: key 'a.b[0]': what`, on one line."""
+        """Return the error `FILE:LINE: key 'a.b[0]': what`, on one line."""
         path = "".join(f"[{key}]" if isinstance(key, int) else f".{show_text(key, 80)}" for key in self.keys)
         path = show_text(path.removeprefix("."), 200)
         name = show_text(self.file, 4096)

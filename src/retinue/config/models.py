@@ -1,6 +1,6 @@
-"""The default model: the table of providers with their defaults, and the order in which we look.
+"""The default model: the table of providers with their default models, and the order of lookup.
 
-`--model`, else `model:` in retinue.yaml, else RETINUE_MODEL, else the default of the only provider whose key is set.
+The order is `--model`, `model:` in retinue.yaml, RETINUE_MODEL, and the default of the only provider whose key is set.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VARIABLE = "RETINUE_MODEL"
 
 @dataclass(frozen=True)
 class Provider:
-    """A provider as people meet it: the variable with its key, its default model and the package it needs."""
+    """A provider: the variable with its key, its default model, and the package it needs."""
 
     name: str
     key: str
@@ -35,7 +35,7 @@ PROVIDERS = (
     Provider("anthropic", "ANTHROPIC_API_KEY", "anthropic:claude-sonnet-5-5", "anthropic"),
     Provider("openai", "OPENAI_API_KEY", "openai:gpt-6.1-terra", "openai"),
 )
-# Variables that the SDKs of these and other providers read. Programs that start us may pass on only what they are told.
+# Variables that the SDKs of these and other providers read. Some programs that start us pass on only listed variables.
 MODEL_VARIABLES = (VARIABLE, "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL")
 OTHER_MODEL_VARIABLES = (
     *("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_CUSTOM_HEADERS", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"),
@@ -55,14 +55,14 @@ NO_MODEL = (
 
 
 def explain_missing_model(where: object) -> str:
-    """Return the error for a missing model: all four ways to name one, and why the keys that are set do not."""
+    """Return the error for a missing model: all four ways to choose one, and the reason if several keys are set."""
     keys = [provider.key for provider in PROVIDERS if provider.has_key(os.environ)]
     why = f" ({' and '.join(keys)} are set, so none is the default)" if len(keys) > 1 else ""
     return NO_MODEL.format(where=where, why=why)
 
 
 def find_default_model(environ: Mapping[str, str]) -> str | None:
-    """Return the model that the environment names; None if it names none, or several keys are set."""
+    """Return the default model from the environment, or None if there is none or several keys are set."""
     named = environ.get(VARIABLE, "").strip()
     if named:
         return named
@@ -71,8 +71,8 @@ def find_default_model(environ: Mapping[str, str]) -> str | None:
 
 
 def explain_missing_key(model: str, environ: Mapping[str, str]) -> str:
-    """Return the error for a model of ours whose key is not set, without loading its library; '' if nothing is missing.
-    A server of one's own, named by its base URL, may need none."""
+    """Return the error for a model of a listed provider whose key is not set, or an empty text. Does not import the
+    provider's library. A provider with a base URL may need no key, so it gives no error."""
     vendor = model.partition(":")[0].partition("-")[0]
     for provider in PROVIDERS:
         if vendor == provider.name and not provider.has_key(environ) and not environ.get(f"{vendor.upper()}_BASE_URL"):
@@ -81,7 +81,8 @@ def explain_missing_key(model: str, environ: Mapping[str, str]) -> str:
 
 
 def find_install_command(name: str) -> str:
-    """Return the command that installs what this model needs; '' when it is installed or unknown."""
+    """Return the command that installs the packages of this model, or an empty text if they are installed or
+    unknown."""
     prefix = name.partition(":")[0]
     for provider in PROVIDERS:
         if prefix == provider.name or prefix.startswith(f"{provider.name}-"):

@@ -1,8 +1,9 @@
-"""The owner of a project: settings and agents of another user are refused, wherever the project was found.
+"""The owner check of a project: settings and agents of another user are refused, wherever the project is.
 
-A project is looked for upward, so it may be in a folder that others write, such as /tmp. What another user owns, or may
-write, could run commands as the caller; root in a user's folder is the same case. The user can accept an owner for a
-folder (`retinue trust --owner`); the answer is kept beside those for settings (`trust.py`).
+The project folder is searched upward from the current folder, so it may lie in a folder that others can write, such as
+/tmp. Files that another user owns or can write could run commands as the caller. The same holds for root in a user's
+folder. The user can accept an owner for a folder (`retinue trust --owner`); the answer is stored beside those for
+settings (`trust.py`).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ WRITABLE = "{who} may write {path}, so it could run their commands as you: `chmo
 
 
 def check_owner(path: Path, *, project: Path, modes: bool = True) -> None:
-    """Raise ConfigError if the path, or what a link there leads to, is another user's or (with `modes`) others may
-    write it. A path that does not exist is nobody's."""
+    """Raise ConfigError if another user owns the path or its link target, or (with `modes`) if others may write it. A
+    path that does not exist passes."""
     for status in _read_statuses(path):
         if status.st_uid != os.geteuid() and status.st_uid != read_accepted_owner(project):
             raise ConfigError(
@@ -45,15 +46,15 @@ def check_owner(path: Path, *, project: Path, modes: bool = True) -> None:
 
 
 def check_owners_between(project: Path, path: Path) -> None:
-    """Check the path and every folder between it and the project."""
+    """Check the path and every folder between the project and the path."""
     steps = path.relative_to(project).parts
     for at in range(1, len(steps) + 1):
         check_owner(project.joinpath(*steps[:at]), project=project)
 
 
 def read_definitions(folder: Path, name: str, project: Path | None) -> Iterator[tuple[Path, str]]:
-    """Yield the path and text of the file of that name in each subfolder. Without a `project` they are built in;
-    otherwise nobody else may have written them."""
+    """Yield the path and text of the file `name` in each subfolder of `folder`. The files of a `project` must not
+    belong to another user; without a project they are built in."""
     for path in (entry / name for entry in list_subfolders(folder)):
         if exists(path):
             if project is not None:
@@ -67,7 +68,7 @@ def find_other_owners(paths: list[Path]) -> set[int]:
 
 
 def _read_statuses(path: Path) -> list[os.stat_result]:
-    """Return the status of a path and, for a link, of what it leads to."""
+    """Return the status of a path and, for a link, of its target."""
     found = []
     for follow in (False, True):
         try:
@@ -78,7 +79,7 @@ def _read_statuses(path: Path) -> list[os.stat_result]:
 
 
 def _is_private_group(group: int, owner: int) -> bool:
-    """Tell whether only the owner is in the group, as where each user has a group of the same name."""
+    """Return True if only the owner is in the group, as on systems where each user has a group of the same name."""
     try:
         found = grp.getgrgid(group)
     except KeyError:

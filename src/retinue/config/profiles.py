@@ -1,7 +1,7 @@
-"""Profiles from SUBAGENT.md files, which say who an agent is; retinue.yaml says what it may do (`settings.py`).
+"""Profiles from SUBAGENT.md files. SUBAGENT.md defines the role of an agent, retinue.yaml its rights (`settings.py`).
 
-Built-in ones live beside this file, a project's own in `.agent/subagent_types/*/`; a project's wins over a built-in
-one of the same name. Which of them a parent may use is `activate`.
+Built-in profiles are beside this file, those of a project in `.agent/subagent_types/*/`. A project's profile replaces
+a built-in profile of the same name. `choose_active` selects the profiles that a parent may use.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HINTS = dict.fromkeys(("model", "tools", "limits", "runtime", "network", "works
 
 @dataclass(frozen=True)
 class Definition:
-    """A profile, and the places of its name and its skills for error messages."""
+    """A profile, with the places of its name and its skills for error messages."""
 
     profile: Profile
     place: Place
@@ -44,7 +44,7 @@ class Definition:
 
 
 def find_definitions(project: Path | None) -> list[Definition]:
-    """Return all profiles by name, with their places."""
+    """Return all profiles with their places, sorted by name."""
     found = _read_folder(BUILT_IN_FOLDER, None)
     if project is not None:
         found |= _read_folder(project / PROJECT_FOLDER, project)
@@ -54,8 +54,9 @@ def find_definitions(project: Path | None) -> list[Definition]:
 def choose_active(profiles: Sequence[Profile], names: Sequence[str] | None) -> tuple[list[Profile], list[str]]:
     """Return the profiles a parent may use, and warnings.
 
-    Without names: the four built-in ones, then every one the project defines itself. With names: those, in that
-    order; an unknown one is a warning. `round_evaluator` and `novelty` are active only when named or overridden."""
+    Without `names`: the four default types, then every profile that the project defines. With `names`: those, in that
+    order; an unknown name gives a warning. `round_evaluator` and `novelty` are active only if named or overridden.
+    """
     by_name = {profile.name.casefold(): profile for profile in profiles}
     if names is None:
         own = [profile.name.casefold() for profile in profiles if profile.source != BUILT_IN]
@@ -68,7 +69,7 @@ def choose_active(profiles: Sequence[Profile], names: Sequence[str] | None) -> t
 
 
 def warn_of_unknown_types(names: Iterable[str], profiles: Iterable[Profile], *, key: str) -> list[str]:
-    """Return a warning for each name in that setting that no profile has."""
+    """Return a warning for each name in the setting `key` that no profile has."""
     there = sorted((profile.name for profile in profiles), key=str.casefold)
     known = {name.casefold() for name in there}
     return [
@@ -90,7 +91,7 @@ def _read_folder(folder: Path, project: Path | None) -> dict[str, Definition]:
 
 
 def parse_definition(text: str, *, file: str, source: str) -> Definition:
-    """Read the profile of a text in the format of SUBAGENT.md; `source` tells people where it comes from."""
+    """Read a profile from a text in the format of SUBAGENT.md. `source` tells people where the profile comes from."""
     keys, body = parse_frontmatter(text, file)
     keys.check_keys(("name", "description", "skills", "expected_input"), _HINTS)
     name = keys.require("name")

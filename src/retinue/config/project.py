@@ -21,7 +21,7 @@ from retinue.core.profiles import SPAWN_TOOLS, Profile
 from retinue.core.team_members import ALL_TYPES, ROUND_EVALUATOR, UNTYPED
 
 SETTINGS_FILE = "retinue.yaml"
-OWNED_MARKS = (SETTINGS_FILE, ".agent")  # the state folder has checks of its own (`files.state_owner`)
+OWNED_MARKS = (SETTINGS_FILE, ".agent")  # `files.state_owner` checks the state folder
 MARKS = (*OWNED_MARKS, ".retinue", ".git")
 UNTRUSTED = "{file} is not trusted, so this part of it is ignored: {what}; `retinue trust` shows and allows it"
 FEW = 3
@@ -30,9 +30,11 @@ _WHO_IT_IS = ("description", "instructions", "skills")
 
 @dataclass(frozen=True)
 class Project:
-    """`profiles` are the active ones, `all_profiles` those one can name; both as retinue.yaml left them.
+    """A project. `profiles` are the active profiles, `all_profiles` all that can be named; both include the settings
+    of retinue.yaml.
 
-    `ignored` are the settings of retinue.yaml that need trust and do not have it."""
+    `ignored` are settings of retinue.yaml that need the user's trust and do not have it.
+    """
 
     folder: Path
     settings: Settings
@@ -44,18 +46,19 @@ class Project:
 
 
 def find_project(start: Path) -> Path:
-    """Return the nearest folder, from `start` upward, with a mark of ours or git's; `start` if there is none.
+    """Return the nearest folder, from `start` upward, with a file or folder of MARKS; `start` if there is none.
 
-    Raises ConfigError if a mark of that folder belongs to another user or others may write it."""
+    Raises ConfigError if a mark of this folder belongs to another user or others may write it.
+    """
     folder = find_project_folder(start)
     for mark in OWNED_MARKS:
         check_owner(folder / mark, project=folder)
-    check_owner(folder / ".git", project=folder, modes=False)  # those are git's business
+    check_owner(folder / ".git", project=folder, modes=False)  # the modes of .git are left to git
     return folder
 
 
 def find_project_folder(start: Path) -> Path:
-    """Return the folder of `find_project`, whoever owns it."""
+    """Return the folder of `find_project`, without the check of its owner."""
     here = Path(os.path.realpath(start))
     for folder in (here, *here.parents):
         if any(os.path.lexists(folder / mark) for mark in MARKS):
@@ -64,7 +67,7 @@ def find_project_folder(start: Path) -> Path:
 
 
 def load_project(start: Path, *, config: Path | None = None) -> Project:
-    """Read the project around `start`. `config` is read instead of its retinue.yaml, and trusted."""
+    """Read the project around `start`. If `config` is given, it replaces retinue.yaml and is trusted."""
     folder = find_project(start)
     settings, ignored = (load_settings(config), ()) if config is not None else load_own_settings(folder)
     skills = find_skills(folder)
@@ -81,7 +84,7 @@ def load_project(start: Path, *, config: Path | None = None) -> Project:
 
 
 def load_own_settings(folder: Path) -> tuple[Settings, tuple[str, ...]]:
-    """Return the project's own settings as far as they are in force, and the loosened ones that are not."""
+    """Return the settings of the project's retinue.yaml that are in force, and the untrusted ones that are ignored."""
     file = folder / SETTINGS_FILE
     if not exists(file):
         return Settings(), ()
@@ -97,7 +100,8 @@ def _list_some(ignored: tuple[str, ...]) -> str:
 
 
 def merge_profiles(found: Iterable[Definition], settings: Settings) -> list[Definition]:
-    """Merge profiles of files and retinue.yaml, by name: a file says who an agent is, retinue.yaml what it may do."""
+    """Merge the profiles of files and of retinue.yaml by name. A file defines the role of an agent, retinue.yaml its
+    rights."""
     by_name = {definition.profile.name.casefold(): definition for definition in found}
     for agent in settings.a2a_agents:
         if agent.profile.name.casefold() in by_name:
@@ -151,7 +155,7 @@ def _apply_rights(profile: Profile, given: ProfileSettings) -> Profile:
 
 
 def _check_members(settings: Settings, active: Sequence[Profile], everyone: Sequence[Profile]) -> None:
-    """Check that the members of teams run profiles that are active."""
+    """Check that the members of teams use active profiles."""
     pools = [settings.coordination.subagent_orchestrator.agents, settings.subagent_agents]
     pools += [given.subagent_agents for given in settings.profiles.values()]
     usable, known = ({profile.name.casefold() for profile in group} for group in (active, everyone))
@@ -166,7 +170,8 @@ def _check_members(settings: Settings, active: Sequence[Profile], everyone: Sequ
 
 
 def _warn_of_teams(settings: Settings, everyone: Sequence[Profile]) -> Iterator[str]:
-    """Yield a warning for each type that gets no shared pool, and for tools that nobody gets."""
+    """Yield a warning for each type that cannot use the shared pool, and for spawn tools while subagents are
+    disabled."""
     teams = settings.coordination.subagent_orchestrator
     named = [name for name in teams.shared_child_team_types if name not in (ALL_TYPES, ROUND_EVALUATOR, UNTYPED)]
     yield from warn_of_unknown_types(named, everyone, key="shared_child_team_types")

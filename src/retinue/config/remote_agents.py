@@ -1,4 +1,4 @@
-"""Settings of remote agents, from retinue.yaml. Each becomes a profile that a parent can delegate to.
+"""Settings of remote agents in retinue.yaml. Each agent becomes a profile to which a parent can delegate.
 
 a2a_agents:
   argocd:
@@ -47,7 +47,7 @@ HOST_PATTERN = r"^[A-Za-z0-9.\-\[\]:]+$"
 
 
 def check_agent_url(text: str) -> str:
-    """Return the address of an agent; raises ConfigError for what is none."""
+    """Return the address of an agent without trailing slashes. Raises ConfigError if it is not an address."""
     return parse_address(text, with_user="an address has no user's name in it; 'auth' names what opens it").rstrip("/")
 
 
@@ -109,7 +109,7 @@ class AgentSettings:
 
 @dataclass(frozen=True)
 class RemoteAgent:
-    """A remote agent as a profile, and its place in the file."""
+    """The profile of a remote agent, and its place in the file."""
 
     profile: Profile
     place: Place = field(compare=False)
@@ -142,12 +142,12 @@ def _read_agent(name: str, node: Node) -> RemoteAgent:
 
 
 def make_remote_profile(name: str, agent: A2aAgent, description: str, *, source: str = "python") -> Profile:
-    """Return the profile of a remote agent: its tools and model are its own."""
+    """Return the profile of a remote agent. The agent has its own tools and model."""
     return Profile(name, description=description, tools=(), leaf=True, a2a=agent, source=source)
 
 
 def _drop_agents(agents: tuple[RemoteAgent, ...], _: Setting) -> tuple[Any, list[Loosening]]:
-    """Drop all agents: a project sends tasks and secrets to none by itself."""
+    """Drop all agents: without trust, a project must not send tasks and secrets to any agent."""
     return (), [Loosening(agent.profile.name, _describe(agent.profile.a2a)) for agent in agents]
 
 

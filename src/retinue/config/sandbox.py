@@ -1,4 +1,4 @@
-"""Settings of sandboxes: the network they reach, the paths they show, what each run may use of the machine."""
+"""Settings of sandboxes: the network and the paths they can reach, and the resource limits of each run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class NetworkSettings:
 
 
 def _read_network(node: Node) -> tuple[str, ...] | str:
-    """Read none, full, a list of hosts, or a section with that list. An empty list allows nothing."""
+    """Read `none`, `full`, a list of hosts, or a section with such a list. An empty list allows nothing."""
     if isinstance(node.value, str):
         if node.value not in WORDS:
             raise node.error(f"expected none, full or a list of hosts, got '{show_text(node.value, 80)}'")
@@ -56,7 +56,7 @@ def _read_network(node: Node) -> tuple[str, ...] | str:
 
 
 def _close_network(value: tuple[str, ...] | str, _: Setting) -> tuple[tuple[str, ...] | str, list[Loosening]]:
-    """Close the network: a project opens none by itself."""
+    """Close the network: without trust, a project must not open it."""
     if value == "none":
         return value, []
     return (), [Loosening("", host) for host in ((value,) if isinstance(value, str) else value)]
@@ -75,7 +75,7 @@ NETWORK = Kind(
 
 
 def parse_exposed_path(path: str) -> str:
-    """Return an absolute path with `~` replaced; raises ConfigError."""
+    """Return an absolute path with `~` expanded. Raises ConfigError."""
     if path == "/":
         raise ConfigError("/ cannot be exposed to a sandbox: it has everything in it")
     if not re.fullmatch(PATH_PATTERN, path):
@@ -84,7 +84,7 @@ def parse_exposed_path(path: str) -> str:
 
 
 def parse_context_path(path: str) -> str:
-    """Return a path, absolute or relative to the project, with `~` replaced; raises ConfigError."""
+    """Return a path, absolute or relative to the project, with `~` expanded. Raises ConfigError."""
     if not re.fullmatch(CONTEXT_PATTERN, path):
         raise ConfigError(f"must be a file or folder other than /, got {path!r}")
     return _expand_home(path)
@@ -93,12 +93,13 @@ def parse_context_path(path: str) -> str:
 def _expand_home(path: str) -> str:
     try:
         return str(Path(path).expanduser())
-    except RuntimeError:  # ~NAME of a user that this machine does not have
+    except RuntimeError:  # ~NAME of a user who does not exist here
         return path
 
 
 def warn_of_missing_paths(paths: Sequence[str]) -> Iterator[str]:
-    """Yield a warning for each path that this machine does not have; the file may be written for others too."""
+    """Yield a warning for each path that does not exist on this machine. This is no error, because other machines may
+    use the same file."""
     yield from (MISSING.format(path=path) for path in paths if not Path(path).exists())
 
 

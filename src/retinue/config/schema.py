@@ -1,8 +1,8 @@
 """Declarations of settings: each key once, with its kind, default, help, example and trust rule.
 
-A section of a file is a frozen dataclass whose fields are made by `setting`. From these declarations a file is read
-strictly (`read_section`), described as a JSON schema (`section_schema`), checked for trust (`restrict_section`)
-and documented in docs/settings.md. Knows no particular setting; reads no file.
+A section of a file is a frozen dataclass whose fields are made by `setting`. These declarations are used to read a
+file strictly (`read_section`), describe it as a JSON schema (`section_schema`), apply trust rules (`restrict_section`)
+and generate docs/settings.md. This module knows no particular setting and reads no file.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Restrict = Callable[[Any, "Setting"], tuple[Any, "list[Loosening]"]]
 
 @dataclass(frozen=True)
 class Loosening:
-    """A value that loosens what agents may do: its key, and the value as a person writes it."""
+    """A value that loosens the restrictions of agents: its key, and the value as a person writes it."""
 
     key: str
     value: str
 
     def with_prefix(self, key: str) -> Loosening:
-        """Return the same, with its key in the section or setting of that name."""
+        """Return the same loosening with its key inside the section or setting `key`."""
         return Loosening(f"{key}.{self.key}" if self.key else key, self.value)
 
     def __str__(self) -> str:
@@ -43,10 +43,11 @@ class Loosening:
 
 @dataclass(frozen=True)
 class TrustRule:
-    """A rule for values that loosen what agents may do. `words` say which values those are.
+    """A rule for values that loosen the restrictions of agents. `words` describe those values.
 
-    `restrict` returns the value that holds without the user's trust, and what it left out. The key of a loosening is
-    "" for the setting itself, else a key below it."""
+    `restrict` returns the value that applies without the user's trust, and the loosenings it removed. The key of a
+    loosening is "" for the setting itself, else a key below it.
+    """
 
     words: str
     restrict: Restrict
@@ -54,7 +55,7 @@ class TrustRule:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of value: how a node is read, and its JSON schema. `section` is the dataclass of a section."""
+    """A kind of value: its reader and its JSON schema. `section` is the dataclass of a section."""
 
     read: Callable[[Node], Any]
     schema: Mapping[str, Any]
@@ -65,10 +66,11 @@ class Kind:
 class Setting:
     """The declaration of one key.
 
-    `default` is what holds where nobody sets the key; `unset` is the field's value then, if that differs (a limit that
-    is not set can still come from a profile). `null` says what null means: the same as leaving the key out, no limit,
-    or nothing allowed. `example` is a value as YAML on one line. `trust` is the rule for a value that loosens what
-    agents may do; without one the value always holds."""
+    `default` applies if nobody sets the key. `unset` is the field's value in this case, if different (an unset limit
+    can still come from a profile). `null` says how to treat null: like a missing key, as no limit, or as an error.
+    `example` is a value as YAML on one line. `trust` is the rule for values that loosen the restrictions of agents;
+    without a rule every value applies.
+    """
 
     name: str
     kind: Kind
@@ -90,8 +92,8 @@ def setting(
     null: Null = "unset",
     trust: TrustRule | None = None,
 ) -> Any:
-    """Declare one key as a field of a section's dataclass. The key's name is the field's name. Without an example the
-    default is it."""
+    """Declare one key as a field of a section's dataclass. The field's name is the key. The default example is the
+    default."""
     unset = default if unset is _SAME else unset
     example = format_default(default) if example is None else example
     metadata = {_KEY: Setting("", kind, help, default, unset, example, null, trust)}
@@ -101,14 +103,14 @@ def setting(
 
 
 def limit(kind: Kind, help: str, *, default: Any = None, example: str | None = None, null: Null = "unlimited") -> Any:
-    """Declare the key of a limit. It is unset unless given, because it can still come from a profile or an option; more
-    than the default needs trust."""
+    """Declare the key of a limit. Its field is UNSET unless given, because the limit can still come from a profile or
+    an option. A value above the default needs trust."""
     trust = None if default is None else ABOVE_DEFAULT
     return setting(kind, help, default=default, unset=UNSET, example=example, null=null, trust=trust)
 
 
 def format_default(value: object) -> str:
-    """Return a default as YAML; nothing for one that is empty."""
+    """Return a default as YAML, or an empty text for an empty default."""
     if value is None or value in ((), {}, ""):
         return ""
     if isinstance(value, tuple):
@@ -117,7 +119,7 @@ def format_default(value: object) -> str:
 
 
 def section(cls: type[T], help: str, *, example: str = "") -> Any:
-    """Declare one key that holds a section. A section that is left out has all its defaults."""
+    """Declare one key that holds a section. A missing section has all its defaults."""
     kind = Kind(lambda node: read_section(cls, node), section_schema(cls), cls)
     declaration = Setting("", kind, help, cls(), cls(), example, "unset", TrustRule("", restrict_section))
     return field(default=cls(), metadata={_KEY: declaration})
@@ -130,7 +132,7 @@ def list_settings(cls: type) -> tuple[Setting, ...]:
 
 
 def read_section(cls: type[T], node: Node, **more: Any) -> T:
-    """Read a section strictly: an unknown key is an error. `more` are fields that are no settings."""
+    """Read a section strictly: an unknown key is an error. `more` are fields that are not settings."""
     settings, values = list_settings(cls), {}
     for each in settings:
         entry = node.entries().get(each.name)
@@ -156,7 +158,7 @@ def section_schema(cls: type) -> dict[str, Any]:
 
 
 def nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema, with null allowed too."""
+    """Return the schema extended to allow null."""
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     more: dict[str, Any] = {"type": [*kinds, "null"]}
     if "enum" in schema:
@@ -198,7 +200,7 @@ def _make_loosening(value: object) -> Loosening:
 
 
 def trust_for(*loose: str) -> TrustRule:
-    """Return the rule of a setting of which only these values loosen something."""
+    """Return the rule of a setting where only the values `loose` need trust."""
     words = ", ".join(f"`{value}`" for value in loose)
     return TrustRule(words, lambda value, each: _drop_value(value, each) if value in loose else (value, []))
 
@@ -213,17 +215,18 @@ BELOW_DEFAULT = TrustRule("below the default", _drop_less)
 
 
 def choice(options: tuple[str, ...]) -> Kind:
-    """Return the kind of a word that is one of these."""
+    """Return the kind of a word from `options`."""
     return Kind(lambda node: node.choice(options), {"type": "string", "enum": list(options)})
 
 
 def text_for(parse: Callable[[str], Any], pattern: str) -> Kind:
-    """Return the kind of a text that `parse` turns into a value. The pattern says the same in a JSON schema."""
+    """Return the kind of a text that `parse` turns into a value. `pattern` describes the same texts in a JSON
+    schema."""
     return Kind(lambda node: node.parse(parse), {"type": "string", "pattern": pattern})
 
 
 def text_like(pattern: str, what: str) -> Kind:
-    """Return the kind of a text that matches the pattern, as a `what` does."""
+    """Return the kind of a text that matches `pattern`. `what` names such a text in errors."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -234,14 +237,14 @@ def text_like(pattern: str, what: str) -> Kind:
 
 
 def list_of(kind: Kind, *, what: str) -> Kind:
-    """Return the kind of a list of such values."""
+    """Return the kind of a list with items of `kind`."""
     return Kind(
         lambda node: tuple(kind.read(item) for item in node.items(what=what)), {"type": "array", "items": kind.schema}
     )
 
 
 def whole_from(least: int) -> Kind:
-    """Return the kind of a whole number of at least this."""
+    """Return the kind of a whole number that is at least `least`."""
     return Kind(lambda node: node.integer(minimum=least), {"type": "integer", "minimum": least})
 
 

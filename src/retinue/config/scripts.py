@@ -1,4 +1,4 @@
-"""Script files of the scripted model: turns YAML or Python values into a core Script. `models` plays it.
+"""Script files of the scripted model: YAML or Python values are read into a core `Script`, which `models` plays.
 
 strict: false                # true: a run that asks for more replies than it has gets an error
 agents:
@@ -31,12 +31,12 @@ _WITH_FAULT = {"error": "status", "cut": "chunks"}
 
 
 def load_script(path: Path) -> Script:
-    """Read the script of a YAML file; errors name file, line and key."""
+    """Read a script from a YAML file. Errors name file, line and key."""
     return _read_script(read_yaml(path))
 
 
 def parse_script(values: Mapping[str, Any]) -> Script:
-    """Read a script from Python values, with the same checks; errors say `script: agents.main[0]: ...`."""
+    """Read a script from Python values, with the same checks. Errors begin like `script: agents.main[0]: ...`."""
     return _read_script(make_node(values, Place("script")))
 
 
@@ -66,8 +66,8 @@ def _read_reply(node: Node) -> ScriptedReply:
 
 
 def _check_faults(reply: Node) -> None:
-    """Check that there is one fault at most (`hang: false` is none), and the keys beside it: allowed are usage, delay
-    and thinking; a status with error; chunks with cut."""
+    """Check that a reply has at most one fault (`hang: false` is none), and only allowed keys beside it: usage, delay
+    and thinking; `status` with `error`; `chunks` with `cut`."""
     entries = reply.entries()
     faults = [name for name in FAULTS if name in entries and entries[name].value is not False]
     if len(faults) > 1:

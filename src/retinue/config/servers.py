@@ -1,4 +1,4 @@
-"""Settings of MCP servers, from retinue.yaml or from Python values, and the names of tools.
+"""Settings of MCP servers, from retinue.yaml or Python values, and the names of tools.
 
 mcp_servers:
   files:
@@ -54,11 +54,11 @@ ADDRESS_PATTERN = r"^https?://[^\s@]+$"
 ONLY_PROGRAM, ONLY_ADDRESS = ("args", "env", "inherit_env", "cwd"), ("headers",)
 PYTHON = "mcp_servers"
 TOOLS = (*LOCAL_TOOLS, *WEB_TOOLS, *SPAWN_TOOLS)
-TOOL_PATTERN = rf"^({'|'.join(TOOLS)}|(subagent_|{PREFIX})[^\n]+)$(?!\n)"  # in Python and in a JSON schema
+TOOL_PATTERN = rf"^({'|'.join(TOOLS)}|(subagent_|{PREFIX})[^\n]+)$(?!\n)"  # valid in Python and in a JSON schema
 
 
 def _texts_by_name(name: Kind) -> Kind:
-    """Return the kind of a mapping of such names to texts of one line."""
+    """Return the kind of a mapping from names of kind `name` to one-line texts."""
 
     def read(node: Node) -> dict[str, str]:
         return {name.read(Node(entry.place, key)): _read_line(entry) for key, entry in node.entries().items()}
@@ -76,7 +76,8 @@ def _read_line(node: Node) -> str:
 
 
 def parse_address(text: str, *, with_user: str) -> str:
-    """Return an http or https address. `with_user` is the error for one that contains a user name."""
+    """Return an http or https address. Raises ConfigError, with the text `with_user` if the address contains a user
+    name."""
     try:
         parts = urlsplit(text)
         is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -153,12 +154,12 @@ def _read_server(name: str, node: Node) -> McpServer:
 
 
 def _drop_servers(servers: tuple[McpServer, ...], _: Setting) -> tuple[tuple[McpServer, ...], list[Loosening]]:
-    """Drop all servers: a project starts or reaches none by itself."""
+    """Drop all servers: without trust, a project must not start or contact any."""
     return (), [Loosening(server.name, f"{server.words}{_describe_environment(server)}") for server in servers]
 
 
 def _describe_environment(server: McpServer) -> str:
-    """Return the variables that go to a server and its folder: these too decide which code runs."""
+    """Return the variables and the folder that a server gets, because they too decide which code runs."""
     told = [f"gets {', '.join(server.gets)}"] if server.gets else []
     told += [f"{name}={'...' if is_named(name) else value}" for name, value in server.env.items()]
     told += [] if server.cwd is None else [f"in {server.cwd}"]
@@ -187,7 +188,7 @@ TOOL_NAMES = list_of(text_for(_check_tool, TOOL_PATTERN), what="a list of tools"
 
 
 def check_tools(tools: Node | None, servers: tuple[McpServer, ...]) -> None:
-    """Check that a profile's tools name servers that exist."""
+    """Check that the tools of a profile name only servers that exist."""
     names = [server.name for server in servers]
     for entry in () if tools is None else tools.items():
         server = server_of(entry.value)

@@ -1,32 +1,32 @@
-"""The settings of retinue.yaml, each declared once. Does not know which profiles there are (`project.py`).
+"""The settings of retinue.yaml, each declared once. Does not know which profiles exist (`project.py`).
 
 model: scripted:script.yaml
 max_depth: 3                     # levels below the primary; 0 disables nesting
 max_concurrent: 8                # runs of a tree at once; null is unlimited
 max_turns: 100                   # turns of one run; null is unlimited
-timeout: 600                     # seconds of the primary; null (and the default) is none
-max_tokens: 2000000              # what a whole tree may spend; null (and the default) is unlimited
+timeout: 600                     # seconds of the primary; null (the default) is unlimited
+max_tokens: 2000000              # tokens a whole tree may spend; null (the default) is unlimited
 max_cost: 5.00                   # the same in US dollars; needs models whose price is known
 stall: 300                       # seconds without an event in a run and below it; null: no limit
-retention_days: 30               # what `retinue gc` keeps
-network: [docs.python.org, "*.example.com"]  # what may be reached: hosts, none (and the default), or full
+retention_days: 30               # days that `retinue gc` keeps trees
+network: [docs.python.org, "*.example.com"]  # reachable hosts, none (the default), or full
 telemetry: true                  # spans and metrics to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names
 workspace_setup: npm ci          # run in each new copy or worktree before its run begins
-workspace_setup_timeout: 600     # its seconds
-workspace_max_mib: 2048          # how large a copy or worktree may be when it is made
+workspace_setup_timeout: 600     # seconds that workspace_setup may take
+workspace_max_mib: 2048          # largest size of a new copy or worktree
 caps: {memory_mib: 4096, processes: 512, cpu_seconds: 14400, file_mib: 2048, open_files: 4096, workspace_mib: 8192}
-approval_timeout: 600            # seconds a question waits, then it is a no; null (and the default) is for ever
-notify_command: [notify-send, Retinue, "A question waits"]  # run for each question; its facts are in RETINUE_QUESTION
+approval_timeout: 600            # seconds until an unanswered question is denied; null (the default) is never
+notify_command: [notify-send, Retinue, "A question waits"]  # run for each question; RETINUE_QUESTION describes it
 context_paths: [../api-specs]    # files and folders outside the project that every primary may read
-expose_paths: [/usr/share]       # what sandboxed runs may read beside their own folders
-container_image: localhost/retinue:py3.11-x86_64    # of runtime container; it is never pulled
-container_flags: [--cpus=2]      # for podman or docker run; those of the sandbox come after them
-a2a_agents:                      # agents elsewhere: config/remote_agents.py
+expose_paths: [/usr/share]       # paths that sandboxed runs may read beside their own folders
+container_image: localhost/retinue:py3.11-x86_64    # for runtime container; never pulled
+container_flags: [--cpus=2]      # for podman or docker run; flags of the sandbox come after them
+a2a_agents:                      # remote agents: config/remote_agents.py
   argocd: {url: "https://agents.example.com/argocd", auth: {bearer_env: ARGOCD_TOKEN}}
-mcp_servers:                     # where tools come from beside our own: config/servers.py
+mcp_servers:                     # sources of more tools: config/servers.py
   files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}
 approvals:
-  mode: ask                      # strict: every tool of the primary asks; sandboxed: nothing in a sandbox; yes: nothing
+  mode: ask                      # strict: every tool of the primary asks; sandboxed: none in a sandbox; yes: none
   allow: [shell(git status*)]    # deny wins, then ask, then allow, then the mode
   ask: [edit(docs/**)]
   deny: [shell(git push*)]
@@ -35,19 +35,19 @@ subagent_agents:                 # the members of each subagent of the primary: 
 orchestrator:                    # config/coordination.py
   voting_sensitivity: checklist_gated            # rounds need it
   coordination:
-    enable_subagents: true       # false: no agent gets a tool to spawn with
+    enable_subagents: true       # false: no agent gets spawn tools
     subagent_orchestrator: {enabled: true, agents: [{model: "anthropic:NAME"}, {model: "openai:NAME"}]}
-    round_evaluator_before_checklist: true       # rounds; each of the keys around needs the others
+    round_evaluator_before_checklist: true       # turns on rounds; needs the keys around it
     orchestrator_managed_round_evaluator: true
-    subagent_types: [explorer, round_evaluator]  # null: the default ones; []: none
+    subagent_types: [explorer, round_evaluator]  # null: the default types; []: none
     subagent_default_timeout: 1800
     subagent_min_timeout: 60     # bounds for a timeout that a model asks for
     subagent_max_timeout: 14400
     subagent_runtime_mode: isolated              # where tools run: a sandbox, this process, or the host
     subagent_host_launch_prefix: [nice]          # words before the command that starts a sandbox
     subagent_delegation_directory: /outbox       # in a container, for delegated: the folder shared with its host
-    subagent_reports: strict     # a run whose events do not reach the root fails; best_effort: it goes on unseen
-    subagent_runtime_fallback_mode: inherited    # where a sandbox cannot be built; without it such a run is refused
+    subagent_reports: strict     # a run whose events do not reach the root fails; best_effort: it continues
+    subagent_runtime_fallback_mode: inherited    # used if a sandbox cannot be built; without it the run is refused
 profiles:
   explorer:
     model: scripted:script.yaml
@@ -56,9 +56,9 @@ profiles:
     runtime: inherited
     workspace: scratch
     leaf: true
-    network: none                # of what is said above: hosts, none or full
-    approvals: {deny: [shell]}   # on top of the rules above: stricter, never laxer
-  poet:                          # a name that no SUBAGENT.md has: this defines it
+    network: none                # the part of the network above it may reach: hosts, none or full
+    approvals: {deny: [shell]}   # in addition to the rules above: stricter, never laxer
+  poet:                          # no SUBAGENT.md has this name, so this defines the profile
     description: Writes verse.
     instructions: You write verse.
     skills: [report-writing]
@@ -208,7 +208,7 @@ class LimitSettings:
 
 
 def _drop_server_tools(tools: tuple[str, ...], _: Setting) -> tuple[tuple[str, ...], list[Loosening]]:
-    """Leave out the tools of MCP servers: without trust there are no servers."""
+    """Remove the tools of MCP servers: without trust there are no servers."""
     return tuple(tool for tool in tools if not server_of(tool)), []
 
 
@@ -216,7 +216,7 @@ def _drop_server_tools(tools: tuple[str, ...], _: Setting) -> tuple[tuple[str, .
 class ProfileSettings:
     """Rights and limits of one agent; its SUBAGENT.md, if it has one, says who it is.
 
-    `places` has the places of the keys that were given."""
+    `places` maps each given key to its place."""
 
     name: str
     place: Place
@@ -263,7 +263,7 @@ class ProfileSettings:
 
 
 def _read_profiles(node: Node) -> dict[str, ProfileSettings]:
-    """Read the profiles, by name in lower case."""
+    """Read the profiles. The keys are their names in lower case."""
     return {name.casefold(): _read_profile(name, entry) for name, entry in node.named_entries(check_name).items()}
 
 
@@ -419,7 +419,7 @@ class Settings:
 
     @property
     def limits(self) -> Limits:
-        """Return the limits of the primary and its tree, unset where the file sets none."""
+        """The limits of the primary and its tree. A limit that the file does not set is UNSET."""
         return make_limits(self.__getattribute__)
 
     @property
@@ -428,12 +428,12 @@ class Settings:
 
 
 def load_settings(path: Path | None) -> Settings:
-    """Read the settings of a file; without one return the defaults."""
+    """Read the settings of a file, or return the defaults without a file."""
     return Settings() if path is None else parse_settings(read_text(path), path)
 
 
 def parse_settings(text: str, path: Path) -> Settings:
-    """Read the settings of a text that stands in that file. An empty text sets nothing."""
+    """Read the settings from `text`, the content of the file `path`. An empty text sets nothing."""
     node = parse_yaml(text, str(path))
     if node.value is None:
         return Settings(file=path)
@@ -448,7 +448,7 @@ def parse_settings(text: str, path: Path) -> Settings:
 
 
 def restrict(settings: Settings) -> tuple[Settings, list[Loosening]]:
-    """Return the settings that hold without the user's trust, and what they leave out."""
+    """Return the settings that apply without the user's trust, and the loosenings they leave out."""
     narrow: Settings
     narrow, loosened = restrict_section(settings)
     return narrow, list(dict.fromkeys(loosened))
@@ -466,7 +466,7 @@ def settings_schema() -> dict[str, Any]:
 
 
 def _check_fallback(settings: Settings, root: Node) -> None:
-    """Check that the fallback can take effect: some run has a stricter runtime."""
+    """Check that the fallback can take effect, because some run has a stricter runtime."""
     fallback = settings.coordination.subagent_runtime_fallback_mode
     node = root.get("orchestrator", "coordination", "subagent_runtime_fallback_mode")
     if fallback is None or node is None:
@@ -478,7 +478,7 @@ def _check_fallback(settings: Settings, root: Node) -> None:
 
 
 def _check_members(settings: Settings, root: Node) -> None:
-    """Check that the members of primaries and profiles can take effect."""
+    """Check that the members of the primary and of profiles can take effect."""
     found = [(settings.subagent_agents, root.get("subagent_agents"))]
     for profile in settings.profiles.values():
         node = root.get("profiles", profile.name, "subagent_agents")

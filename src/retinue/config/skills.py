@@ -1,6 +1,7 @@
-"""Skills: folders with a SKILL.md that an agent reads when it needs them. Finds and lists them; reads no body.
+"""Skills: folders with a SKILL.md that an agent reads when needed. This module finds and lists them; it ignores their
+bodies.
 
-The file format is a public one (agent skills), so keys we do not know are left alone.
+The file format is public (agent skills), so unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FILE_NAME = "SKILL.md"
 
 @dataclass(frozen=True)
 class Skill:
-    """A skill as a system prompt lists it; `path` is its SKILL.md, absolute."""
+    """A skill as a system prompt lists it. `path` is the absolute path of its SKILL.md."""
 
     name: str
     description: str
@@ -31,7 +32,7 @@ class Skill:
 
 
 def find_skills(project: Path | None) -> dict[str, Skill]:
-    """Return all skills by name; a project's wins over a built-in one of the same name in any case."""
+    """Return all skills by name. A project's skill replaces a built-in one of the same name, ignoring case."""
     found = _read_folder(BUILT_IN_FOLDER, None)
     if project is not None:
         found |= _read_folder(project / PROJECT_FOLDER, project)
@@ -39,7 +40,8 @@ def find_skills(project: Path | None) -> dict[str, Skill]:
 
 
 def render_skill_prompt(profile_skills: Sequence[str], skills: Mapping[str, Skill]) -> str:
-    """Return the part of a system prompt that lists these skills; empty without skills. Raises for an unknown one."""
+    """Return the part of a system prompt that lists these skills, or an empty text without skills. Raises for an
+    unknown skill."""
     if not profile_skills:
         return ""
     chosen = [find_skill(name, skills) for name in dict.fromkeys(profile_skills)]
@@ -48,7 +50,7 @@ def render_skill_prompt(profile_skills: Sequence[str], skills: Mapping[str, Skil
 
 
 def find_skill(name: str, skills: Mapping[str, Skill]) -> Skill:
-    """Return the skill of that name in any case; the error lists those there are."""
+    """Return the skill of this name, ignoring case. Raises ConfigError with a list of all skills."""
     for skill in skills.values():
         if skill.name.casefold() == name.casefold():
             return skill

@@ -1,10 +1,10 @@
-"""The user's answer to what a project's retinue.yaml loosens: it holds for exactly the text it was given for.
+"""The user's answers about trust in a project's retinue.yaml. An answer is valid only for the exact text of the file.
 
-A retinue.yaml in a clone was written by somebody else. What it narrows always holds. What it loosens (each setting's
-trust rule says so, see `settings.restrict`) holds only after the user has agreed. The answer is kept outside the
-project, in `~/.config/retinue/trusted/`, one file for each retinue.yaml, with the hash of the text. A file that
-somebody named (`--config`, `config=` in Python) is trusted by that. The user may also accept that a project folder
-belongs to another user (see `ownership.py`). Surfaces ask; this module does not.
+A retinue.yaml in a clone was written by another person. Settings that restrict agents always apply. Settings that
+loosen restrictions (see the trust rules in `settings.restrict`) apply only after the user has agreed. The answer is
+stored outside the project, in `~/.config/retinue/trusted/`, one file per retinue.yaml, with the hash of the text. A
+file named explicitly (`--config`, `config=` in Python) is trusted without an answer. The user may also accept that
+another user owns a project folder (see `ownership.py`). Surfaces ask the user; this module does not.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ MAX_ANSWER_BYTES = 16 * 1024
 
 
 def read_answer(file: Path, text: str) -> bool | None:
-    """Return whether the user trusts this text in this file; None if nobody has answered for this text."""
+    """Return True or False if the user has answered for this text of this file, else None."""
     kept = _read_record(_answer_path(file))
     return kept.get("trusted") is True if kept.get("sha256") == _hash_text(text) else None
 
 
 def keep_answer(file: Path, text: str, *, trusted: bool = True) -> None:
-    """Keep the user's answer; raises ConfigError when that is not possible."""
+    """Store the user's answer. Raises ConfigError if it cannot be written."""
     about = {"file": os.path.realpath(file), "sha256": _hash_text(text), "trusted": trusted}
     _write_record(_answer_path(file), about)
 
 
 def remove_answer(file: Path) -> None:
-    """Forget the user's answer; raises ConfigError when that is not possible."""
+    """Remove the user's answer. Raises ConfigError if it cannot be removed."""
     place = _answer_path(file)
     try:
         if place is not None:
@@ -51,28 +51,29 @@ def remove_answer(file: Path) -> None:
 
 
 def read_accepted_owner(folder: Path) -> int | None:
-    """Return the other user whose files in this project folder the user accepts, if there is one."""
+    """Return the uid of the other user whose files in this project folder are accepted, or None."""
     owner = _read_record(_answer_path(folder)).get("owner")
     return owner if isinstance(owner, int) else None
 
 
 def keep_accepted_owner(folder: Path, owner: int) -> None:
-    """Accept that another user owns a project folder; raises ConfigError when that cannot be kept."""
+    """Store that the user accepts `owner` as the owner of a project folder. Raises ConfigError if it cannot be
+    written."""
     _write_record(_answer_path(folder), {"folder": os.path.realpath(folder), "owner": owner})
 
 
 def carry_answer(file: Path, before: str | None, after: str) -> None:
-    """Trust the new text of a file that we changed on the user's word, if the old text was in force."""
+    """Trust the new text of a file that we changed at the user's request, if the old text was in force."""
     in_force = (
         before is None or read_answer(file, before) or not restrict(parse_settings(_normalize_text(before), file))[1]
     )
     if in_force:
-        with suppress(ConfigError):  # then the next run asks
+        with suppress(ConfigError):  # without a stored answer, the next run asks
             keep_answer(file, after)
 
 
 def _answer_path(file: Path) -> Path | None:
-    """Return the path of the answer for a file; None without a home folder."""
+    """Return the path of the answer for a file, or None without a home folder."""
     given = os.environ.get("XDG_CONFIG_HOME", "")
     try:
         base = Path(given) if Path(given).is_absolute() else Path.home() / ".config"
@@ -85,7 +86,8 @@ def _answer_path(file: Path) -> Path | None:
 
 
 def _read_record(place: Path | None) -> Mapping[str, Any]:
-    """Return what is kept there; nothing unless it is a file of ours that nobody else may write."""
+    """Return the stored record. Return an empty record if the file is missing, belongs to another user, or others can
+    write it."""
     if place is None:
         return {}
     try:
@@ -107,7 +109,7 @@ def _write_record(place: Path | None, about: Mapping[str, Any]) -> None:
 
 
 def _normalize_text(text: str) -> str:
-    """Return the text as it is read: without a BOM, with one kind of line end."""
+    """Return the text in the form that is parsed: without a BOM, with LF line ends."""
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -1,9 +1,9 @@
-"""Strict YAML: text into Nodes that know their line. Not a general YAML reader.
+"""A strict YAML reader: turns text into Nodes that know their line. Not a general YAML reader.
 
-It reads the part of YAML that means the same to everybody: mappings with texts as keys, lists, and scalars as in
-YAML 1.2 (`null`, `true`, decimal numbers; `yes`, `1:30`, `0x1f` and dates are texts). Tags, anchors, aliases, duplicate
-keys, further documents, NaN, infinities and deep nesting are errors. Nodes are built from the parser's events and not
-from `yaml.compose`: composing recurses in C without a bound and forgets which tags were written.
+It reads only the unambiguous part of YAML: mappings with texts as keys, lists, and scalars as in YAML 1.2 (`null`,
+`true`, decimal numbers; `yes`, `1:30`, `0x1f` and dates are texts). Tags, anchors, aliases, duplicate keys, further
+documents, NaN, infinities and deep nesting are errors. Nodes are built from the parser's events instead of
+`yaml.compose`, because composing recurses in C without a limit and loses the explicit tags.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from retinue.config.location import Place
 from retinue.core.errors import ConfigError
 
 FENCE = "---"
-MAX_EVENTS = 50_000  # of the parser, about one for each key and each value
+MAX_EVENTS = 50_000  # parser events, about one per key and per value
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULL = frozenset(("", "~", "null", "Null", "NULL"))
 _FLAGS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -37,12 +37,12 @@ _NOT_YAML = re.compile("[^\t\n\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U
 
 
 def read_yaml(path: Path) -> Node:
-    """Read the one document of a file."""
+    """Read the single document of a file."""
     return parse_yaml(read_text(path), str(path))
 
 
 def parse_yaml(text: str, file: str) -> Node:
-    """Read the one document of a text that stands in that file; an empty text is null."""
+    """Read the single document of `text`. `file` names its origin in errors. An empty text is null."""
     bad = _NOT_YAML.search(text)
     if bad is not None:
         line = text.count("\n", 0, bad.start()) + 1
@@ -56,20 +56,21 @@ def parse_yaml(text: str, file: str) -> Node:
 
 
 def parse_frontmatter(text: str, file: str) -> tuple[Node, str]:
-    """Read a Markdown text that begins with YAML between two `---` lines: its keys and its body."""
+    """Read a Markdown text that begins with YAML between two `---` lines. Return its keys and its body."""
     lines = text.split("\n")
     if lines[0].rstrip() != FENCE:
         raise Place(file, 1).error(f"the first line must be '{FENCE}', with the keys below it (frontmatter)")
     end = next((i for i, line in enumerate(lines) if i > 0 and line.rstrip() == FENCE), None)
     if end is None:
         raise Place(file, 1).error(f"the frontmatter that begins here has no closing '{FENCE}' line")
-    node = parse_yaml("\n".join(["", *lines[1:end]]), file)  # the empty line keeps the numbers of the others
+    node = parse_yaml("\n".join(["", *lines[1:end]]), file)  # the empty line keeps the line numbers right
     entries = {} if node.value is None else dict(node.entries(what="'key: value' lines"))
     return Node(Place(file, 1), entries), "\n".join(lines[end + 1 :]).strip()
 
 
 def _limit_events(events: Iterator[Any], file: str) -> Iterator[Any]:
-    """Yield the events; raise for a document that would take too long to read. Its size in bytes says little."""
+    """Yield the events. Raises for a document with too many: the size in bytes says little about the time to read
+    it."""
     for number, event in enumerate(events):
         if number >= MAX_EVENTS:
             raise Place(file, _line_of(event)).error(f"has more than {MAX_EVENTS:,} keys and values")
@@ -89,7 +90,7 @@ def _read_document(events: Iterator[Any], file: str) -> Node:
 
 
 def _read_node(event: Any, events: Iterator[Any], place: Place) -> Node:
-    """Return the node that begins with this event; consumes its other events."""
+    """Return the node that begins with `event`. Consumes its other events."""
     _check_bare(event, place)
     if len(place.keys) > MAX_DEPTH:
         raise place.error(f"nested deeper than {MAX_DEPTH} levels")
@@ -125,7 +126,8 @@ def _read_entries(events: Iterator[Any], place: Place) -> dict[str, Node]:
 
 
 def _read_key(event: Any, place: Place) -> str:
-    """Return the text of a mapping's key. It is checked before anything below it, so that keys in keys cannot nest."""
+    """Return the text of a mapping's key. The key is checked before any value below it, so keys in keys cannot
+    nest."""
     _check_bare(event, place)
     if not isinstance(event, yaml.ScalarEvent):
         raise place.error("a list or mapping cannot be a key")
@@ -146,7 +148,7 @@ def _read_scalar(event: Any, place: Place) -> str | int | float | bool | None:
     if text in _FLAGS:
         return _FLAGS[text]
     if _INTEGER.fullmatch(text):
-        if len(text) > 21:  # Python refuses to convert very long ones, and none of them fits
+        if len(text) > 21:  # none fits, and Python refuses to convert very long ones
             raise place.error("the whole number does not fit in 64 bits")
         return check_number(int(text), place)
     if _FLOAT.fullmatch(text):

@@ -1,1 +1,1 @@
-"""The log and its folds: where events are kept, and what they add up to. Knows nothing of who writes or looks."""
+"""The store of events, and the views: folds of events for people and programs. Knows neither writers nor surfaces."""

@@ -345,7 +345,7 @@ class Blocks:
 
 
 def is_team_call(call: ToolCall) -> bool:
-    """Return True if the call is a team member's answer or vote, and not a tool that happens to have that name."""
+    """Return True if the call is a team member's answer or vote, and not another tool of the same name."""
     return call.waits and call.name in TEAM_TOOLS
 
 

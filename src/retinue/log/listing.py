@@ -102,7 +102,7 @@ class Listing(msgspec.Struct, frozen=True, eq=False, gc=False):
 async def load_listing(log: LogReader, tree: str) -> Listing:
     """Fold the events of a stored tree into a `Listing`. Raises NotFound.
 
-    Looks up the writing process before it reads the events, so that it sees an ending written in between.
+    Looks up the writing process before reading, to see an ending written in between.
     """
     writer = (await log.read_status(tree)).writer
     runs = Runs(tree)

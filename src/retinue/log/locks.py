@@ -1,4 +1,4 @@
-"""The lock file beside a log file. It names the process that writes the log, and the first batch of that process.
+"""The lock file beside a log file. It names the writing process and its first batch.
 
 The lock is a kernel lock and ends with its process, so a dead process never counts as a writer.
 """
@@ -54,8 +54,7 @@ async def wait_for_lock(file: Path) -> int:
 
 
 def sign_lock(lock: int, first_batch: int) -> None:
-    """Write our pid and our first batch into a lock that we hold. Earlier batches belong to processes that are
-    gone."""
+    """Write our pid and our first batch into a lock we hold. Earlier batches belong to dead processes."""
     os.ftruncate(lock, 0)
     os.pwrite(lock, b"%d %d\n" % (os.getpid(), first_batch), 0)
 

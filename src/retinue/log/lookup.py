@@ -123,8 +123,8 @@ async def _find_by_number(log: LogReader, name: str) -> list[StoredRun]:
 
 
 def _choose_runs(runs: Sequence[StoredRun], name: str) -> list[StoredRun]:
-    """Return the runs that `name` means: TREE/N, else a tree, else runs with exactly this name, else runs with a name
-    that starts with it."""
+    """Return the runs called `name`: TREE/N, else a tree, else runs with exactly this name, else runs with a name that
+    starts with `name`."""
     tree, _, number = name.rpartition("/")
     wanted = read_run_number(number) if tree else None
     by_number = [run for run in runs if run.first.run == wanted and run.first.tree.startswith(tree)]

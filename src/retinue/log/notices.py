@@ -34,7 +34,8 @@ class Words(msgspec.Struct, frozen=True, gc=False):
 
 
 class NoticeFold:
-    """The fold of one tree. Notices call the primary `primary`, or by its agent name if that is empty."""
+    """The fold of one tree. Notices name the primary by the parameter `primary`, or by its agent name if `primary` is
+    empty."""
 
     def __init__(self, primary: str = "") -> None:
         self._names: dict[int, str] = {0: primary} if primary else {}
@@ -121,8 +122,8 @@ class _Speech:
             yield from self.hear(delta)
 
     def finish_reply(self, text: str | None) -> Iterator[Words]:
-        """Give the rest of a reply whose whole `text` is now known, and end it. None ends a reply that never became
-        whole. A remote run may give several replies in one turn."""
+        """Give the rest of a reply whose full `text` is now known, and end the reply. None ends an incomplete reply. A
+        remote run may give several replies in one turn."""
         if text is not None:
             if not text.startswith(self._said):  # the model restarted: replace the text given so far
                 self._said, self._part, self._is_open, self._is_plan = "", self._first_part, False, False

@@ -25,8 +25,8 @@ def open_reader(state: Path) -> LogReader:
 
 
 def take_over_state(state: Path) -> None:
-    """Make the user the owner of a state folder and of all events in it. Raises LogError for a log that cannot be read
-    or that another process is writing."""
+    """Make the user the owner of a state folder and all events in it. Raises LogError if a log is unreadable or
+    another process is writing it."""
     adopt_state_folder(state)
     for file in SqliteReader(state / LOGS).list_files():
         lock = locks.try_lock(file)

@@ -537,7 +537,7 @@ def make_view(stored: StoredRun, *, keeps_texts: bool = True) -> RunView:
 
 class Runs(Struct, eq=False, gc=False):
     """All runs of one tree. Events before a run is spawned or after it has ended change nothing. `gone_at` is the time
-    of the newest event other than `run.resumed`: runs that are resumed together write those events in a row."""
+    of the newest event other than `run.resumed`; runs resumed together write these events in a row."""
 
     tree: str
     runs: dict[int, RunView] = {}

@@ -364,8 +364,8 @@ def _insert_changes(db: apsw.Connection, index: TreeIndex, prefix: str = "") -> 
 
 
 def decode_lines(lines: bytes, trees: Collection[bytes] | None = None) -> list[Event]:
-    """Return the events of a batch, or only those of `trees`. An undecodable line becomes a gap: lists ignore it,
-    readers of its tree see it."""
+    """Return the events of a batch, or only those of `trees`. An undecodable line becomes a gap, which changes no
+    list; readers of its tree see it."""
     found = lines.split(b"\n")
     if trees is not None:
         found = [line for line in found if (place := _PLACE.match(line)) is not None and place[2] in trees]
@@ -376,10 +376,9 @@ def decode_lines(lines: bytes, trees: Collection[bytes] | None = None) -> list[E
 
 
 def begin_epoch(db: apsw.Connection) -> int:
-    """Make this process the only one whose batches the file accepts, and return its new epoch.
+    """Make this process the only accepted writer of the file, and return its new epoch.
 
-    The epoch only keeps living processes apart, and they see it without a sync. A crash may lose it, so it is not
-    synced.
+    The epoch keeps living processes apart, and they see it without a sync. A crash may lose it, so it is not synced.
     """
     db.pragma("synchronous", "normal")
     found: int = db.execute("UPDATE writer SET epoch = epoch + 1 RETURNING epoch").get

@@ -108,7 +108,7 @@ class Action(msgspec.Struct):
 
     @property
     def permission(self) -> str:
-        """A phrase that says who or which rule approved or denied the call."""
+        """A phrase with the decision and the person or rule behind it."""
         if self.allowed is None:
             return "nobody has answered" if self.asked else "nobody was asked"
         words = f"{'approved' if self.allowed else 'denied'} by {self.by or 'somebody'}"

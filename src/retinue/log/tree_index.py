@@ -75,8 +75,7 @@ class IndexChanges(Struct):
 
 
 class _Tree(Struct, eq=False):
-    """A tree that is being written: its row, its runs that have not ended, and the numbers of new and of changed
-    runs."""
+    """A tree during writing: its row, its live runs, and the numbers of new and of changed runs."""
 
     row: TreeRow
     runs: dict[int, tuple[Event, RunView]] = field(default_factory=dict)

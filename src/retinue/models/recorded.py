@@ -1,6 +1,5 @@
-"""Models that replay recorded replies: their base class, and the model that replays a run of the log. `cassettes.py`
-has the model that replays a cassette. This module compares a request with its record; it does not know where records
-come from."""
+"""Models that replay recorded replies: the base class, and the model for a run of the log. `cassettes.py` has the
+model for cassettes. This module compares a request with its record; it does not know the source of records."""
 
 from __future__ import annotations
 
