@@ -1,1 +1,1 @@
-"""The tree: who may spawn, run, wait, spend and when it all ends. The only writer of the log."""
+"""The supervisor: spawns, drives, limits and ends the runs of each tree. The only writer of the log."""

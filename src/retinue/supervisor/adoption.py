@@ -1,9 +1,9 @@
-"""Adoption: runs of a peer become runs of our tree, and what the peer reports becomes their events.
+"""Adoption: runs of a peer become runs of our tree, and the peer's reports become their events.
 
-One `Adoption` holds the runs of one peer below one run of ours: those that an MCP server reports, or those below a run
-that was started through an adapter. Number, path and label are ours. Every report goes through the validator first.
-An adopted run holds no slot and no tools. It ends once: when the peer says so, when the run above it ends, or when it
-is stopped here. Words, cancels and answers go out through the `RemoteRun` of the adapter.
+One `Adoption` holds the runs of one peer below one run of ours: runs reported by an MCP server, or runs below a run
+started through an adapter. Numbers, paths and labels are ours. The validator checks every report first. An adopted run
+holds no slot and no tools. It ends once: when the peer reports its ending, when the run above it ends, or when it is
+stopped here. Messages, cancels and answers go to the peer through the `RemoteRun` of the adapter.
 """
 
 from __future__ import annotations
@@ -53,12 +53,16 @@ from retinue.workspaces.run_folders import RunFolders, StateFolder
 CONFIRM_SECONDS = 5.0
 UNCONFIRMED = "the peer has not said that the run has the words"
 NOBODY_ASKED = "nobody could be asked"
-_OWN_PACE = (ApprovalAsked, ApprovalDecided)  # asked again after a crash, so never taken for written
+_OWN_PACE = (ApprovalAsked, ApprovalDecided)  # asked again after a crash, so never skipped as written
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """The names of a peer: `runtime` in the log, `who` in the words of gaps, `where` in those of a receipt, and the MCP
-    `server` if it is one."""
+    """The names of a peer.
+
+    - `runtime`: its name in the log.
+    - `who`: its name in the texts of gaps.
+    - `where`: its name in the texts of receipts.
+    - `server`: the MCP server, if the peer is one."""
 
     runtime: str
     who: str
@@ -67,8 +71,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdoptedRun(Run, eq=False):
-    """A run of a peer as a run of our tree. `key` is the id that the peer gave it; `adoption` is None for one that the
-    log has and nobody reports any more."""
+    """A run of a peer, as a run of our tree. `key` is the peer's id for the run. `adoption` is None if the log has the
+    run but no peer reports it any more."""
 
     tree: Tree = None  # type: ignore[assignment]
     clock: Clock = None  # type: ignore[assignment]
@@ -76,7 +80,7 @@ class AdoptedRun(Run, eq=False):
     adoption: Adoption | None = None
 
     def stop(self, status: Status, *, failure: str = "") -> bool:
-        """End the run here at once, and ask its peer to stop it. Its later reports are rejected."""
+        """End the run here at once, and ask its peer to stop it. Later reports about the run are rejected."""
         if self.ending:
             return False
         self.mark_stopping(status)
@@ -87,7 +91,8 @@ class AdoptedRun(Run, eq=False):
         return True
 
     def end(self, ending: Ending, *, partial: str = "", below: Status = "disconnected") -> None:
-        """Write the one ending of the run, after those of the runs below it that nobody has reported an ending of."""
+        """Write the ending of the run, unless it has an ending. First end the unfinished runs below, with the status
+        `below`."""
         if self.ending:
             return
         self.begin_ending()
@@ -117,14 +122,15 @@ class AdoptedRun(Run, eq=False):
         self.tree = self.adoption = None  # type: ignore[assignment]
 
     def attach(self, adoption: Adoption) -> None:
-        """Let the reports of the run's peer go through this adoption, and messages to the run too."""
+        """Connect the run to `adoption`, which takes reports about the run and carries messages to it."""
         self.adoption = adoption
         self.set_relay(partial(adoption.send, self.key))
 
 
 class _Speech:
-    """The pieces of one kind of text that a run of the peer says, as they can be shown: without secrets, and each with
-    its place in the reply. A piece that does not follow on the one before leaves a gap, which the event closes."""
+    """One kind of streamed text of a peer's run, made ready to be shown: without secrets, and each piece with its
+    offset in the reply. A piece that does not follow the previous piece leaves a gap, until the event with the whole
+    text arrives."""
 
     __slots__ = ("_clean", "_heard", "_shown", "_turn")
 
@@ -141,7 +147,7 @@ class _Speech:
 
 
 class Adoption:
-    """The runs of one peer in one tree. `account` pays for what they spend, if they were started from here."""
+    """The runs of one peer in one tree. `account` pays for their spending, if they were started from here."""
 
     def __init__(
         self,
@@ -161,7 +167,7 @@ class Adoption:
         self._validator = ReportValidator(peer.who, bounds)
         self._runs: dict[str, Run] = {}
         self._anchors: set[str] = set()
-        self._words: dict[str, deque[tuple[str, str, asyncio.Future[int]]]] = {}  # words, their id, their place
+        self._words: dict[str, deque[tuple[str, str, asyncio.Future[int]]]] = {}  # text, message id, seq
         self._asked: dict[str, set[str]] = {}
         self._tasks = TaskOwner()
         self._questions: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -174,12 +180,12 @@ class Adoption:
         return bool(self._asked or self._questions)
 
     def anchor(self, key: str, node: Run) -> None:
-        """Take reports about runs below a run of ours, and none about that run itself."""
+        """Take reports about runs below `node`, which is a run of ours, but none about `node` itself."""
         self._anchors.add(key)
         self.place(key, node)
 
     def place(self, key: str, node: Run) -> None:
-        """Take reports about a run under this key, and about runs below it."""
+        """Take reports about `node` under this `key`, and about runs below it."""
         if key not in self._runs:
             self._runs[key] = node
             self._validator.announce(key, depth=node.depth)
@@ -189,14 +195,14 @@ class Adoption:
                 self._validator.end(key)
 
     def restore(self, written: Iterable[Event]) -> None:
-        """Skip reports that an earlier process has written: these events, in their order."""
+        """Skip reports that an earlier process has written as events. `written` holds these events, in order."""
         self._written = deque((event.run, event.kind) for event in written)
 
     def run_of(self, key: str) -> Run | None:
         return self._runs.get(key)
 
     def forget(self, key: str) -> None:
-        """Reject all further reports about a run, and give up what is asked or said in it."""
+        """Reject all further reports about a run, and give up its open questions and unconfirmed messages."""
         self._validator.end(key)
         for _, _, place in self._words.pop(key, ()):
             if not place.done():
@@ -214,8 +220,8 @@ class Adoption:
     # Reports of the peer
 
     def adopt(self, report: Report) -> RunEnded | None:
-        """Write what the peer reports; return the ending of a run that is not an adopted one, for whoever drives it.
-        Raises Rejected for what the peer may not report."""
+        """Write a report of the peer as an event. Return the ending if the report ends a run other than an AdoptedRun,
+        for the driver of the run. Raises Rejected if the peer may not report this."""
         parent = self._runs.get(report.body.parent) if isinstance(report.body, RemoteSpawned) else None
         if parent is not None and (parent.ending or parent.stopping is not None):
             raise Rejected("parent_ended", report.run)
@@ -255,7 +261,7 @@ class Adoption:
         return None
 
     def _show(self, key: str, node: Run, said: RemoteDelta) -> None:
-        """Show a piece of what a run of the peer says while it says it."""
+        """Show a piece of text while a run of the peer streams it."""
         node.record_activity()
         body, ref = self._speech.setdefault((key, said.kind), _Speech()).apply(said), node.ref
         if body.text and not node.ending:
@@ -280,8 +286,8 @@ class Adoption:
             self._account.add_spent(spent, estimated=body.estimated)
 
     def _is_written(self, node: Run, body: Body) -> bool:
-        """Say whether an earlier process has written this. Reports come again in the order in which they came first,
-        so events that only we have written are passed over."""
+        """Return True if an earlier process has written this event. Reports come again in their first order, so events
+        that only we have written are passed over."""
         while self._written:
             if self._written.popleft() == (node.ref.run, body.kind):
                 return True
@@ -330,7 +336,7 @@ class Adoption:
     # Questions of the peer
 
     def _note_question(self, key: str, node: Run, body: ApprovalAsked | ApprovalDecided) -> None:
-        """Stop the clocks of the run while somebody is asked about it at the peer."""
+        """Pause the clocks of the run while the peer asks a person about it."""
         asked = self._asked.setdefault(key, set())
         if isinstance(body, ApprovalAsked):
             if not asked:
@@ -349,7 +355,7 @@ class Adoption:
             task.add_done_callback(lambda _: self._questions.pop(place, None))
 
     async def _answer(self, key: str, node: Run, body: ApprovalAsked) -> None:
-        """Ask here what the peer asks, and send it the answer. Without anybody to ask, the answer is no."""
+        """Ask the peer's question here, and send the answer to the peer. If nobody can be asked, the answer is no."""
         call = Call(body.call_id or body.approval_id, body.tool, body.args)
         spec = ToolSpec(body.tool, "", {})
         verdict = ASKS_PERSON if body.tool == INPUT_REQUIRED else judge_call(node, spec, call)
@@ -361,7 +367,7 @@ class Adoption:
                 )
             except Unconfirmed:
                 decision = Deny(NOBODY_ASKED)
-        with suppress(Undelivered):  # the peer has stopped waiting; how it goes on is what it reports next
+        with suppress(Undelivered):  # the peer has stopped waiting; its next reports say how it goes on
             await self._remote.answer(key, body.approval_id, decision)
 
     def _withdraw(self, key: str, node: Run, body: ApprovalDecided) -> None:
@@ -377,7 +383,7 @@ class Adoption:
     # Commands for the peer
 
     async def send(self, key: str, text: str, message_id: str = "") -> Receipt:
-        """Bring words to a run of the peer. They are written when the peer confirms them."""
+        """Send a message to a run of the peer. The message is written when the peer confirms it."""
         node = self._runs[key]
         if not self._remote.capabilities.send:
             who = f"{node.ref.tree}/{node.ref.run}"
@@ -425,7 +431,7 @@ def make_adopted(  # noqa: PLR0913 - each by name
     key: str,
     account: Account | None = None,
 ) -> AdoptedRun:
-    """Make the run of a peer, which is not in the tree yet."""
+    """Return a new AdoptedRun. The caller adds it to the tree."""
     folders = RunFolders(state.run_folder(tree.id, ref.run), "", ())
     run = AdoptedRun(
         ref=ref,

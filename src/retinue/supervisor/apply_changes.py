@@ -1,5 +1,5 @@
-"""The tool `apply_subagent`, by which the model of a parent applies the changes that a child made in its copy. Knows
-nothing of how copies are made or files are replaced."""
+"""The tool `apply_subagent`: the model of a parent applies the changes that a child made in its copy. This module
+knows nothing about making copies or replacing files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from retinue.workspaces.merge import MergePlan
 
 APPLY = "apply_subagent"
 _WRITE = ToolSpec("write", "", {})
-UNASKED = ""  # instead of a digest: there was nothing to say yes to
+UNASKED = ""  # instead of a digest: there was nothing to approve
 PREVIEW_BYTES = 1024 * 1024  # of a diff in a question, and so in the log
 
 
 async def preview_child(run: Run, call: Call) -> tuple[str | None, str]:
-    """Return what a person is shown before a parent applies the changes of a child, and its digest. The preview is None
-    if nothing can be applied; then the call itself says why and changes nothing."""
+    """Return the preview of a child's changes, for the person who approves them, and its digest. The preview is None
+    if nothing can be applied. In this case the call itself says why, and changes nothing."""
     try:
         one, plan = await asyncio.to_thread(_plan_child, run, call)
     except RetinueError:
@@ -85,7 +85,7 @@ def _check_rules(run: Run, plan: MergePlan) -> None:
 
 
 def _find_copy_of(run: Run) -> CopiedWorkspace | None:
-    """Return the copied workspace of a run of a live tree, or of a team's presenter, also of one that ended in an
+    """Return the copied workspace of a run, or of the presenter if the run is a team. The run may have ended in an
     earlier process."""
     return find_copy(str(Path(run.folders.own).parents[2]), run.ref.tree, run.view.find_presented().number)
 

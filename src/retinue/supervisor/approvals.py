@@ -1,10 +1,10 @@
-"""Approvals: questions to people about tool calls, which wait for whoever answers first.
+"""Approvals: questions to people about tool calls. The first answer counts.
 
-Questions belong to a tree, not to a turn. Everybody answers the same way, by the id of the question: the function or
-terminal that was given as approver, a second terminal, a rule, the clock. The first answer is written and takes effect;
-later ones are stale. An answer for more than one call also counts for the questions that wait already. Knows runs and
-trees; not how a call is made or run. Somebody who leaves, the terminal of the run included, answers nothing: what
-nobody is there for any more waits some time for somebody else.
+Questions belong to a tree, not to a turn. Every answer names the id of its question, whether it comes from the
+approver function or terminal, from a second terminal, from a rule or from a timeout. The first answer is written and
+takes effect; later ones are stale. An answer for more than one call also counts for questions that are already open.
+An approver who leaves, such as the terminal of the run, answers nothing: if nobody else is present, the question stays
+open for some time. This module knows runs and trees, but not how a call is made or run.
 """
 
 from __future__ import annotations
@@ -52,24 +52,26 @@ ANOTHER = "It was allowed before, but its server describes it differently now."
 
 
 class ApprovalTerms(msgspec.Struct, frozen=True):
-    """The patience of a question: `expiry` seconds for an answer, then it is a no; `wait` seconds for somebody to come
-    where no approver is attached, then the run ends as without one. Without `wait`, a question whose last approver left
-    waits `LEFT_SECONDS`."""
+    """The timeouts of a question.
+
+    - `expiry`: seconds until an open question is denied.
+    - `wait`: seconds to wait for a person if no approver is attached. After this time the run ends as it does without
+      an approver. If unset, a question whose last approver left waits `LEFT_SECONDS`."""
 
     expiry: float | None = None
     wait: float | None = None
 
 
 async def write_started(tree: Tree, run: Run, call: Call) -> None:
-    """Write that an answer takes effect: on disk before the tool runs, so that after a crash it is known whether it may
-    have."""
+    """Write that an approved call starts, and wait until this is on disk. After a crash, the log says whether the tool
+    may have run."""
     written = tree.write(run, ToolStarted(call.id), True)
     if written is not None:
         await written
 
 
 class Approvals:
-    """The open questions of one supervisor. Lives in one event loop; nothing here is for other threads."""
+    """The open questions of one supervisor, for use in one event loop. Not thread-safe."""
 
     def __init__(
         self, clock: Clock, *, approver: Approver | None, terms: ApprovalTerms, book: RuleBook | None, project: str
@@ -82,9 +84,9 @@ class Approvals:
         self._questions: dict[str, Question] = {}
         self._answered: dict[str, None] = {}
         self._standing_answers: dict[tuple[str, int | None, str], str] = {}
-        self._restored: set[tuple[str, int | None, str]] = set()  # standing answers that an earlier process was given
+        self._restored: set[tuple[str, int | None, str]] = set()  # standing answers from an earlier process
         self._approver_tasks = TaskOwner()
-        self._attendants: Counter[str | None] = Counter()  # those present for a tree; None is for all
+        self._attendants: Counter[str | None] = Counter()  # people present for a tree; None is for all trees
         self._asked: Counter[str] = Counter()  # how many questions each tree has asked
         self._watchers: set[_Watcher] = set()
 
@@ -93,7 +95,8 @@ class Approvals:
     async def decide(
         self, tree: Tree, run: Run, call: Call, *, spec: ToolSpec, preview: Preview | str, verdict: Verdict
     ) -> Decision:
-        """Decide about a call that the policy does not simply let pass. It is written before it takes effect."""
+        """Decide about a call that the policy does not simply allow. The decision is written before it takes
+        effect."""
         tool = join_seal(call.name, spec.seal)
         standing = self._find_standing(tree.id, run.ref.run, tool, verdict)
         if verdict.what != "ask" or standing:
@@ -103,7 +106,7 @@ class Approvals:
             body = _decided_event(
                 tree.next_approval_id(run), call, spec, decision, by=f"rule: {rule}", scope="call", rule=rule
             )
-            written = tree.write(run, body, not (spec.repeatable or spec.waits))  # as its call was
+            written = tree.write(run, body, not (spec.repeatable or spec.waits))  # as for its call
             if written is not None:
                 await written
             return decision
@@ -118,7 +121,7 @@ class Approvals:
         return await self._ask(Question(tree=tree, run=run, call=call, spec=spec, approval=approval))
 
     async def _ask(self, question: Question) -> Decision:
-        """Wait for the one answer, while the clocks of the run and its ancestors stand still."""
+        """Ask a question and wait for its answer, while the clocks of the run and its ancestors are paused."""
         approval, run = question.approval, question.run
         self._questions[approval.id] = question
         question.tree.write(run, _asked_event(approval))
@@ -145,11 +148,11 @@ class Approvals:
         return decision
 
     def _is_attended(self, tree: Tree) -> bool:
-        """Return whether somebody can be asked about this tree now."""
+        """Return True if a person or an approver function can be asked about this tree now."""
         return self._has_approver(tree) or self._has_attendant(tree)
 
     def _has_approver(self, tree: Tree) -> bool:
-        """Return whether an approver function is there for the tree: it may be for some trees only."""
+        """Return True if the approver function serves this tree. A function may serve some trees only."""
         attends: Callable[[str], bool] | None = getattr(self.approver, "attends", None)
         return self.approver is not None and (attends is None or attends(tree.id))
 
@@ -157,24 +160,24 @@ class Approvals:
         return bool(self._attendants[tree.id] or self._attendants[None])
 
     def add_attendant(self, tree: str | None) -> None:
-        """Count somebody who is present to answer the questions of a tree, or of all."""
+        """Count a person who is present to answer the questions of `tree`, or of all trees if None."""
         self._attendants[tree] += 1
 
     def remove_attendant(self, tree: str | None) -> None:
-        """Discount one. Questions that nobody is there for any more wait for somebody else."""
+        """Remove a person from the count. Questions with nobody left to answer them wait for another person."""
         self._attendants[tree] -= 1
         for question in list(self._questions.values()):
             if question.approver_task is None and question.open:
                 self._wait_for_others(question)
 
     def _wait_for_others(self, question: Question) -> None:
-        """Give a question up after some time, unless somebody is there for it then."""
+        """Give up a question after some time, unless a person is present by then."""
         if not self._has_attendant(question.tree):
             seconds = self._terms.wait or LEFT_SECONDS
             question.timers.append(self._clock.call_later(seconds, partial(self._give_up, question, seconds)))
 
     def _consult(self, question: Question) -> None:
-        """Ask the approver function, and set the timers of the question."""
+        """Start the timers of a question, and ask the approver function."""
         terms, later = self._terms, self._clock.call_later
         if terms.expiry is not None:
             question.timers.append(later(terms.expiry, lambda: self._expire(question)))
@@ -194,7 +197,7 @@ class Approvals:
             if question.open:
                 self._wait_for_others(question)
             return
-        except Exception as error:  # noqa: BLE001 - the boundary to the approver: one that breaks has not said yes
+        except Exception as error:  # noqa: BLE001 - the boundary to the approver: an error is not a yes
             text = (
                 str(error)
                 if isinstance(error, ConfigError)
@@ -206,7 +209,7 @@ class Approvals:
         self._resolve(question, decision, by=by, surface=surface)
 
     def _fail(self, question: Question, text: str) -> None:
-        """End the run of a question whose approver is broken: that is an error of the program, not a person's no."""
+        """End the run of a question whose approver failed. This is an error of the program, not a person's no."""
         if question.open:
             self._write(question, Deny(text), by="function", scope="call")
             question.answer.set_exception(Failed(text))
@@ -225,11 +228,11 @@ class Approvals:
     # Answering
 
     def pending(self, tree: str | None = None) -> list[Approval]:
-        """Return the questions that wait, in the order they came."""
+        """Return the open questions, oldest first."""
         return [q.approval for q in self._questions.values() if q.open and tree in (None, q.tree.id)]
 
     async def watch_questions(self, tree: str | None = None) -> AsyncGenerator[QuestionChange]:
-        """Yield the questions that wait, then each change. A watcher that reads slowly holds up nobody."""
+        """Yield the open questions, then each change. A slow watcher delays nobody."""
         watcher = _Watcher(tree)
         watcher.changes.extend(self.pending(tree))
         self._watchers.add(watcher)
@@ -249,7 +252,8 @@ class Approvals:
                 watcher.wake.set()
 
     def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = "") -> Answered:
-        """Answer a question: the first answer is taken. With a digest it counts only for the action that has it."""
+        """Answer a question. Only the first answer is taken. With a `digest`, the answer counts only for the action
+        with this digest."""
         decision = check_decision(decision)
         question = self._questions.get(approval_id)
         if question is None:
@@ -261,7 +265,7 @@ class Approvals:
     def _resolve(
         self, question: Question, decision: Decision, *, by: str, surface: str = "", scope: str = "", rule: str = ""
     ) -> bool:
-        """Make this the answer; False if there is one already."""
+        """Set the answer of a question. Return False if the question is not open any more."""
         if not question.open:
             return False
         decision = self._check_answer(question, decision)
@@ -274,7 +278,8 @@ class Approvals:
         return True
 
     def _check_answer(self, question: Question, decision: Decision) -> Decision:
-        """Return the decision, or a denial: a yes is to what was shown, and an edited call obeys rules that deny."""
+        """Return the decision, or a denial if the call is no longer the one shown, or if a rule denies the edited
+        call."""
         if isinstance(decision, Deny):
             return decision
         if question.changed:
@@ -287,7 +292,7 @@ class Approvals:
         return decision
 
     def _keep_rule(self, question: Question, decision: Allow) -> Allow:
-        """Write the rule of an answer for the project; if that fails, the answer is for this call only."""
+        """Keep the rule of an answer for the whole project. If this fails, the answer is for this call only."""
         if decision.scope != "project":
             return decision
         try:
@@ -304,7 +309,7 @@ class Approvals:
         return decision
 
     def _answer_others(self, question: Question, decision: Decision, *, by: str, surface: str) -> None:
-        """Answer the questions that wait beside this one, where the answer covers them too."""
+        """Answer the other open questions that this answer covers too."""
         tree, run, tool = question.tree.id, question.run.ref.run, join_seal(question.call.name, question.spec.seal)
         if decision.all_pending_of_run:
             same = Deny(decision.reason) if isinstance(decision, Deny) else Allow()
@@ -320,7 +325,7 @@ class Approvals:
         self._resolve_all(lambda q: Allow() if find(q) else None, decision.scope, surface, rule=words)
 
     def remember(self, tree: str, run: int, tool: str, *, scope: str, by: str) -> str:
-        """Remember an answer for all calls of a tool, in a run or in its tree. Return the answer in words."""
+        """Remember an answer for all calls of a tool, in a run or in its tree. Return a description of the answer."""
         where = "this run" if scope == "run" else "this tree"
         words = f"{tool.partition('@')[0]} in {where}, said by {by}"
         key = (tree, run if scope == "run" else None, tool)
@@ -329,7 +334,7 @@ class Approvals:
         return words
 
     def restore(self, tree: str, *, asked: int, answers: Iterable[tuple[int, ApprovalDecided]]) -> None:
-        """Take over what an earlier process knew of a tree: how many questions it has asked, and the answers for more
+        """Restore the state of a tree from an earlier process: the number of its questions, and its answers for more
         than one call."""
         self._asked[tree] = asked
         for run, body in answers:
@@ -351,8 +356,8 @@ class Approvals:
         return self._find_standing(question.tree.id, question.run.ref.run, tool, question.judge())
 
     def _find_standing(self, tree: str, run: int, tool: str, verdict: Verdict) -> str:
-        """Return the earlier answer that covers a call, in words. One that an earlier process was given does not cover
-        a call that a rule of now asks about: a log never loosens the settings."""
+        """Return the description of an earlier answer that covers a call, or ''. An answer from an earlier process
+        does not cover a call that a current rule asks about: a log never loosens the settings."""
         if not self._standing_answers or verdict.what != "ask" or verdict.firm:
             return ""
         for key in ((tree, run, tool), (tree, None, tool)):
@@ -362,7 +367,7 @@ class Approvals:
         return ""
 
     def _stood_before(self, tree: str, tool: str) -> bool:
-        """Return whether a yes was given for the tool as it was before it had this seal."""
+        """Return True if a person allowed the tool while it had another seal."""
         before = f"{tool.partition('@')[0]}@"
         return any(its == tree and name != tool and name.startswith(before) for its, _, name in self._standing_answers)
 
@@ -405,7 +410,7 @@ class Approvals:
 
 
 class _Watcher:
-    """Somebody who watches the questions of a tree, or of all, and the changes they have not read yet."""
+    """A watcher of the questions of a tree, or of all trees, with its unread changes."""
 
     def __init__(self, tree: str | None) -> None:
         self.tree = tree
@@ -415,8 +420,8 @@ class _Watcher:
 
 @dataclass(slots=True, eq=False)
 class Question:
-    """One question that waits. `answer` is None when nobody came; `written` is done when the log has the answer, which
-    `closed` tells."""
+    """An open question. `answer` is None if nobody came to answer. `written` is done when the log has the answer.
+    `closed` describes the answer for watchers."""
 
     tree: Tree
     run: Run
@@ -435,7 +440,7 @@ class Question:
 
     @property
     def changed(self) -> bool:
-        """True if the call, or the tool, is no longer the one that was shown."""
+        """True if the call or the tool differs from the one shown."""
         if self.spec.server and current_spec(self.run, self.spec).seal != self.spec.seal:
             return True
         return _digest_call(self.tree, self.run, self.call) != self.approval.digest
@@ -452,7 +457,7 @@ class Question:
 
 
 def judge_call(run: Run, spec: ToolSpec, call: Call) -> Verdict:
-    """Return the verdict of the run's policy about a call."""
+    """Return the verdict of the run's policy on a call."""
     policy = run.policy
     if spec.name in SANDBOXED_TOOLS and not spec.host and spec.name not in run.plan.host and _is_sandboxed(run):
         policy = inside(policy)
@@ -463,7 +468,7 @@ def judge_call(run: Run, spec: ToolSpec, call: Call) -> Verdict:
 
 
 def _writes_handed_file(run: Run, spec: ToolSpec, call: Call) -> bool:
-    """Tell whether a call writes, into the run's own workspace, a file that the run is there to hand over."""
+    """Return True if a call writes a file that the run hands over, into the run's own workspace."""
     plan, folder = run.plan, run.folders.path
     if spec.name != WRITERS[0] or spec.host or spec.name in plan.host:
         return False
@@ -473,21 +478,21 @@ def _writes_handed_file(run: Run, spec: ToolSpec, call: Call) -> bool:
 
 
 def current_spec(run: Run, spec: ToolSpec) -> ToolSpec:
-    """Return the tool of an MCP server as the server describes it now."""
+    """Return the spec of an MCP tool as its server describes it now."""
     now: ToolSpec = getattr(run.plan.host.get(spec.name), "spec", spec)
     return now
 
 
 def _is_sandboxed(run: Run) -> bool:
-    """Return whether the run changes only a folder of its own, in a sandbox without network."""
+    """Return True if the run changes only its own folder, in a sandbox without network."""
     started = run.plan.runtime.started
     sandbox = () if started is None else started.sandbox
     return bool(sandbox) and "full_network" not in sandbox and run.folders.path.startswith(f"{run.folders.own}/")
 
 
 def _describe_changed_tool(run: Run, call: Call, spec: ToolSpec, shown: str) -> str:
-    """Return the question about a tool whose server describes it differently now: the change, then the call. The text
-    from before is known if the run was offered the tool with it."""
+    """Return the preview of a call whose tool is now described differently by its server: the change, then the call.
+    The old description is known if the run was offered the tool with it."""
     before = next((each for each in run.plan.specs if each.name == spec.name and each.seal != spec.seal), None)
     lines = [ANOTHER]
     if before is not None and before.description != spec.description:
@@ -525,16 +530,16 @@ def _make_approval(
 
 
 def _make_unconfirmed(tree: Tree, run: Run, call: Call) -> Unconfirmed:
-    """Return the error of a call that nobody can be asked about. The texts of a subagent's ending are fixed, so a
-    warning names the tool there."""
+    """Return the error for a call that nobody can be asked about. The ending of a subagent has a fixed text, so a
+    warning names the tool."""
     if not run.is_primary:
         tree.write(run, Warned(f"{call.name} needs a confirmation, and no approver is attached", "unconfirmed"))
     return Unconfirmed(call.name)
 
 
 def _derive_rule(run: Run, call: Call, project: str, seal: str) -> str:
-    """Return the rules for this call in the whole project, a line each. There is none for a file of a workspace that is
-    not the project: under the same name the rule would be about another file."""
+    """Return the project rules that would allow this call, one per line. A file in a workspace other than the project
+    has no rule: the same path in the project would be another file."""
     if is_a(call.name, FILES) and run.folders.path != project:
         return ""
     subjects = subjects_of(call.name, call.args, workspace=run.folders.path, project=project)

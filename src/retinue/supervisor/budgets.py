@@ -1,10 +1,10 @@
-"""Budgets: what a run and everything below it may spend. Knows no run and no clock.
+"""Budgets: limits on the spending of a run and all runs below it. Knows no runs and no clock.
 
-Each model call first reserves its worst case in the account of its run and in all accounts above, and settles
-afterwards for what it really spent. A call that does not fit waits, in order, until calls in flight have settled. A
-call that does not fit even then runs when none is in flight; so an account is overdrawn by one call at most. Once an
-account is spent, every further call raises Limited. A call that spent more than its worst case makes all later ones
-reserve that much more.
+Each model call first reserves its worst case in the account of its run and in all accounts above. Afterwards it
+settles for its real spending. A call without enough room waits, in order, until calls in flight have settled. If there
+is still not enough room, it runs when no other call is in flight, so an account is overdrawn by one call at most. Once
+an account is spent, every further call raises Limited. If a call spends more than its worst case, all later calls
+reserve more by the same factor.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from retinue.core.ports import Prices
 from retinue.core.usage import NO_USAGE, Usage
 
 NO_COST = Decimal(0)
-BYTES_PER_TOKEN = 3  # of JSON; English has four and more, so the estimate is rather too high than too low
-MOST_BYTES_PER_TOKEN = 5  # the other way round, for what is refused because it can never fit
+BYTES_PER_TOKEN = 3  # of JSON; English text has four or more, so the estimate is rather too high than too low
+MOST_BYTES_PER_TOKEN = 5  # a low estimate, to refuse only requests that can never fit
 TOO_SMALL = (
     "the budget of {limit} of {owner}{left} is too small for the first request{whose}: its instructions, tools and "
     "task take at least {least}; {cure}"
@@ -33,8 +33,8 @@ TOO_SMALL = (
 RAISE_TREE = "raise the limit '{name}' (--max-{name}) or leave it out"
 RAISE_PROFILE = "raise the limit '{name}' in its profile or leave it out"
 _encoder = msgspec.json.Encoder(enc_hook=str)
-# The worst case of one call. A CallReservation computes its amount when asked, which is only needed when another call
-# wants to spend at the same time.
+# The worst case of one call. A CallReservation computes its amount on demand: it is needed only if another call wants
+# to spend at the same time.
 Reservation: TypeAlias = "Amount | CallReservation"
 
 
@@ -50,7 +50,8 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
 
 
 class Account:
-    """The budget of one run and everything below it, inside its parent's account. `None` is no limit."""
+    """The budget of one run and all runs below it, inside the account of its parent. A limit of None means
+    unlimited."""
 
     __slots__ = (
         "_excess",
@@ -107,7 +108,7 @@ class Account:
                 raise Limited(f"the budget of ${cost:f} of {account._owner} is spent ({used})")
 
     def describe_excess(self) -> str:
-        """Return a sentence if more was spent from this account than it has; else nothing."""
+        """Return a sentence if the account is overdrawn, else ''."""
         if self.tokens is not None and self._spent_tokens > self.tokens:
             used = f"{self._spent_tokens} used{self._mark_estimates()}"
             return f"the budget of {self.tokens} tokens of {self._owner} was exceeded: {used}"
@@ -120,8 +121,8 @@ class Account:
         return ", part of it estimated" if self._has_estimates else ""
 
     def check_room(self, least: Amount, name: str) -> None:
-        """Raise ConfigError if this account, or one above it, cannot hold the first request of the run of that name.
-        An account of 0 ends its run before any request."""
+        """Raise ConfigError if this account, or one above it, has no room for the first request of the run `name`. An
+        account of 0 is not checked: it ends its run before any request."""
         for account in self.chain:
             is_own = account is self
             if account.tokens and account._spent_tokens + least.tokens > account.tokens:
@@ -141,14 +142,15 @@ class Account:
             )
 
     def add_spent(self, spent: Amount, *, estimated: bool = False) -> None:
-        """Count what an earlier process has spent."""
+        """Count spending without a reservation, such as that of an earlier process."""
         for account in self.chain:
             account._has_estimates |= estimated
             account._spent_tokens += spent.tokens
             account._spent_cost += spent.cost
 
     def reserve(self, reservation: Reservation) -> asyncio.Future[None] | None:
-        """Reserve at once and return None, or return the request to `wait` for. Raises Limited if nothing is left."""
+        """Reserve at once and return None, or return a request to pass to `wait`. Raises Limited if nothing is
+        left."""
         self.check()
         if self._queue or self._find_full_account(reservation) is not None:
             return self._enqueue(reservation)
@@ -176,8 +178,8 @@ class Account:
     def settle(
         self, reservation: Reservation, tokens: int = 0, cost: Decimal = NO_COST, *, estimated: bool = False
     ) -> None:
-        """Give the reservation of a finished call back and count what the call spent. `estimated` says that its
-        provider did not report all of that."""
+        """Release the reservation of a finished call and count its spending. `estimated` means that the provider did
+        not report all of the spending."""
         for account in self.chain:
             account._in_flight.remove(reservation)
             account._has_estimates |= estimated
@@ -195,7 +197,7 @@ class Account:
             account._excess = excess if account._excess is None else max(account._excess, excess)
 
     def _find_full_account(self, reservation: Reservation) -> Account | None:
-        """Return the first account of the chain that has calls in flight and no room for this one."""
+        """Return the first account of the chain that has calls in flight and no room for `reservation`."""
         for account in self.chain:
             if account._in_flight and not account._fits(reservation):
                 return account
@@ -209,7 +211,7 @@ class Account:
         return self.cost is None or self._spent_cost + (reserved.cost + reservation.cost) * excess <= self.cost
 
     def _serve_queue(self) -> None:
-        """Make the reservations that fit, in order: none overtakes another that waits for the same account."""
+        """Make the reservations that fit, in order. No reservation overtakes another for the same account."""
         closed: set[Account] = set()
         waiting: list[tuple[Account, Reservation, asyncio.Future[None]]] = []
         for account, reservation, request in self._queue:
@@ -237,7 +239,7 @@ def _ratio(spent: int | Decimal, reserved: int | Decimal) -> Decimal:
 
 
 def open_total(limits: Limits) -> Account | None:
-    """Return the account that all trees of a process spend from together; None without a limit."""
+    """Return the account that all trees of a process share, or None without a limit."""
     tokens = limits.tokens if isinstance(limits.tokens, int) else None
     cost = limits.cost if isinstance(limits.cost, Decimal) else None
     return None if tokens is None and cost is None else Account("this process", tokens=tokens, cost=cost)
@@ -246,9 +248,11 @@ def open_total(limits: Limits) -> Account | None:
 def open_account(
     name: str, limits: Iterable[Limits], parent: Account | None, plan: Plan, prices: Prices, words: Any
 ) -> Account | None:
-    """Return the account a run spends from: one of its own if a limit says so (the narrowest counts), inside its
-    parent's; else its parent's; else None. A primary has the name "". `words` are what its first request says beside
-    the instructions and tools of the plan.
+    """Return the account that a run spends from, or None if nothing is limited. A run with limits gets its own account
+    inside its parent's, with the narrowest of the limits. Any other run uses the account of its parent.
+
+    `name` is "" for a primary. `words` is the content of the first request besides the instructions and tools of the
+    plan.
 
     Raises ConfigError for a cost limit on a model of unknown price, for a child of a parent with nothing left, and if
     the first request cannot fit."""
@@ -280,14 +284,14 @@ def open_account(
 
 
 def _estimate_least(plan: Plan, words: Any, prices: Prices | None) -> Amount:
-    """Estimate what the first request of a plan takes at least, without any reply."""
+    """Estimate the smallest amount that the first request of a plan can take, without any reply."""
     sent = (_json_size((plan.system, words)) + memoryview(plan.tools_json).nbytes) // MOST_BYTES_PER_TOKEN
     cost = None if prices is None else prices.price(plan.model_name, Usage(sent, 0))
     return Amount(sent, NO_COST if cost is None else cost)
 
 
 def check_price(account: Account | None, plan: Plan, prices: Prices) -> None:
-    """Raise ConfigError if cost is limited and the price of the model is not known."""
+    """Raise ConfigError if cost is limited and the price of the model is unknown."""
     counts = account is not None and account.counts_cost and plan.model is not None
     if counts and prices.price(plan.model_name, Usage(1, 1)) is None:
         raise ConfigError(
@@ -300,9 +304,9 @@ Waiter = Callable[[Awaitable[None]], Awaitable[None]]
 
 
 class CallReservation(msgspec.Struct, eq=False, gc=False):
-    """The reservation of one model call. Its worst case is computed when asked for; without `prices` it has no cost.
+    """The reservation of one model call. Its worst case is computed on demand; without `prices` it has no cost.
 
-    The run awaits a place in the account's queue itself: it pauses its stall timer meanwhile."""
+    The run itself awaits a place in the account's queue, with its stall timer paused."""
 
     account: Account
     request: Request
@@ -310,7 +314,7 @@ class CallReservation(msgspec.Struct, eq=False, gc=False):
     prices: Prices | None
     minimum_tokens: int
     worst_case: Amount | None = None
-    settled: Amount | None = None  # what earlier attempts of the call have spent
+    settled: Amount | None = None  # the spending of earlier attempts of the call
     released: bool = False
 
     @property
@@ -328,8 +332,8 @@ class CallReservation(msgspec.Struct, eq=False, gc=False):
         return self.amount.cost
 
     def acquire(self) -> Awaitable[None] | None:
-        """Reserve and return None, or return what to await until calls in flight have left room. Raises Limited if the
-        account is spent."""
+        """Reserve and return None, or return an awaitable that ends when calls in flight have left room. Raises
+        Limited if the account is spent."""
         request = self.account.reserve(self)
         return None if request is None else self.account.wait(self, request)
 
@@ -344,16 +348,16 @@ class CallReservation(msgspec.Struct, eq=False, gc=False):
         self.released = False
 
     def settle(self, usage: Usage, *, estimated: bool = False) -> None:
-        """Count what the call spent, less what earlier attempts have settled, and give the rest back."""
+        """Count the spending of the call, less the amount that earlier attempts have settled, and release the rest."""
         if self.released:
             return
         tokens, cost, before = usage.total_tokens, self._cost_of(usage), self.settled
-        if before is not None:  # nothing comes back of what earlier attempts have spent
+        if before is not None:  # the spending of earlier attempts is not refunded
             tokens, cost = max(0, tokens - before.tokens), max(NO_COST, cost - before.cost)
         self.account.settle(self, tokens, cost, estimated=estimated)
 
     def _cost_of(self, usage: Usage) -> Decimal:
-        """Return the cost of a call; of one that failed or was cancelled, as far as it is known."""
+        """Return the cost of `usage`, or the reserved cost if the price is unknown."""
         if self.prices is None or usage is NO_USAGE:
             return NO_COST
         known = self.prices.price(self.request.model, usage)
@@ -361,8 +365,8 @@ class CallReservation(msgspec.Struct, eq=False, gc=False):
 
 
 def estimate_worst_case(request: Request, tools: msgspec.Raw, prices: Prices | None) -> Amount:
-    """Estimate everything that is sent by the bytes of its JSON, plus the longest reply. The cost assumes that all
-    input is new to the provider's cache."""
+    """Estimate the worst case of a request: all input, by the size of its JSON, plus the longest reply. The cost
+    assumes that all input is new to the provider's cache."""
     sent = (_json_size((request.system, request.thread)) + memoryview(tools).nbytes) // BYTES_PER_TOKEN + 1
     output = request.max_output_tokens
     if prices is None:
@@ -373,7 +377,7 @@ def estimate_worst_case(request: Request, tools: msgspec.Raw, prices: Prices | N
 
 
 def _json_size(sent: Any) -> int:
-    """Return the bytes of its JSON, or about as many where a text holds half a character."""
+    """Return the size of `sent` as JSON in bytes. The size is approximate if a text contains a lone surrogate."""
     try:
         return len(_encoder.encode(sent))
     except UnicodeEncodeError:

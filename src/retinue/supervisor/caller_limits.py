@@ -1,8 +1,11 @@
-"""Limits of runs across processes.
+"""Limits of runs across processes, in both directions.
 
-The call of a run elsewhere that is served here: what is left to that run bounds every run that the call makes. Tasks
-that start while the call is served belong to it, so runs that its runs make do too. And the other way: what is left to
-a run of ours, for a server elsewhere that it calls: levels, time, tokens, money, and its trace.
+Inward: a run in another process (the caller) makes a call that is served here. The limits left to the caller bound
+every run of this call. Tasks started while the call is served belong to the call, and so do the runs that its runs
+spawn.
+
+Outward: a run of ours calls a server in another process. `left_to` returns the depth, time, tokens and money left to
+the run, and its trace.
 """
 
 from __future__ import annotations
@@ -20,19 +23,20 @@ from retinue.supervisor.tree import Tree
 
 
 class ServedCall:
-    """One call that is served. `account` is what all its runs together may spend; the first of them opens it."""
+    """One served call. `account` is the shared budget of its runs; the first run opens it."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
         self.account: Account | None = None
 
     def reported_as(self, tree: str) -> str:
-        """Return the run id under which the primary of a tree is reported, or else that of the run it stands for."""
+        """Return the run id under which the primary of `tree` is reported: the id given by the call, or else the id of
+        the caller's run."""
         return self.caller.run_id or self.caller.parent_id or f"{tree}-0"
 
     def shared(self, above: Account | None) -> Account | None:
-        """Return the account of a run below one with this account: all runs of a call share what is left to the
-        caller."""
+        """Return the account for a run below a run with the account `above`. All runs of a call share the budget left
+        to the caller."""
         if self.caller.tokens is None and self.caller.cost is None:
             return above
         if self.account is None:
@@ -45,7 +49,7 @@ CALL: ContextVar[ServedCall | None] = ContextVar("retinue_call", default=None)
 
 @contextmanager
 def serve_caller(caller: Caller) -> Iterator[None]:
-    """Bound the runs that are made inside by what is left to the caller."""
+    """Bound all runs spawned in this context by the limits left to `caller`."""
     token = CALL.set(ServedCall(caller))
     try:
         yield
@@ -54,7 +58,7 @@ def serve_caller(caller: Caller) -> Iterator[None]:
 
 
 def narrow(max_depth: int, seconds: float | None, *, depth: int, now: float) -> tuple[int, float | None]:
-    """Return the levels and the time of a run at this depth that is made now, within what is left to the caller."""
+    """Return the maximum depth and the timeout of a run at this depth, within the limits left to the caller."""
     call = CALL.get()
     if call is None:
         return max_depth, seconds
@@ -65,14 +69,14 @@ def narrow(max_depth: int, seconds: float | None, *, depth: int, now: float) -> 
 
 
 def check_depth(name: str) -> None:
-    """Raise SpawnRefused if no level is left to the caller for another run."""
+    """Raise SpawnRefused if the caller has no level left for another run."""
     call = CALL.get()
     if call is not None and not call.caller.may_spawn:
         raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=name))
 
 
 def left_to(tree: Tree, run: Run, clock: Clock) -> Caller:
-    """Return the narrowest of the run's own limits and of those above it."""
+    """Return the remaining limits of a run: for each, the narrowest of the run and all runs above it."""
     accounts = () if run.account is None else run.account.chain
     tokens = [account.tokens - account.spent.tokens for account in accounts if account.tokens is not None]
     costs = [account.cost - account.spent.cost for account in accounts if account.cost is not None]
@@ -87,6 +91,6 @@ def left_to(tree: Tree, run: Run, clock: Clock) -> Caller:
 
 
 def _deadline(run: Run, clock: Clock) -> float | None:
-    """Return the second since 1970 at which the first of the run and those above it is out of time."""
+    """Return the earliest deadline of the run and the runs above it, in seconds since 1970, or None."""
     found = [each.deadline.seconds_left for each in run.lineage if each.deadline is not None]
     return clock.wall() + max(0.0, min(found)) if found else None

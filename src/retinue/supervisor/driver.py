@@ -1,9 +1,9 @@
-"""The driver: takes each run from `run.spawned` to `run.ended`, whatever happens in between, so that it ends once.
+"""The driver: takes each run from `run.spawned` to `run.ended`, and makes sure that every run ends exactly once.
 
-Gets a run that is in its tree and has its services; knows neither who spawned it nor whether it is new or restored. A
-run that a peer executes is started or attached to through an adapter, then adopted report by report. Its reference is
-in the log before the peer is asked, so that a resumed tree attaches to the same run; the limits that are left to it
-travel down with the request.
+The driver gets a run with its services, already in its tree. It does not know who spawned the run, or whether the run
+is new or restored. To execute a run at a peer, it starts the run or attaches to it through an adapter, and adopts the
+reports one by one. The reference of the run is in the log before the peer is asked, so a resumed tree attaches to the
+same run. The limits left to the run travel down with the request.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MISSED = "what the peer reported while nobody was attached is not known"
 
 
 class Driver:
-    """Drives the runs of all trees. Python functions get `control` with the context of their run."""
+    """The driver of the runs of all trees. Python functions get `control` in the context of their run."""
 
     def __init__(
         self, ports: SupervisorPorts, trees: TreeRegistry, control: Control, approvals: Approvals, files: RunFiles
@@ -55,7 +55,7 @@ class Driver:
         self._clock, self._state, self._hook = ports.clock, ports.state, ports.hook
         self._trees, self._control, self._approvals, self._files = trees, control, approvals, files
         self._loop = asyncio.get_running_loop()
-        self._on_stop = self._start_grace  # one object for all runs
+        self._on_stop = self._start_grace  # one bound method for all runs
 
     def start(self, tree: Tree, run: Run, services: RunServices, written: Awaitable[None] | None) -> None:
         """Start driving a run. `written` is done when its first event is in the log."""
@@ -89,18 +89,18 @@ class Driver:
             await self._end(tree, run, ending)
 
     def _begin_work(self, tree: Tree, run: Run, services: RunServices) -> Job | None:
-        """Start the clocks and return the job of the run; None for a run that has no time left."""
+        """Start the clocks and return the job of the run, or None if the run has no time left."""
         if not run.start_clocks(self._clock):
             return None
         plan, history = run.plan, run.history
         started = plan.runtime.started
         if started is not None and (history is None or run.view.place != started):
             tree.write(run, started)
-        if run.queues and self._files.keeps(tree.id, run.ref.run):  # the replies about it name its workspace
+        if run.queues and self._files.keeps(tree.id, run.ref.run):  # tool replies name its workspace
             make_private_folder(run.folders.path)
         if plan.host or plan.profile.call is not None:
             CURRENT.set(self._make_context(run, services))
-        elif CURRENT.get() is not None:  # the parent's, which is not this run's
+        elif CURRENT.get() is not None:  # inherited from the parent's task
             CURRENT.set(None)
         return Job(
             ref=run.ref,
@@ -129,8 +129,8 @@ class Driver:
     async def _drive_remote(
         self, tree: Tree, run: Run, runtime: RemoteRuntime, job: Job, services: RunServices
     ) -> Ending:
-        """Run a run at a peer until it has ended there. Cancelling the task cancels the run at the peer, and waits for
-        what it still reports."""
+        """Run a run at a peer until it has ended there. If this task is cancelled, cancel the run at the peer and wait
+        for its last reports."""
         await runtime.prepare(job, services)
         adapter = runtime.adapter
         remote = await self._begin_remote(tree, run, adapter)
@@ -168,7 +168,7 @@ class Driver:
             adoption.close()
 
     async def _begin_remote(self, tree: Tree, run: Run, adapter: RemoteAdapter) -> StartedRun:
-        """Start the run, or attach to it if the log has its reference."""
+        """Start the run at the peer, or attach to it if the log has its reference."""
         request = _request_of(tree, run, self._clock)
         known = run.view.remote
         if known is None:
@@ -183,8 +183,8 @@ class Driver:
         return remote
 
     async def _end(self, tree: Tree, run: Run, ending: Ending) -> None:
-        """End what is below, then the run. The ending is written before anybody is told. Nothing that cancels the
-        driver's task can come between the two."""
+        """End all runs below, then the run. The ending is written before anybody is told. A cancel of the driver's
+        task cannot come between the two."""
         run.begin_ending()
         if run.children:
             await _end_children(run)
@@ -200,11 +200,11 @@ class Driver:
         written = tree.write(run, make_ended_event(run, ending, duration_ms=duration), True)
         if written is None:
             self._finish(tree, run)
-        else:  # if the log does not take it, the result stands: whoever closes the log tells
+        else:  # if the write fails, the result stands: closing the log reports the error
             call_when_done(written, partial(self._finish, tree, run))
 
     def _finish(self, tree: Tree, run: Run, _: object = None) -> None:
-        """Tell everybody who waits for a run that it has ended: its ending is written."""
+        """Notify the parent and all waiters of a run. Its ending is written by now."""
         if run is tree.root:
             self._forget_tree(tree)
         elif run.background and run.parent is not None and not run.parent.ending:
@@ -212,7 +212,8 @@ class Driver:
         run.finish()
 
     async def _leave_open(self, tree: Tree, run: Run) -> None:
-        """End what is below a conversation that waits, and forget it here: the log has it for the next process."""
+        """End the runs below a waiting conversation, and forget its tree here. The log keeps it for the next
+        process."""
         await _end_children(run)
         run.stop_clocks()
         self._forget_tree(tree)
@@ -225,12 +226,12 @@ class Driver:
         tree.release()
 
     def _start_grace(self, run: Run) -> None:
-        """Give a run that was told to stop some time, from now on."""
+        """Start the grace period of a run that was told to stop."""
         grace = run.plan.runtime.grace
         run.start_grace(self._clock.call_later(grace, lambda: self._abandon(run)))
 
     def _abandon(self, run: Run) -> None:
-        """End a run that does not stop when told; whatever it still says is not heard."""
+        """End a run that did not stop within its grace period. Its later events are dropped."""
         tree = self._trees.get(run.ref.tree)
         if tree is None or run.ending:
             return
@@ -249,13 +250,13 @@ async def _end_children(run: Run) -> None:
             if not child.finished:
                 await child.join()
     except asyncio.CancelledError:
-        pass  # told twice; the run ends all the same
+        pass  # cancelled a second time; the run ends all the same
 
 
 def _may_ask_ahead(tree: Tree, run: Run) -> bool:
-    """Return whether the run may ask its model while its first event is on the way to the disk. Only one that does
-    nothing before it has the reply: no set-up of a copy, no function, no call of an earlier life. A run that waits for
-    a slot has the time to wait for the disk."""
+    """Return True if the run may ask its model before its first event is on disk. This needs a run that does nothing
+    before the first reply: no setup of a copy, no function, no call from an earlier process. A run that waits for a
+    slot has time to wait for the disk."""
     plan = run.plan
     return (
         tree.log.ahead
@@ -270,7 +271,7 @@ def _may_ask_ahead(tree: Tree, run: Run) -> bool:
 
 
 def _make_system_prompt(run: Run) -> str:
-    """Return the instructions, the context of the task, and where the run may read and write."""
+    """Return the instructions, the context of the task, and the folders that the run may read and write."""
     plan, folders = run.plan, run.folders
     parts = [plan.system] if plan.system else []
     if run.task.context:
@@ -283,11 +284,11 @@ def _make_system_prompt(run: Run) -> str:
     return "\n\n".join(parts)
 
 
-# Endings. What is not understood is an error, never done.
+# Endings. An unknown status or error is a failure, never `done`.
 
 
 def make_failed_ending(run: Run, error: BaseException) -> Ending:
-    """Return the ending of a run whose work raised."""
+    """Return the ending of a run whose work raised `error`."""
     primary = run.is_primary
     match error:
         case Limited():
@@ -308,7 +309,7 @@ def make_failed_ending(run: Run, error: BaseException) -> Ending:
 
 
 def make_stopped_ending(run: Run) -> Ending:
-    """Return the ending of a run that was told to stop, or whose task ended without anybody telling it to."""
+    """Return the ending of a run that was told to stop, or whose task was cancelled without a request to stop."""
     status = run.stopping or "disconnected"
     if run.failure:
         return Ending("failed", run.failure, run.failure)
@@ -320,7 +321,8 @@ def make_stopped_ending(run: Run) -> Ending:
 
 
 def make_ended_event(run: Run, ending: Ending, *, duration_ms: int) -> RunEnded:
-    """Return the event of an ending. The text of a run that did not finish is kept beside the words of its ending."""
+    """Return the event of an ending. The text of an unfinished run is kept in `partial`, beside the text of its
+    ending."""
     partial = ""
     if ending.status != "done":
         if ending.status not in STATUSES:
@@ -363,7 +365,7 @@ def _request_of(tree: Tree, run: Run, clock: Clock) -> RemoteRequest:
 
 
 def _before(run: Run) -> str:
-    """Return the messages of the run that this one continues, which the peer has only from us."""
+    """Return the messages of the run that this run continues, which the peer can only get from us."""
     past = run.history
     if past is None or past.reply is not None or len(past.thread) < 2:
         return ""
@@ -371,7 +373,7 @@ def _before(run: Run) -> str:
 
 
 def _runs_of_peer(run: Run) -> list[Run]:
-    """Return the runs that the peer has made below a run, those that have ended included."""
+    """Return all runs that the peer has made below `run`, including ended ones."""
     found: list[Run] = []
     for child in run.children:
         if child.view.spawned.remote_id:
@@ -380,7 +382,8 @@ def _runs_of_peer(run: Run) -> list[Run]:
 
 
 async def _read(tree: Tree, run: Run, adapter: RemoteAdapter, remote: StartedRun, adoption: Adoption) -> RunEnded:
-    """Adopt what the peer reports, until it reports the ending of the run itself. Raises Disconnected without one."""
+    """Adopt the reports of the peer until it reports the ending of the run itself. Raises Disconnected if the reports
+    stop without this ending."""
     reports: AsyncGenerator[Report]
     known = remote.reference
     async with aclosing(remote.reports()) as reports:
@@ -388,7 +391,7 @@ async def _read(tree: Tree, run: Run, adapter: RemoteAdapter, remote: StartedRun
             try:
                 ended = adoption.adopt(report)
             except Rejected:
-                continue  # there is nobody to tell; the peer's log has what ours does not show
+                continue  # there is nobody to tell; the peer's own log has the report
             if ended is not None:
                 for below in _runs_of_peer(run):
                     below.stop("disconnected")

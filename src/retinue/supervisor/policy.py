@@ -1,7 +1,8 @@
-"""The policy: whether a tool call runs, asks or is denied, by rules, tier and the user's mode. Fulfils the Policy port.
+"""The policy: decides by rules, tier and the user's mode whether a tool call runs, asks or is denied. Fulfils the
+Policy port.
 
-Rules are values (core/rules.py); here they meet the disk: a path is what it resolves to, whatever it is called.
-Judged once per call, so what no rule concerns is looked up, not worked out.
+Rules are values (core/rules.py). Here they meet the disk: a path is resolved before it is judged, in any spelling.
+Every call is judged, so verdicts independent of the arguments are cached.
 """
 
 from __future__ import annotations
@@ -49,12 +50,18 @@ _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 
 class RulePolicy:
-    """`ask`: the confirm tier asks, whoever calls, and so does what edits, writes or is a shell; of MCP servers' tools
-    those of the primary. Spawning does not ask: only what the user made available can be spawned, and what it then does
-    is judged call by call. `strict`: every tool of the primary asks too. `sandboxed`: as `ask`, and `inside` is the
-    policy for what a run does in a sandboxed workspace of its own: there edit, write, shell and programs do not ask.
-    `yes`: nothing asks but by a rule. `config` is the file of the rules themselves: it is never edited without a
-    question, or an agent could give itself rules. Neither is what git runs (`git_programs`), in any mode."""
+    """A policy made of rules and a mode.
+
+    - `ask`: calls of the confirm tier ask, in every run. So do tools that edit, write or are a shell, and all MCP
+      tools of the primary. Spawning does not ask: only profiles that the user made available can be spawned, and each
+      of their calls is judged.
+    - `strict`: like `ask`, and every tool of the primary asks.
+    - `sandboxed`: like `ask`. `inside` is the policy for a run in a sandboxed workspace of its own, where edit, write,
+      shell and programs do not ask.
+    - `yes`: only a rule asks.
+
+    `config` is the file with the rules. Editing it asks in every mode but `yes`, or an agent could give itself rules.
+    Editing programs that git runs (`git_programs`) asks in every mode."""
 
     def __init__(
         self,
@@ -99,7 +106,7 @@ class RulePolicy:
         return Verdict("ask", NAMED.format(rule=rule)) if rule else verdict
 
     def learn(self, rule: Rule) -> None:
-        """Add a rule that allows."""
+        """Add an allow rule."""
         rules = self._rules
         self._rules = Rules(rules.mode, (*rules.allow, rule), rules.ask, rules.deny)
         self._forget()
@@ -115,7 +122,7 @@ class RulePolicy:
             concerned = self._concerned[tool] = self._rules_about(tool)
         verdict = self._judge_by(concerned, spec, args, primary=primary, workspace=workspace)
         by_path = self._path_rules and is_a(tool, SHELLS)
-        if not by_path and all(rule.pattern is None for rules in concerned for rule in rules):  # whatever the arguments
+        if not by_path and all(rule.pattern is None for rules in concerned for rule in rules):  # for any arguments
             self._known[key] = verdict
         return verdict
 
@@ -124,8 +131,9 @@ class RulePolicy:
         self._concerned.clear()
 
     def _rules_about(self, tool: str) -> tuple[tuple[Rule, ...], ...]:
-        """Return the rules about a tool. Those that deny or ask about a path hold for every tool that reads or writes
-        it, and, like those about a shell, for a program, which can do anything."""
+        """Return the deny, allow, ask and protecting rules about a tool. A rule that denies or asks about a path holds
+        for every tool that reads or writes the path. Code mode obeys these rules and the rules about shells, because a
+        program can do anything."""
 
         def is_held(rule: Rule) -> bool:
             if tool == CODE_MODE and (concerns_tool(rule, SHELLS[0]) or self._is_path_rule(rule)):
@@ -148,12 +156,12 @@ class RulePolicy:
 
     @cached_property
     def hidden_paths(self) -> tuple[str, ...]:
-        """The patterns of paths that no search looks into: reading them is denied, or asks."""
+        """The patterns of paths that searches skip, because reading them is denied or asks."""
         rules = (*self._rules.deny, *self._rules.ask)
         return tuple(rule.pattern for rule in rules if rule.pattern is not None and is_about_path(rule, READERS[0]))
 
     def _find_named_path(self, tool: str, subjects: tuple[str, ...], workspace: str) -> str:
-        """Return the rule about a path that a command names in one of its words; empty if there is none."""
+        """Return the rule about a path among the words of a shell command, or ''."""
         if not self._path_rules or not is_a(tool, SHELLS):
             return ""
         pieces = {piece for subject in subjects for piece in list_named_paths(subject)}
@@ -162,7 +170,7 @@ class RulePolicy:
         return self._find_path_rule(pieces, workspace)
 
     def _find_path_rule(self, given: Iterable[str], workspace: str) -> str:
-        """Return the rule that is about one of these paths; empty if there is none."""
+        """Return the first rule about one of these paths, or ''."""
         paths = [
             path
             for each in given
@@ -210,14 +218,14 @@ class RulePolicy:
     def _default(self, spec: ToolSpec, *, primary: bool) -> Verdict:
         if self.mode == "yes" or spec.name in self._unasked:
             return ALLOW
-        # What a server says of its tools is no reason.
+        # The tier that a server claims for its tools does not count.
         confirm = primary if spec.server else spec.tier != "observe" and not spec.spawns
         asks = confirm or is_a(spec.name, ALWAYS_ASK) or (self.mode == "strict" and primary)
         return ASK if asks else ALLOW
 
 
 class Narrowed:
-    """The stricter verdict of two policies: a child with rules of its own still obeys all of its parent's."""
+    """The stricter verdict of two policies: a child with its own rules still obeys all rules of its parent."""
 
     def __init__(self, parent: Policy, own: Policy) -> None:
         self._parent = parent
@@ -234,7 +242,7 @@ class Narrowed:
 
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
         first = self._parent.judge(spec, args, primary=primary, workspace=workspace)
-        # Its own `strict` is about its own tools: in its own layer everybody is a primary.
+        # `strict` in a child's own rules is about the child's tools, so its own policy judges it as a primary.
         second = self._own.judge(spec, args, primary=True, workspace=workspace)
         return second if (_STRICTNESS[second.what], second.firm) > (_STRICTNESS[first.what], first.firm) else first
 
@@ -243,25 +251,25 @@ _WITH_RULES = RulePolicy | Narrowed
 
 
 def inside(policy: Policy) -> Policy:
-    """Return the policy for what a run does in a sandboxed workspace of its own."""
+    """Return the policy for calls in a sandboxed workspace of the run's own."""
     return policy.inside if isinstance(policy, _WITH_RULES) else policy
 
 
 def find_hidden_paths(policy: Policy) -> tuple[str, ...]:
-    """Return the patterns of paths that searches of a run with this policy leave out."""
+    """Return the patterns of paths that searches skip under this policy."""
     return policy.hidden_paths if isinstance(policy, _WITH_RULES) else ()
 
 
 def narrowed(policy: Policy, rules: Rules | None, project: str) -> Policy:
-    """Return the policy of a run below one that has this policy, and whose profile has these rules."""
+    """Return the policy of a child whose profile has `rules`, below a run with `policy`."""
     if rules is None:
         return policy
     return Narrowed(policy, RulePolicy(rules, mode=rules.mode or "yes", project=project))
 
 
 def subjects_of(tool: str, args: dict[str, Any], *, workspace: str, project: str) -> tuple[str, ...]:
-    """Return what patterns are matched against: the command, or the path a call means. First the one that rules which
-    allow look at (a path inside the workspace relative to it, another one absolute), then its other names."""
+    """Return the texts that patterns are matched against: the command of a call, or its path under all names. The
+    first text is the one for allow rules: a path relative to the workspace if inside, else absolute."""
     if is_a(tool, SHELLS):
         command = args.get("command", args.get("cmd"))
         return (command,) if isinstance(command, str) else ()
@@ -274,7 +282,7 @@ def subjects_of(tool: str, args: dict[str, Any], *, workspace: str, project: str
 
 
 def _list_paths(tool: str, args: dict[str, Any]) -> list[str]:
-    """Return the paths that a file tool is given. A tool of an MCP server may take it under either name."""
+    """Return the paths that a file tool is given. An MCP tool may use either argument name."""
     if not is_a(tool, FILES):
         return []
     given = list(filter(None, (args.get("path"), args.get("file_path")))) or ["."] * (tool in _SEARCHES)
@@ -282,24 +290,24 @@ def _list_paths(tool: str, args: dict[str, Any]) -> list[str]:
 
 
 def _list_names(raw: str, *, home: str, project: str) -> list[str]:
-    path = os.path.realpath(os.path.join(home, raw))  # noqa: PTH118 - as text: no Path is worth its time here
+    path = os.path.realpath(os.path.join(home, raw))  # noqa: PTH118 - as text: a Path is too slow here
     names = [_below(path, home) or path, path, _below(path, project)]
-    if project and project != home:  # what is not in a workspace is looked for in the folders above it
+    if project and project != home:  # tools look above a workspace for missing files
         names.append(_below(os.path.realpath(os.path.join(project, raw)), project))  # noqa: PTH118
     return names
 
 
 def _writes_git_folder(tool: str, args: dict[str, Any], workspace: str, project: str) -> bool:
-    """Tell whether a file tool of an MCP server would write into a `.git`, in any spelling. Tools of our own check that
-    themselves, where they write."""
+    """Return True if a file tool of an MCP server would write into a `.git`, in any spelling. Our own tools check this
+    themselves when they write."""
     if not is_a(tool, WRITERS):
         return False
     return any(map(_names_git_folder, subjects_of(tool, args, workspace=workspace, project=project)))
 
 
 def _list_path_arguments(values: Iterable[Any]) -> Iterator[str]:
-    """Yield what may be a path in the arguments of another tool of a server, such as one that moves files. A sentence,
-    a pattern such as `**/.git/**` and an address are no paths."""
+    """Yield the arguments of an MCP tool that may be paths, for example of a tool that moves files. A sentence, a
+    pattern such as `**/.git/**` and a URL are no paths."""
     for text in values:
         if not isinstance(text, str) or len(text) > PATH_CHARACTERS or "*" in text or "://" in text:
             continue
@@ -312,7 +320,7 @@ def _names_git_folder(path: str) -> bool:
 
 
 def _below(path: str, folder: str) -> str:
-    """Return the path relative to a folder that holds it, else nothing."""
+    """Return `path` relative to `folder`, or '' if the folder does not contain it."""
     if path == folder:
         return "."
     return path.removeprefix(f"{folder}/") if folder and path.startswith(f"{folder}/") else ""

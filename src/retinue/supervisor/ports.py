@@ -1,4 +1,4 @@
-"""The ports that a supervisor stands on, as `build` gives them to it."""
+"""Ports of a supervisor, as `build` passes them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from retinue.workspaces.run_folders import StateFolder
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorPorts:
-    """Everything outside that the parts of a supervisor use. `caller` is the run elsewhere that the whole process
-    serves, and what is left to it; `hook` takes every event beside its commit; `trace` gives a new tree its trace;
-    `total` is what all trees of the process together may spend;
-    `context_paths` are what every primary may read; `rounds` are those of every primary, but of a conversation;
-    `serves_requests` says that primaries are delegated by others;
-    `on_close` closes what was built for the supervisor."""
+    """The ports and settings of a supervisor.
+
+    - `caller`: the run in another process that this whole process serves, with its remaining limits.
+    - `hook`: takes every event beside its commit.
+    - `trace`: gives a new tree its trace.
+    - `total`: the budget of all trees of the process together.
+    - `context_paths`: paths that every primary may read.
+    - `rounds`: the rounds of every primary, except of a conversation.
+    - `serves_requests`: True if primaries are delegated by others.
+    - `on_close`: closes everything built for the supervisor."""
 
     log: Log
     planner: Planner

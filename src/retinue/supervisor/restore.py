@@ -1,10 +1,11 @@
-"""Restoring: trees of an earlier process are resumed, and ended runs are continued.
+"""Restoring: resumes trees of an earlier process, and continues ended runs.
 
-Resuming folds the log into what each run had behind it (`log.threads`), makes the tree of that, and drives every
-run without an ending like any other. Nothing is done twice: a tool that may have run gets the outcome
-`unknown_after_crash`, children are still their parents', answers that had been given take effect, and what was spent
-stays spent. Continuing makes a new run from the conversation of an ended one: in the same tree below the same parent,
-or, for the primary of a finished tree, in a tree of its own whose origin it is.
+To resume, fold the log into the history of each run (`log.threads`), rebuild the tree, and drive every run without an
+ending like any other. Nothing is done twice: a tool that may have run gets the outcome `unknown_after_crash`, children
+stay with their parents, given answers take effect, and spent budget stays spent.
+
+To continue, start a new run from the conversation of an ended run: in the same tree below the same parent, or, for the
+primary of a finished tree, in a new tree whose origin is the old one.
 """
 
 from __future__ import annotations
@@ -74,12 +75,12 @@ from retinue.workspaces.workspace import find_workspace_kind
 NOT_RUN_TEXT = "The call could not work and was not run; what was wrong with it was lost when the process died."
 LOST_FUNCTION = f"{UNKNOWN_AFTER_CRASH}: its function was running when the process died, and is not called again"
 OUTSIDE = "{run} cannot go on: its workspace {workspace} is not part of this project"
-QUEUEING_TOOLS = frozenset({SPAWN, SPAWN_ONE, CONTINUE, NEW_ANSWER})  # whose children wait for a slot
+QUEUEING_TOOLS = frozenset({SPAWN, SPAWN_ONE, CONTINUE, NEW_ANSWER})  # their children wait for a slot
 
 
 class Restorer:
-    """Resumes trees and continues runs. `histories` in its methods are the events of the tree, and of all that its runs
-    continue."""
+    """The part of the supervisor that resumes trees and continues runs. `histories` in its methods holds the events of
+    the tree, and of all continued runs."""
 
     def __init__(
         self,
@@ -94,8 +95,8 @@ class Restorer:
         self._load_tree = partial(TreeRestorer, ports=ports, spawner=spawner, approvals=approvals, files=files)
 
     def resume_tree(self, tree_id: str, histories: Histories, overrides: ResumeOverrides) -> Run:
-        """Resume a tree whose process is gone; return the run it ends with. Raises ConfigError before anything is
-        written if it cannot be resumed."""
+        """Resume a tree whose process is gone. Return the run that the tree ends with. Raises ConfigError, before
+        anything is written, if the tree cannot be resumed."""
         if tree_id in self._trees:
             raise ConfigError(f"{tree_id} is at work here already")
         restorer = self._load_tree(tree_id, histories, overrides)
@@ -110,8 +111,8 @@ class Restorer:
         return root
 
     def continue_run(self, tree: str, number: int, text: str, histories: Histories, overrides: ResumeOverrides) -> Run:
-        """Start a run that begins with the conversation of an ended one, and this text. Raises before anything is
-        written if it cannot."""
+        """Start a run from the conversation of an ended run, with `text` as its new message. Raises an error, before
+        anything is written, if the run cannot be continued."""
         if not text.strip():
             raise ConfigError("the message is empty: say how to continue")
         events, live = histories.get(tree), self._trees.get(tree)
@@ -137,7 +138,7 @@ class Restorer:
         name = old.spawned.subagent_id
         if team is not None:
             plans.add_members(plans.restore(team, home.runs[place].plan))
-            if team.find_presented() is old:  # who asks for the team again means what its presenter said last
+            if team.find_presented() is old:  # the new run stands for the team
                 name = team.spawned.subagent_id
         task = msgspec.structs.replace(restore_task(old.spawned), text=text, subagent_id=name)
         continued = Continued("", number, conversation, chain, reference)
@@ -172,8 +173,8 @@ class Restorer:
         return self._spawner.spawn_primary(plan.profile, task, limits=limits, continued=continued)
 
     def _keep_workspace_kind(self, plan: Plan, continued: Continued) -> Plan:
-        """Return the plan with the kind of workspace that the old run had, if its profile names none: a run in another
-        runtime than before still starts with the files that were left."""
+        """Return the plan with the kind of workspace of the old run, if its profile names none. A run that changes its
+        runtime still starts with the files of the old run."""
         if plan.profile.workspace is not None:
             return plan
         for tree, number in continued.chain:
@@ -193,8 +194,8 @@ class Restorer:
         *,
         place: Run,
     ) -> Run:
-        """Start a run from the old one, below `place`. That one, if it is at work and does not wait for it, is told of
-        its ending as of any in the background."""
+        """Start a run that continues `old`, below `place`. If `place` is at work and does not wait for the new run, it
+        is told of the ending as for any background run."""
         parent, is_live = place, tree.id in self._trees
         if is_live and parent.is_stopping:
             raise ConfigError(f"{tree.id}/{old.ref.run} cannot be continued: its parent is stopping")
@@ -215,8 +216,8 @@ class Restorer:
 
 
 class TreeRestorer:
-    """One stored tree that is made again. `view` is the fold of its events, `unfinished` are its runs without an ending
-    that are driven from here."""
+    """One stored tree that is rebuilt. `view` is the fold of its events. `unfinished` holds the runs without an
+    ending, except adopted ones."""
 
     def __init__(
         self,
@@ -250,7 +251,7 @@ class TreeRestorer:
         tree = self.make_tree()
         runs = [tree.runs[view.number] for view in self.unfinished]
         self._keep_files(tree)
-        written = [tree.write(run, RunResumed(), True) for run in runs]  # first: time until here does not count
+        written = [tree.write(run, RunResumed(), True) for run in runs]  # first: time before it does not count
         for run in tree.runs:
             if isinstance(run, AdoptedRun) and not _will_be_reported(run):
                 run.stop("disconnected")
@@ -263,8 +264,8 @@ class TreeRestorer:
     # Making the tree again
 
     def make_tree(self, *, planned: int | None = None) -> Tree:
-        """Make the tree as it was, with nobody at work yet. Plans are made for runs that are resumed, and for the one
-        that is `planned`, with all above them."""
+        """Rebuild the tree, with no run at work yet. Make plans for the runs that are resumed, for the run `planned`,
+        and for all runs above them."""
         plans = PlanRestorer(self._ports.planner, self.id, self.view.runs[0].spawned, self._overrides)
         tree = choose_tree_class()(self._ports.log, self._clock, restored=self.view, seq=self._events[-1].seq)
         needed = self._needed(planned)
@@ -290,7 +291,8 @@ class TreeRestorer:
         return tree
 
     def _needed(self, planned: int | None) -> set[int]:
-        """Return the runs that need a plan, with those above them: what a run may do is within what its parent may."""
+        """Return the numbers of the runs that need a plan. The runs above them need one too, because a plan stays
+        within the plan of its parent."""
         needed: set[int] = set()
         for start in (*(view.number for view in self.unfinished), planned):
             number = start
@@ -300,7 +302,8 @@ class TreeRestorer:
         return needed
 
     def _tree_limits(self, plan: Plan) -> Limits:
-        """Return the limits of the tree: given now, given then, of its primary's profile, of the project."""
+        """Return the limits of the tree. In order of precedence: given now, given at the start, from the primary's
+        profile, from the project."""
         then = self.view.runs[0].spawned.limits or Limits()
         return self._overrides.limits.override(then.override(plan.profile.limits.override(self._spawner.limits)))
 
@@ -345,8 +348,8 @@ class TreeRestorer:
         return run
 
     def _make_folders(self, view: RunView, ref: RunRef, parent: Run | None, plan: Plan, task: Task) -> RunFolders:
-        """Return the folders of a run as it had them. The log only says whether the workspace was the run's own or the
-        one of its parent; the path is never taken from it. Raises ConfigError for a workspace outside this project."""
+        """Return the folders of a run as before. The log only says whether the workspace belonged to the run or to its
+        parent: the path is never taken from the log. Raises ConfigError for a workspace outside this project."""
         state, spawned, is_ended = self._state, view.spawned, view.ended is not None
         there = [] if is_ended else [path for path in spawned.context_paths if Path(state.project, path).exists()]
         readable = resolve_context_paths(there, base=state.project)
@@ -373,8 +376,8 @@ class TreeRestorer:
         return parent.max_depth if own is UNSET else min(parent.max_depth, depth + own)
 
     def _restore_account(self, view: RunView, parent: Run | None) -> Account | None:
-        """Return the account of a run: its own if it had one. What remote runs spend that an MCP server reports, we
-        only report."""
+        """Return the account of a run: its own if it had one, else the account above. The spending of runs reported by
+        an MCP server is only logged, and belongs to no account."""
         spawned, given = view.spawned, self._overrides.limits
         tokens, cost = spawned.max_tokens, spawned.max_cost
         if parent is None:
@@ -388,7 +391,7 @@ class TreeRestorer:
         return Account(owner, tokens=tokens, cost=cost, parent=around)
 
     def _make_adopted(self, tree: Tree, view: RunView, parent: Run, ref: RunRef, task: Task) -> Run:
-        """Make a run of a peer again."""
+        """Rebuild an unfinished run of a peer."""
         run = make_adopted(
             tree,
             ref,
@@ -417,7 +420,8 @@ class TreeRestorer:
                 account.add_spent(spent, estimated=event.body.estimated)
 
     def _count_held_slots(self, tree: Tree) -> int:
-        """Count the runs that hold a slot and wait for a child that holds one too: with fewer slots none would move."""
+        """Count the runs that hold a slot while they wait for a child with a slot. With fewer slots, none of them
+        could go on."""
         held: set[int] = set()
         for view in self.unfinished:
             run = tree.runs[view.number]
@@ -428,8 +432,8 @@ class TreeRestorer:
     # Settling what was open
 
     def _settle_calls(self, tree: Tree, run: Run) -> RunServices:
-        """Give calls that may have run their outcome; the others are run when the run is driven. Return the run's
-        services, which know them."""
+        """Write an outcome for each call that may have run. The other open calls are run when the run is driven.
+        Return the services of the run, which know these calls."""
         if is_driven_remotely(run):
             return self._restore_remote(tree, run)
         known = self._known[run.ref.run]
@@ -456,7 +460,8 @@ class TreeRestorer:
         return restore_services(self._spawner.make_services(tree, run), still_open)
 
     def _restore_remote(self, tree: Tree, run: Run) -> RunServices:
-        """Prepare a run that a peer executes: its calls are the peer's, and what the log has is not adopted twice."""
+        """Prepare a run that a peer executes. Its calls are the peer's, and reports that are in the log already are
+        not adopted twice."""
         known = self._known[run.ref.run]
         below = {run.ref.run, *(view.number for view in run.view.walk() if view.spawned.remote_id)}
         tail: list[Event] = []
@@ -470,14 +475,14 @@ class TreeRestorer:
         return self._spawner.make_services(tree, run)
 
     def _notify_of_children(self, tree: Tree, run: Run) -> None:
-        """Tell a run of children that ended when nobody could be told any more."""
+        """Tell a run about background children that ended without a notice before the crash."""
         told = self._known[run.ref.run].told
         for child in run.children:
             if child.background and child.ended and child.ref.run not in told:
                 tree.notify_parent(child)
 
     def _acquire_slots(self, runs: Sequence[Run]) -> None:
-        """Give slots to runs that were at work before those that never had one."""
+        """Give slots to the runs that were at work first, then to the runs that never had a slot."""
         for run in sorted(runs, key=lambda each: (not self._known[each.ref.run].started, each.ref.run)):
             run.slot.acquire_or_enqueue()
 
@@ -487,7 +492,8 @@ def is_driven_remotely(run: Run) -> bool:
 
 
 def _will_be_reported(run: AdoptedRun) -> bool:
-    """Say whether the peer of a run is attached to again: one that we had started the run at, or a run above it."""
+    """Return True if a peer will report this run again: the nearest run of ours above it is unfinished and driven at a
+    peer."""
     above = next(each for each in run.lineage if not isinstance(each, AdoptedRun))
     return not run.view.spawned.server and not above.ended and is_driven_remotely(above)
 
@@ -497,8 +503,8 @@ def _runtime_of(view: RunView) -> object:
 
 
 def _find_team(view: Runs, run: RunView) -> RunView | None:
-    """Return the team whose work a run goes on with: it is its member, or its presenter, or continues one of them. Each
-    goes on without the team, in its place."""
+    """Return the team whose work a run goes on with, or None. The run is the team itself, a member, or continues one
+    of these. The new run takes the place of the team and works alone."""
     if run.find_presented() is not run:
         return run
     while run.spawned.continues is not None and not run.spawned.origin:
@@ -508,7 +514,7 @@ def _find_team(view: Runs, run: RunView) -> RunView | None:
 
 
 def restore_task(spawned: RunSpawned) -> Task:
-    """Return the task of a run as the log has it."""
+    """Return the task of a run from its first event."""
     return Task(
         spawned.task,
         context=spawned.task_context,
@@ -523,9 +529,9 @@ def restore_task(spawned: RunSpawned) -> Task:
 
 
 class ResumedServices(RunServices, eq=False):
-    """The services of a resumed run: calls it had made before the crash are not made again. One that was written and
-    has no result is asked about again, gets the answer it had been given, or is simply run again; children it had
-    spawned are its children still. `open_calls` are those without a result, by their ids."""
+    """The services of a resumed run. Calls that have a result are not made again. A call that was logged without a
+    result is asked about again, gets its earlier answer, or is simply run again. Earlier children stay its children.
+    `open_calls` holds the calls without a result, by id."""
 
     open_calls: dict[str, OpenCall] = msgspec.field(default_factory=dict)
 
@@ -540,7 +546,7 @@ class ResumedServices(RunServices, eq=False):
         try:
             return await self._begin_again(before, call, spec, preview)
         except ToolError:
-            raise  # of its preview: the call gets a result
+            raise  # from the preview: the call gets a result
         except BaseException:
             self.run.slot.drop_call()
             raise
@@ -558,7 +564,7 @@ class ResumedServices(RunServices, eq=False):
         verdict = judge_call(run, spec, call if edited is None else Call(call.id, call.name, edited))
         if (
             said is not None and verdict.what != "deny" and call.name != APPLY and before.seal == spec.seal
-        ):  # that yes was to files, and to the tool of a server, as they were then
+        ):  # a yes is to the files, and to the MCP tool, as they were then
             await write_started(self.tree, run, call)
             return said
         if self._find_spawned(call.id) or (verdict.what == "allow" and not verdict.rule):
@@ -576,5 +582,5 @@ class ResumedServices(RunServices, eq=False):
 
 
 def restore_services(services: RunServices, open_calls: Mapping[str, OpenCall]) -> ResumedServices:
-    """Return the services of a resumed run that has these calls without a result."""
+    """Return the services of a resumed run with these open calls."""
     return ResumedServices(**msgspec.structs.asdict(services), open_calls=dict(open_calls))

@@ -1,6 +1,5 @@
-"""Plans of restored runs, made from what the log keeps of them. What it cannot keep (functions, models and types made
-in Python) has to be given again; without it a ConfigError says so, and nothing runs with less than it had.
-"""
+"""Plans of restored runs, made from the log. The log cannot keep functions, models and types made in Python: they have
+to be given again. If one is missing, a ConfigError says so. No run goes on with less than it had."""
 
 from __future__ import annotations
 
@@ -36,8 +35,8 @@ T = TypeVar("T")
 
 
 async def end_client(task: str, ctx: Context) -> str:
-    """End the run of a client that was gone when its tree was resumed, after its subagents have gone on to their ends.
-    Returns their answers, which nobody else is there to read. Safe to call again: it only waits."""
+    """End the run of a client that is gone when its tree is resumed. Wait for its subagents and return their answers,
+    which nobody else reads. Safe to call again, because it only waits."""
     answers: dict[int, str] = {}
     while True:
         children = [row for row in ctx.link.agents() if row.parent == ctx.run and row.result is None]
@@ -53,7 +52,8 @@ GONE_CLIENT = Profile(MCP_CLIENT, call=end_client, description=MCP_CLIENT_DESCRI
 
 
 class _KeptMember(msgspec.Struct, frozen=True):
-    """A member of a team as `run.spawned` has it. `by_value` is one whose profile was made in Python."""
+    """A member of a team in the profile of `run.spawned`. `by_value` says that the profile of the member was made in
+    Python."""
 
     id: str = ""
     model: str = ""
@@ -62,7 +62,7 @@ class _KeptMember(msgspec.Struct, frozen=True):
 
 
 class _KeptTeam(msgspec.Struct, frozen=True):
-    """The team part of a profile."""
+    """The team part of a kept profile."""
 
     members: tuple[_KeptMember, ...]
     strategy: Strategy | None = None
@@ -71,7 +71,7 @@ class _KeptTeam(msgspec.Struct, frozen=True):
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """A profile as `run.spawned` has it."""
+    """A profile as `run.spawned` keeps it."""
 
     name: str
     instructions: str = ""
@@ -94,8 +94,8 @@ class _Tool(msgspec.Struct, frozen=True):
 
 
 class PlanRestorer:
-    """The plans of one tree's runs. The overrides give profiles, the model instead of the primary's, and the runtime of
-    its runs from now on."""
+    """The plans of the runs of one tree. `overrides` gives profiles, a model to replace the primary's, and the runtime
+    of the runs from now on."""
 
     def __init__(
         self,
@@ -111,11 +111,12 @@ class PlanRestorer:
         self._runtime = overrides.runtime
 
     def add_members(self, team: Plan) -> None:
-        """Take the members of a team, one of which goes on without it."""
+        """Add the profiles of a team's members: one of them goes on without the team."""
         self._profiles += tuple(team.children)
 
     def restore(self, view: RunView, parent: Plan | None) -> Plan:
-        """Return the plan of a run that is resumed or continued. Raises ConfigError for what has to be given again."""
+        """Return the plan of a run that is resumed or continued. Raises ConfigError if something has to be given
+        again."""
         spawned = view.spawned
         try:
             plan = self._with_tools(self._profile(spawned, parent), spawned, parent)
@@ -124,7 +125,8 @@ class PlanRestorer:
         return plan
 
     def _profile(self, spawned: RunSpawned, parent: Plan | None) -> Profile:
-        """Return the profile of that name: the parent's, one given, one of the project, or what the log has."""
+        """Return the profile of a run: found by name among the parent's children, the given profiles and those of the
+        project, or else made from the log."""
         kept = _read(spawned.profile, _Kept)
         known = {profile.name.casefold(): profile for profile in self._profiles}
         known |= {child.name.casefold(): child for child in (parent.children if parent else ())}
@@ -140,7 +142,7 @@ class PlanRestorer:
         if kept.team is not None:
             return self._place(_restore_team(kept, found), primary=parent is None)
         if found is not None and (found.source == PYTHON) == (kept.source == PYTHON):
-            if kept.workspace in COPIES and found.workspace not in COPIES:  # as somebody wished for that run
+            if kept.workspace in COPIES and found.workspace not in COPIES:  # as was asked for that run
                 found = replace(found, workspace=kept.workspace)
             if found.network is None and kept.network is not None:  # a container asked for it
                 found = replace(found, network=kept.network)
@@ -150,8 +152,8 @@ class PlanRestorer:
         return self._place(_make_profile(kept, _list_tools(spawned)), primary=parent is None)
 
     def _place(self, profile: Profile, *, primary: bool) -> Profile:
-        """Return the profile with the runtime of the overrides, if they name one. The primary asks for delegated runs
-        itself, and stays where it is."""
+        """Return the profile with the runtime of the overrides, if they name one. The primary cannot be delegated: it
+        asks for the delegated runs itself."""
         said = None if primary and self._runtime == DELEGATED else self._runtime
         return profile if said is None else replace(profile, runtime=said)
 
@@ -185,10 +187,10 @@ class PlanRestorer:
         return plan
 
     def _plan(self, profile: Profile, spawned: RunSpawned, parent: Plan | None, *, named: bool, given: bool) -> Plan:
-        """Plan as for a new run. The runtime that the log names counts only if it is stricter: a log never loosens what
-        the settings of now say."""
+        """Return a plan as for a new run. The runtime in the log counts only if it is stricter: a log never loosens
+        the current settings."""
         task, logged = self._task(spawned, named=named), _read(spawned.profile, _Kept).runtime
-        can_spawn = any(tool.name in TOOLS for tool in _read(spawned.tools, list[_Tool]))  # as deep as it was
+        can_spawn = any(tool.name in TOOLS for tool in _read(spawned.tools, list[_Tool]))  # as before
         make_plan = partial(
             self._planner.plan, task=task, parent=parent, given=given, can_spawn=can_spawn, restored=True
         )
@@ -203,13 +205,13 @@ class PlanRestorer:
         return instead if instead is not None and spawned.model == primary else spawned.model
 
     def _task(self, spawned: RunSpawned, *, named: bool) -> Task:
-        """Return the task as far as a plan needs it: with the model's name, if that can be looked up."""
+        """Return the task as far as a plan needs it, with the name of the model if the name can be looked up."""
         wanted = self._wanted(spawned)
         return Task(spawned.task, model=wanted if named and ":" in wanted else None, rounds=spawned.rounds)
 
 
 def _list_tools(spawned: RunSpawned) -> list[str]:
-    """Return the tools that the run had, but those that it has as the member of a team or for its rounds."""
+    """Return the tools of the run, without those for members of a team and for rounds."""
     return [tool.name for tool in _read(spawned.tools, list[_Tool]) if tool.name not in GIVEN_TOOLS]
 
 
@@ -219,8 +221,7 @@ def _make_profile(kept: _Kept, tools: list[str] | None) -> Profile:
 
 
 def _restore_team(kept: _Kept, found: Profile | None) -> Profile:
-    """Return the team as it was: the one that is given again, or the profile it stands for with the members that the
-    log has."""
+    """Return the team as before: the team that is given again, or its profile with the members from the log."""
     assert kept.team is not None
     if isinstance(found, Team):
         return replace(found, refine=kept.team.refine)
@@ -237,12 +238,12 @@ def _restore_team(kept: _Kept, found: Profile | None) -> Profile:
 
 
 def _of_servers(name: str) -> bool:
-    """Return whether a tool comes and goes with MCP servers: the plan reports those that lack."""
+    """Return True if a tool comes and goes with MCP servers. The plan reports such tools as missing."""
     return name.startswith(PREFIX) or name == CODE_MODE
 
 
 def restore_workspace_kind(profile: Profile, spawned: RunSpawned) -> Profile:
-    """Return the profile with the kind of workspace that the run had, whatever it says now."""
+    """Return the profile with the kind of workspace that the run had, whatever the profile says now."""
     kept = _read(spawned.profile, _Kept)
     return profile if profile.workspace == kept.workspace else replace(profile, workspace=kept.workspace)
 

@@ -1,7 +1,8 @@
-"""One live run as the supervisor holds it: what the log cannot say, such as its task, its slot and who waits for it.
+"""One live run in the supervisor, with everything that the log does not hold, such as its slot, its clocks and its
+waiters.
 
-Knows timers, slots and budgets; not how a run is spawned, driven or restored. Other modules read the fields of a Run
-and change them through its methods only.
+Knows timers, slots and budgets, but not how a run is spawned, driven or restored. Other modules read the fields of a
+Run, and change them only through its methods.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from retinue.supervisor.slots import SlotHolder
 from retinue.workspaces.run_folders import RunFolders
 
 LEFT_OPEN = "{tree} was left open: `retinue resume {tree}` goes on with it"
-Relay = Callable[[str, str], Awaitable[Receipt]]  # the words, and the id that a client gave them
+Relay = Callable[[str, str], Awaitable[Receipt]]  # the text, and the message id of a client
 
 
 class Run(msgspec.Struct, eq=False):
@@ -51,7 +52,7 @@ class Run(msgspec.Struct, eq=False):
     background: bool = False
     queues: bool = False  # its parent waits for it without holding a slot
     history: Past | None = None  # of a run that was restored, or continues another one
-    remote_tail: tuple[Event, ...] = ()  # of a resumed remote run: what is in the log after its last cursor
+    remote_tail: tuple[Event, ...] = ()  # of a resumed remote run: the events after its last cursor
     children: tuple[Run, ...] = ()
     view: RunView = None  # type: ignore[assignment]  # set when `run.spawned` is folded
     context: Context | None = None
@@ -69,31 +70,31 @@ class Run(msgspec.Struct, eq=False):
 
     # Its clocks
     started: float = 0.0
-    idle_before: float = 0.0  # seconds that an earlier process had waited for messages
+    idle_before: float = 0.0  # seconds of waiting for messages, in earlier processes
     deadline: Deadline | None = None
     stall_timer: StallTimer | None = None
     grace_timer: Timer | None = None
-    questions: int = 0  # how many of it and of the runs below wait for a person
+    questions: int = 0  # open questions of the run and of the runs below it
     question_listeners: tuple[Callable[[bool], None], ...] = ()
 
     # Its calls
-    first_write: asyncio.Future[None] | None = None  # what the model's first reply waits for
+    first_write: asyncio.Future[None] | None = None  # of `run.spawned`; the first reply waits for it
     call_ids: set[str] | None = None
     sealed_calls: dict[str, str] | None = None  # the seal of the MCP tool that each allowed call was judged by
 
     # Its conversation
-    message_task: asyncio.Task[Any] | None = None  # the turns of the message that it works on
-    withheld_calls: frozenset[str] | None = None  # of interrupted turns: the calls that nobody had allowed
-    leaving: bool = False  # somebody has ended it
-    left_open: bool = False  # the process closes while it waits: another one resumes it
+    message_task: asyncio.Task[Any] | None = None  # the turns of the current message
+    withheld_calls: frozenset[str] | None = None  # of an interrupted turn: calls that were not approved
+    leaving: bool = False  # the conversation has been ended
+    left_open: bool = False  # the process closes while it waits: it can be resumed
 
     # Its team
-    team: asyncio.Future[RunningTeam] | None = None  # of a run that leads one
+    team: asyncio.Future[RunningTeam] | None = None  # set if the run leads a team
 
     # Its inbox
     inbox: tuple[UserTurn, ...] = ()
     news: asyncio.Event | None = None
-    relay: Relay | None = None  # carries messages to a run that lives elsewhere
+    relay: Relay | None = None  # carries messages to a remote run
 
     @property
     def name(self) -> str:
@@ -105,14 +106,14 @@ class Run(msgspec.Struct, eq=False):
 
     @property
     def lineage(self) -> Iterator[Run]:
-        """The run and those above it, up to the primary."""
+        """The run and all runs above it, up to the primary."""
         run: Run | None = self
         while run is not None:
             yield run
             run = run.parent
 
     def is_below(self, other: Run) -> bool:
-        """Tell whether the other run is above this one, at any level."""
+        """Return True if `other` is above this run, at any level."""
         above = self.parent
         while above is not None and above is not other:
             above = above.parent
@@ -120,7 +121,8 @@ class Run(msgspec.Struct, eq=False):
 
     @property
     def own_account(self) -> Account | None:
-        """The account that was made for this run; None if it spends from the one above, or without a limit."""
+        """The account that was made for this run, or None if the run spends from its parent's account or without a
+        limit."""
         return None if self.parent is not None and self.account is self.parent.account else self.account
 
     @property
@@ -129,7 +131,7 @@ class Run(msgspec.Struct, eq=False):
 
     @property
     def is_stopping(self) -> bool:
-        """True for a run that gets nothing more: it was told to stop, or its ending is on the way."""
+        """True if the run gets nothing more: it was told to stop, or its ending is on the way."""
         return self.stopping is not None or self.ending
 
     def result(self) -> Result[Any]:
@@ -145,7 +147,7 @@ class Run(msgspec.Struct, eq=False):
         return self.result()
 
     def ticket(self) -> Ticket:
-        """Return the run as the tool that asked for it gets it."""
+        """Return the ticket of the run, for the tool that spawned it."""
         return Ticket(
             run=self.ref.run,
             ref=self.ref,
@@ -155,7 +157,8 @@ class Run(msgspec.Struct, eq=False):
         )
 
     def lasting_path(self) -> str:
-        """Return the path with the run's number among its parent's children: it does not depend on other runs."""
+        """Return a path made of the run's position among its parent's children, which does not depend on other
+        runs."""
         path, run = "", self
         while run.parent is not None:
             siblings = [child for child in run.parent.children if not child.view.spawned.server]
@@ -175,19 +178,20 @@ class Run(msgspec.Struct, eq=False):
         self.context = context
 
     def release(self) -> None:
-        """Drop what only a live tree needs, so that its memory is free without a garbage collection."""
+        """Drop everything that only a live tree needs, so that its memory is freed without a garbage collection."""
         if self.children:
             self.children = ()
         if self.context is not None:
             self.context = None
-        self.deadline = self.stall_timer = None  # of an adopted run, which nobody drives to its ending
+        self.deadline = self.stall_timer = None  # of an adopted run, which has no driver
         if self.team is not None:
             self.team = None
 
     # Starting and ending
 
     def attach_driver(self, task: asyncio.Task[None], on_stop: Callable[[Run], None]) -> None:
-        """Remember the task that drives the run, and what gives it time to stop."""
+        """Remember the task that drives the run, and the callback that starts the grace period when the run is
+        stopped."""
         self.driver_task, self.on_stop = task, on_stop
 
     def begin_driving(self, now: float) -> None:
@@ -195,7 +199,7 @@ class Run(msgspec.Struct, eq=False):
         self.started = now
 
     def ask_ahead(self, written: Awaitable[None]) -> None:
-        """Let the run ask its model while its first event is on the way to the disk."""
+        """Let the run ask its model before its first event is on disk."""
         self.first_write = asyncio.ensure_future(written)
 
     async def wait_for_first_write(self) -> None:
@@ -204,7 +208,7 @@ class Run(msgspec.Struct, eq=False):
             await written
 
     def start_clocks(self, clock: Clock) -> bool:
-        """Start the deadline and the stall timer; False if the run has no time left, and then it is timed out."""
+        """Start the deadline and the stall timer. If no time is left, mark the run as timed out and return False."""
         used = 0.0 if self.history is None else self.history.seconds
         self.started = clock.monotonic() - used
         if self.task.conversation:
@@ -219,8 +223,8 @@ class Run(msgspec.Struct, eq=False):
         return True
 
     def stop(self, status: Status, *, failure: str = "") -> bool:
-        """Ask the run, and first everything below it, to stop; False if it is stopping or ended already. With a
-        `failure` it ends `failed`, with that text."""
+        """Ask the run and all runs below it to stop. Return False if it is stopping or has ended already. With a
+        `failure`, the run ends `failed` with this text."""
         if self.is_stopping:
             return False
         self.failure = failure
@@ -238,13 +242,13 @@ class Run(msgspec.Struct, eq=False):
         self.slot.stop()
 
     def attach_message(self, task: asyncio.Task[Any] | None) -> None:
-        """Remember the turns of the message that a conversation works on; None when they are over."""
+        """Remember the task that runs the turns of the current message, or None when they are over."""
         self.message_task = task
         if task is not None:
             self.withheld_calls = None
 
     def change_model(self, plan: Plan) -> None:
-        """Ask the model of another plan from the next turn on."""
+        """Use the model of another plan from the next turn on."""
         self.plan = replace(self.plan, model=plan.model, model_name=plan.model_name)
 
     @property
@@ -252,8 +256,8 @@ class Run(msgspec.Struct, eq=False):
         return self.withheld_calls is not None
 
     def interrupt_turn(self) -> bool:
-        """Break off the turn of a conversation, and the runs that it waits for. Those in the background go on. False
-        if it is in no turn, or stopping."""
+        """Break off the turn of a conversation, and the runs that the turn waits for. Background runs go on. Return
+        False if there is no turn, or if the run is stopping."""
         if self.message_task is None or self.message_task.done() or self.is_stopping:
             return False
         if self.withheld_calls is None:
@@ -265,7 +269,8 @@ class Run(msgspec.Struct, eq=False):
         return True
 
     def end_conversation(self) -> bool:
-        """Let a conversation end as done; a turn in progress is broken off. False if there is none to end."""
+        """Let a conversation end as `done`, and break off a turn in progress. Return False if there is no conversation
+        to end."""
         if not self.task.conversation or self.leaving or self.is_stopping:
             return False
         self.leaving = True
@@ -274,7 +279,7 @@ class Run(msgspec.Struct, eq=False):
         return True
 
     def leave_open(self) -> None:
-        """Stop a conversation that waits without an ending, so that it can be resumed. Runs below are cancelled."""
+        """Stop a waiting conversation without an ending, so that it can be resumed. Runs below are cancelled."""
         self.left_open = True
         self.begin_ending()
         for child in self.children:
@@ -286,13 +291,13 @@ class Run(msgspec.Struct, eq=False):
         self.stop("timed_out")
 
     def kill(self) -> None:
-        """Stop the run, and cut its clean-up short."""
+        """Stop the run, and cut its cleanup short."""
         self.stop("cancelled")
         if self.driver_task is not None and self.driving and not self.ending:
             self.driver_task.cancel()
 
     def keep_partial(self, text: str) -> None:
-        """Remember the text of a run that does not finish."""
+        """Remember the text so far of a run that does not finish."""
         self.partial = text
 
     def begin_ending(self) -> None:
@@ -300,14 +305,14 @@ class Run(msgspec.Struct, eq=False):
         self.slot.stop()
 
     def mark_ended(self) -> None:
-        """Mark a run of an earlier process that has its ending in the log."""
+        """Mark a run of an earlier process as ended: its ending is in the log."""
         self.ending = self.finished = True
 
     def finish(self) -> None:
         """Wake everybody who waits for the run, once its ending is written."""
         self.finished = True
         self.driver_task = None
-        self.stall_timer = None  # not earlier: the ending of a run is a sign of life for those above it
+        self.stall_timer = None  # not earlier: the ending counts as activity of the runs above
         if self.waiters:
             waiters, self.waiters = self.waiters, ()
             for waiter in waiters:
@@ -322,7 +327,7 @@ class Run(msgspec.Struct, eq=False):
         if self.finished:
             waiter.set_result(None)
         else:
-            self.waiters = (*[each for each in self.waiters if not each.done()], waiter)  # without those given up
+            self.waiters = (*[each for each in self.waiters if not each.done()], waiter)  # without cancelled ones
         return waiter
 
     # Clocks
@@ -330,8 +335,8 @@ class Run(msgspec.Struct, eq=False):
     def set_stall_timer(
         self, seconds: float | UnsetType | None, clock: Clock, write: Callable[[Run, Body], object]
     ) -> None:
-        """Give the run its stall timer. Inherits the parent's budget if unset. A run without a budget below one that
-        has it gets a timer that only reports activity upward."""
+        """Give the run its stall timer. If `seconds` is unset, use the time of the parent. A run without a stall time,
+        below a run with one, gets a timer that only reports activity upward."""
         parent = None if self.parent is None else self.parent.stall_timer
         if seconds is UNSET:
             seconds = None if parent is None else parent.seconds
@@ -348,7 +353,7 @@ class Run(msgspec.Struct, eq=False):
         )
 
     def is_queued_below(self) -> bool:
-        """Return whether the run or one below it waits for a slot."""
+        """Return True if the run or a run below it waits for a slot."""
         return self.slot.is_queued or any(child.is_queued_below() for child in self.children)
 
     def record_activity(self) -> None:
@@ -356,11 +361,11 @@ class Run(msgspec.Struct, eq=False):
             self.stall_timer.record_activity()
 
     def start_grace(self, timer: Timer) -> None:
-        """Remember the timer that ends the run if it does not stop in time."""
+        """Remember the timer that ends the run after its grace period."""
         self.grace_timer = timer
 
     def pause_for_person(self) -> None:
-        """Stop the clocks of the run and of all that wait for it, while a person is asked."""
+        """Pause the clocks of the run and of all runs above it, while a person is asked."""
         for run in self.lineage:
             if run.deadline is not None:
                 run.deadline.pause()
@@ -379,7 +384,8 @@ class Run(msgspec.Struct, eq=False):
         self._resume_stall_timers()
 
     def add_question_listener(self, listener: Callable[[bool], None]) -> None:
-        """Tell `listener` when a person is asked (True) and was (False), from now on and for open questions."""
+        """Call `listener` with True when a person is asked and with False when the question is closed. Questions that
+        are open now count as just asked."""
         for _ in range(self.questions):
             listener(True)
         self.question_listeners += (listener,)
@@ -398,7 +404,7 @@ class Run(msgspec.Struct, eq=False):
                 run.stall_timer.resume()
 
     async def without_stall_timer(self, awaited: Awaitable[None]) -> None:
-        """Wait for something whose time does not count as a stall."""
+        """Await something whose time does not count as a stall."""
         self._pause_stall_timers()
         try:
             await awaited
@@ -406,7 +412,7 @@ class Run(msgspec.Struct, eq=False):
             self._resume_stall_timers()
 
     def measure_duration(self, clock: Clock) -> float:
-        """Return the seconds that the run has been at work. Those in which a conversation waited do not count."""
+        """Return the seconds that the run has been at work, without the time in which a conversation waited."""
         seconds = clock.monotonic() - self.started
         if self.task.conversation:
             seconds = max(0.0, seconds - self.view.measure_idle(clock.wall()) + self.idle_before)
@@ -424,7 +430,8 @@ class Run(msgspec.Struct, eq=False):
     # Calls
 
     def claim_call_id(self, wanted: str) -> str:
-        """Return an id that no earlier call of the run has: answers, approvals and results go by it."""
+        """Return a call id that no earlier call of the run has. Answers, approvals and results refer to calls by this
+        id."""
         if self.call_ids is None:
             self.call_ids = set()
         found, number = wanted, 2
@@ -437,19 +444,19 @@ class Run(msgspec.Struct, eq=False):
         self.call_ids = call_ids or None
 
     def seal_call(self, call_id: str, seal: str) -> None:
-        """Remember the MCP tool, by its seal, that a call was judged by."""
+        """Remember the seal of the MCP tool that a call was judged by."""
         if self.sealed_calls is None:
             self.sealed_calls = {}
         self.sealed_calls[call_id] = seal
 
     def take_seal(self, call_id: str) -> str | None:
-        """Return and forget the seal of a call; None if no call of the run has any."""
+        """Return and forget the seal of a call, or None if no call of the run has one."""
         return self.sealed_calls.pop(call_id, "") if self.sealed_calls else None
 
     # Team
 
     def find_team(self) -> asyncio.Future[RunningTeam]:
-        """Return a future of the team that this run leads: its members may ask before it has begun."""
+        """Return a future of the team that this run leads. A member may ask for the team before it has begun."""
         if self.team is None:
             self.team = asyncio.get_running_loop().create_future()
         return self.team
@@ -464,7 +471,7 @@ class Run(msgspec.Struct, eq=False):
     def restore_history(
         self, history: Past, *, inbox: tuple[UserTurn, ...] = (), remote_tail: tuple[Event, ...] = ()
     ) -> None:
-        """Give the run what an earlier process, or the run it continues, has left."""
+        """Give the run the history left by an earlier process or by the run it continues."""
         self.history = history
         self.inbox = inbox
         self.remote_tail = remote_tail
@@ -482,7 +489,7 @@ class Run(msgspec.Struct, eq=False):
 
     @property
     def waits_for_news(self) -> bool:
-        """True while background children live and nothing has come in."""
+        """True while a background child lives and the inbox is empty."""
         if not self.inbox:
             for child in self.children:
                 if child.background and not child.finished:
@@ -490,14 +497,14 @@ class Run(msgspec.Struct, eq=False):
         return False
 
     async def wait_for_news(self) -> None:
-        """Wait until a message came in or no background child is left."""
+        """Wait until a message arrives or no background child is left."""
         news = self.news = asyncio.Event()
         while self.waits_for_news:
             news.clear()
             await news.wait()
 
     async def wait_for_message(self) -> None:
-        """Wait until a message came in or the conversation ends. The clocks stand still meanwhile."""
+        """Wait until a message arrives or the conversation ends. The clocks are paused meanwhile."""
         if self.deadline is not None:
             self.deadline.pause()
         self._pause_stall_timers()

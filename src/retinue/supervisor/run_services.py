@@ -1,7 +1,7 @@
-"""The services of the supervisor for one run: what the loop's link offers. Fulfils the Link port.
+"""The services of the supervisor for one run. Fulfils the Link port of the loop.
 
-Everything that is said through it is stamped with the run it was made for. Knows approvals, budgets and the run's tree;
-spawning is a callable that is passed in.
+Every event written through the services belongs to their run. This module knows approvals, budgets and the run's tree;
+spawning is passed in as a callable.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
     tree: Tree
     run: Run
     shared: SharedServices
-    shown_changes: dict[str, str] | None = None  # digests of what calls of apply_subagent were shown to do
+    shown_changes: dict[str, str] | None = None  # digests of the previews of apply_subagent, by call id
     written_calls: dict[str, Awaitable[None] | None] | None = None  # calls of the reply that have not begun yet
     spoken: Sequence[str] = ()  # the pieces of text of the model call in flight
     reservation: CallReservation | None = None  # of the model call in flight, inside a budget
-    sent_thread: secrets.GrowingList | None = None  # without secrets, if there are any
+    sent_thread: secrets.GrowingList | None = None  # the thread without secrets, if any are known
 
     @property
     def ref(self) -> RunRef:
@@ -129,7 +129,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
     async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
         run = self.run
         self._check_wanted()
-        if spec.host:  # a model's calls are counted when its reply comes, all at once
+        if spec.host:  # calls of a model are counted all at once, when its reply comes
             run.slot.begin_calls()
         try:
             calls = self.written_calls
@@ -148,15 +148,15 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
                 return _ALLOW
             return await self._decide(call, spec, preview, verdict)
         except ToolError:
-            raise  # of its preview: the call gets a result
+            raise  # from the preview: the call gets a result
         except BaseException:
-            if not call.within:  # else it is withdrawn
+            if not call.within:  # else `withdraw` ends it
                 run.slot.drop_call()
             raise
 
     def _write_call(self, call: Call, spec: ToolSpec) -> Awaitable[None] | None:
-        """Write a call. What may run twice need not wait for the disk, nor what spawns: a child waits for its own first
-        event, with its first reply at the latest."""
+        """Write a call. A repeatable call need not wait for the disk. Nor need a spawning call: a child waits for its
+        own first event, with its first reply at the latest."""
         body = ToolCall(
             call_id=call.id,
             name=call.name,
@@ -171,20 +171,20 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         return self.tree.write(self.run, body, not (spec.repeatable or spec.waits))
 
     def _seal(self, call: Call, spec: ToolSpec) -> ToolSpec:
-        """Return the tool of an MCP server as it is now: that, and nothing else, is judged, shown and run."""
+        """Return the current spec of an MCP tool. Only this version of the tool is judged, shown and run."""
         now = current_spec(self.run, spec)
         self.run.seal_call(call.id, now.seal)
         return now
 
     async def _decide(self, call: Call, spec: ToolSpec, preview: Preview | str, verdict: Verdict) -> Decision:
-        """Decide about a call that the policy does not simply let pass."""
+        """Decide about a call that the policy does not simply allow."""
         if call.name == apply_changes.APPLY and verdict.what == "ask":
             shown, digest = await apply_changes.preview_child(self.run, call)
             if self.shown_changes is None:
                 self.shown_changes = {}
             self.shown_changes[call.id] = digest
             if shown is None:
-                return _ALLOW  # there is nothing to say yes to: the call itself says why
+                return _ALLOW  # there is nothing to approve: the call itself says why
             preview = shown
         decision = await self.shared.approvals.decide(
             self.tree, self.run, call, spec=spec, preview=preview, verdict=verdict
@@ -210,7 +210,8 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
 
     def _report_progress(self, call: Call, outcome: Outcome | None = None) -> None:
         """Write into the thread of the parent that this subagent begins a tool call, or has its `outcome`. Only
-        `subagent_NAME` promises this; a parent that asks for many at once would have their events twice."""
+        children of `subagent_NAME` do this. For a parent that spawns many children at once, the log would have their
+        events twice."""
         run, parent = self.run, self.run.parent
         if parent is None or run.queues:
             return
@@ -281,8 +282,8 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
             self.run.slot.end_call()
 
     def _find_asker(self, reported: Sequence[str]) -> Run:
-        """Return the run of a peer that asks through a call of this run: one below it that is reported under one of
-        these ids. A peer that names no such run asks as this run."""
+        """Return the run that asks through a call of this run: a peer's run below, reported under one of these ids. If
+        the peer names no such run, return this run."""
         for run in self.tree.runs:
             if run.view.spawned.remote_id in reported and self.run in run.lineage and not run.is_stopping:
                 return run
@@ -331,10 +332,10 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
             raise asyncio.CancelledError from None
         except (RetinueError, Stop):
             raise
-        except Exception as error:  # the boundary to providers: what breaks there is told, with its own words
+        except Exception as error:  # the boundary to providers: report their errors in their own words
             raise ModelError(f"model provider panicked: {type(error).__name__}: {error}") from error
         finally:
-            if reservation is not None:  # what it did not spend of its worst case is given back
+            if reservation is not None:  # release the part of the worst case that was not spent
                 self.reservation = None
                 reservation.settle(usage, estimated=estimated)
         if reply.calls:
@@ -346,18 +347,18 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         return reply
 
     def _clean_thread(self, thread: list[Turn]) -> list[Turn]:
-        """Return the thread without known secrets. Turns that were sent before are not looked at again."""
+        """Return the thread without known secrets. Turns that were cleaned before are not scanned again."""
         if self.sent_thread is None:
             self.sent_thread = secrets.GrowingList()
         return self.sent_thread.clean(thread)
 
     async def _reserve_again(self, spent: Usage, *, estimated: bool = False) -> None:
-        """Settle a model call that is retried, and reserve for it like for another one."""
+        """Settle the attempts of a model call so far, and reserve its worst case again for the retry."""
         if self.reservation is not None:
             await self.reservation.reserve_again(spent, self.run.without_stall_timer, estimated=estimated)
 
     def _with_own_ids(self, reply: Reply) -> Reply:
-        """Return the reply with call ids that no earlier call of the run has."""
+        """Return the reply with call ids that are unique in the run."""
         calls = reply.calls
         for index, call in enumerate(reply.calls):
             own = self.run.claim_call_id(call.id)
@@ -366,7 +367,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         return reply if calls is reply.calls else msgspec.structs.replace(reply, calls=calls)
 
     def show_delta(self, kind: str, text: str, turn: int = 0, offset: int = 0, *, call_id: str = "") -> None:
-        """Show a piece of a reply, with its place in it, or of the output of a call."""
+        """Show a piece of a reply, with its offset in the reply, or a piece of a call's output."""
         run, ref = self.run, self.run.ref
         if run.ending:
             return
@@ -377,7 +378,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         delta = Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind, turn=turn, offset=offset, call_id=call_id)
         if run.first_write is None:
             self.tree.log.show(delta)
-        else:  # in order, and not before watchers can know of the run
+        else:  # in order, and not before `run.spawned` is written
             run.first_write.add_done_callback(partial(_show_when_written, self.tree.log, delta))
 
     def _report_reply(self, reply: Reply, model: str) -> None:
@@ -395,7 +396,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         self.tree.write(run, Message(text, is_final, file, replies_to=run.view.replying_to if is_final else ""))
 
     def _report_thinking(self, reply: Reply) -> None:
-        """Write what the provider did on its own before it spoke."""
+        """Write the provider's own tool calls and its thinking, which came before the reply."""
         for native in reply.natives:
             self.emit(ToolCall(native.id, native.name, native.args, "provider"))
             self.emit(
@@ -484,7 +485,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         return wanted.ticket()
 
     def _find_below(self, numbers: Sequence[int]) -> list[Run]:
-        """Return the runs below this one with these numbers. Raises ToolError for a number that is none."""
+        """Return the runs below this run with these numbers. Raises ToolError for any other number."""
         found = []
         for number in numbers:
             below = self.tree.find_run(number)
@@ -494,7 +495,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         return found
 
     def agents(self) -> list[Row]:
-        """Return every run below this one, in the order they were made; ended ones stay listed."""
+        """Return every run below this run, in the order they were made, including ended runs."""
         below = sorted(self.run.view.walk(), key=lambda view: view.number)
         return [describe_view(view, self.tree.id) for view in below if view is not self.run.view]
 
@@ -546,7 +547,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         return outcomes
 
     async def wait_for_message(self, waiting: RunWaiting) -> bool:
-        if not self.run.view.waits:  # else an earlier process has said so
+        if not self.run.view.waits:  # else an earlier process wrote it
             self.emit(waiting)
         if not self.run.inbox:
             await self.run.wait_for_message()
@@ -588,7 +589,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         if wanted.plan.team is not None or team is not None:
             decided = None if team is None else team.decided
             given = [each for each in wanted.children if decided is None or each.ref.run == decided.member_run]
-        for each in given:  # of a team that could not decide, the first that has the first file
+        for each in given:  # of an undecided team, the first member that has the first file
             handed = await asyncio.to_thread(read_own_files, each.folders, names, limit)
             if names[0] in handed.found:
                 break
@@ -601,13 +602,15 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         return self.run.folders.fit_event_text(text)
 
     def _check_wanted(self) -> None:
-        """Raise CancelledError for a run that was told to stop and did not listen: it gets nothing more."""
+        """Raise CancelledError if the run was told to stop or is ending. A run that ignores the cancel gets nothing
+        more."""
         if self.run.stopping is not None or self.run.ending:
             raise asyncio.CancelledError
 
 
 class ReplyDeltas(msgspec.Struct, eq=False, gc=False):
-    """Shows the deltas of one model call, each with its place in the reply. `texts` are the pieces of its text."""
+    """The callback for the deltas of one model call. It shows each delta with its offset in the reply. `texts` holds
+    the pieces of text."""
 
     services: RunServices
     turn: int
@@ -630,7 +633,7 @@ def _show_when_written(log: Log, delta: Delta, written: asyncio.Future[None]) ->
 
 
 def _complete_usage(reply: Reply, request: Request) -> Reply:
-    """Return the reply with an estimate for tokens that its model did not report, so that budgets count them."""
+    """Return the reply with an estimate of tokens that its model did not report, so that budgets count them."""
     usage = reply.usage
     if reply.counted or (usage.input_tokens and usage.output_tokens):
         return reply
@@ -642,7 +645,7 @@ def _complete_usage(reply: Reply, request: Request) -> Reply:
 
 
 async def _join_any(runs: Sequence[Run], seconds: float | None) -> None:
-    """Wait until one of the runs has ended, at most so long."""
+    """Wait until one of the runs has ended, for at most `seconds`."""
     joined = [run.join() for run in runs]
     try:
         await asyncio.wait(joined, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -658,8 +661,8 @@ async def _join_all(runs: Sequence[Run]) -> None:
 
 
 def read_own_files(folders: RunFolders, names: Sequence[str], limit: int) -> HandedFiles:
-    """Read files of a workspace that is the run's own. The one it shares with its parent has nothing that is known to
-    be the run's."""
+    """Read files from the workspace of a run. A shared workspace is refused: none of its files is known to be the
+    run's own."""
     found: dict[str, bytes] = {}
     refused: dict[str, str] = {}
     if folders.is_shared:
@@ -684,7 +687,7 @@ def read_own_files(folders: RunFolders, names: Sequence[str], limit: int) -> Han
 
 
 def copy_args(args: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy nobody else can change: what is shown and logged must stay what was asked."""
+    """Return a copy that nobody else can change. The arguments shown and logged must stay the ones asked about."""
     copied = args.copy()
     for name, value in args.items():
         if type(value) not in _PLAIN:
@@ -693,7 +696,7 @@ def copy_args(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _asked_timeout(call: Call) -> float | None:
-    """Return the seconds a call gives itself, for the header that shows it."""
+    """Return the timeout among the arguments of a call, for the header that shows it."""
     value = call.args.get("executionTimeout", call.args.get("timeout"))
     if value is None or isinstance(value, bool) or not isinstance(value, int | float):
         return None

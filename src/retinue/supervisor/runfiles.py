@@ -1,8 +1,10 @@
-"""Files of the runs that were delegated, for programs and people who read files: a view of the log like any screen.
+"""Files of delegated runs, for programs and people who read files. Like a screen, they are a view of the log.
 
-`live_logs/events.ndjson` grows as things happen, `full_logs/status.json` is kept current, `full_logs/transcript.md`
-and `full_logs/events.ndjson` are there when the run has ended. `metrics_summary.json` is the tree's: written whenever a
-run of it ends, so it is complete when the primary has ended.
+- `live_logs/events.ndjson` grows with each event.
+- `full_logs/status.json` is kept current.
+- `full_logs/transcript.md` and `full_logs/events.ndjson` exist when the run has ended.
+- `metrics_summary.json` belongs to the tree. It is written whenever a run of the tree ends, so it is complete when the
+  primary has ended.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ from retinue.supervisor.tree import Tree
 from retinue.workspaces.run_folders import StateFolder
 
 WAIT_SECONDS = 5.0
-LINGER_SECONDS = 0.05  # in which a run that is quick has all its files written once
-LATE_SECONDS = 0.01  # by which an event loop that has much to do is late
+LINGER_SECONDS = 0.05  # a quick run ends in this time, so its files are written once
+LATE_SECONDS = 0.01  # an event loop that is later than this is busy
 LONGEST_LINGER_SECONDS = 1.0
 RETRY_SECONDS = 1.0
 TREES_AT_ONCE = 64
@@ -52,7 +54,8 @@ _STATUS_KINDS = (RunStarted, TurnEnded, ApprovalAsked, ApprovalDecided, RunEnded
 
 
 class _RunFile(msgspec.Struct, eq=False, gc=False):
-    """The files of one run: the events that are in them, until it has ended. Before any are there are no files."""
+    """The files of one run. `events` holds the events in the files until the run has ended; None means that there are
+    no files yet."""
 
     events: list[Event] | None = None
     is_begun: bool = False
@@ -60,15 +63,15 @@ class _RunFile(msgspec.Struct, eq=False, gc=False):
 
 
 class _TreeFiles(ForwardingLog):
-    """The files of a tree: those of its runs, and the events that are not yet in them, which it takes as the tree's
-    log. A tree that is `over` gets no more of them; one that `failed` could not be written."""
+    """The files of one tree. Wraps the tree's log and collects `pending` events, which are not in the files yet.
+    `over` means that no more events come, `failed` that the files could not be written."""
 
     def __init__(self, runs: Runs, on_change: Callable[[_TreeFiles], None], log: Log) -> None:
         super().__init__(log)
         self.runs = runs
         self.kept: dict[int, _RunFile] = {}
         self.pending: list[Event] = []
-        self.is_written = False  # at this moment, in a thread
+        self.is_written = False  # a thread writes its files now
         self.over = False
         self.failed = False
         self._on_change = on_change
@@ -90,18 +93,18 @@ class _TreeFiles(ForwardingLog):
 
 
 class RunFiles:
-    """The files of the runs that are kept. Trees give their events; a task writes those that the log has, in threads,
-    some trees at a time. So a tree has the more events in one go, the more there is to do."""
+    """The files of all kept runs. Trees pass in their events. A task writes the events in threads, some trees at a
+    time, once the log has them. The more there is to do, the more events of a tree are written in one go."""
 
     def __init__(self, log: Log, state: StateFolder) -> None:
         self._log = log
         self._state = state
         self._trees: dict[str, _TreeFiles] = {}
-        self._on_change = self._note_change  # one object for all trees
-        self._changed: dict[_TreeFiles, None] = {}  # with pending events, in the order they got them
+        self._on_change = self._note_change  # one bound method for all trees
+        self._changed: dict[_TreeFiles, None] = {}  # trees with pending events, in order of arrival
         self._owner = TaskOwner()
         self._is_writing = False
-        self._is_wanted = asyncio.Event()  # by somebody who waits
+        self._is_wanted = asyncio.Event()  # set while a caller waits for files
         self._waiting = 0
         self._settled = asyncio.Event()  # a new one for every round of writing
 
@@ -113,14 +116,14 @@ class RunFiles:
         files.kept[run] = _RunFile()
 
     def restore(self, tree: str, events: Iterable[Event]) -> None:
-        """Begin with the events that an earlier process has written of a tree whose runs are kept."""
+        """Take the events of an earlier process, for a tree whose runs are kept."""
         files = self._trees.get(tree)
         if files is not None:
             for event in events:
                 files.take_event(event)
 
     def end_tree(self, tree: str) -> None:
-        """Let go of a tree that has ended, once its files are written."""
+        """Release a tree that has ended, once its files are written."""
         files = self._trees.get(tree)
         if files is not None:
             files.over = True
@@ -132,11 +135,12 @@ class RunFiles:
         return found is not None and run in found.kept
 
     def has_files(self, tree: str, run: int) -> bool:
-        """Tell whether an earlier process has kept files of the run."""
+        """Return True if an earlier process has kept files of the run."""
         return Path(self._state.run_folder(tree, run), "live_logs").exists()
 
     async def begun(self, tree: str, runs: Sequence[int]) -> None:
-        """Wait until the files of these new runs are there, but not for ever: they are a convenience."""
+        """Wait until the files of these new runs exist. Give up after some seconds, because the files are a
+        convenience."""
         files = self._find_files(tree, runs)
         await self._wait(lambda: all(file.is_begun for file in files))
 
@@ -163,7 +167,7 @@ class RunFiles:
                 self._is_wanted.clear()
 
     async def close(self) -> None:
-        """Write what is left. Gives up when nothing was written for some seconds."""
+        """Write all pending events. Give up if nothing was written for some seconds."""
         self._waiting += 1
         self._is_wanted.set()
         left = -1
@@ -176,7 +180,7 @@ class RunFiles:
             self._release(tree)
 
     def _note_change(self, tree: _TreeFiles) -> None:
-        """Have a tree written that has pending events again."""
+        """Schedule the writing of a tree that has pending events."""
         self._changed[tree] = None
         if not self._is_writing:
             self._is_writing = True
@@ -189,7 +193,7 @@ class RunFiles:
             del self._trees[tree.runs.tree]
 
     async def _write_changes(self) -> None:
-        """Write what is pending, until nothing is."""
+        """Write pending events until none are left."""
         try:
             while self._changed:
                 await self._linger()
@@ -217,7 +221,7 @@ class RunFiles:
             self._is_writing = False
 
     async def _linger(self) -> None:
-        """Give runs a moment, and more of them while the event loop has much to do, unless somebody waits for files."""
+        """Wait a moment for more events, and longer while the event loop is busy, unless a caller waits for files."""
         loop = asyncio.get_running_loop()
         latest = loop.time() + LONGEST_LINGER_SECONDS
         while not self._is_wanted.is_set():
@@ -233,7 +237,7 @@ class RunFiles:
         self._settled = asyncio.Event()
 
     async def _flush(self) -> None:
-        """Wait until the log has the events that are taken: nothing is shown before that."""
+        """Wait until the log has the collected events: no file shows an event before the log has it."""
         while True:
             try:
                 return await self._log.flush()
@@ -253,7 +257,7 @@ class RunFiles:
                 tree.failed = True
 
     def _write_batch(self, tree: _TreeFiles, batch: list[Event]) -> None:
-        """Write what happened since the last batch: once for each run, however many events it has."""
+        """Write the events since the last batch: once per run, however many events the run has."""
         by_run: dict[int, list[Event]] = {}
         for event in batch:
             by_run.setdefault(event.run, []).append(event)
@@ -264,19 +268,19 @@ class RunFiles:
             self._summarise(tree.runs)
 
     def _write(self, tree: str, run: RunView, new: list[Event], file: _RunFile) -> None:
-        """Write the new events of a run beside those that are written."""
+        """Write the new events of a run, after the events that are written already."""
         own = self._state.run_folder(tree, run.number)
         live, full = f"{own}/live_logs", f"{own}/full_logs"
         is_new = file.events is None
         if is_new:
-            for folder in (self._state.tree_folder(tree), own, live, full):  # so that none is tried in vain
+            for folder in (self._state.tree_folder(tree), own, live, full):  # parents first, so that no mkdir fails
                 ensure_private_folder(folder)
-        # A run that resumes after a crash starts its file anew.
+        # A run that is resumed after a crash starts its file anew.
         write_private_file(f"{live}/events.ndjson", encode_events(new), append=not is_new)
         is_over = type(new[-1].body) is RunEnded
         events = file.events = file.events or []
         events += new
-        if is_over:  # before the status, which tells a reader that they are there
+        if is_over:  # before the status, which tells readers that these files exist
             _copy_file(f"{live}/events.ndjson", f"{full}/events.ndjson")
             write_private_file(f"{full}/transcript.md", format_transcript(events).encode())
         if is_new or any(isinstance(event.body, _STATUS_KINDS) for event in new):
@@ -303,7 +307,7 @@ class RunFiles:
 
 
 def _copy_file(source: str, target: str) -> None:
-    """Give a file that is not written any more a second name, or where that cannot be, a copy."""
+    """Make `target` a hard link to `source`, which is not written any more, or a copy if linking fails."""
     try:
         os.link(source, target)
     except OSError:
@@ -311,7 +315,7 @@ def _copy_file(source: str, target: str) -> None:
 
 
 def status_of(tree: str, run: RunView) -> dict[str, Any]:
-    """Return the content of status.json. A team itself uses nothing: what its members have used is its own."""
+    """Return the content of status.json. A team uses nothing itself, so the usage of its members counts."""
     used = sum_subtree_bill(run) if run.members else Bill(usage=run.usage, cost=run.cost, unpriced=run.unpriced)
     return {
         "tree": tree,

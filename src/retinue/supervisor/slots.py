@@ -1,7 +1,7 @@
-"""Concurrency slots of a tree: how many of its runs run at once. Knows no run, only the holder of a slot.
+"""Concurrency slots of a tree: a limit on how many of its runs work at once. Knows no runs, only slot holders.
 
-Nobody waits for a slot while holding one: a run that only waits for its children gives its slot back, and is the first
-to get one again.
+No run waits for a slot while holding one. A run that only waits for its children releases its slot, and later gets a
+slot before the runs in the queue.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 
 class Slots:
-    """The slots of one tree. A `limit` of None is unlimited; 0 lets nothing run."""
+    """The slots of one tree. A `limit` of None means unlimited; 0 lets nothing run."""
 
     __slots__ = ("_free", "_queue", "limit")
 
@@ -23,12 +23,12 @@ class Slots:
         self._queue: tuple[asyncio.Future[None], ...] = ()
 
     def limit_to(self, limit: int | None) -> None:
-        """Set another limit, while no slot is taken."""
+        """Set another limit. No slot may be taken at this time."""
         self.limit = limit
         self._free = limit or 0
 
     def try_acquire(self) -> bool:
-        """Take a slot if one is free and nobody waits for it."""
+        """Take a slot if one is free and nobody waits for it. Return True if a slot was taken."""
         if self.limit is None:
             return True
         if self._free == 0 or self._queue:
@@ -37,14 +37,15 @@ class Slots:
         return True
 
     def enqueue(self, *, first: bool = False) -> asyncio.Future[None]:
-        """Return a request that is done when it has got a slot. A request that is no longer wanted is withdrawn."""
+        """Return a request: a future that is done when the request has a slot. `first` puts the request at the head of
+        the queue. A request no longer wanted must be withdrawn."""
         request = asyncio.get_running_loop().create_future()
         self._queue = (request, *self._queue) if first else (*self._queue, request)
         self._serve_queue()
         return request
 
     def withdraw(self, request: asyncio.Future[None]) -> None:
-        """Remove a request from the queue; a slot that it has got already goes to the next."""
+        """Remove a request from the queue. If the request has a slot already, the slot goes to the next request."""
         if request.done() and not request.cancelled():
             self.release()
         elif request in self._queue:
@@ -69,10 +70,11 @@ class Slots:
 
 
 class SlotHolder(msgspec.Struct, eq=False, gc=False):
-    """The slot of one run: held, waited for (`slot_request`), or neither. A primary run needs none (`slots` is None).
+    """The slot of one run: held, requested (`slot_request`), or neither. `slots` is None for a run that needs no slot,
+    such as a primary or a team.
 
-    Counts the tool calls the run has in flight and how many of them only wait for children: when all of them do, the
-    slot is free for others."""
+    The holder counts the run's tool calls in flight, and how many of them only wait for children. While all of them
+    do, the slot is free for other runs."""
 
     slots: Slots | None
     has_slot: bool = False
@@ -87,11 +89,11 @@ class SlotHolder(msgspec.Struct, eq=False, gc=False):
 
     @property
     def needs_slot(self) -> bool:
-        """True for a run that has to wait for its slot."""
+        """True if the run needs a slot and has none."""
         return self.slots is not None and not self.has_slot
 
     def try_acquire(self) -> bool:
-        """Take a slot if one is free and nobody waits for it."""
+        """Take a slot if one is free and nobody waits for it. Return True if a slot was taken."""
         assert self.slots is not None
         self.has_slot = self.slots.try_acquire()
         return self.has_slot
@@ -102,10 +104,10 @@ class SlotHolder(msgspec.Struct, eq=False, gc=False):
             self.slot_request = self.slots.enqueue()
 
     async def acquire(self) -> None:
-        """Wait for the slot. Several calls of one run may want it back at once: one request serves them all."""
+        """Wait for the slot. Several calls of a run may want the slot back at once: they share one request."""
         while self.slots is not None and not self.has_slot:
             if self.stopped:
-                raise asyncio.CancelledError  # a run that was ended meanwhile gets none any more
+                raise asyncio.CancelledError  # a run that was stopped meanwhile gets no slot
             if self.slot_request is None:
                 self.slot_request = self.slots.enqueue(first=True)
             request = self.slot_request
@@ -114,11 +116,11 @@ class SlotHolder(msgspec.Struct, eq=False, gc=False):
                 self.slot_request, self.has_slot = None, True
 
     def stop(self) -> None:
-        """Mark that the run is stopping: it does not take its slot back."""
+        """Mark the run as stopping: it does not take its slot back."""
         self.stopped = True
 
     def leave(self) -> None:
-        """Give up the slot, or the place in the queue, for good."""
+        """Release the slot, or leave the queue, for good."""
         if self.slots is None:
             return
         if self.slot_request is not None:
@@ -150,9 +152,9 @@ class SlotHolder(msgspec.Struct, eq=False, gc=False):
             self.has_slot = False
 
     async def wait_without_slot(self, awaited: Awaitable[None]) -> None:
-        """Wait for children; while that is all the run does, its slot is free for others.
+        """Wait for children. While the run does nothing else, its slot is free for other runs.
 
-        Of several waits the last to end takes the slot back, also when the wait was cancelled."""
+        If several waits overlap, the last one to end takes the slot back, even if it was cancelled."""
         self.waiting_calls += 1
         self._release_if_only_waiting()
         try:

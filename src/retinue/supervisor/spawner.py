@@ -1,7 +1,7 @@
-"""The spawner: the only place that makes runs. Checks depth, slots, budget and profile, names the workspace, writes
-`run.spawned` and hands the run to the driver.
+"""The spawner: the only place that makes new runs. It checks depth, slots, budget and profile, names the workspace,
+writes `run.spawned` and hands the run to the driver.
 
-A refused spawn makes no run. Depth comes from the tree, never from what a child claims.
+A refused spawn makes no run. Depth comes from the tree, never from a claim of the child.
 """
 
 from __future__ import annotations
@@ -53,9 +53,13 @@ T = TypeVar("T")
 
 
 class Continued(NamedTuple):
-    """The run that a new one continues: its tree where that is another one, its number, its conversation. `chain` names
-    it and the runs that it continues itself, newest first: the new run starts with the files of the first that has a
-    workspace. `reference` is that of a run at a peer."""
+    """The run that a new run continues.
+
+    - `tree`, `run`: the tree ("" for the same tree) and the number of the run.
+    - `thread`: the conversation of the run.
+    - `chain`: the run, then the runs continued by it, newest first. The new run starts with the files of the first run
+      in the chain that has a workspace.
+    - `reference`: the reference of the run at a peer, if any."""
 
     tree: str
     run: int
@@ -65,8 +69,8 @@ class Continued(NamedTuple):
 
 
 class CheckedOrder(msgspec.Struct, frozen=True, gc=False):
-    """An order that may be carried out: its plan, the paths the run may read, the account it spends from, and the run
-    that it continues, if any."""
+    """An order that may be carried out, with its plan, the paths to read, the account to spend from, and the run to
+    continue, if any."""
 
     order: Order
     plan: Plan
@@ -76,8 +80,8 @@ class CheckedOrder(msgspec.Struct, frozen=True, gc=False):
 
 
 class Spawner:
-    """Makes primary runs and children. Every tree is within what is left to the `caller`, the run elsewhere that this
-    whole process serves. Closed, it makes no more primaries."""
+    """The maker of primary runs and children. Every tree stays within the limits left to `ports.caller`, the run in
+    another process that this whole process serves. A closed spawner makes no more primaries."""
 
     def __init__(
         self,
@@ -116,8 +120,8 @@ class Spawner:
         continued: Continued | None = None,
         caller: Caller | None = None,
     ) -> Run:
-        """Start a primary run in a tree of its own. Raises ConfigError for a wrong profile or model, and SpawnRefused
-        if no level is left to the `caller`, who is a run elsewhere; then no run exists."""
+        """Start a primary run in a new tree. Raises ConfigError for a wrong profile or model, and SpawnRefused if the
+        `caller`, a run in another process, has no level left. In both cases no run is made."""
         if self._is_closed:
             raise RetinueError("this Retinue is closed")
         call = caller_limits.CALL.get()
@@ -162,7 +166,8 @@ class Spawner:
     def _merge_limits(
         self, own: Limits, given: Limits | None, narrow: Limits | None, caller: Caller
     ) -> tuple[Limits, Limits, Limits | None]:
-        """Return the limits of a whole new tree, those of its primary, and those that the log keeps for a resume."""
+        """Return the limits of the whole tree, the limits of its primary, and the limits that the log keeps for a
+        resume."""
         whole = self.limits if given is None else given.override(self.limits)
         primary = own.override(self.limits) if given is None else given.override(own.override(self.limits))
         kept = given
@@ -177,17 +182,18 @@ class Spawner:
     # Children
 
     def spawn_children(self, tree: Tree, parent: Run, orders: Sequence[Order]) -> list[Ticket]:
-        """Start runs below `parent`, all of them or none. Raises SpawnRefused before the first is made."""
+        """Start runs below `parent`, all of them or none. Raises SpawnRefused before the first run is made."""
         checked = [self._check_order(parent, order) for order in orders]
         return [self.spawn_child(tree, parent, each).ticket() for each in checked]
 
     def _check_order(self, parent: Run, order: Order) -> CheckedOrder:
-        """Return what a child is made of. Raises SpawnRefused for what its parent, depth or budget forbids."""
+        """Return the checked order of a child. Raises SpawnRefused if the parent, the depth or the budget forbids the
+        run."""
         name = order.profile if isinstance(order.profile, str) else order.profile.name
         if name.casefold() == ROUND_EVALUATOR:
             if parent.plan.reserves_evaluator and order.asked_by_model:
                 raise SpawnRefused(RESERVED.format(name=name))
-            task = msgspec.structs.replace(order.task, include_temp_workspace=True)  # it compares what is there
+            task = msgspec.structs.replace(order.task, include_temp_workspace=True)  # it reads the snapshots
             order = msgspec.structs.replace(order, task=task)
         if parent.is_stopping:
             raise SpawnRefused(f"Cannot spawn subagent '{name}': its parent is stopping.")
@@ -214,7 +220,8 @@ class Spawner:
         return make_plan(profile, task=task, parent=parent.plan, given=given, can_spawn=False)
 
     def check_plan(self, parent: Run, order: Order, plan: Plan, *, base: str, name: str) -> CheckedOrder:
-        """Return what a child of this plan is made of. Raises ConfigError for a wrong path, or without budget."""
+        """Return the checked order of a child with this plan. Raises ConfigError for a wrong path, or without
+        budget."""
         call = caller_limits.CALL.get()
         readable = resolve_context_paths(order.task.context_paths, base=base)
         above = parent.account if call is None else call.shared(parent.account)
@@ -247,7 +254,7 @@ class Spawner:
             stall=limits.stall,
         )
 
-    # Both
+    # Primary runs and children
 
     def _start_run(
         self,
@@ -261,7 +268,7 @@ class Spawner:
         seconds: float | None,
         stall: float | UnsetType | None,
     ) -> Run:
-        """Make a run and write its `run.spawned` before anything else can be said of it, then start driving it."""
+        """Make a run, write its `run.spawned` before any other event, and start driving it."""
         order, plan, continued = checked.order, checked.plan, checked.continued
         task, ref = order.task, _make_ref(tree, parent, plan, order.task)
         policy = self._ports.policy if parent is None else parent.policy
@@ -302,8 +309,8 @@ class Spawner:
         return run
 
     def _make_spawned_event(self, tree: Tree, run: Run, checked: CheckedOrder) -> RunSpawned:
-        """Return the first event of a run: all there is to know of it before it begins. A tree that is reported to the
-        process of a caller says so, and screens here do not show it."""
+        """Return the first event of a run, with everything known about the run before it begins. If the tree is
+        reported to the process of a caller, the event says so, and screens here do not show the tree."""
         plan, ref, task, parent = run.plan, run.ref, run.task, run.parent
         order, continued, call = checked.order, checked.continued, caller_limits.CALL.get()
         spawned = RunSpawned(  # with 15 names: Python passes more as a dict, which is slow
@@ -351,12 +358,12 @@ class Spawner:
         granted = [path for path in self._ports.context_paths if path not in task.context_paths]
         if not granted:
             return task
-        resolve_context_paths(task.context_paths, base=self._state.project)  # names the index that the task has
+        resolve_context_paths(task.context_paths, base=self._state.project)  # an error names the task's index
         return msgspec.structs.replace(task, context_paths=(*task.context_paths, *granted))
 
     def _grant_rounds(self, profile: Profile | str, task: Task, plan: Plan) -> tuple[Task, Plan]:
         """Return a primary's task with the rounds that the settings give to every primary, and its plan. Functions and
-        agents elsewhere have none; a conversation says so."""
+        remote agents get no rounds. A conversation gets a warning instead."""
         rounds = self._ports.rounds
         if rounds is None or task.rounds is not None or not (plan.model or plan.team):
             return task, plan
@@ -367,7 +374,7 @@ class Spawner:
 
 
 def _add_task_fields(spawned: RunSpawned, task: Task) -> RunSpawned:
-    """Return the first event with what its task says beside the text; most say nothing."""
+    """Return the first event with the other fields of the task, besides its text. Most tasks have none."""
     shows_workspaces = task.include_parent_workspace and task.include_temp_workspace
     is_read = task.context or task.context_paths or task.files or not shows_workspaces
     if not is_read and task.request is None and task.rounds is None and not task.conversation:
@@ -386,26 +393,26 @@ def _add_task_fields(spawned: RunSpawned, task: Task) -> RunSpawned:
 
 
 def find_depth(parent: Run | None) -> int:
-    """Return the depth of a child. A team adds none: its members are as deep as the team itself."""
+    """Return the depth of a child. A team adds no level: its members are as deep as the team itself."""
     if parent is None:
         return 0
     return parent.depth if parent.plan.team is not None else parent.depth + 1
 
 
 def _limit_depth(parent: Run, limits: Limits) -> int:
-    """Return how deep runs below a child with these limits may be."""
+    """Return the maximum depth of runs below a child with these limits."""
     return parent.max_depth if limits.depth is UNSET else min(parent.max_depth, find_depth(parent) + limits.depth)
 
 
 def _set(value: T | UnsetType) -> T:
-    """Return a limit that has a value, since the defaults are applied."""
+    """Return the value of a limit that cannot be unset, because the defaults are applied."""
     assert not isinstance(value, UnsetType)
     return value
 
 
 def _choose_timeout(order: Order, plan: Plan, timeouts: Timeouts) -> float | None:
-    """Return the timeout of a child: the one asked for, its profile's, or the default. A model's wish is clamped. The
-    members of a team have that of the team."""
+    """Return the timeout of a child: the timeout asked for, its profile's, or the default. A timeout asked for by a
+    model is clamped. Members of a team have no default: the timeout of the team bounds them."""
     limits, default = plan.profile.limits, None if plan.is_member else timeouts.default
     own = default if limits.seconds is UNSET else limits.seconds
     asked = order.task.timeout_seconds
@@ -438,8 +445,8 @@ def _make_ref(tree: Tree, parent: Run | None, plan: Plan, task: Task) -> RunRef:
 def make_folders(
     state: StateFolder, ref: RunRef, parent: Run | None, plan: Plan, task: Task, readable: list[str]
 ) -> RunFolders:
-    """Return the folders of a run. The primary shares the project unless its profile says otherwise; a child has a
-    folder of its own and may read its parent's."""
+    """Return the folders of a run. By default, the primary shares the project, and a child has a folder of its own and
+    may read its parent's."""
     above = state.project if parent is None else parent.folders.path
     started = plan.runtime.started
     sandboxed = started is not None and bool(started.sandbox)
@@ -460,7 +467,7 @@ def make_folders(
         return RunFolders(own, workspace, with_parent, None, snapshots, parent=folders_above)
     source_workspace, source = _find_source(state, parent, kind)
     if not (sandboxed and above == state.project):
-        # Of the project a sandboxed copy shows what it copied, not the ignored files and git's settings beside it.
+        # A sandboxed copy of the project must not show the project itself, with its ignored files and git settings.
         others = with_parent
     copy = Workspace(
         kind=kind,
@@ -476,8 +483,8 @@ def make_folders(
 
 
 def start_from_workspace(folders: RunFolders, state: StateFolder, chain: Sequence[tuple[str, int]]) -> RunFolders:
-    """Return the folders of a run that continues others, newest first: a workspace of its own starts with the files
-    that the first of them with such a workspace left."""
+    """Return the folders of a run that continues the runs in `chain`, newest first. A workspace of its own starts with
+    the files of the first of them that had such a workspace."""
     copy = folders.workspace_copy
     if copy is None and folders.is_shared:
         return folders
@@ -491,7 +498,8 @@ def start_from_workspace(folders: RunFolders, state: StateFolder, chain: Sequenc
 
 
 def default_workspace(state: StateFolder, *, sandboxed: bool, primary: bool) -> WorkspaceName:
-    """Return the kind of workspace of a profile that names none. In a sandbox nobody works in the project itself."""
+    """Return the kind of workspace for a profile that names none. A sandboxed run never works in the project
+    itself."""
     if not sandboxed:
         return "shared" if primary else "scratch"
     if state.in_repository:
@@ -500,7 +508,8 @@ def default_workspace(state: StateFolder, *, sandboxed: bool, primary: bool) -> 
 
 
 def _find_source(state: StateFolder, parent: Run | None, kind: str) -> tuple[Workspace | None, str]:
-    """Return the folder a copy starts from: the parent's. A worktree starts from the nearest that is the project's."""
+    """Return the copied workspace, if any, and the folder that a copy starts from: the nearest copied workspace above,
+    else the project. A plain copy can also start from a scratch folder above, a worktree cannot."""
     for above in () if parent is None else parent.lineage:
         copy, folders = above.folders.workspace_copy, above.folders
         if copy is not None:

@@ -1,6 +1,7 @@
-"""Control of trees without a living process: reads the log, and applies changes. Starts, steers and asks nothing.
+"""Control of trees without a live process: reads the log and applies changes. Cannot start or steer runs, and asks no
+questions.
 
-`Supervisor` answers from it for every tree that does not run in its process.
+`Supervisor` uses it for every tree that does not run in its process.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ NO_PROCESS = "no process is running this tree, and {what} needs one"
 
 
 def _refuse_command(what: str) -> Callable[..., Any]:
-    """Return a command that raises ConfigError, because it needs a process that runs the tree."""
+    """Return a command that raises ConfigError, because no process runs the tree."""
 
     async def refuse(*_: object, **__: object) -> NoReturn:
         raise ConfigError(NO_PROCESS.format(what=what))
@@ -52,15 +53,15 @@ def _refuse_command(what: str) -> Callable[..., Any]:
 
 
 class StoredControl:
-    """Control of the trees of a log. `state` is the folder with the workspaces of their runs. Beside the commands of
-    Control it finds and applies the changes of several runs at once, for the command line."""
+    """Control of the trees in a log. `state` is the folder with the workspaces of their runs. Besides the commands of
+    Control, it finds and applies the changes of several runs at once, for the command line."""
 
     def __init__(self, log: LogReader, state: str) -> None:
         self._log = log
         self._state = state
         self._project = str(Path(state).parent)
 
-    # Looking
+    # Reading
 
     async def wait(self, tree: str, run: int = 0) -> Result[Any]:
         result = await self.result(tree, run)
@@ -87,7 +88,7 @@ class StoredControl:
         return await lookup.find_run(self._log, name)
 
     async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        """Yield what is written: that is all there will be."""
+        """Yield the stored events. No more events will come."""
         for event in await self._read(tree):
             if event.seq > after:
                 yield event
@@ -118,13 +119,13 @@ class StoredControl:
         return await asyncio.to_thread((await self._find_copy(tree, run)).apply_to_source)
 
     async def apply_so_far(self, tree: str, run: int) -> Sequence[ChangedFile]:
-        """Apply what a run that waits has changed since this was done last."""
+        """Apply the changes that a waiting run has made since the last apply."""
         return await asyncio.to_thread((await self._find_copy(tree, run)).apply_so_far)
 
     async def find_copies(self, tree: str, run: int) -> list[CopiedWorkspace]:
-        """Return the copy that a run, or the presenter of a team, worked in; for a primary without one, the copies of
-        the project that runs below it worked in; none for a run that never needed its copy. Raises ConfigError for a
-        run that works in no copy."""
+        """Return the copied workspace of a run, or of its presenter if the run is a team. For a primary without a
+        copy, return the copies of the project used by runs below. The list is empty if the run never needed its copy.
+        Raises ConfigError for a run that works in no copy."""
         view = (await self._find_view(tree, run)).find_presented()
         run = view.number
         copy = find_copy(self._state, tree, run)
@@ -138,15 +139,15 @@ class StoredControl:
         return []
 
     def find_copy(self, tree: str, run: int) -> CopiedWorkspace | None:
-        """Return the copy that a run worked in; None if it had none, or its folder is gone."""
+        """Return the copied workspace of a run, or None if the run had none or the folder is gone."""
         return find_copy(self._state, tree, run)
 
     def list_unapplied(self, tree: str) -> list[str]:
-        """Return the runs of a tree whose changes nobody has applied."""
+        """Return the names of the runs of a tree with unapplied changes."""
         return [each.name for each in list_copies(self._state, tree) if each.has_unapplied]
 
     def recover_project(self) -> bool:
-        """Undo what an interrupted apply had done to the project; True if there was something."""
+        """Undo an interrupted apply in the project. Return True if there was one."""
         return recover_folder(f"{self._state}/applying", self._project)
 
     def find_unfinished_files(self) -> list[str]:
@@ -154,7 +155,7 @@ class StoredControl:
         return find_unfinished_files(f"{self._state}/applying", self._project)
 
     def plan_apply(self, copies: Sequence[CopiedWorkspace]) -> MergePlan:
-        """Return what applying the changes of these runs, one after the other, would do to the project."""
+        """Return a plan to apply the changes of these copies, one after the other, to the project."""
         return plan_apply(copies, self._project)
 
     def carry_out_plan(self, plan: MergePlan, copies: Sequence[CopiedWorkspace]) -> None:

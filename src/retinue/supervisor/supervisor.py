@@ -1,8 +1,8 @@
 """The supervisor: owns the trees of one process and one log, and implements Control for them.
 
-Puts its parts together and closes them. Each part has one job: the spawner makes runs, the driver takes them to their
-endings, the restorer resumes and continues, approvals ask people. Models, tools, profiles and sandboxes reach them as
-plans. For trees that do not run in this process it answers from the log (`StoredControl`).
+The supervisor builds its parts and closes them. Each part has one job: the spawner makes runs, the driver takes them
+to their endings, the restorer resumes and continues them, and approvals ask people. Models, tools, profiles and
+sandboxes reach the parts as plans. For trees of other processes, `StoredControl` answers from the log.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ CALL_GIVEN_UP = "given up by the client"
 
 
 class Supervisor:
-    """Owns every tree of one process and log. Closing it closes everything that was built for it."""
+    """The owner of every tree of one process and log. `close` also closes everything built for the supervisor."""
 
     def __init__(self, ports: SupervisorPorts) -> None:
         self._ports = ports
@@ -144,7 +144,7 @@ class Supervisor:
         return caller_limits.serve_caller(structs.replace(bounds, run_id=caller.run_id))
 
     async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
-        """Resume a tree. Raises LogHeld while another process has the right to write it."""
+        """Resume a tree. Raises LogHeld while another process may write the tree."""
         await self.prepare()
         await self.log.claim(tree)
         return self._make_handle(self._restorer.resume_tree(tree, await read_histories(self.log, tree), overrides))
@@ -159,13 +159,14 @@ class Supervisor:
         return self._make_handle(self._restorer.continue_run(tree, run, text, histories, overrides))
 
     def _make_handle(self, run: Run, *, since: int = 0) -> RunHandle:
-        """Return the handle of a run. It keeps the run, so that its result stands even if the log lost it."""
+        """Return the handle of a run. The handle keeps the run, so that its result is available even if the log lost
+        it."""
         tree = self.trees.get(run.ref.tree)
         start = 1 if tree is None else tree.seq
         return RunHandle(self, run.ref, wait=run.wait_for_result, since=since, start_seq=start)
 
     def adopt_runs(self, tree: str, peer: Peer, remote: RemoteRun, *, bounds: Bounds | None = None) -> Adoption | None:
-        """Return what adopts the runs that a peer reports in a tree; None when the tree is not at work."""
+        """Return the Adoption for runs that a peer reports in `tree`, or None if the tree is not running."""
         found = self.trees.get(tree)
         if found is None:
             return None
@@ -231,20 +232,20 @@ class Supervisor:
             self.approvals.remove_attendant(tree)
 
     def stop_run(self, tree: str, run: int, status: Status, *, failure: str = "") -> None:
-        """Stop a run that is at work. With a `failure` it ends `failed`, with that text."""
+        """Stop a run that is at work. With a `failure`, the run ends `failed` with this text."""
         found = self.trees.find_run(tree, run)
         if found is not None:
             found.stop(status, failure=failure)
 
     def warn_run(self, tree: str, run: int, text: str, *, code: str) -> bool:
-        """Write a warning to a run; False if it has ended."""
+        """Write a warning to a run. Return False if the run has ended or is not in a live tree."""
         found, at = self.trees.find_run(tree, run), self.trees.get(tree)
         if found is None or at is None or found.ended:
             return False
         at.write(found, Warned(text, code=code))
         return True
 
-    # Looking
+    # Reading
 
     async def wait(self, tree: str, run: int = 0) -> Result[Any]:
         live = self.trees.find_run(tree, run)
@@ -256,7 +257,7 @@ class Supervisor:
             return await self._stored.result(tree, run)
         if live.view.ended is None:
             return None
-        return await live.wait_for_result()  # watchers see an ending a little before the run knows that it is written
+        return await live.wait_for_result()  # the view has the ending a little before the write is confirmed
 
     async def describe_run(self, tree: str, run: int = 0) -> Row:
         live = self.trees.find_run(tree, run)
@@ -304,7 +305,7 @@ class Supervisor:
             raise RetinueError(f"{live.ref.path} has not ended yet")
 
     async def close(self) -> None:
-        """Cancel what still runs, wait for the endings, and close the log. A conversation that waits is left open."""
+        """Cancel all running runs, wait for their endings, and close the log. A waiting conversation is left open."""
         self.spawner.close()
         roots = [tree.root for tree in self.trees.values() if tree.root is not None]
         for run in roots:
@@ -344,7 +345,7 @@ class ClientTool:
 
 
 class LocalClientHandle(ClientHandle):
-    """The run of a program outside that calls tools as a model's run does, but for the questions."""
+    """The run of an external program. It calls tools as a model's run does, except that nobody is asked."""
 
     def __init__(
         self, control: Control, run: Run, services: RunServices, *, leave: Callable[[], Awaitable[None]]

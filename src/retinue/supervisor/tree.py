@@ -1,8 +1,8 @@
-"""One tree: its runs, its slots, its order of events, the messages to its runs, and the registry of the trees that live
-in this process.
+"""One tree: its runs, its slots, the order of its events and the messages to its runs. Also the registry of the live
+trees of this process.
 
-Writing an event gives it its number, folds it into the tree's view and appends it to the log. Where secrets are known,
-every event is redacted first, so log, results, screens and files are clean alike.
+Writing an event means to number it, fold it into the tree's view and append it to the log. If secrets are known, every
+event is redacted first, so that log, results, screens and files are clean alike.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from retinue.supervisor.slots import Slots
 
 _DIGITS = b"0123456789abcdefghjkmnpqrstvwxyz"  # without letters that look like digits
 _DIGIT_OF_BYTE = _DIGITS * 8
-_random = random.Random()  # not the module's own, which a program may seed
+_random = random.Random()  # not the generator of `random` itself, which a program may seed
 os.register_at_fork(after_in_child=_random.seed)
 W = TypeVar("W", bound=Log)
 B = TypeVar("B", bound=Body)
@@ -37,14 +37,14 @@ NOT_AT_WORK = Receipt("too_late", why="no such run is at work here")
 
 
 def new_tree_id() -> str:
-    """Return twelve random characters: unique across processes and machines without asking any, and different from the
-    first one on, since people type only the beginning."""
+    """Return twelve random characters, unique across processes and machines without coordination. Ids differ from the
+    first character on, because people type only the beginning."""
     return _random.randbytes(12).translate(_DIGIT_OF_BYTE).decode()
 
 
 class Tree:
-    """The unit of limits, cancelling and order. `root` is the run the tree ends with: its primary, or a run that goes
-    on in a finished tree."""
+    """The unit of limits, cancellation and event order. `root` is the run that the tree ends with: its primary, or a
+    new run that continues an ended run in a finished tree."""
 
     __slots__ = (
         "_labels", "_now", "id", "log", "root", "runs", "seq", "slots", "trace_id", "trace_origin", "view",
@@ -60,7 +60,8 @@ class Tree:
         restored: Runs | None = None,
         seq: int = 0,
     ) -> None:
-        """Make a new tree, or one that an earlier process has begun: the view `restored`, up to the event `seq`."""
+        """Make a new tree, or rebuild the tree of an earlier process from the view `restored`, which ends with the
+        event `seq`."""
         self.id = new_tree_id() if restored is None else restored.tree
         self.trace_origin = NO_ORIGIN if trace is None else trace()
         self.trace_id = self.trace_origin.traceparent[3:35] or f"{random.getrandbits(128):032x}"
@@ -78,7 +79,7 @@ class Tree:
             self._labels = {view.label: 1 for view in restored.runs.values()}
 
     def add_run(self, run: Run) -> None:
-        """Add a run below its parent."""
+        """Add a run to the tree and to the children of its parent."""
         self.runs.append(run)
         if run.parent is not None:
             run.parent.add_child(run)
@@ -87,7 +88,7 @@ class Tree:
         return self.runs[number] if 0 <= number < len(self.runs) else None
 
     def wrap_log(self, wrap: Callable[[Log], W]) -> W:
-        """Put a log around the tree's own, which sees every event from now on, and return it."""
+        """Wrap the tree's log, so that the wrapper sees every event from now on. Return the wrapper."""
         self.log = wrapped = wrap(self.log)
         return wrapped
 
@@ -100,14 +101,15 @@ class Tree:
         return self.log.append(event, True)
 
     def write(self, run: Run, body: Body, wait: bool = False, /) -> Awaitable[None] | None:
-        """Write an event of a run. Nothing is written of a run after its ending."""
+        """Write an event of a run. Does nothing after the ending of the run. With `wait`, the returned awaitable, if
+        any, is done when the event is in the log."""
         view = run.view
         if view.ended is not None:
             return None
         self.seq = seq = self.seq + 1
         if run.stall_timer is not None:
             run.stall_timer.record_activity()
-        ref, now = run.ref, self._now  # Python looks for a method first in `self._now()`
+        ref, now = run.ref, self._now  # a local name: `self._now()` would look for a method first
         event = Event(seq, self.id, ref.run, ref.path, ref.agent, now(), body)  # type: ignore[arg-type] # one of KINDS
         view.last_seq = seq  # from here on as `RunView.apply`: the call alone is 4 % of a run (`bench counts`)
         apply_body = FOLDS[type(body)]
@@ -116,8 +118,9 @@ class Tree:
         return self.log.append(event, wait)
 
     async def send_message(self, number: int, text: str, *, source: str = USER, message_id: str = "") -> Receipt:
-        """Write a message and put it in the run's inbox in one step, so that the log has it before the turn that reads
-        it. A remote run gets it from its peer, and it is written when the peer confirms it."""
+        """Send a message to a run. Write the message and put it in the inbox in one step, so that the log has it
+        before the run can read it. For a remote run, the message goes to the peer, and is written when the peer
+        confirms it."""
         run = self.find_run(number)
         if run is None:
             return NOT_AT_WORK
@@ -138,7 +141,7 @@ class Tree:
         return Receipt("queued", seq)
 
     async def _send_to_members(self, team: Run, text: str, *, source: str, message_id: str) -> Receipt:
-        """Send a message to all members of a team that are at work, and return one receipt for all."""
+        """Send a message to all members of a team that are at work. Return one receipt for all."""
         receipts = {
             member.ref.run: await self.send_message(member.ref.run, text, source=source, message_id=message_id)
             for member in team.children
@@ -150,7 +153,7 @@ class Tree:
         return Receipt("queued", min(queued.values()), readers=tuple(queued))
 
     def notify_parent(self, child: Run) -> None:
-        """Tell a run that a child of its background has ended."""
+        """Tell the parent of a background child that the child has ended."""
         parent, number, status = child.parent, child.ref.run, child.view.status
         assert parent is not None
         label = child.ref.label
@@ -159,7 +162,7 @@ class Tree:
         parent.post_message(UserTurn(text, NOTICE))
 
     def unique_label(self, wanted: str) -> str:
-        """Return the label, or `label-2` and so on if the tree has it already."""
+        """Return the label `wanted`, or `wanted-2` and so on if the tree has it already."""
         label = wanted
         while label in self._labels:
             self._labels[wanted] += 1
@@ -168,21 +171,22 @@ class Tree:
         return label
 
     def next_approval_id(self, run: Run) -> str:
-        """Return an id of ours: the number of the next event, which nothing a model or a peer says can be."""
+        """Return a new approval id, made of the number of the next event. No text of a model or a peer goes into the
+        id."""
         return f"{self.id}/{run.ref.run}/{self.seq + 1}"
 
     def kill(self) -> None:
-        """Stop all runs at once, without waiting for their clean-up."""
+        """Stop all runs at once, without waiting for their cleanup."""
         for run in self.runs:
             run.kill()
 
     def release(self) -> None:
-        """Cut the reference cycles of an ended tree, so that its memory is free without a garbage collection."""
+        """Cut the reference cycles of an ended tree, so that its memory is freed without a garbage collection."""
         for run in self.runs:
             run.release()
 
 
-# The fields of each kind of event that hold words of users, models, tools or peers; other kinds hold none. A profile
+# The fields of each kind of event that hold text of users, models, tools or peers. Other kinds hold none. A profile
 # and its tools are redacted when the plan is made, once for all its runs.
 _TEXT_FIELDS: dict[type[Body], tuple[str, ...]] = {
     events.RunSpawned: ("label", "task", "subagent_id", "task_context", "context_paths"),
@@ -210,7 +214,7 @@ _TEXT_FIELDS: dict[type[Body], tuple[str, ...]] = {
 
 
 class RedactingTree(Tree):
-    """A tree whose events lose every known secret before they are folded, written and shown."""
+    """A tree that removes every known secret from its events before they are folded, written and shown."""
 
     __slots__ = ()
 
@@ -222,7 +226,7 @@ class RedactingTree(Tree):
 
 
 def redact(body: B) -> B:
-    """Return the body, or a copy of it without secrets."""
+    """Return `body`, or a copy without secrets if it contains any."""
     names = _TEXT_FIELDS.get(type(body))
     if names is None:
         return body
@@ -237,12 +241,12 @@ def redact(body: B) -> B:
 
 
 def choose_tree_class() -> type[Tree]:
-    """Return the class that redacts only where secrets are known, so that nobody else pays for it."""
+    """Return RedactingTree if secrets are known, else Tree, which does not pay for the redaction."""
     return RedactingTree if secrets.has_secrets() else Tree
 
 
 def check_message(text: str) -> str:
-    """Return the text of a message as the log can keep it. Raises ConfigError for one that is empty or too long."""
+    """Return the text of a message as the log can keep it. Raises ConfigError if the text is empty or too long."""
     message = text.encode("utf-8", "replace").decode()
     if not message.strip():
         raise ConfigError("there is nothing to send: the text is empty")
@@ -253,7 +257,7 @@ def check_message(text: str) -> str:
 
 
 class TreeRegistry(dict[str, Tree]):
-    """The trees that live in this process, by id, and their log."""
+    """The live trees of this process, by id, and their log."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()
@@ -265,6 +269,6 @@ class TreeRegistry(dict[str, Tree]):
         self[tree.id] = tree
 
     def find_run(self, tree: str, number: int) -> Run | None:
-        """Return a run of a live tree."""
+        """Return a run of a live tree, or None."""
         found = self.get(tree)
         return None if found is None else found.find_run(number)
