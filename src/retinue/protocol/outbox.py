@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from decimal import Decimal
 from itertools import pairwise
@@ -31,6 +32,16 @@ LINE_BYTES = 4 * EVENT_BYTES
 MOST_PATHS = 64
 MOST_STEERS = 1000
 PATH_CHARACTERS = 4096
+_CUT = "\n[... cut ...]"
+# The fields of a response without a bound of their own, and the warning about such a field.
+_LONG_FIELDS = {
+    "final_response": "the answer was cut",
+    "error_details": "the error was cut",
+    "structured": "the structured answer was left out",
+    "partial": "the partial answer was cut",
+    "warning": "a warning was cut",
+}
+_OTHER_BYTES = 4096  # room for the other fields of a response, the marks of cut texts and the warnings about them
 SPENDING_KEYS = {"tokens": KEYS["tokens"][0], "cost": KEYS["cost"][0], "traceparent": TRACE_KEY, "baggage": BAGGAGE_KEY}
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _STEER = re.compile(rf"steer_({_ID.pattern})_(\d{{4}})\.json")
@@ -227,15 +238,36 @@ def parse_steer(data: bytes) -> tuple[int, str]:
 
 
 def encode_response(response: Response) -> bytes:
-    """Encode a response. An answer too long for the other side to read is cut, with a mark and a warning."""
+    """Encode a response in at most `RESPONSE_BYTES`, which is the most that the requesting side reads. Too long texts
+    are cut with a mark, a too long structured answer is left out, and the warning names them."""
     data = msgspec.json.encode(response)
-    if len(data) > RESPONSE_BYTES:
-        short = response.final_response.encode()[:EVENT_BYTES].decode("utf-8", "ignore")
-        response = msgspec.structs.replace(
-            response, final_response=f"{short}\n[... cut ...]", structured=None, warning="the answer was cut"
-        )
-        data = msgspec.json.encode(response)
-    return data
+    return data if len(data) <= RESPONSE_BYTES else msgspec.json.encode(_cut_response(response))
+
+
+def _cut_response(response: Response) -> Response:
+    """Cut the longest fields of a response to equal shares of the room that the shorter fields leave."""
+    sizes = {name: _measure_json(getattr(response, name)) for name in _LONG_FIELDS}
+    room = RESPONSE_BYTES - _OTHER_BYTES
+    fields: dict[str, Any] = {}
+    notes = []
+    for place, name in enumerate(sorted(sizes, key=sizes.__getitem__)):
+        share = room // (len(sizes) - place)
+        room -= min(sizes[name], share)
+        if sizes[name] > share:
+            fields[name] = None if name == "structured" else _cut_text(getattr(response, name), share)
+            notes.append(_LONG_FIELDS[name])
+    warning = fields.get("warning", response.warning)
+    return msgspec.structs.replace(response, **{**fields, "warning": "; ".join(filter(None, (warning, *notes)))})
+
+
+def _cut_text(text: str, limit: int) -> str:
+    """Return the longest beginning of `text` that takes at most `limit` bytes of JSON, and the mark `_CUT`."""
+    lengths = range(len(text))
+    return text[: bisect_right(lengths, limit, key=lambda length: _measure_json(text[:length])) - 1] + _CUT
+
+
+def _measure_json(value: object) -> int:
+    return len(msgspec.json.encode(value))
 
 
 def parse_response(data: bytes, name: str) -> Response:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retinue.core.errors import RetinueError
@@ -151,6 +152,59 @@ def test_a_response_that_is_too_long_is_cut_and_says_so() -> None:
     assert len(data) <= wire.RESPONSE_BYTES
     response = wire.parse_response(data, "a")
     assert response.final_response.endswith("[... cut ...]") and response.warning == "the answer was cut"
+
+
+NOTES = {
+    "final_response": "the answer was cut",
+    "error_details": "the error was cut",
+    "partial": "the partial answer was cut",
+    "warning": "a warning was cut",
+    "structured": "the structured answer was left out",
+}
+SHORT = {"final_response": "f", "error_details": "e", "partial": "p", "warning": "seen", "structured": {"n": 1}}
+
+
+@pytest.mark.parametrize("unit", ["x", '\0\x1b"\u20ac\U0001f600'])
+@pytest.mark.parametrize("field", ["final_response", "error_details", "partial", "warning"])
+def test_only_the_text_that_is_too_long_is_cut(field: str, unit: str) -> None:
+    long = unit * (wire.RESPONSE_BYTES // (len(msgspec.json.encode(unit)) - 2) + 1)
+    data = wire.encode_response(wire.Response(id="a" * 128, status="failed", **{**SHORT, field: long}))
+    assert wire.RESPONSE_BYTES - 8192 < len(data) <= wire.RESPONSE_BYTES
+    response = msgspec.structs.asdict(wire.parse_response(data, "a" * 128))
+    beginning, mark, rest = response[field].partition("\n[... cut ...]")
+    assert beginning and long.startswith(beginning) and mark
+    if field == "warning":
+        assert rest == "; a warning was cut"
+    else:
+        assert (rest, response["warning"]) == ("", f"seen; {NOTES[field]}")
+    assert all(response[name] == SHORT[name] for name in SHORT if name not in (field, "warning"))
+
+
+def test_a_structured_answer_that_is_too_long_is_left_out_and_the_text_stays() -> None:
+    rows = ["x" * 1024] * (wire.RESPONSE_BYTES // 1024)
+    data = wire.encode_response(wire.Response(id="a", status="done", final_response="whole", structured=rows))
+    assert len(data) <= wire.RESPONSE_BYTES
+    response = wire.parse_response(data, "a")
+    assert (response.final_response, response.structured) == ("whole", None)
+    assert response.warning == "the structured answer was left out"
+
+
+LONG_TEXTS = st.builds(
+    lambda unit, size: unit * (size // len(unit)),
+    st.text(min_size=1, max_size=8),
+    st.sampled_from((8, 2**20, wire.EVENT_BYTES, 2 * wire.EVENT_BYTES)),
+)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.fixed_dictionaries(dict.fromkeys(NOTES, LONG_TEXTS)))
+def test_no_response_is_longer_than_the_other_side_reads(fields: dict[str, str]) -> None:
+    data = wire.encode_response(wire.Response(id="a", status="failed", **fields))
+    assert len(data) <= wire.RESPONSE_BYTES
+    response = msgspec.structs.asdict(wire.parse_response(data, "a"))
+    cut = {name for name, text in fields.items() if response[name] != text}
+    notes = set(response["warning"][-200:].split("; "))
+    assert notes.issuperset(NOTES[name] for name in cut - {"warning"})
 
 
 def test_the_ending_of_a_primary_there_is_that_of_a_subagent_here() -> None:
