@@ -193,27 +193,12 @@ class ToolResult(msgspec.Struct, frozen=True):
     duration_ms: int
 
 
-class SubagentProgress(msgspec.Struct, frozen=True):
-    """The state of a subagent at the start (`completed` False) or end of one tool call.
+class SubagentProgress(events.ProgressReported, frozen=True, tag=False):
+    """The state of a subagent at the start (`completed` False) or end of one tool call: the fields of the event
+    `subagent.progress`, as JSON without its `kind`.
 
     `child_thread_id` is the run as `TREE/N`, `child_root_task_id` the primary above it. `subagent_task_id` is set only
     for runs that are tasks of another system."""
-
-    subagent_id: str
-    subagent_name: str
-    nickname: str | None
-    child_thread_id: str
-    child_root_task_id: str
-    subagent_task_id: str | None
-    max_turns: int | None
-    current_turn: int
-    model: str | None
-    tool_name: str
-    tool_context: str
-    completed: bool
-    success: bool
-    tool_count: int
-    total_tokens: int
 
 
 class Progress:
