@@ -10,9 +10,7 @@ import msgspec
 from retinue.core.errors import ConfigError, ToolError
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome
-from retinue.core.results import Ending
-
-NAME = "final_answer"
+from retinue.core.results import FINAL_ANSWER, Ending
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -58,7 +56,7 @@ def _of_type(kind: Any) -> Output:
 
 
 def _of_schema(schema: dict[str, Any]) -> Output:
-    # These imports take 0.1 s, and only an output schema given as JSON needs them.
+    # Both imports load jsonschema, which takes 0.1 s of every start, and only an output schema given as JSON needs it.
     from jsonschema import SchemaError  # noqa: PLC0415
 
     from retinue.tools.bounded_schema import BoundedSchema  # noqa: PLC0415
@@ -104,7 +102,7 @@ class FinalAnswer:
     def __init__(self, output: Output) -> None:
         self.output = output
         self.spec = ToolSpec(
-            NAME,
+            FINAL_ANSWER,
             "Give your final answer. Call this once, when the work is done; it ends the run.",
             output.schema,
             tier="observe",
