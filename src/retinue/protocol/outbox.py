@@ -138,7 +138,7 @@ def cancel_name(name: str) -> str:
     return f"cancel_{name}"
 
 
-def stopped_id(file: str) -> str | None:
+def parse_cancel_name(file: str) -> str | None:
     """Return the id in the name of a cancel file, or None for any other file."""
     name = file.removeprefix(cancel_name(""))
     return name if name != file and _ID.fullmatch(name) else None
@@ -149,7 +149,7 @@ def steer_name(name: str, number: int) -> str:
     return f"steer_{name}_{number:04}.json"
 
 
-def steered_id(file: str) -> str | None:
+def parse_steer_name(file: str) -> str | None:
     """Return the id in the name of a steer file, or None for any other file."""
     found = _STEER.fullmatch(file)
     return None if found is None else found[1]
@@ -160,7 +160,7 @@ def claim_name(name: str) -> str:
     return f"claim_{name}"
 
 
-def asked_id(file: str) -> str | None:
+def parse_request_name(file: str) -> str | None:
     """Return the id in the name of a request file, or None for any other file."""
     found = _REQUEST.fullmatch(file)
     return None if found is None else found[1]
@@ -168,7 +168,7 @@ def asked_id(file: str) -> str | None:
 
 def is_odd_request(file: str) -> bool:
     """Return True if a file is named like a request, but its id is invalid."""
-    return file.startswith("request_") and file.endswith(".json") and asked_id(file) is None
+    return file.startswith("request_") and file.endswith(".json") and parse_request_name(file) is None
 
 
 def encode_request(request: Request) -> bytes:
@@ -213,12 +213,12 @@ def parse_request(data: bytes, name: str) -> Request:
         context_paths=_read_paths(fields.get("context_paths", [])),
         timeout_seconds=None if timeout is None else float(timeout),
         depth=min(depth, 1000),
-        **_spending_of(fields),
+        **_read_spending(fields),
         ignored=tuple(sorted(key for key in fields if key not in _KEYS)),
     )
 
 
-def _spending_of(fields: dict[str, Any]) -> dict[str, Any]:
+def _read_spending(fields: dict[str, Any]) -> dict[str, Any]:
     """Read budget and trace as `from_meta` does: an invalid value counts as nothing left."""
     caller = from_meta({key: fields.get(name) for name, key in SPENDING_KEYS.items()})
     return {name: getattr(caller, name) for name in SPENDING_KEYS}
@@ -281,7 +281,7 @@ def parse_response(data: bytes, name: str) -> Response:
     return response
 
 
-def ending_of(response: Response, *, agent: str, primary: bool) -> Ending:
+def make_ending(response: Response, *, agent: str, primary: bool) -> Ending:
     """Return the ending, on this side, of a run that was a primary on the host."""
     text, error = response.final_response, response.error_details
     if response.status == "failed" and response.code == "unconfirmed":

@@ -27,11 +27,11 @@ class Output(msgspec.Struct, frozen=True):
 def make_output(kind: Any) -> Output:
     """Return the Output of a pydantic model, dataclass, msgspec Struct, TypedDict, other plain type, or JSON schema."""
     if isinstance(kind, dict):
-        output = _of_schema(kind)
+        output = _make_schema_output(kind)
     elif hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate"):
         output = Output(kind.model_json_schema(), lambda v: to_plain(kind.model_validate(v)), kind.model_validate)
     else:
-        output = _of_type(kind)
+        output = _make_type_output(kind)
     if output.schema.get("type") == "object" or "properties" in output.schema:
         return output
     schema = {"type": "object", "properties": {"answer": output.schema}, "required": ["answer"]}
@@ -47,7 +47,7 @@ def to_plain(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
-def _of_type(kind: Any) -> Output:
+def _make_type_output(kind: Any) -> Output:
     try:
         schema = inline_schema(kind)
     except TypeError as error:
@@ -55,7 +55,7 @@ def _of_type(kind: Any) -> Output:
     return Output(schema, lambda v: msgspec.to_builtins(msgspec.convert(v, kind)), lambda v: msgspec.convert(v, kind))
 
 
-def _of_schema(schema: dict[str, Any]) -> Output:
+def _make_schema_output(schema: dict[str, Any]) -> Output:
     # Both imports load jsonschema, which takes 0.1 s of every start, and only an output schema given as JSON needs it.
     from jsonschema import SchemaError  # noqa: PLC0415
 

@@ -118,16 +118,16 @@ def test_a_field_of_the_wrong_kind_is_named(field: str, value: Any) -> None:
      "request_a.json\n", "request_\u0430.json", ".request_a.json", "request_a.json.tmp", "request_a"],
 )  # fmt: skip
 def test_only_plain_ids_are_names_of_requests(file: str) -> None:
-    assert wire.asked_id(file) is None
-    assert wire.asked_id("request_a-1.json") == "a-1"
+    assert wire.parse_request_name(file) is None
+    assert wire.parse_request_name("request_a-1.json") == "a-1"
 
 
 @pytest.mark.finding("S11")
 @given(st.from_regex(NAME_PATTERN.replace("(?!\\n)", ""), fullmatch=True), st.integers(0, 2**64 - 1))
 def test_every_id_that_our_own_format_gives_is_the_id_of_a_request(agent: str, number: int) -> None:
     name = f"{agent.strip()}_{number:x}"
-    assert wire.asked_id(wire.request_name(name)) == wire.stopped_id(wire.cancel_name(name)) == name
-    assert wire.steered_id(wire.steer_name(name, 3)) == name
+    assert wire.parse_request_name(wire.request_name(name)) == wire.parse_cancel_name(wire.cancel_name(name)) == name
+    assert wire.parse_steer_name(wire.steer_name(name, 3)) == name
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
@@ -210,17 +210,17 @@ def test_no_response_is_longer_than_the_other_side_reads(fields: dict[str, str])
 def test_the_ending_of_a_primary_there_is_that_of_a_subagent_here() -> None:
     text, error = "Run reached its limit", "Run 'explorer' stopped: limit of 2 turns reached"
     response = wire.Response(id="a", status="limited", final_response=text, error_details=error, is_named=True)
-    assert wire.ending_of(response, agent="explorer", primary=True).error == error
-    ending = wire.ending_of(response, agent="explorer", primary=False)
+    assert wire.make_ending(response, agent="explorer", primary=True).error == error
+    ending = wire.make_ending(response, agent="explorer", primary=False)
     assert (ending.text, ending.error) == ("Subagent reached its limit", error.replace("Run '", "Subagent '"))
     own_words = wire.Response(id="a", status="failed", final_response="Run it", error_details="Run it yourself")
-    assert wire.ending_of(own_words, agent="explorer", primary=False).error == "Run it yourself"
+    assert wire.make_ending(own_words, agent="explorer", primary=False).error == "Run it yourself"
 
 
 def test_the_code_of_a_response_says_that_there_was_nobody_to_ask() -> None:
     text = "Run requires confirmation"
     response = wire.Response(id="a", status="failed", final_response=text, error_details=text, code="unconfirmed")
-    ending = wire.ending_of(response, agent="explorer", primary=False)
+    ending = wire.make_ending(response, agent="explorer", primary=False)
     assert (ending.status, ending.text, ending.code) == ("failed", "Subagent requires confirmation", "unconfirmed")
     strange = wire.Response(id="a", status="done", final_response="x", code="unconfirmed")
-    assert wire.ending_of(strange, agent="explorer", primary=False).code == ""
+    assert wire.make_ending(strange, agent="explorer", primary=False).code == ""
