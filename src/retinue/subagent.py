@@ -193,27 +193,12 @@ class ToolResult(msgspec.Struct, frozen=True):
     duration_ms: int
 
 
-class SubagentProgress(msgspec.Struct, frozen=True):
-    """The state of a subagent at the start (`completed` False) or end of one tool call.
+class SubagentProgress(events.ProgressReported, frozen=True, tag=False):
+    """The state of a subagent at the start (`completed` False) or end of one tool call: the fields of the event
+    `subagent.progress`, as JSON without its `kind`.
 
     `child_thread_id` is the run as `TREE/N`, `child_root_task_id` the primary above it. `subagent_task_id` is set only
     for runs that are tasks of another system."""
-
-    subagent_id: str
-    subagent_name: str
-    nickname: str | None
-    child_thread_id: str
-    child_root_task_id: str
-    subagent_task_id: str | None
-    max_turns: int | None
-    current_turn: int
-    model: str | None
-    tool_name: str
-    tool_context: str
-    completed: bool
-    success: bool
-    tool_count: int
-    total_tokens: int
 
 
 class Progress:
@@ -326,9 +311,9 @@ class SubagentTool:
         self._options = options
         self._client: Callable[[], AbstractAsyncContextManager[RunHandle]]
         if retinue is None:
-            self._client = lambda: _opened(folder, self.profile.tools, options)
+            self._client = lambda: _open_own_client(folder, self.profile.tools, options)
         else:
-            self._client = lambda: _client_of(retinue, self.profile.tools, _NO_DEADLINE)
+            self._client = lambda: _open_client(retinue, self.profile.tools, _NO_DEADLINE)
 
     def with_hooks(self, hooks: Hooks) -> SubagentTool:
         """Return a copy of this tool with these hooks."""
@@ -357,7 +342,7 @@ class SubagentTool:
     def with_folder(self, folder: Folder) -> SubagentTool:
         """Return a copy of this tool. Its calls outside a run keep their logs in the folder that `folder` returns."""
         changed = copy.copy(self)
-        changed._client = lambda: _opened(folder, self.profile.tools, self._options)
+        changed._client = lambda: _open_own_client(folder, self.profile.tools, self._options)
         return changed
 
     async def execute(
@@ -434,7 +419,7 @@ class SubagentFactory:
             retinue = self._retinue
             if retinue is None:
                 retinue = await stack.enter_async_context(library.open(self._folder(), **self._options))
-            client = _client_of(retinue, self._shared["tools"], self._limits)
+            client = _open_client(retinue, self._shared["tools"], self._limits)
             self._client = await stack.enter_async_context(client)
             self._stack = stack.pop_all()
         return self
@@ -446,24 +431,27 @@ class SubagentFactory:
     def create(self, config: SubagentConfig) -> SubagentTool:
         """Return a tool of this factory. Its calls outside a run are children of the factory's client."""
         tool = SubagentTool(config, **self._shared)
-        tool._client = self._here
+        tool._client = self._lend_client
         return tool
 
     @asynccontextmanager
-    async def _here(self) -> AsyncIterator[RunHandle]:
+    async def _lend_client(self) -> AsyncIterator[RunHandle]:
         if self._client is None:
             raise RetinueError("this SubagentFactory is not open: use `async with SubagentFactory(...) as factory:`")
         yield self._client
 
 
 @asynccontextmanager
-async def _opened(folder: Folder, tools: Sequence[Any] | None, options: OpenOptions) -> AsyncIterator[RunHandle]:
-    async with library.open(folder(), **options) as retinue, _client_of(retinue, tools, _NO_DEADLINE) as client:
+async def _open_own_client(
+    folder: Folder, tools: Sequence[Any] | None, options: OpenOptions
+) -> AsyncIterator[RunHandle]:
+    """Open a Retinue for one call of a tool, and a client in it."""
+    async with library.open(folder(), **options) as retinue, _open_client(retinue, tools, _NO_DEADLINE) as client:
         yield client
 
 
 @asynccontextmanager
-async def _client_of(retinue: Retinue, tools: Sequence[Any] | None, limits: Limits) -> AsyncIterator[ClientHandle]:
+async def _open_client(retinue: Retinue, tools: Sequence[Any] | None, limits: Limits) -> AsyncIterator[ClientHandle]:
     """Open run 0 of a new tree, which stands for a caller outside any run. `tools` are those its children may have."""
     options = ClientOptions(name="client", task="subagents called from outside", tools=tools, limits=limits)
     async with await retinue.control.open_client(options) as client:
@@ -486,7 +474,7 @@ class _Observer:
         self._states = None if stores.state is None else stores.state()
         self._events = None if stores.event is None else stores.event()
         self._conversation = Thread(())
-        self._told = 0
+        self._stored_turns = 0
 
     async def observe(self) -> None:
         progress = Progress(self._run.tree, run=self._run.number)
@@ -507,9 +495,9 @@ class _Observer:
 
     async def _store_turn(self, view: RunView) -> None:
         turns = self._conversation.turns()
-        for turn in turns[self._told :] if self._messages is not None else ():
+        for turn in turns[self._stored_turns :] if self._messages is not None else ():
             await self._guard(self._messages.append(self._thread, turn))  # type: ignore[union-attr]
-        self._told = len(turns)
+        self._stored_turns = len(turns)
         if self._states is not None:
             await self._guard(self._states.save(self._thread, ThreadState(view.turns, view.usage, view.status)))
 

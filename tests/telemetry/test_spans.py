@@ -309,7 +309,7 @@ async def test_events_told_by_an_earlier_process_are_remembered_and_not_told_aga
     recorder = Recorder(second.tracers, second.meters)
     began = event_of(events, ToolCall, 2).seq
     for event in events:
-        recorder.apply(event, news=event.seq >= began)
+        recorder.apply(event, is_new=event.seq >= began)
     told = {ids(span)[1] for span in second.spans}
     before = {ids(span)[1] for span in first.spans} - told
     assert len(before) == 2  # the model calls of runs 0 and 1, which were over

@@ -33,9 +33,8 @@ from retinue.core.messages import (
 from retinue.core.plans import Job
 from retinue.core.ports import Link, Outcome, Tool
 from retinue.core.profiles import SPAWN_TOOLS
-from retinue.core.results import Ending
+from retinue.core.results import FINAL_ANSWER, Ending
 from retinue.protocol.subagent_tools import list_spellings
-from retinue.tools import answer
 from retinue.tools.arguments import find_unknown_argument
 
 REMINDER_TEXT = "You have not given your answer yet: call the final_answer tool with it."
@@ -175,7 +174,7 @@ def _refuse_excluded(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
 def _end_or_remind(state: LoopState, job: Job, link: Link) -> Ending | None:
     """Return the ending of a run whose model calls no more tools, or None if the run goes on. If `final_answer` is
     among its tools and was not called, the run is reminded once, then fails."""
-    if answer.NAME not in job.plan.tools:
+    if FINAL_ANSWER not in job.plan.tools:
         return Ending("done", state.answer)
     sources = [turn.source for turn in state.thread if isinstance(turn, UserTurn)]
     newest = next((source for source in reversed(sources) if source in ("task", REMINDER)), "task")
@@ -209,7 +208,7 @@ async def _recall_or_run(call: Call, outcomes: dict[str, Outcome], job: Job, lin
         outcomes[call.id] = (await _run_call(call, job, link)).shown
         return
     tool = job.plan.tools.get(call.name)
-    if known.success and tool is not None and (call.name == answer.NAME or tool.spec.exclusive):
+    if known.success and tool is not None and (call.name == FINAL_ANSWER or tool.spec.exclusive):
         outcomes[call.id] = await tool(call, job.folders, link)  # the log keeps the text, not the ending
 
 

@@ -25,6 +25,7 @@ from retinue.core.network import FULL, Hosts, intersect_hosts, parse_hosts
 from retinue.core.plans import HostTool, Plan, RoundsPlan, Runtime
 from retinue.core.ports import Tool, ToolServers
 from retinue.core.profiles import Profile, RuntimeName, Task, Team, make_team
+from retinue.core.results import FINAL_ANSWER
 from retinue.core.rounds import PACKET_FILE, TASKS_FILE, check_rounds
 from retinue.core.rules import CODE_MODE
 from retinue.core.servers import PREFIX
@@ -176,7 +177,7 @@ class ProfilePlanner:
         _bind_subagent_tools(tools, children, can_spawn=can_spawn, reserves_evaluator=reserves_evaluator)
         output = None if profile.output is None else answer.make_output(profile.output)
         if output is not None and profile.has_model:
-            tools[answer.NAME] = answer.FinalAnswer(output)
+            tools[FINAL_ANSWER] = answer.FinalAnswer(output)
         network, runtime, floor, fallback = self._choose_place(profile, parent)
         model, model_name = self._choose_model(profile, task, parent) if profile.has_model else (None, "")
         notes = self._bind_web_tools(profile, tools, host, network, model)

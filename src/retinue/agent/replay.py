@@ -25,12 +25,11 @@ from retinue.core.plans import Job, Plan, Planner
 from retinue.core.ports import Folders, Link, Order, Outcome, Preview, skip_preview
 from retinue.core.profiles import Profile, Task
 from retinue.core.records import CallRecord, Difference, EndOfRecord, RunRecord, Step, diff_lines
-from retinue.core.results import Ending, ending_texts
+from retinue.core.results import FINAL_ANSWER, Ending, ending_texts
 from retinue.core.rules import ALLOW, Verdict
 from retinue.models.recorded import ReplayModel
 from retinue.protocol import subagent_tools
 from retinue.sandbox.in_process import IN_PROCESS
-from retinue.tools.answer import NAME as FINAL_ANSWER
 
 STUCK_SECONDS = 15.0
 

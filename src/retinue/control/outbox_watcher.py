@@ -116,7 +116,7 @@ class OutboxWatcher:
         files = self._box.list_names()
         for file in files:
             self._read_steer(file)
-        asked = [name for name in map(wire.asked_id, files) if name is not None]
+        asked = [name for name in map(wire.parse_request_name, files) if name is not None]
         for file in [file for file in files if wire.is_odd_request(file)][:MOST_NAMED]:
             self._complain(ODD_NAME.format(file=file))
         self._odd &= set(asked)
@@ -135,7 +135,7 @@ class OutboxWatcher:
                 self._answer(failure_response(name, STOPPED, "cancelled"))
         awaited = {*asked, *self._serving}
         for file in files:
-            about = wire.stopped_id(file) or wire.steered_id(file)
+            about = wire.parse_cancel_name(file) or wire.parse_steer_name(file)
             if about is not None and about not in awaited and self._kept.has_entry(about):
                 self._box.remove_entry(file)  # the cancel or message came too late
 
@@ -199,7 +199,7 @@ class OutboxWatcher:
     def _read_steer(self, file: str) -> None:
         """Send the message in a steer file to its run, unless the sender withdraws the file first. The side that
         removes the file has the message."""
-        name = wire.steered_id(file)
+        name = wire.parse_steer_name(file)
         if name is None or name not in self._trees:
             return
         count = self._steers[name] = self._steers.get(name, 0) + 1

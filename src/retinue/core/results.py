@@ -27,6 +27,7 @@ State = Literal["queued", "starting", "running", "waiting_approval", "waiting_ch
 EndingCode = Literal["", "unconfirmed"]
 ENDING_CODES: tuple[EndingCode, ...] = get_args(EndingCode)
 STATUSES: tuple[Status, ...] = get_args(Status)
+FINAL_ANSWER = "final_answer"  # the tool by which a run with an output type gives its answer
 
 
 class ToolLog(msgspec.Struct, frozen=True, gc=False):

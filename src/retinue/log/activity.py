@@ -38,7 +38,8 @@ from retinue.core.events import (
     TurnStarted,
 )
 from retinue.core.messages import ASKER, USER_WORDS
-from retinue.log.blocks import FINAL_ANSWER, TEAM_TOOLS, Block, Blocks, Span, make_call_spans
+from retinue.core.results import FINAL_ANSWER
+from retinue.log.blocks import TEAM_TOOLS, Block, Blocks, Span, make_call_spans
 from retinue.log.runs import NOTHING, Runs, RunView
 from retinue.log.summaries import describe_call, shorten_text, summarize_result
 from retinue.log.teams import describe_team

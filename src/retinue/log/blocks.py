@@ -42,6 +42,7 @@ from retinue.core.events import (
     Warned,
 )
 from retinue.core.messages import ASKER, REMINDER, USER_WORDS
+from retinue.core.results import FINAL_ANSWER
 from retinue.core.rounds import Rounds
 from retinue.core.rules import CODE_MODE
 from retinue.core.teams import NEW_ANSWER, VOTE
@@ -49,7 +50,6 @@ from retinue.log.summaries import describe_call, shorten_text, summarize_result
 from retinue.protocol.subagent_tools import CONTINUE
 from retinue.protocol.subagents import OPERATION
 
-FINAL_ANSWER = "final_answer"
 CODE_MODES = (CODE_MODE, "execute_go_code")  # our tool, and the tool of CPE processes that report to us
 TEAM_TOOLS = (NEW_ANSWER, VOTE)
 _WHOLE_REPLIES = (OPERATION, CONTINUE)  # their results include the replies of an unfinished run

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import msgspec
 
 from retinue.core.events import Delta, Event, Message, RunEnded, RunSpawned, ToolCall, ToolResult, TurnStarted
-from retinue.log.blocks import FINAL_ANSWER, is_team_call
+from retinue.core.results import FINAL_ANSWER
+from retinue.log.blocks import is_team_call
 from retinue.protocol.notices import PLAN_CLOSES, Notice, split_plans
 from retinue.protocol.subagent_tools import CONTINUE, SPAWN
 from retinue.protocol.subagents import SPAWN_ONE

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from decimal import Decimal
 from itertools import pairwise
@@ -31,6 +32,16 @@ LINE_BYTES = 4 * EVENT_BYTES
 MOST_PATHS = 64
 MOST_STEERS = 1000
 PATH_CHARACTERS = 4096
+_CUT = "\n[... cut ...]"
+# The fields of a response without a bound of their own, and the warning about such a field.
+_LONG_FIELDS = {
+    "final_response": "the answer was cut",
+    "error_details": "the error was cut",
+    "structured": "the structured answer was left out",
+    "partial": "the partial answer was cut",
+    "warning": "a warning was cut",
+}
+_OTHER_BYTES = 4096  # room for the other fields of a response, the marks of cut texts and the warnings about them
 SPENDING_KEYS = {"tokens": KEYS["tokens"][0], "cost": KEYS["cost"][0], "traceparent": TRACE_KEY, "baggage": BAGGAGE_KEY}
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _STEER = re.compile(rf"steer_({_ID.pattern})_(\d{{4}})\.json")
@@ -127,7 +138,7 @@ def cancel_name(name: str) -> str:
     return f"cancel_{name}"
 
 
-def stopped_id(file: str) -> str | None:
+def parse_cancel_name(file: str) -> str | None:
     """Return the id in the name of a cancel file, or None for any other file."""
     name = file.removeprefix(cancel_name(""))
     return name if name != file and _ID.fullmatch(name) else None
@@ -138,7 +149,7 @@ def steer_name(name: str, number: int) -> str:
     return f"steer_{name}_{number:04}.json"
 
 
-def steered_id(file: str) -> str | None:
+def parse_steer_name(file: str) -> str | None:
     """Return the id in the name of a steer file, or None for any other file."""
     found = _STEER.fullmatch(file)
     return None if found is None else found[1]
@@ -149,7 +160,7 @@ def claim_name(name: str) -> str:
     return f"claim_{name}"
 
 
-def asked_id(file: str) -> str | None:
+def parse_request_name(file: str) -> str | None:
     """Return the id in the name of a request file, or None for any other file."""
     found = _REQUEST.fullmatch(file)
     return None if found is None else found[1]
@@ -157,7 +168,7 @@ def asked_id(file: str) -> str | None:
 
 def is_odd_request(file: str) -> bool:
     """Return True if a file is named like a request, but its id is invalid."""
-    return file.startswith("request_") and file.endswith(".json") and asked_id(file) is None
+    return file.startswith("request_") and file.endswith(".json") and parse_request_name(file) is None
 
 
 def encode_request(request: Request) -> bytes:
@@ -202,12 +213,12 @@ def parse_request(data: bytes, name: str) -> Request:
         context_paths=_read_paths(fields.get("context_paths", [])),
         timeout_seconds=None if timeout is None else float(timeout),
         depth=min(depth, 1000),
-        **_spending_of(fields),
+        **_read_spending(fields),
         ignored=tuple(sorted(key for key in fields if key not in _KEYS)),
     )
 
 
-def _spending_of(fields: dict[str, Any]) -> dict[str, Any]:
+def _read_spending(fields: dict[str, Any]) -> dict[str, Any]:
     """Read budget and trace as `from_meta` does: an invalid value counts as nothing left."""
     caller = from_meta({key: fields.get(name) for name, key in SPENDING_KEYS.items()})
     return {name: getattr(caller, name) for name in SPENDING_KEYS}
@@ -227,15 +238,36 @@ def parse_steer(data: bytes) -> tuple[int, str]:
 
 
 def encode_response(response: Response) -> bytes:
-    """Encode a response. An answer too long for the other side to read is cut, with a mark and a warning."""
+    """Encode a response in at most `RESPONSE_BYTES`, which is the most that the requesting side reads. Too long texts
+    are cut with a mark, a too long structured answer is left out, and the warning names them."""
     data = msgspec.json.encode(response)
-    if len(data) > RESPONSE_BYTES:
-        short = response.final_response.encode()[:EVENT_BYTES].decode("utf-8", "ignore")
-        response = msgspec.structs.replace(
-            response, final_response=f"{short}\n[... cut ...]", structured=None, warning="the answer was cut"
-        )
-        data = msgspec.json.encode(response)
-    return data
+    return data if len(data) <= RESPONSE_BYTES else msgspec.json.encode(_cut_response(response))
+
+
+def _cut_response(response: Response) -> Response:
+    """Cut the longest fields of a response to equal shares of the room that the shorter fields leave."""
+    sizes = {name: _measure_json(getattr(response, name)) for name in _LONG_FIELDS}
+    room = RESPONSE_BYTES - _OTHER_BYTES
+    fields: dict[str, Any] = {}
+    notes = []
+    for place, name in enumerate(sorted(sizes, key=sizes.__getitem__)):
+        share = room // (len(sizes) - place)
+        room -= min(sizes[name], share)
+        if sizes[name] > share:
+            fields[name] = None if name == "structured" else _cut_text(getattr(response, name), share)
+            notes.append(_LONG_FIELDS[name])
+    warning = fields.get("warning", response.warning)
+    return msgspec.structs.replace(response, **{**fields, "warning": "; ".join(filter(None, (warning, *notes)))})
+
+
+def _cut_text(text: str, limit: int) -> str:
+    """Return the longest beginning of `text` that takes at most `limit` bytes of JSON, and the mark `_CUT`."""
+    lengths = range(len(text))
+    return text[: bisect_right(lengths, limit, key=lambda length: _measure_json(text[:length])) - 1] + _CUT
+
+
+def _measure_json(value: object) -> int:
+    return len(msgspec.json.encode(value))
 
 
 def parse_response(data: bytes, name: str) -> Response:
@@ -249,7 +281,7 @@ def parse_response(data: bytes, name: str) -> Response:
     return response
 
 
-def ending_of(response: Response, *, agent: str, primary: bool) -> Ending:
+def make_ending(response: Response, *, agent: str, primary: bool) -> Ending:
     """Return the ending, on this side, of a run that was a primary on the host."""
     text, error = response.final_response, response.error_details
     if response.status == "failed" and response.code == "unconfirmed":

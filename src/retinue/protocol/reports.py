@@ -22,7 +22,7 @@ from retinue.core.usage import NO_USAGE, Usage
 from retinue.protocol.strict_json import InvalidBody, decode_body, encode_body
 
 ROUTE = "/subagent-events"
-SOMEBODY = "subagent"  # the name of a subagent that gives none
+UNNAMED_SUBAGENT = "subagent"  # the name of a subagent that gives none
 ADDRESS = "RETINUE_SUBAGENT_LOGGING_ADDRESS"
 CPE_ADDRESS = "CPE_SUBAGENT_LOGGING_ADDRESS"
 BODY_BYTES = 4 * 1024 * 1024
@@ -220,7 +220,7 @@ class Sender:
 def encode_ending(run_id: str, status: str, text: str, at: float) -> bytes:
     """Encode the end of a run as its caller reports it. It has no `seq`, which counts only the run's own events."""
     said = Reported(
-        subagent_name=SOMEBODY,
+        subagent_name=UNNAMED_SUBAGENT,
         run_id=run_id,
         timestamp=format_time(at),
         type="subagent_end",

@@ -150,7 +150,7 @@ class OutboxRun:
 
     def _make_ending(self, response: wire.Response) -> RunEnded:
         ref = self._request.ref
-        ending = wire.ending_of(response, agent=ref.agent, primary=ref.run == 0)
+        ending = wire.make_ending(response, agent=ref.agent, primary=ref.run == 0)
         return RunEnded(
             status=ending.status,
             final_response=ending.text,

@@ -177,11 +177,11 @@ class ObservedLog(ForwardingLog):
             await self._log.close()
 
     async def _watch(self, tree: str, first: int) -> None:
-        """Queue every event of a tree. An earlier process has sent the events before `first`, so they are not news."""
+        """Queue every event of a tree. An earlier process has sent the events before `first`, so they are not new."""
         try:
             async for event in self._log.watch(tree):
                 if isinstance(event, Event):
-                    self._queue.put(partial(self._recorder.apply, event, news=event.seq >= first))
+                    self._queue.put(partial(self._recorder.apply, event, is_new=event.seq >= first))
                     if event.seq % AHEAD == 0:
                         await self._drain_queue()
         except Exception as error:  # noqa: BLE001 - telemetry must not break a run
@@ -266,7 +266,7 @@ class _Run(Struct, eq=False):
     provider: str
     model: str
     chat: Span | None = None
-    asked: SpanContext | None = None
+    last_chat: SpanContext | None = None
     tools: dict[str, Span] = {}
     turn: int | None = None
     turns: int = 0
@@ -301,8 +301,8 @@ class Recorder:
         )
         self._trees: dict[str, _Tree] = {}
 
-    def apply(self, event: Event, *, news: bool) -> None:
-        """Apply one event. If not `news`, an earlier process has sent it: update the state, and end no span."""
+    def apply(self, event: Event, *, is_new: bool) -> None:
+        """Apply one event. If not `is_new`, an earlier process has sent it: update the state, and end no span."""
         tree = self._trees.get(event.tree)
         if tree is None:
             tree = self._trees[event.tree] = _Tree()
@@ -312,30 +312,30 @@ class Recorder:
         elif run is None:
             return
         elif isinstance(body, RunEnded):
-            self._end_run(event, body, run, news=news)
+            self._end_run(event, body, run, is_new=is_new)
             tree.over[event.run] = run.span.get_span_context()
             del tree.runs[event.run]
         else:
-            self._apply_to_run(event, run, news=news)
+            self._apply_to_run(event, run, is_new=is_new)
 
     def forget(self, tree: str) -> None:
         """Drop the state of a tree. If the tree gets new events, all its events are applied again."""
         self._trees.pop(tree, None)
 
-    def _apply_to_run(self, event: Event, run: _Run, *, news: bool) -> None:
+    def _apply_to_run(self, event: Event, run: _Run, *, is_new: bool) -> None:
         match event.body:
             case TurnStarted(turn=turn):
                 run.turns = turn
-                asked = {OPERATION: CHAT, PROVIDER: run.provider, MODEL: run.model, TURN: turn}
-                run.chat = self._start_span(f"{CHAT} {run.model}", event, run, asked)
+                attributes = {OPERATION: CHAT, PROVIDER: run.provider, MODEL: run.model, TURN: turn}
+                run.chat = self._start_span(f"{CHAT} {run.model}", event, run, attributes)
             case UsageReported(usage=usage):
                 run.usage += usage
                 if run.chat is not None:
                     run.chat.set_attributes(_token_attributes(usage))
-                    run.asked, run.turn = run.chat.get_span_context(), _nanoseconds(event)
+                    run.last_chat, run.turn = run.chat.get_span_context(), _nanoseconds(event)
             case ToolCall() as call if not call.host or call.within in run.tools:
                 if call.tier != "provider":  # the provider runs its tools inside the model call
-                    self._end_chat(run, news=news)
+                    self._end_chat(run, is_new=is_new)
                 kind = "extension" if call.tier == "provider" else "function"
                 attributes = {OPERATION: EXECUTE_TOOL, TOOL: call.name, TOOL_CALL: call.call_id, TOOL_TYPE: kind}
                 above = run.tools.get(call.within, run.span)
@@ -343,14 +343,14 @@ class Recorder:
                     f"{EXECUTE_TOOL} {call.name}", event, run, attributes, above=above
                 )
             case ToolResult(call_id=call_id, success=success) if call_id in run.tools:
-                _end_span(run.tools.pop(call_id), _nanoseconds(event), "" if success else "tool_error", news=news)
+                _end_span(run.tools.pop(call_id), _nanoseconds(event), "" if success else "tool_error", is_new=is_new)
             case ApprovalAsked(call_id=call_id) if call_id in run.tools:
                 run.tools[call_id].add_event("retinue.approval.asked", timestamp=_nanoseconds(event))
             case ApprovalDecided(call_id=call_id, allowed=allowed, by=by) if call_id in run.tools:
                 decided: dict[str, Any] = {ALLOWED: allowed, BY: by.partition(":")[0]}
                 run.tools[call_id].add_event("retinue.approval.decided", decided, _nanoseconds(event))
             case TurnEnded():
-                self._end_chat(run, news=news)
+                self._end_chat(run, is_new=is_new)
 
     def _start_run(self, event: Event, body: RunSpawned, tree: _Tree) -> _Run:
         parent = None if body.parent is None else tree.runs.get(body.parent)
@@ -376,7 +376,7 @@ class Recorder:
         above = _parse_traceparent(body.traceparent) if body.parent is None else tree.over.get(body.parent)
         if parent is not None:
             above = parent.tools.get(body.call_id, parent.span).get_span_context()
-            links = (Link(parent.asked),) if parent.asked is not None else ()
+            links = (Link(parent.last_chat),) if parent.last_chat is not None else ()
         IDS.set(body.trace_id, body.span_id)
         span = self._tracer.start_span(
             f"{INVOKE_AGENT} {event.agent}", _make_context(above), SpanKind.INTERNAL, attributes, links,
@@ -392,26 +392,26 @@ class Recorder:
         below = _make_context((above or run.span).get_span_context())
         return self._tracer.start_span(name, below, kind, attributes | _run_attributes(event), (), _nanoseconds(event))
 
-    def _end_chat(self, run: _Run, *, news: bool) -> None:
+    def _end_chat(self, run: _Run, *, is_new: bool) -> None:
         """End the span of the model call if its usage is known. The event after a reply shows that it is complete."""
         if run.chat is not None and run.turn is not None:
-            if news:
+            if is_new:
                 run.chat.end(run.turn)
             run.chat = run.turn = None
 
-    def _end_run(self, event: Event, body: RunEnded, run: _Run, *, news: bool) -> None:
+    def _end_run(self, event: Event, body: RunEnded, run: _Run, *, is_new: bool) -> None:
         good = body.status == "done"
         if run.chat is not None:
             ended = _nanoseconds(event) if run.turn is None else run.turn
-            _end_span(run.chat, ended, "" if body.status == "refused" else body.status, news=news)
+            _end_span(run.chat, ended, "" if body.status == "refused" else body.status, is_new=is_new)
         for tool in run.tools.values():
-            _end_span(tool, _nanoseconds(event), body.status, news=news)
+            _end_span(tool, _nanoseconds(event), body.status, is_new=is_new)
         outcome = "done" if good else "error"
         totals: dict[str, Any] = {OUTCOME: outcome, STATUS: body.status, TURNS: run.turns}
         run.span.set_attributes(totals | _token_attributes(run.usage))
         words = PRIMARY_FAILED if run.spawned.parent is None else FAILED
-        _end_span(run.span, _nanoseconds(event), "" if good else "agent_error", words, news=news)
-        if not news:
+        _end_span(run.span, _nanoseconds(event), "" if good else "agent_error", words, is_new=is_new)
+        if not is_new:
             return
         delegated = {DELEGATED: _is_delegated(run.spawned)}
         self._invocations.add(1, {AGENT: event.agent, OUTCOME: outcome, **delegated})
@@ -446,11 +446,11 @@ def _token_attributes(usage: Usage) -> dict[str, Any]:
     return counts | {name: count for name, count in cached.items() if count}
 
 
-def _end_span(span: Span, at: int, error: str, words: str = "", *, news: bool) -> None:
+def _end_span(span: Span, at: int, error: str, words: str = "", *, is_new: bool) -> None:
     if error:
         span.set_attribute(ERROR, error)
         span.set_status(StatusCode.ERROR, words or None)
-    if news:
+    if is_new:
         span.end(at)
 
 

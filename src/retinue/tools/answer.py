@@ -10,9 +10,7 @@ import msgspec
 from retinue.core.errors import ConfigError, ToolError
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome
-from retinue.core.results import Ending
-
-NAME = "final_answer"
+from retinue.core.results import FINAL_ANSWER, Ending
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -29,11 +27,11 @@ class Output(msgspec.Struct, frozen=True):
 def make_output(kind: Any) -> Output:
     """Return the Output of a pydantic model, dataclass, msgspec Struct, TypedDict, other plain type, or JSON schema."""
     if isinstance(kind, dict):
-        output = _of_schema(kind)
+        output = _make_schema_output(kind)
     elif hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate"):
         output = Output(kind.model_json_schema(), lambda v: to_plain(kind.model_validate(v)), kind.model_validate)
     else:
-        output = _of_type(kind)
+        output = _make_type_output(kind)
     if output.schema.get("type") == "object" or "properties" in output.schema:
         return output
     schema = {"type": "object", "properties": {"answer": output.schema}, "required": ["answer"]}
@@ -49,7 +47,7 @@ def to_plain(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
-def _of_type(kind: Any) -> Output:
+def _make_type_output(kind: Any) -> Output:
     try:
         schema = inline_schema(kind)
     except TypeError as error:
@@ -57,8 +55,8 @@ def _of_type(kind: Any) -> Output:
     return Output(schema, lambda v: msgspec.to_builtins(msgspec.convert(v, kind)), lambda v: msgspec.convert(v, kind))
 
 
-def _of_schema(schema: dict[str, Any]) -> Output:
-    # These imports take 0.1 s, and only an output schema given as JSON needs them.
+def _make_schema_output(schema: dict[str, Any]) -> Output:
+    # Both imports load jsonschema, which takes 0.1 s of every start, and only an output schema given as JSON needs it.
     from jsonschema import SchemaError  # noqa: PLC0415
 
     from retinue.tools.bounded_schema import BoundedSchema  # noqa: PLC0415
@@ -104,7 +102,7 @@ class FinalAnswer:
     def __init__(self, output: Output) -> None:
         self.output = output
         self.spec = ToolSpec(
-            NAME,
+            FINAL_ANSWER,
             "Give your final answer. Call this once, when the work is done; it ends the run.",
             output.schema,
             tier="observe",

@@ -8,13 +8,13 @@ from typing import Any, Final, TypeVar, cast
 
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
+from retinue.core.results import FINAL_ANSWER
 from retinue.core.unseen import reveal_text
 from retinue.protocol.subagent_tools import ID_FIELDS, TOOLS, check_arguments
 
 T = TypeVar("T")
 
 SHOWN_CHARACTERS = 200
-ANSWER = "final_answer"
 PROFILE_PREFIX = "subagent_"
 OTHER_SPELLINGS = dict.fromkeys(("read", "write", "edit"), ("file_path",))
 _REQUIRED: Final = object()
@@ -46,7 +46,7 @@ def find_unknown_argument(call: Call, spec: ToolSpec) -> str:
     """Return an error text if a call has an argument that its tool does not know, else "".
 
     Tools of MCP servers and `final_answer` are not checked here: they check calls against their own schemas."""
-    if spec.server or spec.name == ANSWER or not isinstance(known := spec.schema.get("properties"), dict):
+    if spec.server or spec.name == FINAL_ANSWER or not isinstance(known := spec.schema.get("properties"), dict):
         return ""
     for name in call.args:
         if name not in known:

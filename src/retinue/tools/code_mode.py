@@ -71,7 +71,7 @@ class ExecutePython(CommandTool):
 
     text_argument, seconds_argument = "code", "executionTimeout"
     default_seconds = 60.0
-    what = "program"
+    process_noun = "program"
     note_bytes = 4096
 
     def __init__(self, program_tools: Sequence[ToolSpec] = (), *, sandboxed: bool = False) -> None:
@@ -290,9 +290,9 @@ def _make_function(name: str, spec: ToolSpec, types: _Types) -> Function:
     compact, whole = [], []
     for each in ordered:
         default = "" if each in required else f" = {_format_default(properties[each], schema)}"
-        kind = types.make_reader(schema, f"{name}_{each}").format_type(properties[each])
+        kind = types.make_formatter(schema, f"{name}_{each}").format_type(properties[each])
         whole.append(f"{named[each]}: {kind}{default}")
-        kind = _Reader(schema, _format_inline, deep=SHOWN_DEEP).format_type(properties[each])
+        kind = _TypeFormatter(schema, _format_inline, deep=SHOWN_DEEP).format_type(properties[each])
         compact.append(f"{named[each]}: {kind}{default}")
     args = ", ".join(f"{each!a}: {named[each]}" for each in ordered)
     if schema.get("additionalProperties") and not properties:
@@ -301,13 +301,13 @@ def _make_function(name: str, spec: ToolSpec, types: _Types) -> Function:
         args = "**more_"
     wrapped = _is_wrapped(spec.output)
     output = spec.output["properties"][RESULT] if wrapped else spec.output
-    gives = types.make_reader(spec.output, f"{name}_result").format_type(output)
+    gives = types.make_formatter(spec.output, f"{name}_result").format_type(output)
     source = (
         f"async def {name}({', '.join(whole)}) -> {gives}:\n"
         f"    {_quote_docstring(_describe(spec, properties, named))}\n"
         f"    return await _call({spec.name!a}, {{{args}}}{f', {RESULT!a}' if wrapped else ''})\n"
     )
-    shown = _Reader(spec.output, _format_inline, deep=SHOWN_DEEP).format_type(output)
+    shown = _TypeFormatter(spec.output, _format_inline, deep=SHOWN_DEEP).format_type(output)
     signature = f"{name}({', '.join(compact)}) -> {shown}"
     return Function(name, signature, _shorten(spec.description, SUMMARY_CHARACTERS), source)
 
@@ -388,13 +388,15 @@ def _format_default(schema: Any, root: dict[str, Any]) -> str:
     return _format_literal(default) if _is_literal(default) and (fits or chosen) else "..."
 
 
-class _Reader:
+class _TypeFormatter:
     """A translator from the parts of one JSON schema to Python type expressions.
 
     `objects` formats an object that has fields. `deep` is how many levels to follow. Parts beyond that, or after the
     first `PARTS` parts, become `Any`."""
 
-    def __init__(self, root: dict[str, Any], objects: Callable[[dict[str, Any], _Reader], str], *, deep: int) -> None:
+    def __init__(
+        self, root: dict[str, Any], objects: Callable[[dict[str, Any], _TypeFormatter], str], *, deep: int
+    ) -> None:
         self._root, self._objects, self._deep = root, objects, deep
         self._left = PARTS
 
@@ -468,11 +470,11 @@ def _format_literal(value: Any) -> str:
     return repr(value) if not isinstance(value, str) or value.isprintable() else ascii(value)
 
 
-def _format_inline(schema: dict[str, Any], reader: _Reader) -> str:
+def _format_inline(schema: dict[str, Any], formatter: _TypeFormatter) -> str:
     """Return an object type in the notation for the model: `{title: str, labels?: list[str]}`."""
     needed = _find_required(schema)
     fields = (
-        f"{_shorten(name, 60)}{'' if name in needed else '?'}: {reader.format_type(each)}"
+        f"{_shorten(name, 60)}{'' if name in needed else '?'}: {formatter.format_type(each)}"
         for name, each in list(_find_properties(schema).items())[:CHOICES]
     )
     return f"{{{', '.join(fields)}}}"
@@ -487,10 +489,10 @@ class _Types:
         self.names: list[str] = []
         self.sources: list[str] = []
 
-    def make_reader(self, root: dict[str, Any], about: str) -> _Reader:
-        return _Reader(root, lambda schema, reader: self._name_object(schema, reader, about), deep=DEEP)
+    def make_formatter(self, root: dict[str, Any], about: str) -> _TypeFormatter:
+        return _TypeFormatter(root, lambda schema, formatter: self._name_object(schema, formatter, about), deep=DEEP)
 
-    def _name_object(self, schema: dict[str, Any], reader: _Reader, about: str) -> str:
+    def _name_object(self, schema: dict[str, Any], formatter: _TypeFormatter, about: str) -> str:
         if id(schema) in self._known:
             return self._known[id(schema)]
         if len(self._known) >= TYPES:
@@ -503,7 +505,7 @@ class _Types:
         self._known[id(schema)] = name
         needed, fields = _find_required(schema), []
         for each, part in _find_properties(schema).items():
-            kind = reader.format_type(part)
+            kind = formatter.format_type(part)
             fields.append(f"{each!a}: {kind if each in needed else f'NotRequired[{kind}]'!a}")
         self.sources.append(f"{name} = TypedDict({name!a}, {{{', '.join(fields)}}})\n")
         return name

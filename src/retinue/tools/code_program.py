@@ -83,13 +83,14 @@ class Channel:
                 raise ToolError(f"the arguments are {len(body)} bytes; a call can have {FRAME_BYTES}")
             if self._closed:
                 raise ToolError("the channel to the tools is closed")
-            self._waiting[self._asked] = waiting
             if self._reader is None:
                 self._reader = threading.Thread(target=self._read, daemon=True)
                 self._reader.start()
+            self._waiting[self._asked] = waiting
             try:
                 self._socket.sendall(len(body).to_bytes(HEAD, "big") + body)
             except OSError as error:
+                self._waiting.pop(self._asked, None)
                 raise ToolError(f"the channel to the tools is closed: {error}") from None
         return waiting
 

@@ -59,7 +59,7 @@ class OutputPipe:
     def __exit__(self, *_: object) -> None:
         asyncio.get_running_loop().remove_reader(self._fd)
         os.close(self._fd)
-        self._ends.drop()
+        self._ends.close_spill_file()
 
     async def wait_for_end(self) -> bool:
         """Wait up to `DRAIN_SECONDS` for the end of the output. Return False if a process still holds the pipe open."""
@@ -95,7 +95,7 @@ class CommandTool:
     text_argument: str
     seconds_argument: str
     default_seconds: float
-    what = "command"
+    process_noun = "command"
     note_bytes = 256  # reserved for the notes below the output
     max_seconds = 3600.0
 
@@ -143,7 +143,7 @@ class CommandTool:
             )
         except (OSError, ValueError) as error:  # no such folder; a command too long, or with a NUL or a lone surrogate
             os.close(reading)
-            raise ToolError(f"{call.name}: cannot start the {self.what}: {error}") from error
+            raise ToolError(f"{call.name}: cannot start the {self.process_noun}: {error}") from error
         finally:
             os.close(writing)
         has_background, grace = False, self._grace

@@ -31,6 +31,20 @@ def _make_spec(name: str, title: str, description: str, properties: dict[str, An
     )
 
 
+def _make_answer_spec(description: str) -> ToolSpec:
+    content = {"type": "string", "description": "The answer"}
+    return _make_spec(NEW_ANSWER, "New answer", description, {"content": content}, waits=True)
+
+
+def _make_vote_spec(description: str, *, choices: str) -> ToolSpec:
+    """Return the spec of `vote`. `choices` describes the answers to vote for."""
+    properties = {
+        "agent_id": {"type": "string", "description": choices},
+        "reason": {"type": "string", "description": "Why it is the best, in a sentence or two"},
+    }
+    return _make_spec(VOTE, "Vote", description, properties, waits=True)
+
+
 class CoordinationTool:
     """A tool of a team member, or of a run that works in rounds. `work` executes its calls."""
 
@@ -57,26 +71,16 @@ async def _cast_vote(call: Call, link: Link) -> Outcome:
 # A team member has these tools in addition to those of its profile.
 TEAM_TOOLS = {
     NEW_ANSWER: CoordinationTool(
-        _make_spec(
-            NEW_ANSWER,
-            "New answer",
+        _make_answer_spec(
             "Give your answer to the task: whole and on its own, for it replaces your earlier one. "
-            "Returns when there is something to do next.",
-            {"content": {"type": "string", "description": "The answer"}},
-            waits=True,
+            "Returns when there is something to do next."
         ),
         _give_answer,
     ),
     VOTE: CoordinationTool(
-        _make_spec(
-            VOTE,
-            "Vote",
+        _make_vote_spec(
             "Vote for the best answer to the task. Returns when there is something to do next.",
-            {
-                "agent_id": {"type": "string", "description": "The agent, or its answer, such as agent2 or agent2.1"},
-                "reason": {"type": "string", "description": "Why it is the best, in a sentence or two"},
-            },
-            waits=True,
+            choices="The agent, or its answer, such as agent2 or agent2.1",
         ),
         _cast_vote,
     ),
@@ -102,24 +106,11 @@ _IMPROVEMENT = {
 ROUND_SPECS = {
     spec.name: spec
     for spec in (
-        _make_spec(
-            NEW_ANSWER,
-            "New answer",
+        _make_answer_spec(
             "End the round with your answer to the task: whole and on its own, for it replaces your earlier one. "
-            "Returns what the next round starts from.",
-            {"content": {"type": "string", "description": "The answer"}},
-            waits=True,
+            "Returns what the next round starts from."
         ),
-        _make_spec(
-            VOTE,
-            "Vote",
-            "Decide for one of your answers, and end.",
-            {
-                "agent_id": {"type": "string", "description": "The answer, such as agent1.2"},
-                "reason": {"type": "string", "description": "Why it is the best, in a sentence or two"},
-            },
-            waits=True,
-        ),
+        _make_vote_spec("Decide for one of your answers, and end.", choices="The answer, such as agent1.2"),
         _make_spec(GET_TASK_PLAN, "Task plan", "Get the plan of this round: its tasks, and how each is verified.", {}),
         _make_spec(
             SUBMIT_CHECKLIST,

@@ -39,8 +39,8 @@ def resolve_readable(folders: Folders, raw: str, *, tool: str = "read") -> Path:
     path = _resolve(folders.workspace, raw, tool)
     if not path.exists() and not Path(raw).is_absolute():
         others = (_resolve(root, raw, tool) for root in folders.search_roots)
-        path = next((other for other in others if other.exists() and _root_of(other, folders.roots)), path)
-    if _root_of(path, folders.roots) is None:
+        path = next((other for other in others if other.exists() and _find_root(other, folders.roots)), path)
+    if _find_root(path, folders.roots) is None:
         raise ToolError(f"{tool}: {quote_text(raw)} is outside this run's folders")
     return path
 
@@ -50,9 +50,9 @@ def resolve_writable(folders: Folders, raw: str, *, tool: str = "write") -> Path
 
     Git folders are closed because the user's next git command would run whatever their settings and hooks say."""
     path = _resolve(folders.workspace, raw, tool)
-    root = _root_of(path, [folders.workspace])
+    root = _find_root(path, [folders.workspace])
     if root is None:
-        why = "" if _root_of(path, folders.roots) is None else "; it may be read, not written"
+        why = "" if _find_root(path, folders.roots) is None else "; it may be read, not written"
         raise ToolError(f"{tool}: {quote_text(raw)} is outside this run's workspace{why}")
     inside = path.relative_to(root)
     if any(map(is_reserved_name, inside.parts)) or find_git_folder(root, str(inside)) is not None:
@@ -97,7 +97,7 @@ def _resolve(base: Path, raw: str, tool: str) -> Path:
     return Path(os.path.realpath(base / raw))
 
 
-def _root_of(path: Path, roots: Sequence[Path]) -> Path | None:
+def _find_root(path: Path, roots: Sequence[Path]) -> Path | None:
     """Return the root that contains `path`, or None. Our state in a project (tokens, logs, runs) is in no root."""
     resolved = (Path(os.path.realpath(root)) for root in roots)
     return next(
@@ -113,7 +113,7 @@ def _root_of(path: Path, roots: Sequence[Path]) -> Path | None:
 @contextmanager
 def _open_parent(path: Path, roots: Sequence[Path], tool: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
     """Open the folder of a resolved path; yield its descriptor and the file name. An OSError becomes a ToolError."""
-    root = _root_of(path, roots)
+    root = _find_root(path, roots)
     if root is None:
         raise ToolError(f"{tool}: {quote_text(path)} is outside this run's folders")
     base = root.parent if path == root else root

@@ -53,7 +53,7 @@ class Ends:
     def close(self) -> tuple[str, str]:
         """Return the text, cut if it was too long, and the file with the whole text ("" if nothing was cut or kept)."""
         self._keep_ends((self._secrets.feed(self._decoder.decode(b"", True)) + self._secrets.rest()).encode())
-        self.drop()
+        self.close_spill_file()
         if self._total <= self._limit:
             return (self._head + self._tail).decode(), ""
         room = max(0, self._limit - len(self._mark(self._total)))
@@ -63,7 +63,7 @@ class Ends:
         mark = self._mark(self._total - len(head.encode()) - len(tail.encode()))
         return head + mark.decode() + tail, str(self._path or "")
 
-    def drop(self) -> None:
+    def close_spill_file(self) -> None:
         """Close the spill file. Safe to call again."""
         if self._fd is not None:
             os.close(self._fd)
@@ -109,10 +109,10 @@ class Ends:
             self._trouble = error.strerror or str(error)
             if error.errno in _NO_SPACE:
                 self._remove_file()
-            self.drop()
+            self.close_spill_file()
         if len(data) > room:
             self._trouble = self._trouble or "the limit of such a file"
-            self.drop()
+            self.close_spill_file()
 
     def _remove_file(self) -> None:
         """Remove the spill file from a full disk: the log needs the space more, and without a log the run ends."""

@@ -287,13 +287,13 @@ def _decode(body: bytes, parameters: str) -> str:
 
 def extract_html_text(html: str, url: str) -> str:
     """Return the text of an HTML page, a line for each block, links as `[text](address)`."""
-    reader = _Reader(url)
+    page = _PageText(url)
     for tag, words in _split_tokens(html):
         if tag:
-            reader.add_tag(tag, words)
+            page.add_tag(tag, words)
         else:
-            reader.add_text(words)
-    return reader.make_text()
+            page.add_text(words)
+    return page.make_text()
 
 
 def _split_tokens(html: str) -> Iterator[tuple[str, str]]:
@@ -333,7 +333,9 @@ def _split_tokens(html: str) -> Iterator[tuple[str, str]]:
             at = closing.start()
 
 
-class _Reader:
+class _PageText:
+    """The text of an HTML page, built tag by tag. Links are relative to the address `base`."""
+
     def __init__(self, base: str) -> None:
         self._base = base
         self._parts: list[str] = []

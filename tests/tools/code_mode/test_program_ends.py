@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
 
 from retinue.core.events import ToolResult
 from retinue.core.limits import INLINE_BYTES
+from retinue.tools.code_program import Channel, ToolError
 from tests.gates import pass_time
 from tests.supervisor.tree.kit import bodies
 from tests.tools.code_mode.kit import run
@@ -49,6 +51,20 @@ async def test_what_it_leaves_behind_is_ended() -> None:
     code = "import os, signal\nif os.fork() == 0:\n    signal.pause()\nprint('parent is done')"
     given, _, _ = await run(code)
     assert given == "parent is done\n[ended what was left in the background]"
+
+
+async def test_a_call_that_cannot_be_sent_is_not_waited_for() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.shutdown(socket.SHUT_RD)  # the other side still writes, so only the sending fails
+    channel = Channel(ours.detach())
+    with theirs:
+        for _ in range(2):
+            with pytest.raises(ToolError, match="the channel to the tools is closed: "):
+                await channel.call("mcp__weather__report", {})
+        assert channel._waiting == {}
+    assert channel._reader is not None
+    await asyncio.to_thread(channel._reader.join)
+    channel._socket.close()
 
 
 async def test_a_fork_cannot_use_the_channel() -> None:

@@ -24,7 +24,7 @@ from retinue.log.listing import Listing, load_listing
 from retinue.log.lookup import find_reported_run, find_run, resolve_recent
 from retinue.log.reading import decode_line, follow_lines
 from retinue.log.runs import Runs
-from retinue.protocol.outbox import asked_id, request_name
+from retinue.protocol.outbox import parse_request_name, request_name
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.foreground import print_answer, run_tree
@@ -83,7 +83,7 @@ def execute_resume(args: argparse.Namespace) -> int:
 def _tell_of_errand(state: Path, found: Listing) -> None:
     """Warn if the tree was requested through an outbox. Its request was answered when the watcher was killed."""
     spawned = found.runs.runs[0].spawned
-    request = asked_id(request_name(spawned.subagent_id))
+    request = parse_request_name(request_name(spawned.subagent_id))
     if request is not None and any((state / "outbox").glob(f"*/{request}")):
         screen.print_warning(ERRAND.format(tree=found.tree, request=request, workspace=spawned.workspace))
 

@@ -61,9 +61,9 @@ class ConnectedTool:
         args = listed.check_arguments(args)
         collector, run_id = connection.collector, ""
         meta = {} if collector is None else dict(collector.meta(link.ref))
-        call = ServerCall(link=link, tool=self._name, seconds=connection.server.timeout, meta=meta)
+        seconds = None if listed.runs_agents else connection.server.timeout  # an agent may take as long as its run
+        call = ServerCall(link=link, tool=self._name, seconds=seconds, meta=meta)
         if listed.runs_agents:
-            call.seconds = None  # an agent may take as long as its run
             run_id = uuid.uuid4().hex
             if collector is not None:
                 run_id = collector.call(connection.server.name, link.ref, listed.name, call.give_up)

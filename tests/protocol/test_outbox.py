@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retinue.core.errors import RetinueError
@@ -117,16 +118,16 @@ def test_a_field_of_the_wrong_kind_is_named(field: str, value: Any) -> None:
      "request_a.json\n", "request_\u0430.json", ".request_a.json", "request_a.json.tmp", "request_a"],
 )  # fmt: skip
 def test_only_plain_ids_are_names_of_requests(file: str) -> None:
-    assert wire.asked_id(file) is None
-    assert wire.asked_id("request_a-1.json") == "a-1"
+    assert wire.parse_request_name(file) is None
+    assert wire.parse_request_name("request_a-1.json") == "a-1"
 
 
 @pytest.mark.finding("S11")
 @given(st.from_regex(NAME_PATTERN.replace("(?!\\n)", ""), fullmatch=True), st.integers(0, 2**64 - 1))
 def test_every_id_that_our_own_format_gives_is_the_id_of_a_request(agent: str, number: int) -> None:
     name = f"{agent.strip()}_{number:x}"
-    assert wire.asked_id(wire.request_name(name)) == wire.stopped_id(wire.cancel_name(name)) == name
-    assert wire.steered_id(wire.steer_name(name, 3)) == name
+    assert wire.parse_request_name(wire.request_name(name)) == wire.parse_cancel_name(wire.cancel_name(name)) == name
+    assert wire.parse_steer_name(wire.steer_name(name, 3)) == name
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
@@ -153,20 +154,71 @@ def test_a_response_that_is_too_long_is_cut_and_says_so() -> None:
     assert response.final_response.endswith("[... cut ...]") and response.warning == "the answer was cut"
 
 
+NOTES = {
+    "final_response": "the answer was cut",
+    "error_details": "the error was cut",
+    "partial": "the partial answer was cut",
+    "warning": "a warning was cut",
+    "structured": "the structured answer was left out",
+}
+SHORT = {"final_response": "f", "error_details": "e", "partial": "p", "warning": "seen", "structured": {"n": 1}}
+
+
+@pytest.mark.parametrize("unit", ["x", '\0\x1b"\u20ac\U0001f600'])
+@pytest.mark.parametrize("field", ["final_response", "error_details", "partial", "warning"])
+def test_only_the_text_that_is_too_long_is_cut(field: str, unit: str) -> None:
+    long = unit * (wire.RESPONSE_BYTES // (len(msgspec.json.encode(unit)) - 2) + 1)
+    data = wire.encode_response(wire.Response(id="a" * 128, status="failed", **{**SHORT, field: long}))
+    assert wire.RESPONSE_BYTES - 8192 < len(data) <= wire.RESPONSE_BYTES
+    response = msgspec.structs.asdict(wire.parse_response(data, "a" * 128))
+    beginning, mark, rest = response[field].partition("\n[... cut ...]")
+    assert beginning and long.startswith(beginning) and mark
+    if field == "warning":
+        assert rest == "; a warning was cut"
+    else:
+        assert (rest, response["warning"]) == ("", f"seen; {NOTES[field]}")
+    assert all(response[name] == SHORT[name] for name in SHORT if name not in (field, "warning"))
+
+
+def test_a_structured_answer_that_is_too_long_is_left_out_and_the_text_stays() -> None:
+    rows = ["x" * 1024] * (wire.RESPONSE_BYTES // 1024)
+    data = wire.encode_response(wire.Response(id="a", status="done", final_response="whole", structured=rows))
+    assert len(data) <= wire.RESPONSE_BYTES
+    response = wire.parse_response(data, "a")
+    assert (response.final_response, response.structured) == ("whole", None)
+    assert response.warning == "the structured answer was left out"
+
+
+SIZES = st.sampled_from((8, 2**20, wire.EVENT_BYTES, 2 * wire.EVENT_BYTES))
+REPEATED = st.tuples(st.text(min_size=1, max_size=8), SIZES)  # not the text itself, which would be reported whole
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.fixed_dictionaries(dict.fromkeys(NOTES, REPEATED)))
+def test_no_response_is_longer_than_the_other_side_reads(repeated: dict[str, tuple[str, int]]) -> None:
+    fields = {name: unit * (size // len(unit)) for name, (unit, size) in repeated.items()}
+    data = wire.encode_response(wire.Response(id="a", status="failed", **fields))
+    assert len(data) <= wire.RESPONSE_BYTES
+    response = msgspec.structs.asdict(wire.parse_response(data, "a"))
+    cut = {name for name, text in fields.items() if response[name] != text}
+    notes = set(response["warning"][-200:].split("; "))
+    assert notes.issuperset(NOTES[name] for name in cut - {"warning"})
+
+
 def test_the_ending_of_a_primary_there_is_that_of_a_subagent_here() -> None:
     text, error = "Run reached its limit", "Run 'explorer' stopped: limit of 2 turns reached"
     response = wire.Response(id="a", status="limited", final_response=text, error_details=error, is_named=True)
-    assert wire.ending_of(response, agent="explorer", primary=True).error == error
-    ending = wire.ending_of(response, agent="explorer", primary=False)
+    assert wire.make_ending(response, agent="explorer", primary=True).error == error
+    ending = wire.make_ending(response, agent="explorer", primary=False)
     assert (ending.text, ending.error) == ("Subagent reached its limit", error.replace("Run '", "Subagent '"))
     own_words = wire.Response(id="a", status="failed", final_response="Run it", error_details="Run it yourself")
-    assert wire.ending_of(own_words, agent="explorer", primary=False).error == "Run it yourself"
+    assert wire.make_ending(own_words, agent="explorer", primary=False).error == "Run it yourself"
 
 
 def test_the_code_of_a_response_says_that_there_was_nobody_to_ask() -> None:
     text = "Run requires confirmation"
     response = wire.Response(id="a", status="failed", final_response=text, error_details=text, code="unconfirmed")
-    ending = wire.ending_of(response, agent="explorer", primary=False)
+    ending = wire.make_ending(response, agent="explorer", primary=False)
     assert (ending.status, ending.text, ending.code) == ("failed", "Subagent requires confirmation", "unconfirmed")
     strange = wire.Response(id="a", status="done", final_response="x", code="unconfirmed")
-    assert wire.ending_of(strange, agent="explorer", primary=False).code == ""
+    assert wire.make_ending(strange, agent="explorer", primary=False).code == ""
