@@ -4,17 +4,19 @@ import asyncio
 import random
 import re
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import retinue
-from retinue import ConfigError, Limits, Profile
+from retinue import ConfigError, Limits, Profile, Task
 from retinue.core.errors import Limited
-from retinue.core.events import RunEnded, ToolResult, UsageReported, Warned
+from retinue.core.events import RunEnded, RunSpawned, ToolResult, UsageReported, Warned
 from retinue.core.limits import OUTPUT_TOKENS
 from retinue.supervisor.budgets import Account, Amount
 from retinue.testing import FixedPrices, scripted
+from tests.control.loopback.kit import house
 from tests.supervisor.accounts.kit import Spender, spent, wide_tree
 from tests.supervisor.tree.kit import bodies, call, spawn
 
@@ -306,3 +308,15 @@ async def test_a_run_whose_last_call_exceeded_the_budget_says_so() -> None:
     ]
     _, events = await run_tree(agents, Limits(tokens=6000))
     assert bodies(events, Warned) == []
+
+
+async def test_the_log_of_a_tree_does_not_call_the_budget_of_the_process_its_own(tmp_path: Path) -> None:
+    async with house(tmp_path, script={"*": ["the answer"]}, total=Limits(tokens=100_000)) as h:
+        run = await h.supervisor.spawn("explorer", Task("look"))
+        own = await h.supervisor.spawn("explorer", Task("look"), limits=Limits(tokens=50_000))
+        limits = []
+        for each in (run, own):
+            await each.result()
+            [spawned] = bodies(await h.supervisor.log.read(each.tree), RunSpawned)
+            limits.append(spawned.max_tokens)
+        assert limits == [None, 50_000]
