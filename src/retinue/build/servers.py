@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retinue.build.parts import Parts
+from retinue.core.caller import Caller
 from retinue.core.control import Control
 from retinue.core.errors import RetinueError
 from retinue.core.limits import Limits
-from retinue.core.ports import Clock, Collector, ToolServers
+from retinue.core.ports import Collector, ToolServers
 from retinue.core.servers import McpServer
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 
@@ -45,7 +46,7 @@ def make_tool_servers(
     )
 
 
-def make_reporting(*, collects: bool, serves: bool, strict: bool, limits: Limits, clock: Clock) -> Reporting | None:
+def make_reporting(*, collects: bool, serves: bool, strict: bool, limits: Limits, caller: Caller) -> Reporting | None:
     """Return the reporting of this process, or None if the process neither starts reporting servers nor reports
     itself.
 
@@ -57,7 +58,7 @@ def make_reporting(*, collects: bool, serves: bool, strict: bool, limits: Limits
         return None
     from retinue.control.reporting import Reporting
 
-    return Reporting(address, serves=serves, strict=strict, limits=limits, clock=clock)
+    return Reporting(address, serves=serves, strict=strict, limits=limits, caller=caller)
 
 
 async def serve_control(servers: AsyncExitStack, control: Control, parts: Parts, say: Callable[[str], object]) -> None:

@@ -58,12 +58,13 @@ def make_supervisor(parts: Parts) -> Supervisor:
     models = ModelSource(parts.project, clock)
     policy, book = _make_policy(parts)
     log, trace = open_observed_log(parts)
+    caller = read_process_limits(os.environ)
     reporting = make_reporting(
         collects=bool(parts.mcp_servers),
         serves=parts.is_mcp_server,
         strict=not parts.best_effort,
         limits=parts.limits,
-        clock=clock,
+        caller=caller,
     )
     agents = RemoteAgents()
     workspaces = Workspaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
@@ -100,7 +101,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
         total=parts.total,
         timeouts=parts.timeouts,
         prices=parts.prices or LibraryPrices(),
-        caller=read_process_limits(os.environ),
+        caller=caller,
         servers=servers,
         hook=None if reporting is None else reporting.publisher,
         trace=trace,

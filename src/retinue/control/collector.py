@@ -18,30 +18,28 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from retinue.core.approvals import Decision
-from retinue.core.caller import Caller, narrow_caller
+from retinue.core.caller import Caller
 from retinue.core.events import Body, RunEnded, Thinking, ToolCall, ToolResult, UsageReported
 from retinue.core.limits import DEFAULT_DEPTH, Limits
 from retinue.core.messages import RunRef
-from retinue.core.ports import Clock, Outcome
-from retinue.core.results import Ending
+from retinue.core.ports import Outcome
+from retinue.core.results import Ending, Status
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.core.traces import baggage_of
 from retinue.http.listener import HOST, Listener
 from retinue.http.server import HttpError, Request, ServerConnection
+from retinue.log.runs import RunView
 from retinue.protocol import inherited_limits as travel
 from retinue.protocol import reports as collected
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS, ROUTE, Reported, make_caller_tag, read_arguments
 from retinue.protocol.strict_json import InvalidBody
-from retinue.remote.port import Capabilities, RemoteSpawned, Report, Undelivered
+from retinue.remote.port import Capabilities, Peer, RemoteRun, RemoteSpawned, Report, Undelivered
 from retinue.remote.validator import Bounds, Rejected, clean_name, cut_text
-from retinue.supervisor.adoption import AdoptedRun, Adoption, Peer
-from retinue.supervisor.caller_limits import left_to
-from retinue.supervisor.supervisor import Supervisor
 
 MOST_CONNECTIONS = 1024
 BOUNDS = Bounds()
@@ -61,6 +59,56 @@ _REFUSALS = {
     "unknown": (403, NOT_YOURS),
 }
 RUNTIME = "foreign"  # the runtime of reported runs, and the tier of their calls
+
+
+class AdoptedRun(Protocol):
+    """A reported run as a run of our tree. `ending` is True once its ending is written or on the way."""
+
+    @property
+    def ending(self) -> bool: ...
+
+    @property
+    def view(self) -> RunView: ...
+
+    def stop(self, status: Status) -> bool:
+        """End the run here at once, and ask its server to stop it."""
+        ...
+
+    def end(self, ending: Ending) -> None:
+        """Write the ending of the run, unless it has one."""
+        ...
+
+
+class Adoption(Protocol):
+    """The runs of one server in one tree."""
+
+    def anchor(self, key: str, run: int) -> None:
+        """Take reports about runs below a run of ours, and none about that run itself."""
+        ...
+
+    def adopt(self, report: Report) -> object:
+        """Write a report to our tree. Raises Rejected for a report that the server may not make."""
+        ...
+
+    def find_adopted(self, key: str) -> AdoptedRun | None:
+        """Return the run of ours that a reported run has become with its first report."""
+        ...
+
+
+class RunAdopter(Protocol):
+    """The part of the supervisor that the collector uses."""
+
+    def adopt_runs(self, tree: str, peer: Peer, remote: RemoteRun, *, bounds: Bounds) -> Adoption | None:
+        """Return the adoption of a peer's runs in a tree, or None if the tree is not at work."""
+        ...
+
+    def is_live(self, tree: str) -> bool:
+        """Return True for a tree that is at work in this process."""
+        ...
+
+    def find_remaining(self, ref: RunRef) -> Caller:
+        """Return the remaining limits of a run. For a run that is not at work, nothing remains."""
+        ...
 
 
 @dataclass(eq=False)
@@ -248,8 +296,7 @@ class Collector(Listener):
         """Return the run in our tree that a reported run became with its first event, or None."""
         run = self._runs.get(run_id)
         adoption = None if run is None else self._adoptions.get((run.server.secret, run.tree))
-        node = None if adoption is None else adoption.run_of(run_id)
-        return node if isinstance(node, AdoptedRun) else None
+        return None if adoption is None else adoption.find_adopted(run_id)
 
     def _keep_run(self, run_id: str, run: _ReportedRun) -> None:
         self._runs[run_id] = run
@@ -259,11 +306,11 @@ class Collector(Listener):
         """Forget ended trees, once there are many entries."""
         if len(self._runs) + len(self._anchors) < SWEPT:
             return
-        trees = self._down.supervisor.trees
-        for name in [name for name, run in self._runs.items() if run.tree not in trees]:
+        is_live = self._down.runs.is_live
+        for name in [name for name, run in self._runs.items() if not is_live(run.tree)]:
             del self._runs[name]
-        self._adoptions = {place: each for place, each in self._adoptions.items() if place[1] in trees}
-        self._anchors = {place: name for place, name in self._anchors.items() if place[0] in trees}
+        self._adoptions = {place: each for place, each in self._adoptions.items() if is_live(place[1])}
+        self._anchors = {place: name for place, name in self._anchors.items() if is_live(place[0])}
         self._anchored = {name: place for place, name in self._anchors.items()}
         self._tagged = {make_caller_tag(name): name for name in (*self._anchored, *self._runs)}
 
@@ -311,7 +358,7 @@ class Collector(Listener):
             raise HttpError(409, CALLER_ENDED.format(run=event.run_id))
         if node is None:
             _adopt(adoption, run.spawn_report(event, size=size))
-            if adoption.run_of(event.run_id) is None:
+            if adoption.find_adopted(event.run_id) is None:
                 return  # over the limit; the parent's log has a gap that says so
             self._keep_run(event.run_id, run)
             if event.root_id is None:
@@ -346,20 +393,18 @@ class Collector(Listener):
 
     def _adoption(self, run: _ReportedRun) -> Adoption | None:
         """Return the adoption of the server's runs in the run's tree, or None if the tree has ended."""
-        supervisor, name = self._down.supervisor, run.server.name
-        place = run.server.secret, run.tree
+        if not self._down.runs.is_live(run.tree):
+            return None
+        name, place = run.server.name, (run.server.secret, run.tree)
         adoption = self._adoptions.get(place)
         if adoption is None:
             peer = Peer(runtime=RUNTIME, who=f"server '{name}'", where=f"in the MCP server '{name}'", server=name)
-            adoption = supervisor.adopt_runs(run.tree, peer, _ServerRuns(self._runs), bounds=BOUNDS)
+            adoption = self._down.runs.adopt_runs(run.tree, peer, _ServerRuns(self._runs), bounds=BOUNDS)
             if adoption is None:
                 return None
             self._adoptions[place] = adoption
         if run.parent.startswith(OURS):
-            tree = supervisor.trees.get(run.tree)
-            if tree is None:
-                return None
-            adoption.anchor(run.parent, tree.runs[int(run.parent.removeprefix(OURS))])
+            adoption.anchor(run.parent, int(run.parent.removeprefix(OURS)))
         return adoption
 
 
@@ -386,24 +431,27 @@ def _ending_of(status: str | None, payload: str) -> RunEnded:
 
 
 class Downward:
-    """The limits that travel down from `supervisor`, which is set after construction."""
+    """The limits that travel down from the runs of this process. `caller` holds the limits that the process got.
+    `attach` sets `runs`."""
 
-    supervisor: Supervisor
+    runs: RunAdopter
 
-    def __init__(self, limits: Limits, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, limits: Limits, caller: Caller) -> None:
+        self._caller = caller
         self._limits = limits if isinstance(limits.depth, int) else Limits(depth=DEFAULT_DEPTH).override(limits)
+
+    def attach(self, runs: RunAdopter) -> None:
+        self.runs = runs
 
     def variables(self) -> dict[str, str]:
         """Return the limits that hold for all calls on a server, from any run, as environment variables."""
-        above = self.supervisor.caller
-        own = above.narrow(self._limits)
+        own = self._caller.narrow(self._limits)
         tokens = own.tokens if isinstance(own.tokens, int) else None
         cost = own.cost if own.cost is not msgspec.UNSET else None
         depth = own.depth if isinstance(own.depth, int) else 0
         holds = Caller(
             depth=depth,
-            deadline=above.deadline,
+            deadline=self._caller.deadline,
             tokens=tokens,
             cost=cost,
             traceparent=os.environ.get(travel.TRACE, ""),
@@ -412,14 +460,8 @@ class Downward:
         return travel.to_environment(holds)
 
     def find_remaining(self, ref: RunRef, *, parent_id: str, root_id: str = "") -> Caller:
-        """Return the remaining limits of a run that is reported as `parent_id`. For a run that is not running, nothing
-        remains."""
-        tree = self.supervisor.trees.get(ref.tree)
-        if tree is None or not 0 <= ref.run < len(tree.runs):
-            return Caller(depth=0, deadline=0.0, parent_id=parent_id, root_id=root_id)
-        found = left_to(tree, tree.runs[ref.run], self._clock)
-        bound = Caller(deadline=self.supervisor.caller.deadline)
-        return narrow_caller(bound, msgspec.structs.replace(found, parent_id=parent_id, root_id=root_id))
+        """Return the remaining limits of a run that is reported as `parent_id`."""
+        return msgspec.structs.replace(self.runs.find_remaining(ref), parent_id=parent_id, root_id=root_id)
 
 
 def mint(name: str, *, caller: str = "") -> str:

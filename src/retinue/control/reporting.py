@@ -18,25 +18,23 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from retinue.concurrency import TaskOwner
-from retinue.control.collector import Collector, Downward, mint
-from retinue.core.caller import NOBODY
+from retinue.control.collector import Collector, Downward, RunAdopter, mint
+from retinue.core.caller import NOBODY, Caller
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.events import Body, Event, RunEnded, RunSpawned, Thinking, ToolCall, ToolResult, UsageReported
 from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
-from retinue.core.ports import Clock, CommitHook, Log, Outcome, RunStopper
+from retinue.core.ports import CommitHook, Log, Outcome, ReportedRuns
 from retinue.core.results import Status
 from retinue.core.secrets import hide_secret
 from retinue.http.client import ClientConnection, IncompleteResponse, NoResponse, ResponseError
 from retinue.log.forwarding_log import ForwardingLog
 from retinue.protocol import inherited_limits as travel
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS, ROUTE, Sender, encode_ending
-from retinue.supervisor.caller_limits import CALL
-from retinue.supervisor.supervisor import Supervisor
 
 AGAIN_SECONDS = 5.0
 FAILED = "cannot report to the collector: {why}"
@@ -67,7 +65,7 @@ class Publisher:
     def __init__(self, address: str, *, strict: bool) -> None:
         self._poster = Poster(address, ROUTE)
         self.strict = strict
-        self.runs: RunStopper | None = None
+        self.runs: ReportedRuns | None = None
         self._lines: dict[str, dict[int, _Line]] = {}
         self._has_warned = False
         self._away_until = 0.0
@@ -80,7 +78,7 @@ class Publisher:
         caller."""
         line = self._lines.get(tree, {}).get(run)
         if line is None:
-            caller = NOBODY if (call := CALL.get()) is None else call.caller
+            caller = self._find_caller() or NOBODY
             return caller.parent_id, caller.root_id
         return line.sender.run_id, line.sender.root_id
 
@@ -130,19 +128,21 @@ class Publisher:
         except PostFailed as failed:
             _LOG.warning(UNTOLD, run_id, failed)
 
+    def _find_caller(self) -> Caller | None:
+        return None if self.runs is None else self.runs.find_served_caller()
+
     def _open_line(self, event: Event, body: RunSpawned, lines: dict[int, _Line]) -> _Line | None:
         """Return the line of a new run. Return None if another process reports the run, if the run is a primary that
         represents the caller, or if no call asked for the run."""
-        call = CALL.get()
+        caller = self._find_caller()
         if body.server:
             return None
         name, above = travel.make_run_id(event.tree, event.run), None if body.parent is None else lines.get(body.parent)
         if above is not None:
             sender = Sender(event.agent, name, parent_id=above.sender.run_id, root_id=above.sender.root_id)
-        elif call is None or (body.parent is None and not (call.caller.run_id or body.origin)):
+        elif caller is None or (body.parent is None and not (caller.run_id or body.origin)):
             return None
         else:
-            caller = call.caller
             sender = Sender(event.agent, caller.run_id or name, parent_id=caller.parent_id, root_id=caller.root_id)
         line = lines[event.run] = _Line(sender, above)
         return line
@@ -360,12 +360,16 @@ class Relay:
         """Do nothing: nothing was opened."""
 
 
+class AttachedRuns(RunAdopter, ReportedRuns, Protocol):
+    """The parts of the supervisor that reporting uses."""
+
+
 class Reporting:
     """The reporting of one process. Code that starts MCP servers uses `collector`. Call `attach` with the supervisor
     before the first server starts. A reported process, or one that `serves` as an MCP server, opens no collector."""
 
-    def __init__(self, address: str | None, *, serves: bool, strict: bool, limits: Limits, clock: Clock) -> None:
-        self._down = Downward(limits, clock)
+    def __init__(self, address: str | None, *, serves: bool, strict: bool, limits: Limits, caller: Caller) -> None:
+        self._down = Downward(limits, caller)
         self.publisher = Publisher(address, strict=strict) if address else None
         self.collector: Collector | Relay
         if address or serves:
@@ -377,10 +381,10 @@ class Reporting:
         """Return the log, wrapped to report its events if there is a collector to report to."""
         return log if self.publisher is None else HookedLog(log, self.publisher)
 
-    def attach(self, supervisor: Supervisor) -> None:
-        self._down.supervisor = supervisor
+    def attach(self, runs: AttachedRuns) -> None:
+        self._down.attach(runs)
         if self.publisher is not None:
-            self.publisher.runs = supervisor
+            self.publisher.runs = runs
 
     async def close(self) -> None:
         await self.collector.close()

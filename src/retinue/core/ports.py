@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import msgspec
 
 from retinue.core.approvals import Approval, Decision
+from retinue.core.caller import Caller
 from retinue.core.errors import LogError
 from retinue.core.events import Body, Delta, Event, RunSpawned, RunWaiting
 from retinue.core.limits import Limits
@@ -607,7 +608,7 @@ class Log(LogReader, Protocol):
 
 class CommitHook(Protocol):
     """A receiver of every event beside its commit, such as a reporter to the collector of a parent process. A run
-    fails if the hook must take its events and cannot. The hook changes no event and no run: `RunStopper` has the
+    fails if the hook must take its events and cannot. The hook changes no event and no run: `ReportedRuns` has the
     requests it may make."""
 
     def take(self, event: Event, written: Awaitable[None] | None) -> Awaitable[None] | None:
@@ -621,8 +622,11 @@ class CommitHook(Protocol):
     async def close(self) -> None: ...
 
 
-class RunStopper(Protocol):
+class ReportedRuns(Protocol):
     """The part of the supervisor that a CommitHook may use."""
+
+    def find_served_caller(self) -> Caller | None:
+        """Return the caller of the call that the current task serves."""
 
     def stop_run(self, tree: str, run: int, status: Status, *, failure: str = "") -> None:
         """Stop a run that is at work. With a `failure` it ends as `failed`, with this text."""

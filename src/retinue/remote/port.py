@@ -33,6 +33,20 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     replay: bool = False
 
 
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """The names of a peer.
+
+    - `runtime`: its name in the log.
+    - `who`: its name in the texts of gaps.
+    - `where`: its name in the texts of receipts.
+    - `server`: the MCP server, if the peer is one."""
+
+    runtime: str
+    who: str
+    where: str
+    server: str = ""
+
+
 class RemoteRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to a peer for a run: its place in our tree, the profile's name, the task text, its folders and its
     remaining limits.

@@ -40,7 +40,7 @@ from retinue.core.ports import Clock, Receipt
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status, ending_texts
 from retinue.core.secrets import SecretStream
-from retinue.remote.port import RemoteDelta, RemoteRun, RemoteSpawned, Report, Undelivered
+from retinue.remote.port import Peer, RemoteDelta, RemoteRun, RemoteSpawned, Report, Undelivered
 from retinue.remote.validator import Bounds, Rejected, ReportValidator
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.supervisor.approvals import ASKS_PERSON, Approvals, judge_call
@@ -54,20 +54,6 @@ CONFIRM_SECONDS = 5.0
 UNCONFIRMED = "the peer has not said that the run has the words"
 NOBODY_ASKED = "nobody could be asked"
 _OWN_PACE = (ApprovalAsked, ApprovalDecided)  # asked again after a crash, so never skipped as written
-
-
-class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """The names of a peer.
-
-    - `runtime`: its name in the log.
-    - `who`: its name in the texts of gaps.
-    - `where`: its name in the texts of receipts.
-    - `server`: the MCP server, if the peer is one."""
-
-    runtime: str
-    who: str
-    where: str
-    server: str = ""
 
 
 class AdoptedRun(Run, eq=False):
@@ -179,10 +165,10 @@ class Adoption:
         """True while a question of the peer has no answer."""
         return bool(self._asked or self._questions)
 
-    def anchor(self, key: str, node: Run) -> None:
-        """Take reports about runs below `node`, which is a run of ours, but none about `node` itself."""
+    def anchor(self, key: str, run: int) -> None:
+        """Take reports about runs below our run number `run`, but none about this run itself."""
         self._anchors.add(key)
-        self.place(key, node)
+        self.place(key, self._tree.runs[run])
 
     def place(self, key: str, node: Run) -> None:
         """Take reports about `node` under this `key`, and about runs below it."""
@@ -198,8 +184,10 @@ class Adoption:
         """Skip reports that an earlier process has written as events. `written` holds these events, in order."""
         self._written = deque((event.run, event.kind) for event in written)
 
-    def run_of(self, key: str) -> Run | None:
-        return self._runs.get(key)
+    def find_adopted(self, key: str) -> AdoptedRun | None:
+        """Return the run of ours that the peer's run has become with its first report."""
+        found = self._runs.get(key)
+        return found if isinstance(found, AdoptedRun) else None
 
     def forget(self, key: str) -> None:
         """Reject all further reports about a run, and give up its open questions and unconfirmed messages."""

@@ -28,9 +28,18 @@ from retinue.core.plans import Job
 from retinue.core.ports import Clock
 from retinue.core.results import STATUSES, Ending, ending_texts, make_unconfirmed_ending, stalled_texts
 from retinue.files.private import make_private_folder
-from retinue.remote.port import STARTED, RemoteAdapter, RemoteRequest, RemoteRuntime, Report, StartedRun, Undelivered
+from retinue.remote.port import (
+    STARTED,
+    Peer,
+    RemoteAdapter,
+    RemoteRequest,
+    RemoteRuntime,
+    Report,
+    StartedRun,
+    Undelivered,
+)
 from retinue.remote.validator import Rejected
-from retinue.supervisor.adoption import Adoption, Peer
+from retinue.supervisor.adoption import Adoption
 from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.caller_limits import left_to
 from retinue.supervisor.ports import SupervisorPorts

@@ -41,10 +41,10 @@ from retinue.core.results import ChangedFile, Result, Status
 from retinue.log.lookup import read_run_number
 from retinue.log.runs import describe_view
 from retinue.log.threads import read_histories
-from retinue.remote.port import RemoteRun
+from retinue.remote.port import Peer, RemoteRun
 from retinue.remote.validator import Bounds
 from retinue.supervisor import caller_limits
-from retinue.supervisor.adoption import Adoption, Peer
+from retinue.supervisor.adoption import Adoption
 from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.budgets import check_price
 from retinue.supervisor.driver import Driver
@@ -173,6 +173,24 @@ class Supervisor:
         return Adoption(
             found, peer, remote, clock=self._ports.clock, state=self.state, approvals=self.approvals, bounds=bounds
         )
+
+    def is_live(self, tree: str) -> bool:
+        """Return True for a tree that is at work in this process."""
+        return tree in self.trees
+
+    def find_remaining(self, ref: RunRef) -> Caller:
+        """Return the remaining limits of a run, for a server elsewhere. For a run that is not at work, nothing
+        remains."""
+        tree, run = self.trees.get(ref.tree), self.trees.find_run(ref.tree, ref.run)
+        if tree is None or run is None:
+            return Caller(depth=0, deadline=0.0)
+        found = caller_limits.left_to(tree, run, self._ports.clock)
+        return narrow_caller(Caller(deadline=self.caller.deadline), found)
+
+    def find_served_caller(self) -> Caller | None:
+        """Return the caller of the call that the current task serves."""
+        call = caller_limits.CALL.get()
+        return None if call is None else call.caller
 
     # Steering runs
 

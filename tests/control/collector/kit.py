@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
-from retinue.concurrency import SystemClock
 from retinue.control.collector import Collector
 from retinue.control.reporting import Reporting
 from retinue.core.events import Delta, Event
@@ -127,7 +126,7 @@ async def hall(folder: Path, *, durable: bool = False, limits: Limits | None = N
     limits = limits or Limits()
     parts = Parts(project=folder, state=folder / ".retinue" if durable else None, limits=limits, mode="yes")
     supervisor = make_supervisor(parts)
-    reporting = Reporting(None, serves=False, strict=True, limits=limits, clock=SystemClock())
+    reporting = Reporting(None, serves=False, strict=True, limits=limits, caller=supervisor.caller)
     reporting.attach(supervisor)
     assert isinstance(reporting.collector, Collector)
     main = supervisor.spawner.spawn_primary(Profile("main", "You are main.", model=scripted(HANG)), Task("go"))

@@ -15,7 +15,6 @@ import msgspec
 import retinue
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
-from retinue.concurrency import SystemClock
 from retinue.control.collector import Downward
 from retinue.control.reporting import Publisher, Relay
 from retinue.core.caller import narrow_caller
@@ -31,7 +30,7 @@ from retinue.testing import scripted
 
 async def main(run_id: str, meta: str) -> str:
     caller = narrow_caller(travel.read_process_limits(os.environ), travel.from_meta(json.loads(meta)))
-    down = Downward(Limits(), SystemClock())
+    down = Downward(Limits(), travel.read_process_limits(os.environ))
 
     @retinue.tool(tier="observe")
     async def ask_server(ctx: retinue.Context) -> str:
@@ -48,7 +47,7 @@ async def main(run_id: str, meta: str) -> str:
     supervisor = make_supervisor(Parts(project=Path.cwd(), mode="yes"))
     publisher = supervisor.spawner._driver._hook
     assert isinstance(publisher, Publisher)
-    down.supervisor = supervisor
+    down.attach(supervisor)
     relay = Relay(down, os.environ[ADDRESS], publisher)
     replies = [{"thinking": f"I am {run_id}", "tools": [{"name": "ask_server"}]}, {"text": f"{run_id} is done"}]
     profile = Profile("agent", "x", model=scripted({"agent": replies}), tools=[ask_server])

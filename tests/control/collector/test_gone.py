@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from retinue.concurrency import SystemClock
 from retinue.control.collector import Downward
 from retinue.control.reporting import Publisher, Relay
+from retinue.core.caller import NOBODY
 from retinue.core.events import RunEnded
 from retinue.core.limits import Limits
 from retinue.core.ports import Outcome
@@ -39,7 +39,7 @@ async def test_a_server_behind_a_server_that_dies_has_its_runs_ended_at_the_root
         middle = server.call()
         await server.post(middle, "subagent_start")
         publisher = Publisher(server.address, strict=True)
-        relay = Relay(Downward(Limits(), SystemClock()), server.address, publisher)
+        relay = Relay(Downward(Limits(), NOBODY), server.address, publisher)
         crashed, given_up, fine, silent = (relay.call("deep", h.main.ref, "review") for _ in range(4))
         for run_id in (crashed, given_up, fine):
             await server.post(run_id, "subagent_start", parentRunID=middle, seq=1)

@@ -13,10 +13,9 @@ import pytest
 from retinue.build.parts import Parts
 from retinue.build.servers import make_reporting
 from retinue.build.supervisor import make_supervisor
-from retinue.concurrency import SystemClock
 from retinue.control.collector import Collector, Downward
 from retinue.control.reporting import Poster, Publisher, Relay, Reporting
-from retinue.core.caller import Caller
+from retinue.core.caller import NOBODY, Caller
 from retinue.core.errors import ConfigError
 from retinue.core.events import RunEnded, RunSpawned, ToolCall, ToolResult, TurnStarted, UsageReported, Warned
 from retinue.core.limits import Limits
@@ -303,9 +302,8 @@ def count_listening_sockets() -> int:
 async def test_a_process_that_is_reported_opens_no_collector_and_passes_the_address_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = SystemClock()
-    assert make_reporting(collects=False, serves=False, strict=True, limits=Limits(), clock=clock) is None
-    own = make_reporting(collects=True, serves=False, strict=True, limits=Limits(), clock=clock)
+    assert make_reporting(collects=False, serves=False, strict=True, limits=Limits(), caller=NOBODY) is None
+    own = make_reporting(collects=True, serves=False, strict=True, limits=Limits(), caller=NOBODY)
     assert own is not None and isinstance(own.collector, Collector)
     supervisor = make_supervisor(Parts(project=tmp_path))
     own.attach(supervisor)
@@ -314,7 +312,7 @@ async def test_a_process_that_is_reported_opens_no_collector_and_passes_the_addr
     assert count_listening_sockets() == before + 1  # as one does that opens a collector
     await own.close()
     await supervisor.close()
-    server = make_reporting(collects=True, serves=True, strict=True, limits=Limits(), clock=clock)
+    server = make_reporting(collects=True, serves=True, strict=True, limits=Limits(), caller=NOBODY)
     assert server is not None and isinstance(server.collector, Relay)
     assert server.publisher is None  # it reports to nobody
     supervisor = make_supervisor(Parts(project=tmp_path))
@@ -324,7 +322,7 @@ async def test_a_process_that_is_reported_opens_no_collector_and_passes_the_addr
     await supervisor.close()
     for name in (ADDRESS, CPE_ADDRESS):
         monkeypatch.setenv(name, "http://127.0.0.1:9/inherited-secret")
-        made = make_reporting(collects=True, serves=False, strict=True, limits=Limits(), clock=clock)
+        made = make_reporting(collects=True, serves=False, strict=True, limits=Limits(), caller=NOBODY)
         assert isinstance(made, Reporting) and isinstance(made.collector, Relay)
         supervisor = make_supervisor(Parts(project=tmp_path))
         made.attach(supervisor)
@@ -345,8 +343,8 @@ async def test_calls_of_a_reported_run_name_it_as_the_parent(tmp_path: Path, mon
         inner = make_supervisor(Parts(project=tmp_path / "inner", mode="yes"))
         publisher = inner.spawner._driver._hook
         assert isinstance(publisher, Publisher)
-        down = Downward(Limits(), SystemClock())
-        down.supervisor = inner
+        down = Downward(Limits(), NOBODY)
+        down.attach(inner)
         try:
             with serve_caller(Caller(run_id=run_id, parent_id="up", root_id="top")):
                 profile = Profile("outer", "x", model=scripted({"outer": [{"hang": True}]}))

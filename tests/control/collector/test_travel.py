@@ -12,7 +12,6 @@ from msgspec import UNSET
 
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
-from retinue.concurrency import SystemClock
 from retinue.control.reporting import Reporting
 from retinue.core.caller import NOBODY, Caller, narrow_caller
 from retinue.core.control import ResumeOverrides
@@ -51,7 +50,7 @@ def test_a_primary_takes_a_level_unless_it_stands_for_the_caller() -> None:
 async def spawnable(folder: Path) -> AsyncIterator[tuple[Supervisor, Reporting]]:
     """A process that may go three levels deep and starts servers."""
     supervisor = make_supervisor(Parts(project=folder, mode="yes"))
-    reporting = Reporting(None, serves=False, strict=True, limits=Limits(), clock=SystemClock())
+    reporting = Reporting(None, serves=False, strict=True, limits=Limits(), caller=supervisor.caller)
     reporting.attach(supervisor)
     try:
         yield supervisor, reporting
