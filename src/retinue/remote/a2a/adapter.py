@@ -310,7 +310,7 @@ class A2aRun:
         if isinstance(body, ApprovalAsked):
             self._asked[body.approval_id] = report.run, body
         elif isinstance(body, RunEnded) and report.run == STARTED:
-            self._fold.has_ended = True
+            self._fold.mark_ended()
             body = msgspec.structs.replace(body, final_response=remove_plans(body.final_response))
         return [msgspec.structs.replace(report, body=body, cursor=cursor, size=size)]
 
@@ -368,7 +368,8 @@ class A2aRun:
     async def _wait_for_input(self) -> str:
         """Wait, without a timeout, for the user's answer to the agent's question."""
         text = await self._input
-        self._input, self._fold.needs_input = asyncio.get_running_loop().create_future(), False
+        self._input = asyncio.get_running_loop().create_future()
+        self._fold.mark_answered()
         self._seen_at = time.monotonic()
         return text
 

@@ -69,6 +69,14 @@ class UpdateFold:
         self._agents: list[tuple[str, str]] = []  # run and name of open runs below ours
         self._count = 0
 
+    def mark_ended(self) -> None:
+        """Record that the task has ended, for an ending that is read elsewhere."""
+        self.has_ended = True
+
+    def mark_answered(self) -> None:
+        """Record that the agent's question has an answer."""
+        self.needs_input = False
+
     def apply(self, update: StreamResponse) -> list[Report]:
         """Return the reports for an update."""
         return [] if self.has_ended else list(self._apply(update))

@@ -98,7 +98,7 @@ class ClientSession:
         self._backend, self._session = backend, session
         self._reply_within, self._waits_elsewhere = reply_within, waits_elsewhere
         self.handlers = ToolHandlers(backend, about)
-        session.has_running_subagents = self.handlers.has_running_subagents
+        session.follow_subagents(self.handlers.has_running_subagents)
         self._suspended: dict[str, RunningCall] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._unanswered: set[str] = set()  # questions sent to the client that came back without an answer

@@ -142,19 +142,26 @@ class Exchange:
 
 
 class Session:
-    """The session of one client. `about` names its transport. All clients without a session of their own use a
-    `shared` one."""
+    """The session of one client. `about` names its transport. If there is a `channel`, the client can be asked there
+    at any time. All clients without a session of their own use a `shared` one."""
 
-    def __init__(self, server: Server, *, about: str, shared: bool = False) -> None:
+    def __init__(self, server: Server, *, about: str, channel: Channel | None = None, shared: bool = False) -> None:
         self.server = server
         self.about = about
         self.client: ClientInfo | None = None
-        self.channel: Channel | None = None  # if set, the client can be asked here at any time
+        self.channel = channel
         self.exchanges: dict[object, Exchange] = {}
-        self.has_running_subagents: Callable[[], bool] = lambda: False
+        self._has_running_subagents: Callable[[], bool] = lambda: False
         self._shared = shared
         self._asked: dict[Id, asyncio.Future[dict[str, Any] | None]] = {}
         self._count = 0
+
+    def follow_subagents(self, has_running: Callable[[], bool]) -> None:
+        """Stay busy while `has_running` returns True."""
+        self._has_running_subagents = has_running
+
+    def has_running_subagents(self) -> bool:
+        return self._has_running_subagents()
 
     async def answer(self, request: Request, client: ClientInfo, channel: Channel) -> bytes:
         """Return the answer as bytes, or raise RpcError. A cancelled request has no answer."""

@@ -56,8 +56,8 @@ class StdioSession(Session):
     """The session of this process's only client, and its running requests."""
 
     def __init__(self, server: Server, writer: _Writer) -> None:
-        super().__init__(server, about="stdio")
-        self.channel = self._writer = writer
+        super().__init__(server, about="stdio", channel=writer)
+        self._writer = writer
         self._tasks = TaskOwner()
 
     async def handle_line(self, line: bytes) -> None:
