@@ -1,4 +1,5 @@
-"""The contract of Control, on both its implementations: the supervisor of this process and the client of another."""
+"""The contract of Control, on both its implementations: the supervisor of this process and the client of another. What
+only reads also holds for the third one, over the log alone."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,7 +11,7 @@ import pytest
 
 from retinue.core.approvals import Allow, Approval, Deny, QuestionClosed, describe_closing
 from retinue.core.caller import Caller
-from retinue.core.control import ClientOptions, Control, ResumeOverrides
+from retinue.core.control import ClientOptions, Control, ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError, NoSlot, NotFound, RetinueError, SpawnRefused
 from retinue.core.events import (
     ApprovalDecided,
@@ -18,6 +19,7 @@ from retinue.core.events import (
     Event,
     Inbox,
     RunEnded,
+    RunResumed,
     RunSpawned,
     RunWaiting,
     ToolCall,
@@ -31,17 +33,34 @@ from retinue.core.ports import Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.log.threads import fold_thread
 from retinue.supervisor.restore_plans import CLIENT_LEFT
+from retinue.supervisor.stored_control import StoredControl
 from retinue.testing import scripted
 from tests.control.loopback.kit import GLOB, HANG, WRITE, House, house
 from tests.gates import HeldClock
 
-pytestmark = pytest.mark.parametrize("kind", ["local", "loopback"])
+reading = pytest.mark.parametrize("kind", ["local", "loopback", "stored"])
+
+
+@pytest.fixture(params=["local", "loopback"])
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 @asynccontextmanager
 async def control(kind: str, folder: Path, **options: Any) -> AsyncIterator[tuple[House, Control]]:
     async with house(folder, **options) as h:
-        yield h, h.supervisor if kind == "local" else h.client
+        controls: dict[str, Control] = {
+            "local": h.supervisor,
+            "loopback": h.client,
+            "stored": StoredControl(h.supervisor.log, str(h.state)),
+        }
+        yield h, controls[kind]
+
+
+def find_starter(h: House, c: Control) -> Control:
+    """Return the Control that starts the runs of a test: the tested one, unless that only reads."""
+    return h.supervisor if isinstance(c, StoredControl) else c
 
 
 async def first(c: Control, tree: str, kind: type[Any], *, after: int = 0, run: int = 0) -> Event:
@@ -95,10 +114,11 @@ async def test_watch_tells_the_past_and_what_happens_and_ends_with_the_tree(kind
         assert [encode_event(item) async for item in c.watch(node.ref.tree, after=4)] == written[4:]
 
 
+@reading
 async def test_who_sees_an_ending_can_have_the_result(kind: str, tmp_path: Path) -> None:
     async with control(kind, tmp_path) as (h, c):
         node = h.run({"main": [GLOB, "end"]})
-        await first(c, node.ref.tree, RunEnded)
+        await first(find_starter(h, c), node.ref.tree, RunEnded)
         result = await c.result(node.ref.tree)
         assert result is not None and result.final_response == "end"
 
@@ -205,11 +225,14 @@ async def test_an_approver_that_is_too_slow_is_called_off(kind: str, tmp_path: P
 EXPLORER = "explorer"
 
 
+@reading
 async def test_a_run_is_spawned_waited_for_and_described(kind: str, tmp_path: Path) -> None:
-    async with control(kind, tmp_path, script={EXPLORER: ["found it"]}) as (_, c):
+    async with control(kind, tmp_path, script={EXPLORER: ["found it"]}) as (h, c):
         await c.prepare(EXPLORER)
-        run = await c.spawn(EXPLORER, Task("look"))
-        result = await run.result()
+        started = await find_starter(h, c).spawn(EXPLORER, Task("look"))
+        result = await started.result()
+        run = RunHandle(c, started.ref)
+        assert await run.result() == result
         assert (result.status, result.final_response, result.tree) == ("done", "found it", run.tree)
         assert await c.result(run.tree) == result == await c.wait(run.tree)
         assert await run.state() == "done"
@@ -219,11 +242,14 @@ async def test_a_run_is_spawned_waited_for_and_described(kind: str, tmp_path: Pa
         assert await c.list_trees(live=True) == []
         events = [event async for event in run.events()]
         assert isinstance(events[-1].body, RunEnded)
+        assert [event async for event in c.watch(run.tree, after=2)] == events[2:]
 
 
+@reading
 async def test_what_is_not_there_is_not_found(kind: str, tmp_path: Path) -> None:
-    async with control(kind, tmp_path, script={EXPLORER: ["x"]}) as (_, c):
-        run = await c.spawn(EXPLORER, Task("look"))
+    async with control(kind, tmp_path, script={EXPLORER: ["x"]}) as (h, c):
+        starter = find_starter(h, c)
+        run = await starter.spawn(EXPLORER, Task("look"))
         await run.result()
         for command in (c.result, c.describe_run, c.diff, c.wait):
             with pytest.raises(NotFound):
@@ -233,7 +259,7 @@ async def test_what_is_not_there_is_not_found(kind: str, tmp_path: Path) -> None
         with pytest.raises(NotFound):
             await c.find_run("nowhere")
         with pytest.raises(NotFound, match="nobody"):
-            await c.spawn("nobody", Task("x"))
+            await starter.spawn("nobody", Task("x"))
         with pytest.raises(NotFound):
             [item async for item in c.watch("nowhere")]
 
@@ -331,12 +357,14 @@ async def test_a_tree_is_killed(kind: str, tmp_path: Path) -> None:
         assert node.result().status == "cancelled"
 
 
+@reading
 async def test_changes_of_a_copy_are_shown_and_applied_once(kind: str, tmp_path: Path) -> None:
     (tmp_path / "old.txt").write_text("old\n")
     script = {EXPLORER: [WRITE, "end"]}
-    async with control(kind, tmp_path, script=script, workspace="copy", mode="yes") as (_, c):
-        run = await c.spawn(EXPLORER, Task("write"))
-        await run.result()
+    async with control(kind, tmp_path, script=script, workspace="copy", mode="yes") as (h, c):
+        started = await find_starter(h, c).spawn(EXPLORER, Task("write"))
+        await started.result()
+        run = RunHandle(c, started.ref)
         changes = await c.changes(run.tree)
         assert ([file.path for file in changes.files], changes.count) == (["a.txt"], 1)
         assert (changes.target, changes.applied) == (str(tmp_path), "")
@@ -424,10 +452,11 @@ async def test_what_is_left_to_a_caller_bounds_the_runs_of_its_call(kind: str, t
         assert (await (await c.spawn(EXPLORER, Task("look"))).result()).status == "done"
 
 
+@reading
 async def test_words_after_the_tree_do_not_name_its_live_primary(kind: str, tmp_path: Path) -> None:
     async with control(kind, tmp_path) as (h, c):
         node = h.run({"main": [HANG]})
-        await first(c, node.ref.tree, TurnStarted)
+        await first(find_starter(h, c), node.ref.tree, TurnStarted)
         assert await c.find_run(f"{node.ref.tree}/0") == node.ref
         for number in ("nothing", "9" * 5000):
             with pytest.raises(NotFound):
@@ -472,3 +501,42 @@ async def test_an_ended_conversation_goes_on_as_one(kind: str, tmp_path: Path) -
         again = await c.continue_run(run.tree, 0, "and again", ResumeOverrides(conversation=True))
         await first(c, again.tree, RunWaiting)
         assert await again.state() == "waiting"
+
+
+async def test_a_tree_whose_process_is_gone_is_resumed(kind: str, tmp_path: Path) -> None:
+    script = {EXPLORER: ["one", "two"]}
+    async with control(kind, tmp_path, script=script) as (_, c):
+        left = await c.spawn(EXPLORER, Task("hello", conversation=True))
+        waiting = await first(c, left.tree, RunWaiting)
+        with pytest.raises(RetinueError):
+            await c.resume(left.tree)  # its process is still there
+    async with control(kind, tmp_path, script=script) as (h, c):
+        run = await c.resume(left.tree)
+        assert run.ref == left.ref
+        await first(c, run.tree, RunResumed, after=waiting.seq)
+        receipt = await c.send(run.tree, 0, "more")
+        assert receipt.state == "queued"
+        turn = await first(c, run.tree, TurnStarted, after=receipt.seq)
+        await first(c, run.tree, RunWaiting, after=turn.seq)
+        assert await c.end_conversation(run.tree) is True
+        result = await run.result()
+        assert (result.status, result.final_response) == ("done", "two")
+        said = [
+            turn.text for turn in fold_thread(await h.supervisor.log.read(run.tree), 0) if isinstance(turn, UserTurn)
+        ]
+        assert said == ["hello", "more"]
+
+
+async def test_closing_a_control_ends_the_runs_that_it_owns(kind: str, tmp_path: Path) -> None:
+    async with control(kind, tmp_path, script={EXPLORER: [HANG]}) as (h, c):
+        run = await c.spawn(EXPLORER, Task("look"))
+        await first(c, run.tree, TurnStarted)
+        node = h.supervisor.trees[run.tree].runs[0]
+        await c.close()
+        if kind == "local":
+            assert node.result().status == "cancelled"
+            with pytest.raises(RetinueError, match="closed"):
+                await c.spawn(EXPLORER, Task("look"))
+        else:
+            assert not node.is_stopping
+            assert await h.supervisor.cancel(run.tree) is True
