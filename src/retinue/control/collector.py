@@ -207,8 +207,9 @@ class _ServerRuns:
 
     def cancel(self, run: str) -> None:
         known = self._runs.get(run)
-        if known is not None and known.give_up is not None:
-            known.give_up()
+        if known is None or known.give_up is None:
+            raise Undelivered("only the run of a call can be cancelled at an MCP server, with its call")
+        known.give_up()
 
     async def send(self, run: str, text: str) -> None:
         raise Undelivered("words do not reach an MCP server")

@@ -1,5 +1,6 @@
 """Runs that live elsewhere, as runs of our tree: their names, events and endings, and how they look."""
 
+import asyncio
 import io
 from decimal import Decimal
 from pathlib import Path
@@ -28,6 +29,7 @@ from retinue.core.ports import Outcome
 from retinue.core.usage import Usage
 from retinue.log.blocks import Blocks
 from retinue.log.records import fold_records
+from retinue.remote.port import RemoteRun, Undelivered
 from retinue.remote.validator import Bounds, clean_name
 from retinue.surfaces.printer.printer import Printer
 from tests.control.collector.kit import CPE, Hall, hall, of, runs_of
@@ -415,3 +417,22 @@ async def test_a_replay_plays_the_call_and_not_the_run_elsewhere(tmp_path: Path)
         await server.post(server.call(), "subagent_start")
         events = await h.until("run.started", 2)
         assert list(fold_records(events)) == [0]
+
+
+async def test_a_cancel_reaches_the_server_only_for_the_run_of_a_call(tmp_path: Path) -> None:
+    """The port says so of every command that does not reach the peer. Stopping the run here works all the same."""
+    async with hall(tmp_path) as h:
+        server, given_up = h.server(), asyncio.Event()
+        called = h.collector.call(server.name, h.main.ref, "review", given_up.set)
+        await server.post(called, "subagent_start")
+        await server.post("below", "subagent_start", parentRunID=called)
+        runs = runs_of(await h.until("run.started", 3))
+        [adoption] = h.collector._adoptions.values()
+        commands: RemoteRun = adoption._remote  # type: ignore[attr-defined]
+        for run_id in ("below", "nobody"):
+            with pytest.raises(Undelivered, match="only the run of a call"):
+                commands.cancel(run_id)
+        assert await h.supervisor.cancel(h.tree, runs["below"])
+        assert not given_up.is_set()
+        commands.cancel(called)
+        assert given_up.is_set()
