@@ -29,7 +29,6 @@ from retinue.protocol.subagent_tools import PREFIX, Reply
 from retinue.surfaces.mcp import catalog
 from retinue.surfaces.mcp.backend import Backend
 from retinue.surfaces.mcp.messages import ErrorCode, RpcError
-from retinue.surfaces.mcp.progress import question_line
 from retinue.surfaces.mcp.server import ELICIT, Channel, Exchange, Session
 from retinue.surfaces.mcp.texts import make_error_result, make_result
 from retinue.surfaces.mcp.tool_handlers import (
@@ -39,6 +38,7 @@ from retinue.surfaces.mcp.tool_handlers import (
     run_profile,
 )
 from retinue.surfaces.printer import safe
+from retinue.surfaces.printer.printer import format_question
 
 ANSWERED_BY = "mcp client"
 SURFACE = "mcp"
@@ -345,7 +345,7 @@ def make_form(asked: Approval, *, modern: bool, run_ids: Sequence[str] = ()) -> 
     fields = {"answer": {"type": "string", "title": "Allow it?", **choices, "default": default}}
     return {
         "mode": "form",
-        "message": f"{who} {question_line(asked)}\n\n{body}".rstrip(),
+        "message": f"{who} {format_question(asked)}\n\n{body}".rstrip(),
         "requestedSchema": {"type": "object", "properties": fields, "required": ["answer"]},
         **({"_meta": {ASKER_KEY: list(run_ids)}} if run_ids else {}),
     }

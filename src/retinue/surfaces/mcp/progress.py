@@ -21,10 +21,11 @@ from retinue.core.events import (
     ToolCall,
     VoteCast,
 )
-from retinue.log.blocks import make_call_spans, make_question_spans, make_team_spans
+from retinue.log.blocks import make_call_spans, make_team_spans
 from retinue.log.runs import Runs
 from retinue.surfaces.mcp.backend import Backend
 from retinue.surfaces.printer import safe
+from retinue.surfaces.printer.printer import format_question
 
 LINE_CHARACTERS = 200
 _TASK_CHARACTERS = 60
@@ -95,15 +96,9 @@ class TreeProgress:
         """Return an open question and the command that answers it."""
         number = self._question_numbers.get(asked.id, asked.id)
         return {
-            "question": question_line(asked)[:LINE_CHARACTERS],
+            "question": format_question(asked)[:LINE_CHARACTERS],
             "answer": self._backend.make_command(f"approve {number}"),
         }
 
     async def close(self) -> None:
         await self._tasks.close(None)
-
-
-def question_line(asked: Approval) -> str:
-    """Return a question as one line of any length: `[label] edit(src/lib.rs)`."""
-    spans = make_question_spans(asked.label, asked.tool, asked.args)[1:]
-    return safe.escape_line("".join(text for _, text in spans))
