@@ -34,7 +34,7 @@ from retinue.core.traces import baggage_of
 from retinue.http.listener import HOST, Listener
 from retinue.http.server import HttpError, Request, ServerConnection
 from retinue.log.runs import RunView
-from retinue.protocol import inherited_limits as travel
+from retinue.protocol import inherited_limits
 from retinue.protocol import reports as collected
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS, ROUTE, Reported, make_caller_tag, read_arguments
 from retinue.protocol.strict_json import InvalidBody
@@ -138,7 +138,7 @@ class _ReportedRun:
     open_calls: list[tuple[str, str, float]] = field(default_factory=list)
     call_count: int = 0
 
-    def spawn_report(self, event: Reported, *, size: int) -> Report:
+    def make_spawn_report(self, event: Reported, *, size: int) -> Report:
         """Return the report that creates the run, made from the first event posted about it."""
         is_start = event.type == "subagent_start"
         body = RemoteSpawned(
@@ -151,33 +151,33 @@ class _ReportedRun:
         )
         return Report(event.run_id, body, seq=event.seq if is_start else None, size=size if is_start else 0)
 
-    def body_report(self, event: Reported, *, size: int) -> Report | None:
+    def make_body_report(self, event: Reported, *, size: int) -> Report | None:
         """Return the report for the content of an event, apart from the start of the run. Return None if there is no
         content."""
         usage = event.usage
         spent = None if usage is None else UsageReported(f"mcp:{self.server.name}", usage, event.spent)
-        body = self._body_of(event)
+        body = self._make_body(event)
         if body is None:
             return None if spent is None else Report(event.run_id, spent)
         return Report(event.run_id, body, seq=event.seq, size=size, spent=spent)
 
-    def _body_of(self, event: Reported) -> Body | None:
+    def _make_body(self, event: Reported) -> Body | None:
         payload = event.payload or ""
         match event.type:
             case "thought_trace":
                 return Thinking(payload, event.reasoning_type or "")
             case "tool_call":
-                return self._call_of(event, payload)
+                return self._open_call(event, payload)
             case "tool_result":
                 name = event.tool_name or ""
                 call_id, milliseconds = self._close_call(event.call_id, name)
                 return ToolResult(call_id, name, payload, event.success, milliseconds)
             case "subagent_end":
-                return _ending_of(event.status, payload)
+                return _read_ending(event.status, payload)
             case _:
                 return None
 
-    def _call_of(self, event: Reported, payload: str) -> ToolCall:
+    def _open_call(self, event: Reported, payload: str) -> ToolCall:
         name = event.tool_name or ""
         self.call_count += 1
         call_id = event.call_id or f"call-{self.call_count}"
@@ -249,10 +249,10 @@ class Collector(Listener):
 
     def call(self, server: str, ref: RunRef, name: str, give_up: Callable[[], object] | None = None) -> str:
         self._sweep()
-        run_id, started = mint(name), self._servers.get(server)
+        run_id, started = generate_run_id(name), self._servers.get(server)
         if started is not None:
             started.open.add(run_id)
-            self._keep_run(run_id, _ReportedRun(started, ref.tree, _key_of(ref.run), give_up))
+            self._keep_run(run_id, _ReportedRun(started, ref.tree, _make_key(ref.run), give_up))
         return run_id
 
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
@@ -265,7 +265,7 @@ class Collector(Listener):
             anchor = self._anchors[place] = f"{ref.tree}-{ref.run}-{secrets.token_hex(8)}"
             self._anchored[anchor] = place
             self._tagged[make_caller_tag(anchor)] = anchor
-        return travel.to_meta(self._down.find_remaining(ref, parent_id=anchor))
+        return inherited_limits.to_meta(self._down.find_remaining(ref, parent_id=anchor))
 
     def end_call(self, run_id: str, outcome: Outcome | None) -> None:
         run = self._runs.get(run_id)
@@ -273,7 +273,7 @@ class Collector(Listener):
             return
         run.is_over = True
         run.server.open.discard(run_id)
-        node = self._adopted(run_id)
+        node = self._find_adopted(run_id)
         if node is None:
             return
         if outcome is None:
@@ -289,11 +289,11 @@ class Collector(Listener):
             return
         del self._paths[f"/{started.secret}{ROUTE}"]
         for name, run in list(self._runs.items()):
-            node = self._adopted(name)
+            node = self._find_adopted(name)
             if run.server is started and node is not None and name not in started.open:  # open calls end by end_call
                 node.stop("disconnected")
 
-    def _adopted(self, run_id: str) -> AdoptedRun | None:
+    def _find_adopted(self, run_id: str) -> AdoptedRun | None:
         """Return the run in our tree that a reported run became with its first event, or None."""
         run = self._runs.get(run_id)
         adoption = None if run is None else self._adoptions.get((run.server.secret, run.tree))
@@ -334,13 +334,13 @@ class Collector(Listener):
             event = collected.decode_report(body)
         except InvalidBody as error:
             raise HttpError(400, str(error)) from None
-        self._take(server, event, len(body))
+        self._handle_report(server, event, len(body))
         connection.send_response(200, b"{}")
         await connection.drain()
 
     # Handling reports
 
-    def _take(self, server: _Server, event: Reported, size: int) -> None:
+    def _handle_report(self, server: _Server, event: Reported, size: int) -> None:
         run = self._runs.get(event.run_id)
         if run is None:
             run = self._find_place(server, event)
@@ -348,23 +348,23 @@ class Collector(Listener):
                 return  # the run was never reported, so there is nothing to end
         elif run.server is not server:
             raise HttpError(403, NOT_YOURS.format(run=event.run_id))
-        node = self._adopted(event.run_id)
+        node = self._find_adopted(event.run_id)
         if run.is_over or (node is not None and node.ending):
             if event.type == END:
                 return
             how = "" if node is None or node.view.status is None else f" ({node.view.status})"
             raise HttpError(409, HAS_ENDED.format(run=event.run_id, how=how))
-        adoption = self._adoption(run)
+        adoption = self._get_adoption(run)
         if adoption is None:
             raise HttpError(409, CALLER_ENDED.format(run=event.run_id))
         if node is None:
-            _adopt(adoption, run.spawn_report(event, size=size))
+            _adopt(adoption, run.make_spawn_report(event, size=size))
             if adoption.find_adopted(event.run_id) is None:
                 return  # over the limit; the parent's log has a gap that says so
             self._keep_run(event.run_id, run)
             if event.root_id is None:
                 server.plain[event.run_id] = None
-        report = run.body_report(event, size=size)
+        report = run.make_body_report(event, size=size)
         if report is not None:
             _adopt(adoption, report)
 
@@ -377,22 +377,22 @@ class Collector(Listener):
             raise HttpError(404, UNKNOWN.format(run=event.run_id))
         above, place = self._runs.get(key), self._anchored.get(key)
         if above is not None and above.server is server:
-            node = self._adopted(key)
+            node = self._find_adopted(key)
             return _ReportedRun(server, above.tree, above.parent if node is None or node.ending else key)
         if place is None:
             raise HttpError(403, NOT_YOURS.format(run=event.run_id))
-        return _ReportedRun(server, place[0], _key_of(place[1]))
+        return _ReportedRun(server, place[0], _make_key(place[1]))
 
     def _find_plain_run(self, server: _Server) -> str | None:
         """Return the newest running run of the server that a plain CPE process reports, or None."""
         for run_id in reversed(list(server.plain)):
-            node = self._adopted(run_id)
+            node = self._find_adopted(run_id)
             if node is not None and not node.ending:
                 return run_id
             del server.plain[run_id]
         return None
 
-    def _adoption(self, run: _ReportedRun) -> Adoption | None:
+    def _get_adoption(self, run: _ReportedRun) -> Adoption | None:
         """Return the adoption of the server's runs in the run's tree, or None if the tree has ended."""
         if not self._down.runs.is_live(run.tree):
             return None
@@ -409,7 +409,7 @@ class Collector(Listener):
         return adoption
 
 
-def _key_of(run: int) -> str:
+def _make_key(run: int) -> str:
     """Return the key of a run of ours that calls a server. No peer can use the key, because it contains a control
     character."""
     return f"{OURS}{run}"
@@ -423,7 +423,7 @@ def _adopt(adoption: Adoption, report: Report) -> None:
         raise HttpError(status, text.format(run=report.run, how="")) from None
 
 
-def _ending_of(status: str | None, payload: str) -> RunEnded:
+def _read_ending(status: str | None, payload: str) -> RunEnded:
     """Return the ending. CPE processes send no status; a text at the end means an error."""
     if status is None:
         status = "failed" if payload else "done"
@@ -455,17 +455,17 @@ class Downward:
             deadline=self._caller.deadline,
             tokens=tokens,
             cost=cost,
-            traceparent=os.environ.get(travel.TRACE, ""),
-            baggage=baggage_of(os.environ.get(travel.BAGGAGE, "")),
+            traceparent=os.environ.get(inherited_limits.TRACE, ""),
+            baggage=baggage_of(os.environ.get(inherited_limits.BAGGAGE, "")),
         )
-        return travel.to_environment(holds)
+        return inherited_limits.to_environment(holds)
 
     def find_remaining(self, ref: RunRef, *, parent_id: str, root_id: str = "") -> Caller:
         """Return the remaining limits of a run that is reported as `parent_id`."""
         return msgspec.structs.replace(self.runs.find_remaining(ref), parent_id=parent_id, root_id=root_id)
 
 
-def mint(name: str, *, caller: str = "") -> str:
+def generate_run_id(name: str, *, caller: str = "") -> str:
     """Return a new, readable run id: the tool's name and random letters. `caller` is the id of the calling run, for a
     process whose calls are not announced to the collector."""
     tag = f"-{make_caller_tag(caller)}" if caller else ""

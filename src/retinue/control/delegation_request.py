@@ -109,7 +109,7 @@ class DelegationRequest:
         reach_failpoint("copied_back")
         if request.ignored:
             self._notes.append(f"keys of the request that nobody here knows: {', '.join(request.ignored[:10])}"[:500])
-        return self._response(result)
+        return self._make_response(result)
 
     def _read_request(self) -> wire.Request:
         file = wire.request_name(self._name)
@@ -120,7 +120,7 @@ class DelegationRequest:
     def _is_cancelled(self) -> bool:
         return self._box.has_entry(wire.cancel_name(self._name))
 
-    def _response(self, result: Result[Any]) -> wire.Response:
+    def _make_response(self, result: Result[Any]) -> wire.Response:
         return wire.Response(
             id=self._name,
             status=result.status,
@@ -164,7 +164,7 @@ class DelegationRequest:
             include_parent_workspace=False,
             subagent_id=request.subagent_id or self._name,
             label=self._name,
-            timeout_seconds=_timeout_of(request, profile.limits, self._host),
+            timeout_seconds=_choose_timeout(request, profile.limits, self._host),
             starts_from=str(self._copies.path),
         )
         placed = replace(profile, workspace="scratch", network=profile.network or "none")
@@ -183,7 +183,7 @@ class DelegationRequest:
                 if isinstance(event, Delta) or fd is None:
                     continue
                 try:
-                    write_all(fd, _line(event))
+                    write_all(fd, _encode_line(event))
                     self._lines += 1
                 except OSError as error:
                     self._notes.append(f"its events could not all be written: {error.strerror or error}")
@@ -210,7 +210,7 @@ def failure_response(name: str, text: str, status: str = "failed") -> wire.Respo
     return wire.Response(id=name, status=status, final_response=text, error_details=text)
 
 
-def _timeout_of(request: wire.Request, own: Limits, host: Hosting) -> float | None:
+def _choose_timeout(request: wire.Request, own: Limits, host: Hosting) -> float | None:
     """Return the requested timeout in seconds, limited by the timeouts set on the host."""
     set_here = [limits.seconds for limits in (own, host.limits) if limits.seconds is not UNSET]
     bounds = [seconds for seconds in set_here if seconds is not None]
@@ -221,7 +221,7 @@ def _timeout_of(request: wire.Request, own: Limits, host: Hosting) -> float | No
     return min(bounds) if bounds else None
 
 
-def _line(event: Event) -> bytes:
+def _encode_line(event: Event) -> bytes:
     """Encode an event without the fields that only the host may know."""
     body = event.body
     if isinstance(body, RunSpawned):

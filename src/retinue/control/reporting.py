@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from retinue.concurrency import TaskOwner
-from retinue.control.collector import Collector, Downward, RunAdopter, mint
+from retinue.control.collector import Collector, Downward, RunAdopter, generate_run_id
 from retinue.core.caller import NOBODY, Caller
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.events import Body, Event, RunEnded, RunSpawned, Thinking, ToolCall, ToolResult, UsageReported
@@ -33,7 +33,7 @@ from retinue.core.results import Status
 from retinue.core.secrets import hide_secret
 from retinue.http.client import ClientConnection, IncompleteResponse, NoResponse, ResponseError
 from retinue.log.forwarding_log import ForwardingLog
-from retinue.protocol import inherited_limits as travel
+from retinue.protocol import inherited_limits
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS, ROUTE, Sender, encode_ending
 
 AGAIN_SECONDS = 5.0
@@ -73,7 +73,7 @@ class Publisher:
         for part in urlsplit(address).path.split("/"):
             hide_secret(part)
 
-    def ids_of(self, tree: str, run: int) -> tuple[str, str]:
+    def find_ids(self, tree: str, run: int) -> tuple[str, str]:
         """Return the reported ids of a run and of its root run. For an unreported run, return the ids of its
         caller."""
         line = self._lines.get(tree, {}).get(run)
@@ -137,7 +137,10 @@ class Publisher:
         caller = self._find_caller()
         if body.server:
             return None
-        name, above = travel.make_run_id(event.tree, event.run), None if body.parent is None else lines.get(body.parent)
+        name, above = (
+            inherited_limits.make_run_id(event.tree, event.run),
+            None if body.parent is None else lines.get(body.parent),
+        )
         if above is not None:
             sender = Sender(event.agent, name, parent_id=above.sender.run_id, root_id=above.sender.root_id)
         elif caller is None or (body.parent is None and not (caller.run_id or body.origin)):
@@ -334,14 +337,14 @@ class Relay:
         return {**self._down.variables(), **self._addresses}
 
     def call(self, server: str, ref: RunRef, name: str, give_up: Callable[[], object] | None = None) -> str:
-        return mint(name, caller=self._ids_of(ref)[0])
+        return generate_run_id(name, caller=self._find_ids(ref)[0])
 
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
-        parent_id, root_id = self._ids_of(ref)
-        return travel.to_meta(self._down.find_remaining(ref, parent_id=parent_id, root_id=root_id))
+        parent_id, root_id = self._find_ids(ref)
+        return inherited_limits.to_meta(self._down.find_remaining(ref, parent_id=parent_id, root_id=root_id))
 
-    def _ids_of(self, ref: RunRef) -> tuple[str, str]:
-        return ("", "") if self._publisher is None else self._publisher.ids_of(ref.tree, ref.run)
+    def _find_ids(self, ref: RunRef) -> tuple[str, str]:
+        return ("", "") if self._publisher is None else self._publisher.find_ids(ref.tree, ref.run)
 
     def end_call(self, run_id: str, outcome: Outcome | None) -> None:
         """Report the end of a call that failed or was abandoned, in case the process that ran it is gone. Only the

@@ -118,7 +118,7 @@ class ReportValidator:
             return [report] if self._is_sound_delta(report.body, known) else []
         if report.seq is not None and report.seq <= known.seq:
             return []
-        found: list[Body] = self._missing(report, known)
+        found: list[Body] = self._find_gap(report, known)
         if self._is_within_bounds(report) or isinstance(report.body, RunEnded):
             for body in (report.spent, report.body):
                 found += [] if body is None else self._check_body(report.run, body, known)
@@ -127,10 +127,10 @@ class ReportValidator:
             most = f"{self._bounds.reports} events or {self._bounds.mib} MiB"
             found.append(Gap(1, f"{self._who} reports more than {most}; the rest is not shown"))
         if report.size > EVENT_BYTES:
-            found = [_without_values(body) for body in found]
+            found = [_remove_values(body) for body in found]
         return [msgspec.structs.replace(report, body=body) for body in found]
 
-    def _missing(self, report: Report, known: _PeerRun) -> list[Body]:
+    def _find_gap(self, report: Report, known: _PeerRun) -> list[Body]:
         """Return the gap before a numbered report, if reports are missing."""
         if report.seq is None:
             return []
@@ -167,8 +167,8 @@ class ReportValidator:
             reason = f"{self._who} reports more than {self._bounds.runs} runs; the rest is not shown"
             return [Report(body.parent, Gap(1, reason))]
         known = self._runs[report.run] = _PeerRun(parent.depth + 1)
-        spawned = msgspec.structs.replace(report, body=_short(body))
-        return [spawned, *(Report(report.run, gap) for gap in self._missing(report, known))]
+        spawned = msgspec.structs.replace(report, body=_shorten_body(body))
+        return [spawned, *(Report(report.run, gap) for gap in self._find_gap(report, known))]
 
     def _check_body(self, run: str, body: Body, known: _PeerRun) -> list[Body]:
         match body:
@@ -188,10 +188,10 @@ class ReportValidator:
                 body = msgspec.structs.replace(body, message_id="")
             case RunEnded():
                 known.ended = True
-                return [_sound_ending(_short(body))]
+                return [_repair_ending(_shorten_body(body))]
             case _ if not isinstance(body, SAID):
                 return []
-        return [_short(body)]
+        return [_shorten_body(body)]
 
 
 def clean_name(text: str) -> str:
@@ -216,7 +216,7 @@ def cut_text(text: str) -> str:
 B = TypeVar("B", Body, RunEnded, RemoteSpawned)
 
 
-def _short(body: B) -> B:
+def _shorten_body(body: B) -> B:
     """Return the body with short ids, texts that fit an event, and no path of the peer's machine."""
     changes: dict[str, Any] = {}
     for name in body.__struct_fields__:
@@ -234,14 +234,14 @@ def _short(body: B) -> B:
     return msgspec.structs.replace(body, **changes) if changes else body
 
 
-def _without_values(body: Body) -> Body:
+def _remove_values(body: Body) -> Body:
     """Return the body without its structured values. The texts are already cut, so only these values can be too
     large."""
     changes = {name: value for name, value in _NO_VALUES.items() if hasattr(body, name)}
     return msgspec.structs.replace(body, **changes) if changes else body
 
 
-def _sound_ending(body: RunEnded) -> RunEnded:
+def _repair_ending(body: RunEnded) -> RunEnded:
     """Return the ending with a valid status and code. An ending without text gets the usual text of its status."""
     status: Any = body.status if body.status in STATUSES else "failed"
     text, error = body.final_response, body.error_details

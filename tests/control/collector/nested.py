@@ -22,15 +22,17 @@ from retinue.core.errors import SpawnRefused
 from retinue.core.limits import Limits
 from retinue.core.ports import Outcome
 from retinue.core.profiles import Profile, Task
-from retinue.protocol import inherited_limits as travel
+from retinue.protocol import inherited_limits
 from retinue.protocol.reports import ADDRESS
 from retinue.supervisor.caller_limits import serve_caller
 from retinue.testing import scripted
 
 
 async def main(run_id: str, meta: str) -> str:
-    caller = narrow_caller(travel.read_process_limits(os.environ), travel.from_meta(json.loads(meta)))
-    down = Downward(Limits(), travel.read_process_limits(os.environ))
+    caller = narrow_caller(
+        inherited_limits.read_process_limits(os.environ), inherited_limits.from_meta(json.loads(meta))
+    )
+    down = Downward(Limits(), inherited_limits.read_process_limits(os.environ))
 
     @retinue.tool(tier="observe")
     async def ask_server(ctx: retinue.Context) -> str:

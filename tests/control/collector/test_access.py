@@ -196,9 +196,11 @@ async def test_calls_of_a_reported_process_are_placed_by_the_tag_in_their_ids(tm
         first, second = one.call(), one.call()
         for run_id in (first, second):
             await one.post(run_id, "subagent_start", rootRunID=run_id)
-        called = module.mint("ask", caller=first)
+        called = module.generate_run_id("ask", caller=first)
         assert (await two.post(called, "subagent_start")).status == 403  # a run of another server
-        assert (await one.post(module.mint("ask", caller=second), "subagent_end")).status == 200  # said nothing
+        assert (
+            await one.post(module.generate_run_id("ask", caller=second), "subagent_end")
+        ).status == 200  # said nothing
         assert (await one.post(called, "subagent_start")).status == 200
         assert (await one.post("nested", "subagent_start")).status == 200  # plain, below a plain one at work
         assert (await one.post("nested", "subagent_end")).status == 200

@@ -8,7 +8,7 @@ import pytest
 
 from retinue.config.project import load_project
 from retinue.core.events import RunEnded
-from retinue.protocol import inherited_limits as travel
+from retinue.protocol import inherited_limits
 from retinue.protocol import reports as collected
 from tests.control.collector.kit import hall, runs_of
 from tests.control.collector.test_adopted import printed
@@ -59,5 +59,9 @@ def test_the_page_has_every_field_and_variable() -> None:
         collected.ADDRESS,
         collected.CPE_ADDRESS,
     ]
-    names += [*(name for pair in travel.KEYS.values() for name in pair), travel.TRACE, travel.PARENT_KEY]
+    names += [
+        *(name for pair in inherited_limits.KEYS.values() for name in pair),
+        inherited_limits.TRACE,
+        inherited_limits.PARENT_KEY,
+    ]
     assert [name for name in names if name not in text] == []

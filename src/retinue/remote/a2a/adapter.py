@@ -387,7 +387,7 @@ class A2aRun:
 
     async def answer(self, run: str, approval_id: str, decision: Decision) -> None:
         if not self._known.typed:
-            self._give_input(_phrase(decision))
+            self._give_input(_format_decision(decision))
             return
         if approval_id not in self._asked:
             raise Undelivered("the question is not open any more")
@@ -499,7 +499,7 @@ def _fail(text: str) -> RunEnded:
     return RunEnded("failed", text, 0, error_details=text)
 
 
-def _phrase(decision: Decision) -> str:
+def _format_decision(decision: Decision) -> str:
     """Return the text for an agent that asks in words: the user's own answer or reason, else "yes" or "no"."""
     if isinstance(decision, Allow):
         answer = (decision.args or {}).get("answer")

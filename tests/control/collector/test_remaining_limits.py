@@ -1,4 +1,4 @@
-"""What travels down to servers: it only ever makes things narrower."""
+"""Remaining limits that travel down to servers: they only ever make things narrower."""
 
 import time
 from collections.abc import AsyncIterator
