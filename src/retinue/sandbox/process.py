@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,12 +75,18 @@ class Process:
         self.why = ""  # how the process ended, for a person; set once it is stopped
 
     def start(self) -> None:
-        """Start the process. Closes the prepared descriptors in any case. If it raises OSError, nothing was started."""
+        """Start the process. Closes the prepared descriptors in any case. If it raises an error, nothing was started
+        and nothing is left."""
         prepared = self._prepared
-        stdin, self.writing = os.pipe()
-        self.reading, stdout = os.pipe()
-        self._stderr, stderr = os.pipe()
-        try:
+        with ExitStack() as passed, ExitStack() as kept:
+            for fd in prepared.fds:
+                passed.callback(os.close, fd)
+            if prepared.group is not None:
+                kept.callback(prepared.group.remove)
+            kept.callback(self._close_info)
+            stdin, self.writing = _open_pipe(passed, kept)
+            self.reading, stdout = _open_pipe(kept, passed)
+            self._stderr, stderr = _open_pipe(kept, passed)
             self._group = start_group(
                 prepared.argv,
                 env=dict(prepared.env),
@@ -90,16 +96,7 @@ class Process:
                 stderr=stderr,
                 pass_fds=prepared.fds,
             )
-        except OSError:
-            for fd in (self.writing, self.reading, self._stderr):
-                os.close(fd)
-            self._close_info()
-            if prepared.group is not None:
-                prepared.group.remove()
-            raise
-        finally:
-            for fd in (stdin, stdout, stderr, *prepared.fds):
-                os.close(fd)
+            kept.pop_all()
         os.set_blocking(self._stderr, False)
         self._loop.add_reader(self._stderr, self._read_stderr)
 
@@ -215,3 +212,11 @@ class Process:
         group = self._prepared.group
         if group is not None:  # poll, because the kernel does not report when the last process is gone
             await wait_until(group.remove, REAP_SECONDS)
+
+
+def _open_pipe(reading: ExitStack, writing: ExitStack) -> tuple[int, int]:
+    """Return the two ends of a new pipe. `reading` and `writing` close one end each."""
+    ends = os.pipe()
+    reading.callback(os.close, ends[0])
+    writing.callback(os.close, ends[1])
+    return ends
