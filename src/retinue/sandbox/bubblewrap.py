@@ -54,6 +54,7 @@ _SYSCTLS = (
     ("user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=15000"),
     ("kernel/apparmor_restrict_unprivileged_userns", "1", "sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
 )
+# Words of bubblewrap's error output: no code exists.
 _MARKS = ("permission", "permitted", "namespace", "uid map", "mount proc")
 _NAMESPACES = (
     "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",

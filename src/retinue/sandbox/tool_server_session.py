@@ -44,7 +44,7 @@ from retinue.sandbox.box import (
 from retinue.sandbox.builder import FULL_NETWORK, PROXY, SandboxBuilder
 from retinue.sandbox.channel import FrameChannel
 from retinue.sandbox.hints import NO_MEMORY, find_offline_hint
-from retinue.sandbox.process import OUT_OF_MEMORY, REAP_SECONDS, PreparedSandbox, Process
+from retinue.sandbox.process import REAP_SECONDS, PreparedSandbox, Process
 from retinue.tools.code_mode import ExecutePython
 from retinue.tools.local import COMMANDS, EDITING, LOCAL
 from retinue.tools.truncate import clean_cut
@@ -271,7 +271,7 @@ class ToolServerConnection:
         await process.stop()
         self._channel.close()
         said = f" ({process.stderr_tail})" if process.stderr_tail else ""
-        self._fail(SandboxLost(process.why + said, out_of_memory=process.why == OUT_OF_MEMORY))
+        self._fail(SandboxLost(process.why + said, out_of_memory=process.is_out_of_memory))
 
     def _fail(self, error: BaseException) -> None:
         if self.error is None:
