@@ -16,6 +16,7 @@ import re
 import stat
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from retinue.core.errors import ConfigError, RetinueError
@@ -89,22 +90,28 @@ class AllowedRoots:
     @contextmanager
     def open_path(self, path: str, *, what: str, file: bool = False) -> Iterator[int]:
         """Open a folder below a root, or a regular file with `file`. `what` names the path's role in errors."""
-        parts, fd = self._find_root(path, what)
-        fd = os.dup(fd)
+        parts, root = self._find_root(path, what)
+        open_step = partial(self._open_step, what=what, path=path)
+        with open_parent(root, [".", *parts], open_step=open_step) as (folder, name):
+            fd = open_step(folder, name, file=file)
         try:
-            self._check(fd, what, path)
-            for number, part in enumerate(parts):
-                inner = _open_step(fd, part, what, path, file=file and number == len(parts) - 1)
-                os.close(fd)
-                fd = inner
-                self._check(fd, what, path)
             yield fd
         finally:
             os.close(fd)
 
-    def _check(self, fd: int, what: str, path: str) -> None:
+    def _open_step(self, folder: int, name: str, *, what: str, path: str, file: bool = False) -> int:
+        try:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISLNK(status.st_mode):
+                raise RefusedPath(f"{what} '{path}' leads over a link: '{name}'")
+            is_file = file and stat.S_ISREG(status.st_mode)
+            fd = open_regular_file(name, dir_fd=folder) if is_file else open_folder(name, dir_fd=folder)
+        except OSError as error:
+            raise RefusedPath(f"{what} '{path}' cannot be used: {error.strerror or error}") from None
         if self.never and file_id(fd) in self.never:
+            os.close(fd)
             raise RefusedPath(f"{what} '{path}' is the outbox, or in it")
+        return fd
 
     def _find_root(self, path: str, what: str) -> tuple[list[str], int]:
         for root, fd in sorted(self._open, key=lambda each: -len(each[0])):
@@ -121,18 +128,6 @@ def _check_private(parts: list[str], what: str, path: str) -> None:
             raise RefusedPath(f"{what} '{path}' is inside a .git folder")
         if is_state_name(part) and not _OWN_RUNS.fullmatch("/".join(parts[number + 1 :])):
             raise RefusedPath(f"{what} '{path}' is inside a .retinue folder and is no workspace")
-
-
-def _open_step(fd: int, part: str, what: str, path: str, *, file: bool) -> int:
-    try:
-        status = os.stat(part, dir_fd=fd, follow_symlinks=False)
-        if stat.S_ISLNK(status.st_mode):
-            raise RefusedPath(f"{what} '{path}' leads over a link: '{part}'")
-        if file and stat.S_ISREG(status.st_mode):
-            return open_regular_file(part, dir_fd=fd)
-        return open_folder(part, dir_fd=fd)
-    except OSError as error:
-        raise RefusedPath(f"{what} '{path}' cannot be used: {error.strerror or error}") from None
 
 
 class DelegatedWorkspace:
