@@ -23,6 +23,7 @@ from retinue.core.events import Warned
 from retinue.core.limits import MIB, WORKSPACE_MIB
 from retinue.core.plans import Job
 from retinue.core.ports import Link
+from retinue.files.atomic import create_folder
 from retinue.files.content import read_small_file
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
@@ -132,17 +133,16 @@ class Workspaces:
         A folder that is not empty stays as it is. The copy is atomic: the folder gets all files or none."""
         if not is_empty_folder(folders.path) or is_empty_folder(folders.starts_from):
             return Skipped()
-        partial_copy = f"{folders.path}.new"
-        remove_tree(partial_copy)
         walker = Walker(folders.starts_from, foreign=True, stop=stop)
+
+        def fill(partial_copy: Path) -> bool:
+            FolderCopier(str(partial_copy), ContentNames(), CopyBudget(self._limit)).copy(walker)
+            return True
+
         try:
-            make_private_folder(partial_copy)
-            FolderCopier(partial_copy, ContentNames(), CopyBudget(self._limit)).copy(walker)
-            Path(partial_copy).rename(folders.path)
+            create_folder(folders.path, fill)
         except BudgetExceeded as error:
             raise RetinueError(TOO_LARGE.format(limit=self._limit // MIB, path=display_path(error.path))) from None
-        finally:
-            remove_tree(partial_copy)
         return walker.skipped
 
     def prepare(self, workspace: Workspace, stop: threading.Event) -> Skipped:
