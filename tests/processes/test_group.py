@@ -16,6 +16,7 @@ from retinue.processes.group import (
     ProcessGroup,
     exit_code,
     has_living_member,
+    is_alive,
     run_program,
     start_group,
     wait_until,
@@ -140,3 +141,12 @@ def read_environment(process: Path) -> list[bytes]:
 @pytest.mark.parametrize(("returncode", "code"), [(0, 0), (3, 3), (-9, 137), (-15, 143)])
 def test_exit_codes_are_those_of_shells(returncode: int, code: int) -> None:
     assert exit_code(returncode) == code
+
+
+def test_a_process_is_alive_until_it_is_reaped_and_no_process_has_a_huge_pid() -> None:
+    group = started(POLITE)
+    assert is_alive(group.pid) and is_alive(os.getpid()) and is_alive(1)
+    group.signal(signal.SIGKILL)
+    group.kill()
+    assert not is_alive(group.pid)
+    assert not is_alive(10**12)

@@ -192,6 +192,17 @@ async def wait_until(test: Callable[[], bool], seconds: float | None) -> bool:
     return True
 
 
+def is_alive(pid: int) -> bool:
+    """Return True if there is a process with this pid, of any user. A zombie counts. No process has a huge pid."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def has_living_member(group: int) -> bool:
     """Return True if a process group has a member that is not a zombie.
 

@@ -21,6 +21,7 @@ import msgspec
 
 from retinue.concurrency import TaskOwner
 from retinue.core.limits import Caps
+from retinue.processes.group import is_alive
 from retinue.sandbox.box import Box
 from retinue.sandbox.builder import (
     BOOT,
@@ -389,14 +390,4 @@ def _read_start_time(pid: int) -> str:
     try:
         return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
-        return "" if not Path("/proc/self").exists() and _is_alive(pid) else "gone"
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        return "" if not Path("/proc/self").exists() and is_alive(pid) else "gone"
