@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -136,6 +137,21 @@ def read_environment(process: Path) -> list[bytes]:
         return (process / "environ").read_bytes().split(b"\0")
     except OSError:
         return []
+
+
+def test_input_is_written_and_an_error_there_ends_the_program_and_its_children(tmp_path: Path) -> None:
+    done = run_program(["/bin/cat"], seconds=20, write_input=lambda pipe: pipe.write(b"x" * 100_000))
+    assert (done.returncode, done.stdout) == (0, b"x" * 100_000)
+
+    def fail(pipe: IO[bytes]) -> None:
+        pipe.write(b"half")
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().endswith("\n"):
+            pass
+        raise ValueError("no more input")
+
+    with pytest.raises(ValueError, match="no more input"):
+        run_program(["/bin/sh", "-c", f"sleep 300 & echo $$ > {tmp_path}/pid; wait"], seconds=20, write_input=fail)
+    until(lambda: not has_living_member(int((tmp_path / "pid").read_text())))
 
 
 @pytest.mark.parametrize(("returncode", "code"), [(0, 0), (3, 3), (-9, 137), (-15, 143)])
