@@ -1,4 +1,4 @@
-"""A sandbox that cannot be started leaves no descriptor, no control group and no process."""
+"""A sandbox that cannot be started leaves nothing behind. The folders of the self-check do not depend on the umask."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from retinue.core.limits import Caps
 from retinue.sandbox import cgroups
 from retinue.sandbox.box import Box
 from retinue.sandbox.bubblewrap import probe_bubblewrap
+from retinue.sandbox.builder import make_probe_box
 from retinue.sandbox.process import PreparedSandbox, Process
 from tests.sandbox import test_hostile
 from tests.sandbox.falls import remains
@@ -119,3 +120,14 @@ async def test_an_outputs_folder_that_vanishes_at_the_start_leaves_no_process(
     events, builder = await test_hostile.play(script, replies=replies)
     assert [body.text for body in bodies(events, ToolResult)] == ["fine"]
     assert (bodies(events, RunEnded)[0].status, builder.starts, remains()) == ("done", 1, [])
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o277])
+def test_the_folders_of_the_self_check_do_not_depend_on_the_umask(mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        with make_probe_box() as (box, secret):
+            shown = [Path(secret).parents[1], Path(secret).parent, Path(box.workspace), Path(box.outputs)]
+            assert [path.stat().st_mode & 0o777 for path in shown] == [0o755, 0o755, 0o700, 0o700]
+    finally:
+        os.umask(before)

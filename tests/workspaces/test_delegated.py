@@ -129,7 +129,8 @@ def test_context_is_a_folder_or_a_file_that_every_user_may_read(tmp_path: Path) 
     finally:
         os.umask(before)
     assert (folder / "sub/f").read_text() == file.read_text() == "x"
-    assert [path.stat().st_mode & 0o777 for path in (folder / "sub", file)] == [0o755, 0o644]
+    read = (folder.parent, folder, folder / "sub", file)
+    assert [path.stat().st_mode & 0o777 for path in read] == [0o755, 0o755, 0o755, 0o644]
 
 
 @pytest.mark.finding("X3")

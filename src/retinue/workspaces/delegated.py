@@ -153,7 +153,8 @@ class DelegatedWorkspace:
     def copy_context(self, source: int, name: str, *, what: str) -> Path:
         """Copy an open folder or file into the stage. Returns the path of the copy."""
         context = self._stage / "context"
-        context.mkdir(mode=0o755, exist_ok=True)
+        context.mkdir(exist_ok=True)
+        context.chmod(PUBLIC_MODES[0])  # the umask may have taken bits away
         if stat.S_ISDIR(os.fstat(source).st_mode):
             self._copy(source, context / name, what)
         else:
@@ -163,7 +164,8 @@ class DelegatedWorkspace:
 
     def _copy(self, source: int, to: Path, what: str) -> tuple[Files, set[str]]:
         """Copy an open folder. Returns the files and folders of the copy."""
-        to.mkdir(mode=0o755)
+        to.mkdir()
+        to.chmod(PUBLIC_MODES[0])  # the umask may have taken bits away
         copier = FolderCopier(str(to), ContentNames(), self._budget, modes=PUBLIC_MODES)
         with _refuse_large_copies(what):
             return copier.copy(Walker(source, links=False, never=self._never)), copier.folders
