@@ -123,7 +123,7 @@ class Workspaces:
             if making.is_over and self._making.get(own) is making:
                 del self._making[own]
         if not folders.is_made:
-            folders.is_made = True
+            folders.mark_made()
             if skipped.count:
                 link.emit(Warned(f"not in the workspace: {skipped}", code="workspace_skipped"))
 
