@@ -178,22 +178,22 @@ class DelegatedWorkspace:
         end = capture_folder(walker, ContentNames(), self._base)
         changed = [path for path in list_changed_paths(self._base, end.files) if path in end.files]
         self._check_size(workspace, changed)
-        back = _Return(str(workspace), target, self._base, self._never)
+        transfer = _ChangeTransfer(str(workspace), target, self._base, self._never)
         for path in sorted(self._base.keys() - end.files.keys()):
-            back.remove_file(path)
+            transfer.remove_file(path)
         for path in sorted(self._base_folders - end.folders, reverse=True):  # subfolders first
             if not end.is_unseen(path):
-                back.remove_folder(path)
+                transfer.remove_folder(path)
         planned = list_all_prefixes((*end.files, *end.folders))
         for path in sorted(end.folders - self._base_folders):
             if find_git_folder(workspace, f"{path}/", planned) is None:
-                back.make_folder(path)
+                transfer.make_folder(path)
         for path in changed:
             if find_git_folder(workspace, path, planned) is None:
-                back.replace_file(path, end.files[path])
+                transfer.replace_file(path, end.files[path])
             else:
-                back.refuse_file(path)
-        return back.describe(walker.skipped)
+                transfer.refuse_file(path)
+        return transfer.describe(walker.skipped)
 
     def _check_size(self, workspace: Path, changed: Sequence[str]) -> None:
         budget = CopyBudget(self._max_bytes, self._max_files)
@@ -213,7 +213,7 @@ def _refuse_large_copies(what: str) -> Iterator[None]:
         raise RefusedPath(f"{what} {how} to be copied: hand over less of it") from None
 
 
-class _Return:
+class _ChangeTransfer:
     """The transfer of one run's changes into a folder of the peer, with notes on each conflict."""
 
     def __init__(self, workspace: str, target: int, base: Files, never: Collection[FileId]) -> None:
