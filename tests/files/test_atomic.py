@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from retinue.core.errors import RetinueError
-from retinue.files.atomic import is_temporary_name, open_replacement, replace_file
+from retinue.files.atomic import create_folder, is_temporary_name, open_replacement, replace_file
 from retinue.files.opening import RefusedFile, open_folder
 from retinue.files.private import make_private_folder, open_private_file, write_private_file
 from retinue.files.trees import measure_folder, remove_tree
@@ -167,3 +167,30 @@ def test_a_tree_is_measured_and_removed_without_following_links(tmp_path: Path) 
     assert 10_000 <= measure_folder(tmp_path / "tree") < 100_000
     assert remove_tree(tmp_path / "tree") and (tmp_path / "away/large").exists()
     assert measure_folder(tmp_path / "tree") == 0
+
+
+def test_a_folder_appears_with_all_its_content_or_not_at_all(tmp_path: Path) -> None:
+    target, left = tmp_path / "folder", tmp_path / ".folder.new"
+    left.mkdir()
+    (left / "old").touch()  # of a process that was killed
+
+    def fill(folder: Path) -> bool:
+        assert not target.exists() and mode_of(folder) == 0o700
+        (folder / "new").touch()
+        return True
+
+    def fill_half(folder: Path) -> bool:
+        fill(folder)
+        raise RetinueError("full")
+
+    with umask(0o277):
+        with pytest.raises(RetinueError, match="full"):
+            create_folder(target, fill_half)
+        create_folder(target, lambda folder: fill(folder) and False)
+        assert list(tmp_path.iterdir()) == []
+        create_folder(target, fill)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert [path.name for path in target.iterdir()] == ["new"]
+    target.joinpath("new").unlink()
+    create_folder(target, lambda folder: (folder / "newer").touch() is None)  # an empty folder may be there
+    assert [path.name for path in target.iterdir()] == ["newer"]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -16,6 +17,7 @@ from retinue.processes.group import (
     ProcessGroup,
     exit_code,
     has_living_member,
+    is_alive,
     run_program,
     start_group,
     wait_until,
@@ -137,6 +139,30 @@ def read_environment(process: Path) -> list[bytes]:
         return []
 
 
+def test_input_is_written_and_an_error_there_ends_the_program_and_its_children(tmp_path: Path) -> None:
+    done = run_program(["/bin/cat"], seconds=20, write_input=lambda pipe: pipe.write(b"x" * 100_000))
+    assert (done.returncode, done.stdout) == (0, b"x" * 100_000)
+
+    def fail(pipe: IO[bytes]) -> None:
+        pipe.write(b"half")
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().endswith("\n"):
+            pass
+        raise ValueError("no more input")
+
+    with pytest.raises(ValueError, match="no more input"):
+        run_program(["/bin/sh", "-c", f"sleep 300 & echo $$ > {tmp_path}/pid; wait"], seconds=20, write_input=fail)
+    until(lambda: not has_living_member(int((tmp_path / "pid").read_text())))
+
+
 @pytest.mark.parametrize(("returncode", "code"), [(0, 0), (3, 3), (-9, 137), (-15, 143)])
 def test_exit_codes_are_those_of_shells(returncode: int, code: int) -> None:
     assert exit_code(returncode) == code
+
+
+def test_a_process_is_alive_until_it_is_reaped_and_no_process_has_a_huge_pid() -> None:
+    group = started(POLITE)
+    assert is_alive(group.pid) and is_alive(os.getpid()) and is_alive(1)
+    group.signal(signal.SIGKILL)
+    group.kill()
+    assert not is_alive(group.pid)
+    assert not is_alive(10**12)

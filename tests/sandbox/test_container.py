@@ -18,9 +18,12 @@ from retinue.config.settings import load_settings
 from retinue.core.errors import ConfigError
 from retinue.core.events import ToolResult
 from retinue.sandbox import container_image as image
+from retinue.sandbox.builder import SandboxUnavailable
 from retinue.sandbox.container import MAKER_LABEL, find_engine, name_maker, sweep_orphans
+from tests.sandbox.falls import cmdline
 from tests.sandbox.places import make_image, needs_containers
 from tests.supervisor.tree.kit import bodies, call, main, until
+from tests.surfaces.cli.shell import until as wait_until
 
 pytestmark = needs_containers
 
@@ -40,6 +43,16 @@ def bare() -> Iterator[str]:
 def test_an_image_without_our_python_is_refused(bare: str) -> None:
     with pytest.raises(ConfigError, match=rf"has no {image.PYTHON}.*retinue doctor --build-image"):
         make_placement(Parts(Path("/none"), image=bare)).runtime("container")
+
+
+def test_an_engine_that_takes_no_image_is_ended_with_its_children(tmp_path: Path) -> None:
+    script = f"sleep 300 & echo $! > {tmp_path}/pid; exec <&-; wait"
+    with pytest.raises(SandboxUnavailable, match=r"the image cannot be made: .*Broken pipe"):
+        image.build_image(["/bin/sh", "-c", script])
+    child = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not cmdline(child))
+    with pytest.raises(SandboxUnavailable, match="the image cannot be made: full"):
+        image.build_image(["/bin/sh", "-c", "cat > /dev/null; echo full >&2; exit 1"])
 
 
 def test_an_image_that_is_not_here_is_not_pulled() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import random
 import signal
@@ -20,11 +21,14 @@ from retinue.core.events import UNKNOWN_AFTER_CRASH, Delta, Event, RunEnded, Too
 from retinue.core.profiles import Profile, Task
 from retinue.protocol import tool_server as frames
 from retinue.sandbox import tool_server_session
+from retinue.sandbox.bubblewrap import probe_bubblewrap
+from retinue.sandbox.builder import SandboxBuilder
 from retinue.sandbox.channel import FrameChannel
 from retinue.sandbox.process import Process
 from retinue.sandbox.tool_server_session import ToolServerSandbox
 from retinue.testing import scripted
 from tests.gates import pass_time
+from tests.sandbox.places import needs_bubblewrap
 from tests.sandbox.test_hostile import SERVES, NoProtection
 from tests.supervisor.tree.kit import bodies, call
 from tests.tools.code_mode.kit import NAME, report, served
@@ -32,9 +36,8 @@ from tests.tools.code_mode.kit import NAME, report, served
 Fault = Literal["killed", "stopped", "lies"]
 FRAMES = 30  # of the script below, both ways, when nothing goes wrong
 SAMPLE = 4
-MOST_SECONDS = 200  # more than all the waits of the host, less than a test may take
 SEED = 20261116
-LIES = [
+LIES: list[frames.FromServer] = [
     frames.Result(999, "x"),
     frames.Previewed(999, "x"),
     frames.Accepted(999),
@@ -69,9 +72,10 @@ def read_state(pid: int) -> str:
 class Wire:
     """All frames of one run, counted. The fault happens before the frame with this number is passed on."""
 
-    def __init__(self, fault: Fault | None = None, at: int = 0) -> None:
-        self.fault, self.at = fault, at
+    def __init__(self, fault: Fault | None = None, at: int = 0, lie: frames.FromServer | None = None) -> None:
+        self.fault, self.at, self.lie = fault, at, lie
         self.count = 0
+        self.processes: list[CountedProcess] = []
         self.pids: list[int] = []
         self._hurrying: asyncio.Task[None] | None = None
 
@@ -80,25 +84,50 @@ class Wire:
         if self.count != self.at or self.fault is None:
             return
         if self.fault == "lies":
-            deliver(LIES[self.at % len(LIES)])
-        elif self.fault == "killed":
-            os.kill(self.pids[-1], signal.SIGKILL)
+            deliver(self.lie)
+            return
+        pid = self.processes[-1].find_tool_server()
+        self.pids.append(pid)
+        if self.fault == "killed":
+            os.kill(pid, signal.SIGKILL)
         else:
-            os.kill(self.pids[-1], signal.SIGSTOP)
-            self._hurrying = asyncio.create_task(self._hurry(self.pids[-1]))
+            os.kill(pid, signal.SIGSTOP)
+            self._hurrying = asyncio.create_task(self._hurry(pid))
 
     async def _hurry(self, pid: int) -> None:
         """Let the time pass at once in which the host waits for one who has stopped, and no longer."""
+        process = self.processes[-1]
         while read_state(pid) not in "TZX":
             await asyncio.sleep(0.001)
-        for _ in range(MOST_SECONDS):
-            if read_state(pid) != "T":  # it has been killed
-                return
+        while not process.is_killed and read_state(pid) == "T":
             await pass_time(1.0)
+            await asyncio.sleep(0.001)  # what really happens, such as a commit, goes on meanwhile
 
 
-async def play(wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[list[Event], str, NoProtection]:
-    """Play the script in a sandbox with this wire; its events, what stands in its log file, and the sandbox."""
+class CountedProcess(Process):
+    """A process that its wire knows."""
+
+    wire: Wire
+    is_killed = False
+
+    def _kill(self) -> None:
+        self.is_killed = True
+        super()._kill()
+
+    def start(self) -> None:
+        super().start()
+        self.wire.processes.append(self)
+        self.wire.pids.append(self._group.pid)
+
+    def find_tool_server(self) -> int:
+        """Its pid: in a real sandbox the first child of the first process inside."""
+        return next(self._list_processes(), self._group.pid)
+
+
+async def play(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path, builder: SandboxBuilder | None = None
+) -> tuple[list[Event], str]:
+    """Play the script in a sandbox with this wire; its events, and what stands in its log file."""
 
     class CountedChannel(FrameChannel):
         def __init__(self, *args: Any, on_frame: Callable[[Any], None], **options: Any) -> None:
@@ -118,20 +147,17 @@ async def play(wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tup
                 self._end(error)
             super().send(frame)
 
-    class CountedProcess(Process):
-        def start(self) -> None:
-            super().start()
-            wire.pids.append(self._group.pid)
-
-    class CountedBuilder(NoProtection):
-        process = CountedProcess
+    class ThisProcess(CountedProcess):
+        pass
 
     async def allow(question: Approval) -> Allow:
         return Allow()
 
     monkeypatch.setattr(tool_server_session, "FrameChannel", CountedChannel)
     monkeypatch.setattr(tool_server_session, "FILE_SECONDS", 60.0)
-    builder = CountedBuilder(SERVES)
+    ThisProcess.wire = wire
+    builder = copy.copy(builder or NoProtection(SERVES))
+    builder.process = ThisProcess
     owner = make_supervisor(Parts(folder, folder / ".retinue", mode="ask", approver=allow))
     monkeypatch.setattr("retinue.build.sandboxes._make_sandbox", lambda *_: ToolServerSandbox(builder))
     tools = ["write", "read", "shell", "glob", NAME, served(report)]
@@ -141,21 +167,21 @@ async def play(wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tup
     log = Path(node.folders.path, "log")
     written = log.read_text() if log.exists() else ""
     await owner.close()
-    return events, written, builder
+    return events, written
 
 
-def check(fault: Fault, events: list[Event], written: str, builder: NoProtection) -> None:
+def check(fault: Fault, starts: int, events: list[Event], written: str) -> None:
     [ended] = bodies(events, RunEnded)
     calls, results = bodies(events, ToolCall), bodies(events, ToolResult)
     counted = Counter(body.call_id for body in results)
     assert set(counted.values()) <= {1}
     if fault == "lies":
-        assert (ended.status, builder.starts) == ("failed", 1)
+        assert (ended.status, starts) == ("failed", 1)
         assert "the tool server broke the protocol" in (ended.error_details or "")
         return
     assert (ended.status, ended.final_response) == ("done", "over")
     assert set(counted) == {body.call_id for body in calls}
-    assert builder.starts <= 2
+    assert starts <= 2
     by_id = {body.call_id: body for body in results}
     for call_id, line in (("call_3_1", "first"), ("call_4_1", "fine in Rome"), ("call_5_1", "last")):
         times = written.splitlines().count(line)
@@ -170,31 +196,49 @@ async def test_the_script_has_so_many_frames_and_leaves_its_lines(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     wire = Wire()
-    events, written, builder = await play(wire, monkeypatch, tmp_path)
-    assert (wire.count, builder.starts) == (FRAMES, 1)
+    events, written = await play(wire, monkeypatch, tmp_path)
+    assert (wire.count, len(wire.processes)) == (FRAMES, 1)
     assert sorted(written.splitlines()) == ["fine in Rome", "first", "last"]
     assert bodies(events, RunEnded)[0].status == "done"
 
 
 def _moments() -> list[Any]:
-    """Every frame with every fault: a few of them always, all in `make soak`."""
+    """Every frame with every fault and every lie: a few of them always, all in `make soak`."""
     chance = random.Random(SEED)
-    faults: tuple[Fault, ...] = ("killed", "stopped", "lies")
+    kinds: list[tuple[Fault, frames.FromServer | None, int]] = [("killed", None, SAMPLE), ("stopped", None, SAMPLE)]
+    kinds += [("lies", lie, 1) for lie in LIES]
     moments = []
-    for fault in faults:
-        sample = set(chance.sample(range(1, FRAMES + 1), SAMPLE))
+    for fault, lie, size in kinds:
+        sample = set(chance.sample(range(1, FRAMES + 1), size))
+        name = fault if lie is None else f"{fault}-{type(lie).__name__}"
         for at in range(1, FRAMES + 1):
             marks = [] if at in sample else [pytest.mark.soak]
-            moments.append(pytest.param(fault, at, marks=marks, id=f"{fault}-{at}"))
+            moments.append(pytest.param(fault, lie, at, marks=marks, id=f"{name}-{at}"))
     return moments
 
 
-@pytest.mark.parametrize(("fault", "at"), _moments())
-async def test_a_fault_at_any_frame_costs_the_calls_in_flight_at_most(
-    fault: Fault, at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    wire = Wire(fault, at)
-    check(fault, *await play(wire, monkeypatch, tmp_path))
-    assert wire.count >= at
+async def play_fault(wire: Wire, *options: Any) -> None:
+    assert wire.fault is not None
+    events, written = await play(wire, *options)
+    check(wire.fault, len(wire.processes), events, written)
+    assert wire.count >= wire.at
     for pid in wire.pids:
         assert not Path("/proc", str(pid)).exists()
+
+
+@pytest.mark.parametrize(("fault", "lie", "at"), _moments())
+async def test_a_fault_at_any_frame_costs_the_calls_in_flight_at_most(
+    fault: Fault, lie: frames.FromServer | None, at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    await play_fault(Wire(fault, at, lie), monkeypatch, tmp_path)
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(("fault", "lie"), [("killed", None), ("stopped", None), ("lies", LIES[0])])
+async def test_a_fault_of_a_real_sandbox_costs_the_calls_in_flight_at_most(
+    fault: Fault, lie: frames.FromServer | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    wire = Wire(fault, FRAMES // 2, lie)
+    await play_fault(wire, monkeypatch, tmp_path, probe_bubblewrap())
+    assert fault == "lies" or wire.pids[1] != wire.pids[0]  # the tool server itself, not the program that started it

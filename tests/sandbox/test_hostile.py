@@ -20,7 +20,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.sandbox.box import Box
 from retinue.sandbox.builder import SandboxBuilder
 from retinue.sandbox.hints import find_program_hint
-from retinue.sandbox.process import OUT_OF_MEMORY, PreparedSandbox, Process
+from retinue.sandbox.process import PreparedSandbox, Process
 from retinue.sandbox.tool_server_session import ToolServerSandbox
 from retinue.testing import scripted
 from tests.gates import Gate, pass_time
@@ -183,8 +183,8 @@ async def test_a_sandbox_is_started_again_three_times_and_then_the_run_fails() -
 class StarvedProcess(Process):
     """Ends as if the kernel had ended it for want of memory."""
 
-    def _describe_end(self) -> str:
-        return OUT_OF_MEMORY
+    def _has_used_up_memory(self) -> bool:
+        return True
 
 
 class Starved(NoProtection):

@@ -129,7 +129,8 @@ def test_context_is_a_folder_or_a_file_that_every_user_may_read(tmp_path: Path) 
     finally:
         os.umask(before)
     assert (folder / "sub/f").read_text() == file.read_text() == "x"
-    assert [path.stat().st_mode & 0o777 for path in (folder / "sub", file)] == [0o755, 0o644]
+    read = (folder.parent, folder, folder / "sub", file)
+    assert [path.stat().st_mode & 0o777 for path in read] == [0o755, 0o755, 0o755, 0o644]
 
 
 @pytest.mark.finding("X3")
@@ -272,6 +273,11 @@ def test_the_outbox_itself_is_shown_to_no_run_and_written_by_none(tmp_path: Path
             place = f"{tmp_path}/theirs/{path}"
             with pytest.raises(RefusedPath, match="is the outbox"), roots.open_path(place, what="it"):
                 raise AssertionError
+        itself = AllowedRoots([tmp_path / "theirs" / "box"], ours=[], never=[box])
+        for place in (f"{tmp_path}/theirs/box", f"{tmp_path}/theirs/box/response_a.json"):
+            with pytest.raises(RefusedPath, match="is the outbox"), itself.open_path(place, what="it", file=True):
+                raise AssertionError
+        itself.close()
         both = Both(tmp_path, {"f": "f"}, never={file_id(box)})
         assert listed(both.ours) == ["f"]
         write(both.ours, "box/response_a.json", "forged")

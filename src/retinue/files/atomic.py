@@ -1,4 +1,4 @@
-"""Replacing a file in one step: readers see either the whole old content or the whole new content.
+"""Replacing a file or filling a folder in one step: readers see all of the new content or none.
 
 The new content is written beside the file and renamed over it. With `sync`, content and name are on disk before the
 function returns, so a crash of the machine leaves one of the two contents. A process that is killed in between leaves
@@ -17,6 +17,8 @@ from pathlib import Path
 
 from retinue.files.content import write_all
 from retinue.files.opening import AnyPath, check_regular
+from retinue.files.private import make_private_folder
+from retinue.files.trees import remove_tree
 
 TEMPORARY_PREFIX = ".retinue-"
 NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -78,6 +80,20 @@ def replace_file(
     """Replace the content of a file, or create the file. See `open_replacement` for the parameters."""
     with open_replacement(path, dir_fd=dir_fd, mode=mode, sync=sync) as fd:
         write_all(fd, data)
+
+
+def create_folder(path: AnyPath, fill: Callable[[Path], bool]) -> None:
+    """Create a private folder with its content. An empty folder at `path` is replaced.
+
+    `fill` writes the content into a folder beside `path`, which is then renamed. If `fill` raises an error or returns
+    False, nothing changes."""
+    partial = Path(path).with_name(f".{Path(path).name}.new")
+    remove_tree(partial)  # left by a process that was killed here
+    try:
+        if fill(make_private_folder(partial)):
+            partial.rename(path)
+    finally:
+        remove_tree(partial)
 
 
 def sync_folder(path: AnyPath = "", *, dir_fd: int | None = None) -> None:

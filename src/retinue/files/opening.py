@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -113,6 +113,10 @@ def stat_entry(name: str, dir_fd: int) -> os.stat_result | None:
         return None
 
 
+def _open_step(folder: int, name: str) -> int:
+    return os.open(name, STEP_FLAGS, dir_fd=folder)
+
+
 @contextmanager
 def open_parent(
     root: AnyPath | int,
@@ -121,36 +125,32 @@ def open_parent(
     create: bool = False,
     inherit_owner: bool = False,
     never: Collection[FileId] = (),
+    open_step: Callable[[int, str], int] = _open_step,
 ) -> Iterator[tuple[int, str]]:
     """Open the folder that holds `path`, relative to `root`. Yields its descriptor and the last component of `path`.
 
     The descriptor serves as `dir_fd`, not for listing. `root` is an open folder or a trusted path, which may be a
     link. `create` makes missing folders; with `inherit_owner`, root gives each of them the owner of its parent. A
-    folder in `never` is refused with PermissionError."""
+    folder in `never` is refused with PermissionError. `open_step` opens one folder on the way, given the open folder
+    above it and its name; it follows no link."""
     *steps, name = path.split("/") if isinstance(path, str) else path
     fd = os.dup(root) if isinstance(root, int) else os.open(root, STEP_FLAGS & ~os.O_NOFOLLOW)
     try:
         for step in steps:
-            fd = _descend(fd, step, create=create, inherit_owner=inherit_owner, never=never)
+            try:
+                inner = open_step(fd, step)
+            except FileNotFoundError:
+                if not create:
+                    raise
+                make_folder(step, dir_fd=fd, inherit_owner=inherit_owner)
+                inner = open_step(fd, step)
+            os.close(fd)
+            fd = inner
+            if never and file_id(fd) in never:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), step)
         yield fd, name
     finally:
         os.close(fd)
-
-
-def _descend(fd: int, step: str, *, create: bool, inherit_owner: bool, never: Collection[FileId]) -> int:
-    """Open the folder `step` inside the open folder `fd`, then close `fd`. If opening fails, `fd` stays open."""
-    try:
-        inner = os.open(step, STEP_FLAGS, dir_fd=fd)
-    except FileNotFoundError:
-        if not create:
-            raise
-        make_folder(step, dir_fd=fd, inherit_owner=inherit_owner)
-        inner = os.open(step, STEP_FLAGS, dir_fd=fd)
-    if never and file_id(inner) in never:
-        os.close(inner)
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), step)
-    os.close(fd)
-    return inner
 
 
 def make_folder(name: str, *, dir_fd: int, mode: int = 0o777, inherit_owner: bool = False) -> bool:

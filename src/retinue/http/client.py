@@ -48,11 +48,11 @@ class ClientConnection:
 
     def send_request(self, method: str, target: str, headers: Mapping[str, str], body: bytes = b"") -> None:
         """Send a request. `headers` must include Host. Content-Length is added if there is a body."""
-        said = dict(headers)
+        sent_headers = dict(headers)
         if body:
-            said["Content-Length"] = str(len(body))
+            sent_headers["Content-Length"] = str(len(body))
         self._received = False
-        sent = [self._h11.send(h11.Request(method=method, target=target, headers=list(said.items())))]
+        sent = [self._h11.send(h11.Request(method=method, target=target, headers=list(sent_headers.items())))]
         if body:
             sent.append(self._h11.send(h11.Data(data=body)))
         sent.append(self._h11.send(h11.EndOfMessage()))

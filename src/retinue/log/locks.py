@@ -14,6 +14,7 @@ from typing import NamedTuple
 from retinue.core.errors import LogError, LogHeld
 from retinue.files.locks import open_own_file, take_file_lock
 from retinue.files.opening import open_regular_file
+from retinue.processes.group import is_alive
 
 PATIENCE_SECONDS, STEP_SECONDS = 1.0, 0.05
 CHILD_SECONDS, CHILD_STEP_SECONDS = 0.5, 0.01
@@ -77,7 +78,7 @@ def read_holder(file: Path) -> Holder | None:
             if take_file_lock(lock, shared=True):
                 return None
             holder = _read_signature(lock)
-            if not holder.pid or _is_alive(holder.pid):
+            if not holder.pid or is_alive(holder.pid):
                 break
             pause.wait(CHILD_STEP_SECONDS)
         return holder
@@ -89,13 +90,3 @@ def _read_signature(lock: int) -> Holder:
     words = os.pread(lock, 64, 0).split()
     signed = len(words) > 1 and b"".join(words[:2]).isdigit()
     return Holder(int(words[0]), int(words[1])) if signed else Holder(0, 0)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True

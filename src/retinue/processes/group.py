@@ -166,19 +166,31 @@ def start_group(  # noqa: PLR0913 - each by name
 
 
 def run_program(
-    argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], seconds: float
+    argv: Sequence[str],
+    *,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+    seconds: float,
+    write_input: Callable[[IO[bytes]], object] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a program without input to its end and return its output. Blocks.
+    """Run a program to its end and return its output. Blocks. `write_input` writes its input; without it there is none.
 
-    After `seconds`, kills the whole group and raises `subprocess.TimeoutExpired`."""
-    group = start_group(argv, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    `seconds` after the input was written, kills the whole group and raises `subprocess.TimeoutExpired`. An error of
+    `write_input` kills the group too."""
+    stdin = subprocess.DEVNULL if write_input is None else subprocess.PIPE
+    group = start_group(argv, cwd=cwd, env=env, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with group.process:  # closes the pipes
         try:
+            if write_input is not None and group.process.stdin is not None:
+                write_input(group.process.stdin)
             stdout, stderr = group.process.communicate(timeout=seconds)
         finally:
             if group.process.returncode is None:
                 group.signal(signal.SIGKILL)
                 group.kill()
+                if group.process.stdin is not None:
+                    with suppress(OSError):  # the rest of the input has no reader
+                        group.process.stdin.close()
     return subprocess.CompletedProcess(list(argv), group.process.returncode, stdout, stderr)
 
 
@@ -189,6 +201,17 @@ async def wait_until(test: Callable[[], bool], seconds: float | None) -> bool:
         if deadline is not None and time.monotonic() >= deadline:
             return False
         await asyncio.sleep(POLL_SECONDS)
+    return True
+
+
+def is_alive(pid: int) -> bool:
+    """Return True if there is a process with this pid, of any user. A zombie counts. No process has a huge pid."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
     return True
 
 

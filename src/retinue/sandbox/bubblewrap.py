@@ -12,6 +12,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
@@ -53,6 +54,7 @@ _SYSCTLS = (
     ("user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=15000"),
     ("kernel/apparmor_restrict_unprivileged_userns", "1", "sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
 )
+# Words of bubblewrap's error output: no code exists.
 _MARKS = ("permission", "permitted", "namespace", "uid map", "mount proc")
 _NAMESPACES = (
     "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
@@ -84,7 +86,8 @@ class Bubblewrap(SandboxBuilder):
         """Return a PreparedSandbox that starts the tool server, or `command` instead."""
         user = self._give_to_user(box)
         mounts = _order_mounts(self._list_mounts(box))
-        group = None if self._groups is None else cgroups.make_group(self._groups, box.caps)
+        visible = (*list_interpreter_folders(), *box.readable, box.workspace)
+        env = make_environment(box, visible, self._expose)
         fds: list[int] = []
         options = [*_NAMESPACES]
         if not self._full_network:
@@ -92,30 +95,34 @@ class Bubblewrap(SandboxBuilder):
         if user is None:
             options.append("--unshare-user")
         options += mounts
-        for name, text in self._make_etc_files(box, user).items():
-            fds.append(_write_to_pipe(text.encode()))
-            options += ["--perms", "0444", "--ro-bind-data", str(fds[-1]), f"/etc/{name}"]
-        options += _FINAL_OPTIONS
-        if user is not None:
-            options += _SETPRIV_CAPABILITIES
-        if self._filter is not None:
-            fds.append(_write_to_pipe(self._filter))
-            options += ["--seccomp", str(fds[-1])]
-        # Not a pipe: if we die, a broken pipe ends bubblewrap halfway and leaves half a sandbox.
-        info = os.memfd_create("info")
-        fds.append(info)
+        with ExitStack() as undo:
+            group = None if self._groups is None else cgroups.make_group(self._groups, box.caps)
+            if group is not None:
+                undo.callback(group.remove)
+            for name, text in self._make_etc_files(box, user).items():
+                fds.append(_write_to_pipe(text.encode(), undo))
+                options += ["--perms", "0444", "--ro-bind-data", str(fds[-1]), f"/etc/{name}"]
+            options += _FINAL_OPTIONS
+            if user is not None:
+                options += _SETPRIV_CAPABILITIES
+            if self._filter is not None:
+                fds.append(_write_to_pipe(self._filter, undo))
+                options += ["--seccomp", str(fds[-1])]
+            # Not a pipe: if we die, a broken pipe ends bubblewrap halfway and leaves half a sandbox.
+            fds.append(os.memfd_create("info"))
+            undo.callback(os.close, fds[-1])
+            info = os.dup(fds[-1])
+            undo.pop_all()
         argv = [
             # In cgroup v2 both files are the same.
             *([] if group is None else ["/bin/sh", "-c", _JOIN, "sh", group.procs[0], group.procs[-1]]),
             *self._launch,
             *options,
-            *["--info-fd", str(info), "--"],
+            *["--info-fd", str(fds[-1]), "--"],
             *([] if user is None else _make_setpriv_command(user)),
             *(command or [find_python(), "-I", "-S", "-c", BOOT + SERVE]),
         ]
-        visible = (*list_interpreter_folders(), *box.readable, box.workspace)
-        env = make_environment(box, visible, self._expose)
-        return PreparedSandbox(argv, env, fds=fds, info=os.dup(info), group=group, user=user)
+        return PreparedSandbox(argv, env, fds=fds, info=info, group=group, user=user)
 
     def _make_etc_files(self, box: Box, user: tuple[int, int] | None) -> dict[str, str]:
         uid, gid = user or (os.getuid(), os.getgid())
@@ -221,8 +228,10 @@ def _make_setpriv_command(user: tuple[int, int]) -> list[str]:
     return [program, "--reuid", uid, "--regid", gid, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]
 
 
-def _write_to_pipe(data: bytes) -> int:
+def _write_to_pipe(data: bytes, undo: ExitStack) -> int:
+    """Return the reading end of a pipe that holds `data`. `undo` closes the end."""
     reading, writing = os.pipe()
+    undo.callback(os.close, reading)
     with os.fdopen(writing, "wb") as pipe:
         pipe.write(data)
     return reading

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from retinue.core.limits import Caps
+from retinue.processes.group import is_alive
 
 ROOT = Path("/sys/fs/cgroup")
 PREFIX = "retinue-"
@@ -121,6 +122,6 @@ def remove_leftover_groups(below: list[Path]) -> None:
     for folder in below:
         for left in folder.glob(f"{PREFIX}*"):
             maker = left.name.removeprefix(PREFIX).partition("-")[0]
-            if maker.isdigit() and not Path("/proc", maker).exists():
+            if maker.isdigit() and not is_alive(int(maker)):
                 with suppress(OSError):
                     left.rmdir()

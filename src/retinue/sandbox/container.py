@@ -21,6 +21,7 @@ import msgspec
 
 from retinue.concurrency import TaskOwner
 from retinue.core.limits import Caps
+from retinue.processes.group import is_alive
 from retinue.sandbox.box import Box
 from retinue.sandbox.builder import (
     BOOT,
@@ -40,7 +41,7 @@ from retinue.sandbox.builder import (
 from retinue.sandbox.cgroups import OUT_OF_MEMORY_CODE
 from retinue.sandbox.container_image import NAME, PYTHON
 from retinue.sandbox.hints import find_image_hint
-from retinue.sandbox.process import OUT_OF_MEMORY, REAP_SECONDS, PreparedSandbox, Process
+from retinue.sandbox.process import REAP_SECONDS, PreparedSandbox, Process
 
 ENGINES = ("podman", "docker")
 BUILD = "`retinue doctor --build-image` makes one of this machine's own files"
@@ -133,8 +134,8 @@ class ContainerProcess(Process):
 
     _killing: asyncio.Task[None] | None = None
 
-    def _describe_end(self) -> str:
-        return OUT_OF_MEMORY if self._group.process.poll() == OUT_OF_MEMORY_CODE else super()._describe_end()
+    def _has_used_up_memory(self) -> bool:
+        return self._group.process.poll() == OUT_OF_MEMORY_CODE
 
     def _list_processes(self) -> Iterator[int]:
         yield self._group.pid
@@ -254,7 +255,7 @@ class Containers(SandboxBuilder):
     def _run_self_check(self, prepared: PreparedSandbox) -> _ContainerSelfCheck:
         done = self._engine.call(*prepared.argv[len(self._engine.argv) :])
         said = " ".join(done.stderr.split())[-300:]
-        if done.returncode:
+        if done.returncode:  # decided by the engine's text: no code exists
             if PYTHON in said and ("not found" in said or "no such file" in said.lower()):
                 raise SandboxUnavailable(
                     f"{self._image} has no {PYTHON}, which the tool server is compiled for; {BUILD}"
@@ -389,14 +390,4 @@ def _read_start_time(pid: int) -> str:
     try:
         return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
-        return "" if not Path("/proc/self").exists() and _is_alive(pid) else "gone"
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        return "" if not Path("/proc/self").exists() and is_alive(pid) else "gone"

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+from retinue.processes.group import run_program
 from retinue.sandbox.builder import SandboxUnavailable, find_python, find_system_program, list_packages
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -48,21 +49,19 @@ def build_image(engine: Sequence[str]) -> str:
         raise SandboxUnavailable(
             "the default image is made of this machine's own programs, which takes Linux with glibc"
         )
-    process = subprocess.Popen(
-        [*engine, "import", "-", NAME], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    assert process.stdin is not None
+    count = 0
+
+    def write(pipe: IO[bytes]) -> None:
+        nonlocal count
+        count = _write_image(pipe)
+
     try:
-        count = _write_image(process.stdin)
-        process.stdin.close()
-        process.stdin = None
-        _, said = process.communicate(timeout=BUILD_SECONDS)
+        done = run_program([*engine, "import", "-", NAME], seconds=BUILD_SECONDS, write_input=write)
     except (OSError, subprocess.TimeoutExpired) as error:
-        process.kill()
-        process.wait()
         raise SandboxUnavailable(f"the image cannot be made: {error}") from None
-    if process.returncode:
-        raise SandboxUnavailable(f"the image cannot be made: {' '.join(said.decode('utf-8', 'replace').split())[:300]}")
+    if done.returncode:
+        said = " ".join(done.stderr.decode("utf-8", "replace").split())[:300]
+        raise SandboxUnavailable(f"the image cannot be made: {said}")
     return (
         f"{NAME}: {count} files of this machine, {PYTHON} and {len(_find_programs())} programs; nothing was downloaded"
     )

@@ -7,10 +7,10 @@ A successful attempt does no harm: it only looks, opens files without writing, o
 of resources is limited. Still, no attempt runs without a sandbox: `SANDBOXED` is the first command, and the others run
 only if it confirms from inside that the sandbox works.
 
-The run may reach two hosts through its proxy: `{near}`, which resolves to this machine, and `{far}`. `{secret}` is a
-file of another run, `{home}` a file in the user's home, `{state}` our own state in the project, `{pid}` a process of
-the host, `{port}`, `{socket}` and `{abstract}` listening sockets of the host, `{spaces}` the namespaces of the host.
-The name of a system call in braces stands for its number.
+The run may reach two hosts through its proxy: `{local_host}`, which resolves to this machine, and `{remote_host}`.
+`{secret}` is a file of another run, `{home}` a file in the user's home, `{state}` our own state in the project, `{pid}`
+a process of the host, `{port}`, `{socket}` and `{abstract}` listening sockets of the host, `{namespaces}` the
+namespaces of the host. The name of a system call in braces stands for its number.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CAPS = Caps(memory=1024 * MIB, processes=64, file_bytes=16 * MIB, workspace_byte
 MARK = "ESCAPED"
 STANDS = "THE SANDBOX STANDS"
 SANDBOXED = (
-    'for n in {spaces}; do test "$(readlink /proc/self/ns/${n%%:*})" != "$n" || exit 1; done; '
+    'for n in {namespaces}; do test "$(readlink /proc/self/ns/${n%%:*})" != "$n" || exit 1; done; '
     "test ! -e {secret} && test ! -e {home} && test $(grep -c : /proc/net/dev) = 1 && test $(id -u) != 0 && "
     "grep -q 'NoNewPrivs:.1' /proc/self/status && grep -q 'CapBnd:.0000000000000000' /proc/self/status && "
     "grep -q 'Seccomp:.2' /proc/self/status && {python} -I -S -c 'import ctypes' && "
@@ -70,7 +70,7 @@ TRIES = {
     "the environment of others": "cat /proc/*/environ | tr '\\0' '\\n' | grep PLANTED && echo ESCAPED",
     "the project's files, to write": ": >> {project}/notes.txt && echo ESCAPED",
     "new files in the project": "touch {project}/new && echo ESCAPED",
-    "the program of the worker": ": >> /retinue/retinue/__init__.py && echo ESCAPED",
+    "the program of the tool server": ": >> /retinue/retinue/__init__.py && echo ESCAPED",
     "the system's programs": ": >> /usr/bin/env && echo ESCAPED",
     "the disk itself": "for d in /dev/vda /dev/sda /dev/nvme0n1; do head -c 1 $d && echo ESCAPED; done",
     "a device of our own": "mknod null c 1 3 && echo ESCAPED",
@@ -115,7 +115,7 @@ TRIES = {
     "to see the host's processes": "ls /proc/{pid}/cmdline && tr '\\0' ' ' < /proc/{pid}/cmdline | grep 987 && echo "
     "ESCAPED",
     "a signal to the host": "kill -9 {pid} && echo ESCAPED",
-    "the memory of its own worker": "for f in environ maps auxv; do head -c 1 /proc/$PPID/$f "
+    "the memory of its own tool server": "for f in environ maps auxv; do head -c 1 /proc/$PPID/$f "
     ">/dev/null && echo ESCAPED; done; : >> /proc/$PPID/mem && echo ESCAPED",
     "ptrace": CALLS + "print(\"ESCAPED\") if libc.ptrace(0, 0, 0, 0) == 0 else 0'",
     "the keys of the session": CALLS + "print(\"ESCAPED\") if libc.syscall({keyctl}, 0, -3, 1) > 0 else 0'",
@@ -154,13 +154,13 @@ TRIES = {
     "s.connect(\"{socket}\"); print(\"ESCAPED\")'",
     "the host through the proxy": ASKS + "'CONNECT 127.0.0.1:{port}' 'CONNECT [::1]:{port}' 'CONNECT localhost:{port}' "
     "'GET http://127.0.0.1:{port}/'",
-    "the host by a name that is allowed": ASKS + "'CONNECT {near}:{port}' 'GET http://{near}:{port}/'",
+    "the host by a name that is allowed": ASKS + "'CONNECT {local_host}:{port}' 'GET http://{local_host}:{port}/'",
     "the host by numbers in disguise": ASKS + "'CONNECT 2130706433:{port}' 'CONNECT 0x7f000001:{port}' "
     "'CONNECT 127.1:{port}' 'CONNECT [::ffff:127.0.0.1]:{port}' 'CONNECT 0177.0.0.1:{port}'",
     "metadata through the proxy": ASKS + "'GET http://169.254.169.254/latest/' 'CONNECT 169.254.169.254:80' "
     "'CONNECT [fd00:ec2::254]:80'",
-    "hosts and ports that are not allowed": ASKS + "'CONNECT example.org:443' 'CONNECT 8.8.8.8:53' 'CONNECT {far}:22' "
-    "'GET http://{far}:8080/'",
+    "hosts and ports that are not allowed": ASKS + "'CONNECT example.org:443' 'CONNECT 8.8.8.8:53' "
+    "'CONNECT {remote_host}:22' 'GET http://{remote_host}:8080/'",
     "the socket of the proxy": SOCKETS + "s = socket.socket(socket.AF_UNIX); s.connect(\"/retinue/proxy\"); "
     "s.sendall(b\"CONNECT 127.0.0.1:{port} HTTP/1.1\\r\\n\\r\\n\"); r = s.recv(99); "
     "print(\"ESCAPED\" if b\" 200 \" in r[:13] else r)'",
@@ -201,12 +201,13 @@ class OneByOne:
 
 
 class Names:
-    """A fake resolver and network for the run: `near` resolves to this machine, other names to an unreachable host."""
+    """A fake resolver and network for the run: `local_host` resolves to this machine, other names to a host that cannot
+    be reached."""
 
-    near, far = "near.invalid", "far.invalid"
+    local_host, remote_host = "local.invalid", "remote.invalid"
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
-        return [host if host[0] in "0123456789:" else "127.0.0.1" if host == self.near else "93.184.216.34"]
+        return [host if host[0] in "0123456789:" else "127.0.0.1" if host == self.local_host else "93.184.216.34"]
 
     async def connect(self, address: str, port: int, *, tls: str | None) -> Any:
         raise OSError(f"{address}:{port} is not there")
@@ -219,7 +220,8 @@ class Attempts:
 
     def __init__(self, folder: Path, values: dict[str, str], victim: subprocess.Popen[bytes]) -> None:
         self.folder = folder
-        self.network = [self.dialer.far, f"{self.dialer.near}:{values['port']}", self.dialer.near]
+        local_host = self.dialer.local_host
+        self.network = [self.dialer.remote_host, f"{local_host}:{values['port']}", local_host]
         self._secret, self._victim = values["planted"], victim
         self.model = OneByOne([fill_command(command, values) for command in (SANDBOXED, *TRIES.values())])
 
@@ -271,8 +273,10 @@ def plant_targets(runtime: RuntimeName) -> Iterator[Attempts]:
             "socket": str(home / "socket"),
             "python": PYTHON if runtime == "container" else find_python(),
             "stands": STANDS,
-            "near": Names.near,
-            "far": Names.far,
-            "spaces": " ".join(str(Path("/proc/self/ns", name).readlink()) for name in ("pid", "mnt", "net", "ipc")),
+            "local_host": Names.local_host,
+            "remote_host": Names.remote_host,
+            "namespaces": " ".join(
+                str(Path("/proc/self/ns", name).readlink()) for name in ("pid", "mnt", "net", "ipc")
+            ),
         }
         yield Attempts(folder, values, victim)

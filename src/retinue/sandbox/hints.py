@@ -22,6 +22,7 @@ NO_MEMORY = (
     "[the kernel killed a process here because the memory ran out: this run may use {mib} MiB; "
     "`caps: {{memory_mib: N}}` in the user's retinue.yaml allows another number]"
 )
+# The hints match the output of foreign programs: no code exists.
 _NAME = r"([A-Za-z0-9_.+-]{1,64})"
 _MISSING = re.compile(
     rf"(?:^|: ){_NAME}: (?:command )?not found$"

@@ -159,7 +159,7 @@ class RunProxy:
             async with asyncio.timeout(DIAL_SECONDS):
                 return await dial_host(self._dialer, host, port, tls=False, tool=TOOL)
         except PrivateAddress as error:
-            raise self._deny(str(error).removeprefix(f"{TOOL}: ")) from None
+            raise self._deny(error.reason) from None
         except (ToolError, TimeoutError) as error:
             raise HttpError(502, str(error) or f"{target} did not answer in time") from None
 

@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ SAID_BYTES = 1024 * 1024
 TAIL_BYTES = 4096
 REAP_SECONDS = 10.0
 INFO_SECONDS = 2.0
-OUT_OF_MEMORY = "out of memory"
 
 
 @dataclass(frozen=True)
@@ -72,15 +71,22 @@ class Process:
         self._info = prepared.info
         self._first: int | None = None
         self.reading, self.writing, self._stderr = -1, -1, -1
-        self.why = ""  # how the process ended, for a person; set once it is stopped
+        self.is_out_of_memory = False  # this and `why` are set once the process is stopped
+        self.why = ""  # how the process ended, for a person
 
     def start(self) -> None:
-        """Start the process. Closes the prepared descriptors in any case. If it raises OSError, nothing was started."""
+        """Start the process. Closes the prepared descriptors in any case. If it raises an error, nothing was started
+        and nothing is left."""
         prepared = self._prepared
-        stdin, self.writing = os.pipe()
-        self.reading, stdout = os.pipe()
-        self._stderr, stderr = os.pipe()
-        try:
+        with ExitStack() as passed, ExitStack() as kept:
+            for fd in prepared.fds:
+                passed.callback(os.close, fd)
+            if prepared.group is not None:
+                kept.callback(prepared.group.remove)
+            kept.callback(self._close_info)
+            stdin, self.writing = _open_pipe(passed, kept)
+            self.reading, stdout = _open_pipe(kept, passed)
+            self._stderr, stderr = _open_pipe(kept, passed)
             self._group = start_group(
                 prepared.argv,
                 env=dict(prepared.env),
@@ -90,16 +96,7 @@ class Process:
                 stderr=stderr,
                 pass_fds=prepared.fds,
             )
-        except OSError:
-            for fd in (self.writing, self.reading, self._stderr):
-                os.close(fd)
-            self._close_info()
-            if prepared.group is not None:
-                prepared.group.remove()
-            raise
-        finally:
-            for fd in (stdin, stdout, stderr, *prepared.fds):
-                os.close(fd)
+            kept.pop_all()
         os.set_blocking(self._stderr, False)
         self._loop.add_reader(self._stderr, self._read_stderr)
 
@@ -113,10 +110,13 @@ class Process:
         """Return how many processes the kernel has killed inside for lack of memory; 0 if there is no control group."""
         return 0 if self._prepared.group is None else self._prepared.group.count_memory_kills()
 
+    def _has_used_up_memory(self) -> bool:
+        return self.count_memory_kills() > 0
+
     def _describe_end(self) -> str:
         code = self._group.process.poll()
-        if self.count_memory_kills():
-            return OUT_OF_MEMORY
+        if self.is_out_of_memory:
+            return "out of memory"
         if code is None:
             return "its process closed the link"
         number = -code if code < 0 else code - 128 if code > 128 else 0
@@ -211,7 +211,17 @@ class Process:
             self._read_stderr()
         if self._stderr >= 0:
             self._close_stderr()
-        self.why = self.why or self._describe_end()
+        if not self.why:
+            self.is_out_of_memory = self._has_used_up_memory()
+            self.why = self._describe_end()
         group = self._prepared.group
         if group is not None:  # poll, because the kernel does not report when the last process is gone
             await wait_until(group.remove, REAP_SECONDS)
+
+
+def _open_pipe(reading: ExitStack, writing: ExitStack) -> tuple[int, int]:
+    """Return the two ends of a new pipe. `reading` and `writing` close one end each."""
+    ends = os.pipe()
+    reading.callback(os.close, ends[0])
+    writing.callback(os.close, ends[1])
+    return ends

@@ -218,16 +218,16 @@ async def forward_connections(path: str) -> int:
 
 
 async def _forward_connection(path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    far = None
+    proxy_writer = None
     try:
-        far_reader, far = await asyncio.open_unix_connection(path)
+        proxy_reader, proxy_writer = await asyncio.open_unix_connection(path)
         async with TaskOwner() as owner:
-            owner.start(_copy_bytes(reader, far))
-            await _copy_bytes(far_reader, writer)
+            owner.start(_copy_bytes(reader, proxy_writer))
+            await _copy_bytes(proxy_reader, writer)
     except OSError:
         return
     finally:
-        for end in (writer, far):
+        for end in (writer, proxy_writer):
             if end is not None:
                 end.close()
 

@@ -44,7 +44,7 @@ from retinue.sandbox.box import (
 from retinue.sandbox.builder import FULL_NETWORK, PROXY, SandboxBuilder
 from retinue.sandbox.channel import FrameChannel
 from retinue.sandbox.hints import NO_MEMORY, find_offline_hint
-from retinue.sandbox.process import OUT_OF_MEMORY, REAP_SECONDS, PreparedSandbox, Process
+from retinue.sandbox.process import REAP_SECONDS, PreparedSandbox, Process
 from retinue.tools.code_mode import ExecutePython
 from retinue.tools.local import COMMANDS, EDITING, LOCAL
 from retinue.tools.truncate import clean_cut
@@ -271,7 +271,7 @@ class ToolServerConnection:
         await process.stop()
         self._channel.close()
         said = f" ({process.stderr_tail})" if process.stderr_tail else ""
-        self._fail(SandboxLost(process.why + said, out_of_memory=process.why == OUT_OF_MEMORY))
+        self._fail(SandboxLost(process.why + said, out_of_memory=process.is_out_of_memory))
 
     def _fail(self, error: BaseException) -> None:
         if self.error is None:
@@ -472,10 +472,11 @@ class ToolServerSession:
                 await proxy.open()
                 undo.push_async_callback(proxy.close)
                 box = replace(box, proxy=str(proxy.path))
+            frame = self._make_start_frame(box)  # before the start: it reads a folder, which may fail
             prepared = await _prepare_sandbox(builder, box)
             process = builder.process(prepared, Path(self._own.own, "full_logs", "tool_server.log"))
             process.start()
-            connection = ToolServerConnection(process, self._start_frame(box), box, proxy)
+            connection = ToolServerConnection(process, frame, box, proxy)
             undo.push_async_callback(connection.stop)
             if prepared.user is not None:
                 self._own.give_outputs(prepared.user)
@@ -487,7 +488,7 @@ class ToolServerSession:
             undo.pop_all()
         return connection
 
-    def _start_frame(self, box: Box) -> frames.Start:
+    def _make_start_frame(self, box: Box) -> frames.Start:
         code_mode = self._job.plan.tools.get(CODE_MODE) if CODE_MODE in self._tools else None
         local = getattr(code_mode, "tool", None)
         return frames.Start(

@@ -129,7 +129,7 @@ class _WorkspaceSession:
         if self._is_lost:
             return
         if own.workspace_copy is not None and not own.is_made and not self._was_made():
-            own.changes = ChangesRecord((), 0)
+            own.set_changes(ChangesRecord((), 0))
         elif own.workspace_copy is not None or own.used or self._job.plan.profile.call is not None:
             try:
                 found = await asyncio.shield(self._workspaces.start_thread(lambda: _record_results(self._job, own)))
@@ -144,9 +144,10 @@ def _record_results(job: Job, folders: RunFolders) -> list[str]:
     found: list[str] = []
     only: set[str] | None = None
     if folders.workspace_copy is not None:
-        folders.changes, only = record_changes(folders.workspace_copy)
-        if folders.changes.skipped:
-            found.append(f"not among the changes: {folders.changes.skipped}")
+        changes, only = record_changes(folders.workspace_copy)
+        folders.set_changes(changes)
+        if changes.skipped:
+            found.append(f"not among the changes: {changes.skipped}")
     if folders.snapshots and (only is None or only) and Path(folders.path).is_dir():
         found.append(publish_snapshot(folders.path, folders.snapshots, job.ref.label, job.ref.run, only=only))
     return [text for text in found if text]

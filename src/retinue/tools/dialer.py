@@ -22,7 +22,11 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class PrivateAddress(ToolError):
-    """The host has an address that is not on the public internet."""
+    """The host has an address that is not on the public internet. `reason` is the text without the tool's name."""
+
+    def __init__(self, tool: str, reason: str) -> None:
+        super().__init__(f"{tool}: {reason}")
+        self.reason = reason
 
 
 class Dialer(Protocol):
@@ -59,7 +63,7 @@ async def dial_host(dialer: Dialer, host: str, port: int, *, tls: bool, tool: st
         raise ToolError(f"{tool}: {host} has no address: {error.strerror or error}") from None
     private = [address for address in addresses if not is_public_address(address)]
     if private:
-        raise PrivateAddress(f"{tool}: {host} leads to {private[0]}, which is not a public address")
+        raise PrivateAddress(tool, f"{host} leads to {private[0]}, which is not a public address")
     if not addresses:
         raise ToolError(f"{tool}: {host} has no address")
     last_error: OSError | None = None

@@ -275,7 +275,7 @@ def write_journal(staging: Path, journal: Journal) -> None:
     Without a usable key, the journal stays unsigned and no later process acts on it."""
     stored = journal.convert_paths(_to_hex)
     with suppress(ConfigError):
-        stored = msgspec.structs.replace(stored, signature=sign_data(PURPOSE, _list_signed(staging, stored)))
+        stored = msgspec.structs.replace(stored, signature=sign_data(PURPOSE, _encode_signed_content(staging, stored)))
     replace_file(staging / JOURNAL, msgspec.json.encode(stored), sync=True)
 
 
@@ -286,7 +286,7 @@ def read_journal(staging: Path, *, root: str) -> Journal | None:
         stored = msgspec.json.decode(data, type=Journal)
         journal = stored.convert_paths(_from_hex)
         is_ours = (
-            has_signature(PURPOSE, _list_signed(staging, stored), stored.signature)
+            has_signature(PURPOSE, _encode_signed_content(staging, stored), stored.signature)
             and journal.root == root
             and set(journal.removed) <= set(journal.paths)
             and all(map(is_allowed_path, (*journal.paths, *journal.folders)))
@@ -300,7 +300,7 @@ def read_journal(staging: Path, *, root: str) -> Journal | None:
     return journal
 
 
-def _list_signed(staging: Path, stored: Journal) -> bytes:
+def _encode_signed_content(staging: Path, stored: Journal) -> bytes:
     """Return the bytes to sign: the journal together with the path of its staging folder."""
     place = _to_hex(os.path.realpath(staging))
     return msgspec.json.encode([place, stored.root, stored.paths, stored.removed, stored.folders])

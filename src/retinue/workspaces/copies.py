@@ -140,7 +140,7 @@ class CopiedWorkspace:
         if not changed:
             return ()
         plan, aside = merge.plan_changes(made.source, [(before, now)], store), self._prepare_source()
-        make_changes(plan, store, aside=aside)
+        _write_changes(plan, store, aside=aside)
         with Import(store) as into:
             into.add_tree(made.last_apply, now)
         return [describe_change(path, before, now) for path in changed[:LISTED]]
@@ -206,8 +206,8 @@ def plan_apply(copies: Sequence[CopiedWorkspace], target: str) -> merge.MergePla
     return plan
 
 
-def make_changes(plan: merge.MergePlan, store: Store, *, aside: str) -> None:
-    """Apply the plan to its folder, all or none. Raises RetinueError on a conflict."""
+def _write_changes(plan: merge.MergePlan, store: Store, *, aside: str) -> None:
+    """Write the changes of the plan to its folder, all or none. Raises RetinueError on a conflict."""
     if plan.conflicts:
         raise RetinueError(CONFLICTS.format(count=len(plan.conflicts), why=plan.describe_conflicts()))
     if plan.changes:
@@ -216,6 +216,6 @@ def make_changes(plan: merge.MergePlan, store: Store, *, aside: str) -> None:
 
 def carry_out_plan(plan: merge.MergePlan, copies: Sequence[CopiedWorkspace], *, aside: str) -> None:
     """Apply the plan, all or none, and record the apply in each run's folder."""
-    make_changes(plan, copies[0].store, aside=aside)
+    _write_changes(plan, copies[0].store, aside=aside)
     for one in copies:
         write_record(one.workspace.own, APPLIED_FILE, ApplyRecord(plan.target, time.time(), one.find_changes().count))

@@ -23,6 +23,7 @@ from retinue.core.events import Warned
 from retinue.core.limits import MIB, WORKSPACE_MIB
 from retinue.core.plans import Job
 from retinue.core.ports import Link
+from retinue.files.atomic import create_folder
 from retinue.files.content import read_small_file
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
@@ -80,7 +81,7 @@ class Workspaces:
         self._limit = max_mib * MIB
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
-        self._making: dict[str, _Making] = {}
+        self._creations: dict[str, _WorkspaceCreation] = {}
         self._tasks = TaskOwner(on_error=lambda _: None)  # the caller that awaits a task gets its exception
 
     def start_thread(self, work: Callable[[], T]) -> asyncio.Task[T]:
@@ -109,20 +110,20 @@ class Workspaces:
         copy, own = folders.workspace_copy, folders.own
         if folders.is_made or not (copy is not None or folders.starts_from):
             return
-        making = self._making.get(own)
-        if making is None:
+        creation = self._creations.get(own)
+        if creation is None:
             make = partial(self.prepare_scratch, folders) if copy is None else partial(self.prepare, copy)
-            making = self._making[own] = _Making(make, self)
+            creation = self._creations[own] = _WorkspaceCreation(make, self)
         try:
-            skipped = await making.wait()
+            skipped = await creation.wait()
         except (RetinueError, OSError) as error:
             raise Failed(str(error)) from None
         finally:
             # Otherwise other calls still wait for it, or a new one has replaced it.
-            if making.is_over and self._making.get(own) is making:
-                del self._making[own]
+            if creation.is_over and self._creations.get(own) is creation:
+                del self._creations[own]
         if not folders.is_made:
-            folders.is_made = True
+            folders.mark_made()
             if skipped.count:
                 link.emit(Warned(f"not in the workspace: {skipped}", code="workspace_skipped"))
 
@@ -132,17 +133,16 @@ class Workspaces:
         A folder that is not empty stays as it is. The copy is atomic: the folder gets all files or none."""
         if not is_empty_folder(folders.path) or is_empty_folder(folders.starts_from):
             return Skipped()
-        partial_copy = f"{folders.path}.new"
-        remove_tree(partial_copy)
         walker = Walker(folders.starts_from, foreign=True, stop=stop)
+
+        def fill(partial_copy: Path) -> bool:
+            FolderCopier(str(partial_copy), ContentNames(), CopyBudget(self._limit)).copy(walker)
+            return True
+
         try:
-            make_private_folder(partial_copy)
-            FolderCopier(partial_copy, ContentNames(), CopyBudget(self._limit)).copy(walker)
-            Path(partial_copy).rename(folders.path)
+            create_folder(folders.path, fill)
         except BudgetExceeded as error:
             raise RetinueError(TOO_LARGE.format(limit=self._limit // MIB, path=display_path(error.path))) from None
-        finally:
-            remove_tree(partial_copy)
         return walker.skipped
 
     def prepare(self, workspace: Workspace, stop: threading.Event) -> Skipped:
@@ -178,7 +178,7 @@ class Workspaces:
         return skipped
 
 
-class _Making:
+class _WorkspaceCreation:
     """The creation of one workspace, which several calls may await. If the last waiting call is cancelled, it stops."""
 
     def __init__(self, make: Callable[[threading.Event], Skipped], workspaces: Workspaces) -> None:
@@ -289,7 +289,7 @@ def _make_repository(workspace: str, project: str, repository: git.Repository, o
     git.run_in_store(*words, git_dir=folder, cwd=workspace)
     info = Path(folder, "objects", "info")
     info.mkdir(parents=True, exist_ok=True)
-    (info / "alternates").write_bytes(b"".join(_quote_path(os.fsencode(path)) + b"\n" for path in objects))
+    (info / "alternates").write_bytes(b"".join(_quote_alternate(os.fsencode(path)) + b"\n" for path in objects))
     with suppress(FileNotFoundError):
         Path(folder, "shallow").write_bytes(read_small_file(repository.shallow, MAX_GIT_FILE_BYTES))
     whole = not repository.prefix
@@ -348,9 +348,9 @@ def _read_alternates(objects: str, *, relative: bool) -> Iterator[str]:
     except OSError:
         return
     for line in named:
-        if not line or line.startswith(b"#") or b"\0" in _unquote_path(line):
+        if not line or line.startswith(b"#") or b"\0" in _unquote_alternate(line):
             continue
-        path = os.fsdecode(_unquote_path(line))
+        path = os.fsdecode(_unquote_alternate(line))
         if (path.startswith("/") or relative) and _is_objects(real := os.path.realpath(os.path.join(objects, path))):  # noqa: PTH118
             yield real
 
@@ -363,14 +363,14 @@ def _is_objects(folder: str) -> bool:
     return "pack" in names and all(map(_OBJECTS_NAME.fullmatch, names))
 
 
-def _quote_path(path: bytes) -> bytes:
+def _quote_alternate(path: bytes) -> bytes:
     """Return a path as a line of an alternates file, quoted if git could misread it."""
     if not path.startswith((b"#", b'"')) and b"\n" not in path:
         return path
-    return b'"' + path.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
+    return git.quote_path(path)
 
 
-def _unquote_path(line: bytes) -> bytes:
+def _unquote_alternate(line: bytes) -> bytes:
     if not (line.startswith(b'"') and line.endswith(b'"') and len(line) > 1):
         return line
     return _ESCAPE.sub(_unescape, line[1:-1])

@@ -16,6 +16,7 @@ import re
 import stat
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from retinue.core.errors import ConfigError, RetinueError
@@ -89,22 +90,28 @@ class AllowedRoots:
     @contextmanager
     def open_path(self, path: str, *, what: str, file: bool = False) -> Iterator[int]:
         """Open a folder below a root, or a regular file with `file`. `what` names the path's role in errors."""
-        parts, fd = self._find_root(path, what)
-        fd = os.dup(fd)
+        parts, root = self._find_root(path, what)
+        open_step = partial(self._open_step, what=what, path=path)
+        with open_parent(root, [".", *parts], open_step=open_step) as (folder, name):
+            fd = open_step(folder, name, file=file)
         try:
-            self._check(fd, what, path)
-            for number, part in enumerate(parts):
-                inner = _open_step(fd, part, what, path, file=file and number == len(parts) - 1)
-                os.close(fd)
-                fd = inner
-                self._check(fd, what, path)
             yield fd
         finally:
             os.close(fd)
 
-    def _check(self, fd: int, what: str, path: str) -> None:
+    def _open_step(self, folder: int, name: str, *, what: str, path: str, file: bool = False) -> int:
+        try:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISLNK(status.st_mode):
+                raise RefusedPath(f"{what} '{path}' leads over a link: '{name}'")
+            is_file = file and stat.S_ISREG(status.st_mode)
+            fd = open_regular_file(name, dir_fd=folder) if is_file else open_folder(name, dir_fd=folder)
+        except OSError as error:
+            raise RefusedPath(f"{what} '{path}' cannot be used: {error.strerror or error}") from None
         if self.never and file_id(fd) in self.never:
+            os.close(fd)
             raise RefusedPath(f"{what} '{path}' is the outbox, or in it")
+        return fd
 
     def _find_root(self, path: str, what: str) -> tuple[list[str], int]:
         for root, fd in sorted(self._open, key=lambda each: -len(each[0])):
@@ -121,18 +128,6 @@ def _check_private(parts: list[str], what: str, path: str) -> None:
             raise RefusedPath(f"{what} '{path}' is inside a .git folder")
         if is_state_name(part) and not _OWN_RUNS.fullmatch("/".join(parts[number + 1 :])):
             raise RefusedPath(f"{what} '{path}' is inside a .retinue folder and is no workspace")
-
-
-def _open_step(fd: int, part: str, what: str, path: str, *, file: bool) -> int:
-    try:
-        status = os.stat(part, dir_fd=fd, follow_symlinks=False)
-        if stat.S_ISLNK(status.st_mode):
-            raise RefusedPath(f"{what} '{path}' leads over a link: '{part}'")
-        if file and stat.S_ISREG(status.st_mode):
-            return open_regular_file(part, dir_fd=fd)
-        return open_folder(part, dir_fd=fd)
-    except OSError as error:
-        raise RefusedPath(f"{what} '{path}' cannot be used: {error.strerror or error}") from None
 
 
 class DelegatedWorkspace:
@@ -158,7 +153,8 @@ class DelegatedWorkspace:
     def copy_context(self, source: int, name: str, *, what: str) -> Path:
         """Copy an open folder or file into the stage. Returns the path of the copy."""
         context = self._stage / "context"
-        context.mkdir(mode=0o755, exist_ok=True)
+        context.mkdir(exist_ok=True)
+        context.chmod(PUBLIC_MODES[0])  # the umask may have taken bits away
         if stat.S_ISDIR(os.fstat(source).st_mode):
             self._copy(source, context / name, what)
         else:
@@ -168,7 +164,8 @@ class DelegatedWorkspace:
 
     def _copy(self, source: int, to: Path, what: str) -> tuple[Files, set[str]]:
         """Copy an open folder. Returns the files and folders of the copy."""
-        to.mkdir(mode=0o755)
+        to.mkdir()
+        to.chmod(PUBLIC_MODES[0])  # the umask may have taken bits away
         copier = FolderCopier(str(to), ContentNames(), self._budget, modes=PUBLIC_MODES)
         with _refuse_large_copies(what):
             return copier.copy(Walker(source, links=False, never=self._never)), copier.folders
@@ -181,22 +178,22 @@ class DelegatedWorkspace:
         end = capture_folder(walker, ContentNames(), self._base)
         changed = [path for path in list_changed_paths(self._base, end.files) if path in end.files]
         self._check_size(workspace, changed)
-        back = _Return(str(workspace), target, self._base, self._never)
+        transfer = _ChangeTransfer(str(workspace), target, self._base, self._never)
         for path in sorted(self._base.keys() - end.files.keys()):
-            back.remove_file(path)
+            transfer.remove_file(path)
         for path in sorted(self._base_folders - end.folders, reverse=True):  # subfolders first
             if not end.is_unseen(path):
-                back.remove_folder(path)
+                transfer.remove_folder(path)
         planned = list_all_prefixes((*end.files, *end.folders))
         for path in sorted(end.folders - self._base_folders):
             if find_git_folder(workspace, f"{path}/", planned) is None:
-                back.make_folder(path)
+                transfer.make_folder(path)
         for path in changed:
             if find_git_folder(workspace, path, planned) is None:
-                back.replace_file(path, end.files[path])
+                transfer.replace_file(path, end.files[path])
             else:
-                back.refuse_file(path)
-        return back.describe(walker.skipped)
+                transfer.refuse_file(path)
+        return transfer.describe(walker.skipped)
 
     def _check_size(self, workspace: Path, changed: Sequence[str]) -> None:
         budget = CopyBudget(self._max_bytes, self._max_files)
@@ -216,7 +213,7 @@ def _refuse_large_copies(what: str) -> Iterator[None]:
         raise RefusedPath(f"{what} {how} to be copied: hand over less of it") from None
 
 
-class _Return:
+class _ChangeTransfer:
     """The transfer of one run's changes into a folder of the peer, with notes on each conflict."""
 
     def __init__(self, workspace: str, target: int, base: Files, never: Collection[FileId]) -> None:

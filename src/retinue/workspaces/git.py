@@ -221,3 +221,8 @@ def _find_excludes_file(project: str) -> str:
     named = _ask_word("config", "--type=path", "core.excludesFile", project=project)
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
     return named or f"{base}/git/ignore"
+
+
+def quote_path(path: bytes) -> bytes:
+    """Return a path in quotes, as git reads it in its files and input."""
+    return b'"' + path.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'

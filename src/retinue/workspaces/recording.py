@@ -8,6 +8,7 @@ from pathlib import Path
 
 from retinue.core.errors import RetinueError
 from retinue.core.limits import MIB
+from retinue.files.atomic import create_folder
 from retinue.files.private import make_private_folder
 from retinue.files.reserved import list_all_prefixes
 from retinue.files.trees import give_folder, remove_tree
@@ -84,19 +85,19 @@ def publish_snapshot(workspace: str, snapshots: str, label: str, run: int, *, on
     target = Path(make_private_folder(snapshots), name)
     if os.path.lexists(target):
         target = target.with_name(f"{name}-{run}")
-    partial = target.with_name(f".{target.name}.new")
     wanted = None if only is None else list_all_prefixes(only)
     walker = Walker(workspace, foreign=True, ignored=lambda entry: wanted is not None and entry.path not in wanted)
-    budget = CopyBudget(SNAPSHOT_BYTES)
+
+    def fill(partial: Path) -> bool:
+        if not FolderCopier(str(partial), ContentNames(), CopyBudget(SNAPSHOT_BYTES)).copy(walker):
+            return False
+        if os.geteuid() == 0:  # the runs of a tree may be different users that share a group
+            give_folder(str(partial), -1, partial.parent.stat().st_gid)
+        return True
+
     try:
-        make_private_folder(partial)
-        if FolderCopier(str(partial), ContentNames(), budget).copy(walker):
-            if os.geteuid() == 0:  # the runs of a tree may be different users that share a group
-                give_folder(str(partial), -1, partial.parent.stat().st_gid)
-            partial.rename(target)
+        create_folder(target, fill)
     except (OSError, RetinueError) as error:
         large = isinstance(error, BudgetExceeded)
         return NO_SNAPSHOT.format(why=f"is larger than {SNAPSHOT_BYTES // MIB} MiB" if large else error)
-    finally:
-        remove_tree(partial)
     return ""

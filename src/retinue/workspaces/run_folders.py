@@ -108,6 +108,14 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
             return Path(os.path.realpath(self.own), HOST_OUTPUTS)
         return Path(self.own, "full_logs")
 
+    def mark_made(self) -> None:
+        """Note that the workspace was created."""
+        self.is_made = True
+
+    def set_changes(self, changes: ChangesRecord) -> None:
+        """Set the record of the run's changes, for its result."""
+        self.changes = changes
+
     def spill(self, name: str) -> Path:
         folder = make_private_folder(self._outputs_folder)
         self._spilled = 1 + (len(list(folder.iterdir())) if self._spilled is None else self._spilled)

@@ -197,7 +197,7 @@ class Import:
         """Add a tree of files under the ref `ref`."""
         self._write(b"commit %s\ncommitter retinue <> 0 +0000\ndata 0\ndeleteall\n" % ref.encode())
         for path, held in files.items():
-            self._write(b"M %s %s %s\n" % (held.mode.encode(), held.oid.encode(), _quote_path(path)))
+            self._write(b"M %s %s %s\n" % (held.mode.encode(), held.oid.encode(), git.quote_path(os.fsencode(path))))
         self._write(b"\n")
 
     def _write(self, data: bytes) -> None:
@@ -227,8 +227,3 @@ def hash_content(size: int, data: Iterator[bytes]) -> str:
     for chunk in data:
         digest.update(chunk)
     return digest.hexdigest()
-
-
-def _quote_path(path: str) -> bytes:
-    raw = os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
-    return b'"' + raw + b'"'

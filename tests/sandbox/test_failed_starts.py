@@ -1,0 +1,133 @@
+"""A sandbox that cannot be started leaves nothing behind. The folders of the self-check do not depend on the umask."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue.core.events import RunEnded, ToolResult
+from retinue.core.limits import Caps
+from retinue.sandbox import cgroups
+from retinue.sandbox.box import Box
+from retinue.sandbox.bubblewrap import probe_bubblewrap
+from retinue.sandbox.builder import make_probe_box
+from retinue.sandbox.process import PreparedSandbox, Process
+from tests.sandbox import test_hostile
+from tests.sandbox.falls import remains
+from tests.sandbox.places import needs_bubblewrap
+from tests.supervisor.tree.kit import bodies, call
+
+
+def list_descriptors() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+@contextmanager
+def limit_descriptors(more: int) -> Iterator[None]:
+    """Let this process open only so many descriptors more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list_descriptors()) - 1 + more, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.fixture
+def no_gaps() -> Iterator[None]:
+    """Fill the gaps between the open descriptors, so that their number is also the lowest free one."""
+    highest = max(map(int, list_descriptors()))
+    filled = []
+    while (fd := os.open("/dev/null", os.O_RDONLY)) < highest:
+        filled.append(fd)
+    os.close(fd)
+    yield
+    for fd in filled:
+        os.close(fd)
+
+
+def prepare(argv: list[str]) -> PreparedSandbox:
+    reading, writing = os.pipe()
+    os.close(writing)
+    parents = cgroups.find_parent_groups()
+    group = None if parents is None else cgroups.make_group(parents, Caps())
+    return PreparedSandbox(argv, {}, fds=[reading], info=os.memfd_create("info"), group=group)
+
+
+@pytest.mark.parametrize(("argv", "error"), [(["/bin/true", "a\0b"], ValueError), (["/nowhere"], OSError)])
+async def test_a_command_that_cannot_be_started_leaves_nothing(
+    argv: list[str], error: type[Exception], tmp_path: Path
+) -> None:
+    before = list_descriptors()
+    process = Process(prepare(argv), tmp_path / "log")
+    with pytest.raises(error):
+        process.start()
+    assert (list_descriptors(), remains()) == (before, [])
+
+
+async def test_a_start_without_enough_descriptors_leaves_nothing(tmp_path: Path, no_gaps: None) -> None:
+    before = list_descriptors()
+    for more in range(8):  # three pipes, and the pipe of the start itself
+        process = Process(prepare(["/bin/true"]), tmp_path / "log")
+        with limit_descriptors(more), pytest.raises(OSError):
+            process.start()
+        assert (list_descriptors(), remains()) == (before, [])
+
+
+@needs_bubblewrap
+def test_preparing_without_enough_descriptors_leaves_nothing(tmp_path: Path, no_gaps: None) -> None:
+    tmp_path.chmod(0o755)
+    paths = [tmp_path / name for name in ("workspace", "outputs", "host_outputs", "hidden")]
+    for path in paths:
+        path.mkdir()
+    work, outputs, host_outputs, hidden = map(str, paths)
+    box = Box("t", work, True, outputs, host_outputs, (), hidden, Caps())
+    builder = probe_bubblewrap()
+    builder.prepare(box).discard()
+    before, prepared, failures = list_descriptors(), None, 0
+    while prepared is None:
+        with limit_descriptors(failures):
+            try:
+                prepared = builder.prepare(box)
+            except OSError:
+                failures += 1
+        if prepared is None:
+            assert (list_descriptors(), remains()) == (before, [])
+    prepared.discard()
+    assert failures >= 6  # at each of the pipes and at both descriptors of `info`
+    assert (list_descriptors(), remains()) == (before, [])
+
+
+async def test_an_outputs_folder_that_vanishes_at_the_start_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Removing(test_hostile.NoProtection):
+        def prepare(self, box: Box) -> PreparedSandbox:
+            shutil.rmtree(box.outputs)
+            return super().prepare(box)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(test_hostile, "NoProtection", Removing)
+    script = test_hostile.CALLED + "say(Accepted(call.id), Result(call.id, 'fine', True)); rest()"
+    replies: list[Any] = [call("shell", command="true"), {"text": "over"}]
+    events, builder = await test_hostile.play(script, replies=replies)
+    assert [body.text for body in bodies(events, ToolResult)] == ["fine"]
+    assert (bodies(events, RunEnded)[0].status, builder.starts, remains()) == ("done", 1, [])
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o277])
+def test_the_folders_of_the_self_check_do_not_depend_on_the_umask(mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        with make_probe_box() as (box, secret):
+            shown = [Path(secret).parents[1], Path(secret).parent, Path(box.workspace), Path(box.outputs)]
+            assert [path.stat().st_mode & 0o777 for path in shown] == [0o755, 0o755, 0o700, 0o700]
+    finally:
+        os.umask(before)
