@@ -21,9 +21,10 @@ import msgspec
 
 from retinue.config.location import Place
 from retinue.config.settings import parse_settings, restrict
-from retinue.core.errors import ConfigError
+from retinue.core.errors import ConfigError, RetinueError
 from retinue.files.atomic import replace_file
 from retinue.files.content import read_small_file
+from retinue.files.private import ensure_private_folder
 
 MAX_ANSWER_BYTES = 16 * 1024
 
@@ -102,10 +103,12 @@ def _write_record(place: Path | None, about: Mapping[str, Any]) -> None:
     if place is None:
         raise ConfigError("there is no home folder to keep it in: set XDG_CONFIG_HOME")
     try:
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ensure_private_folder(place.parent)
         replace_file(place, json.dumps(about).encode())
     except OSError as error:
         raise Place(str(place)).error(f"cannot be written: {error.strerror or error}") from None
+    except RetinueError as error:
+        raise Place(str(place)).error(str(error)) from None
 
 
 def _normalize_text(text: str) -> str:

@@ -28,8 +28,9 @@ from queue import Empty, SimpleQueue
 import apsw
 from msgspec import structs
 
-from retinue.core.errors import LogError, LogLost, NotFound
+from retinue.core.errors import LogError, LogLost, NotFound, RetinueError
 from retinue.core.events import Event, encode_stored_events
+from retinue.files.private import ensure_private_folder
 from retinue.log import locks, schema
 from retinue.log.feed import Feed, WatchableLog
 from retinue.log.sqlite_reader import SqliteReader, read_events
@@ -50,9 +51,9 @@ _LOG = logging.getLogger(__name__)
 def lock_free_file(folder: Path) -> tuple[Path, int]:
     """Return the first log file in the folder that no process is writing, and its lock, which we now hold."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise LogError(f"cannot make {folder}: {error.strerror or error}") from None
+        ensure_private_folder(folder)
+    except RetinueError as error:
+        raise LogError(str(error)) from None
     number = 1
     while True:
         path = folder / f"{number:04d}.db"
