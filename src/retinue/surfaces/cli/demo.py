@@ -30,7 +30,7 @@ from retinue.core.teams import Member
 from retinue.log.runs import Runs
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.foreground import EXIT_CODES, FAILED, print_answer
-from retinue.surfaces.cli.live import Shown, drive
+from retinue.surfaces.cli.live import Display, Shown, drive
 from retinue.surfaces.cli.options import add_level_options
 from retinue.surfaces.cli.prompts import at_terminal
 from retinue.surfaces.cli.startup import make_printer, wants_live_view
@@ -135,15 +135,8 @@ def execute_demo(args: argparse.Namespace) -> int:
     show(_describe_demo(play, project, terminal))
     with _own_python_first():
         header = Header(model=str(parts.model), runtime=parts.runtime, workspace=play.main.workspace)
-        driving = drive(
-            parts,
-            lambda s: s.spawn(play.main, Task(TASK)),
-            printer=printer,
-            terminal=terminal,
-            live=live,
-            header=header,
-        )
-        shown = asyncio.run(driving)
+        display = Display(printer=printer, asks=terminal, live=live, header=header)
+        shown = asyncio.run(drive(parts, lambda control: control.spawn(play.main, Task(TASK)), display))
     code = EXIT_CODES.get(shown.result.status, FAILED)
     if shown.stuck:  # a print thread hangs on the terminal, and a normal exit would wait for it forever
         os._exit(code)
