@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from retinue import build
+from retinue.build.logs import describe_log_library, has_log, open_reader
 from retinue.build.models import LibraryPrices, ModelSource
 from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
@@ -48,7 +49,6 @@ from retinue.core.usage import Usage
 from retinue.files.state_owner import STATE_FOLDERS, verify_state_folder
 from retinue.files.user_key import check_user_key
 from retinue.log.blocks import format_count
-from retinue.log.opening import open_reader
 from retinue.processes.ordinary_user import run_as_user
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.main import get_version
@@ -211,10 +211,9 @@ def check_telemetry(_: Look) -> Iterator[Check]:
 
 def _check_sqlite() -> Check:
     try:
-        import apsw
-    except ImportError as error:
-        return Check("sqlite", "fail", f"apsw cannot be loaded: {error}", "install Retinue again")
-    return Check("sqlite", "ok", f"{apsw.sqlite_lib_version()} in apsw {apsw.apsw_version()}")
+        return Check("sqlite", "ok", describe_log_library())
+    except ConfigError as error:
+        return Check("sqlite", "fail", str(error), "install Retinue again")
 
 
 OLDEST_GIT = (2, 29)  # the first version with `git init --object-format`
@@ -385,7 +384,7 @@ def _check_state(state: Path) -> Check:
         return Check("state", "fail", f"{there} is not a folder", f"move {there} away")
     for folder in (there, *(state / name for name in STATE_FOLDERS)):
         if folder.is_dir() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-            is_usable = folder == state and (state / "logs").is_dir()  # the folders that exist in it can still be used
+            is_usable = folder == state and has_log(state)  # the folders that exist in it can still be used
             cure = f"chmod u+rwx {folder}, or work in another folder"
             return Check("state", "warn" if is_usable else "fail", f"{folder} cannot be written", cure)
     return Check("state", "ok", f"{state} " + ("can be written" if there == state else "will be made by the first run"))

@@ -15,13 +15,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from retinue.build.logs import open_reader
 from retinue.config.project import find_project
 from retinue.core.errors import ConfigError
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader
 from retinue.files.state_owner import verify_state_folder
 from retinue.log.lookup import find_run, resolve_recent
-from retinue.log.opening import open_reader
 from retinue.surfaces.cli.main import complain
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.safe import measure_width
