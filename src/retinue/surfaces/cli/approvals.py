@@ -310,8 +310,7 @@ class LineAsker:
         async with TaskOwner() as owner:
             asking = owner.start(self._approver(question))
             await asyncio.sleep(0)
-            if self._printer.on_asked is not None:
-                self._printer.on_asked(question.id)
+            self._approver.mark_shown(question.id)
             return await asking
 
     def show_note(self, text: str) -> None:
@@ -332,10 +331,8 @@ class PanelAsker:
         self._panel = QuestionPanel(self._screen, self._take_answer)
         self._questions: dict[str, Approval] = {}
         self._answers: dict[str, asyncio.Future[Decision]] = {}
-        self._screen.compose = self._compose
-        self._screen.on_drawn = self._panel.arm_later
-        self._screen.terminal.on_key = self._press_key
-        self._screen.terminal.on_closed = self._leave
+        self._screen.draw_bottom(self._compose, self._panel.arm_later)
+        self._screen.terminal.report_keys(self._press_key, on_closed=self._leave)
         self._screen.open()
 
     async def ask(self, question: Approval) -> Decision:

@@ -159,7 +159,7 @@ class _ConversationHost:
             async with control.attend():
                 opening = self._opening
                 run = None if opening.resume is None else await opening.resume(control)
-                live.view.starting = ""
+                live.view.show_starting(is_starting=False)
                 conversation = self._conversation = Conversation(
                     live, control, signals, begin=opening.begin, known=opening.known, shown=opening.shown
                 )
@@ -192,7 +192,7 @@ async def attach_conversation(
         live = await screens.enter_async_context(
             open_live_screen(level=choose_level(args), submit=lambda text: held[0].submit(text) if held else None)
         )
-        live.view.starting = ""
+        live.view.show_starting(is_starting=False)
         with Signals() as signals:
             with suppress(RetinueError):  # if the process is gone, `hold` ends at once
                 await screens.enter_async_context(client.attend(ref.tree))

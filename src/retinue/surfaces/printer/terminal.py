@@ -42,19 +42,16 @@ def can_draw(input_fd: int = 0, output_fd: int = 2, environment: Mapping[str, st
 
 
 class Terminal:
-    """A terminal that reports keys. Belongs to one event loop.
-
-    `on_key` gets every key and paste. `on_resize` is called when the size may have changed, `on_away` before another
-    program gets the terminal, `on_return` after the terminal is back, and `on_closed` when no more keys can arrive."""
+    """A terminal that reports keys and changes. Belongs to one event loop."""
 
     def __init__(self, *, input_fd: int = 0, output_fd: int = 2) -> None:
         self.output_fd = output_fd
         self.is_away = True
-        self.on_key: Callable[[Key | Paste], object] = lambda _: None
-        self.on_resize: Callable[[], object] = lambda: None
-        self.on_away: Callable[[], object] = lambda: None
-        self.on_return: Callable[[], object] = lambda: None
-        self.on_closed: Callable[[], object] = lambda: None
+        self._on_key: Callable[[Key | Paste], object] = lambda _: None
+        self._on_resize: Callable[[], object] = lambda: None
+        self._on_away: Callable[[], object] = lambda: None
+        self._on_return: Callable[[], object] = lambda: None
+        self._on_closed: Callable[[], object] = lambda: None
         self._input_fd = input_fd
         self._modes: list[Any] | None = None
         self._is_lent = False
@@ -68,6 +65,19 @@ class Terminal:
             signal.SIGCONT: self._return,
             signal.SIGQUIT: self._quit,
         }
+
+    def report_keys(
+        self, on_key: Callable[[Key | Paste], object], *, on_closed: Callable[[], object] = lambda: None
+    ) -> None:
+        """Call `on_key` for every key and paste from now on, and `on_closed` when no more keys can arrive."""
+        self._on_key, self._on_closed = on_key, on_closed
+
+    def report_changes(
+        self, *, on_resize: Callable[[], object], on_away: Callable[[], object], on_return: Callable[[], object]
+    ) -> None:
+        """Call `on_resize` when the size may have changed, `on_away` before another program gets the terminal, and
+        `on_return` after the terminal is back."""
+        self._on_resize, self._on_away, self._on_return = on_resize, on_away, on_return
 
     @property
     def size(self) -> tuple[int, int]:
@@ -148,7 +158,7 @@ class Terminal:
             termios.tcsetattr(self._input_fd, termios.TCSANOW, modes)
             asyncio.get_running_loop().add_reader(self._input_fd, self._read)
         except (termios.error, OSError, ValueError):
-            self.on_closed()
+            self._on_closed()
             return
         self.is_away = False
         self._early_bytes = _count_waiting(self._input_fd)
@@ -156,7 +166,7 @@ class Terminal:
 
     def _leave(self) -> None:
         if not self.is_away:
-            self.on_away()
+            self._on_away()
             self.restore()
 
     def _return(self) -> None:
@@ -169,7 +179,7 @@ class Terminal:
         if self.is_away:
             self._returning = asyncio.get_running_loop().call_later(FOREGROUND_SECONDS, self._return)
         else:
-            self.on_return()
+            self._on_return()
 
     def _cancel_return(self) -> None:
         if self._returning is not None:
@@ -182,7 +192,7 @@ class Terminal:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def _resize(self) -> None:
-        self.on_resize()
+        self._on_resize()
 
     def _quit(self) -> None:
         self._leave()
@@ -195,7 +205,7 @@ class Terminal:
             return
         if not data:
             asyncio.get_running_loop().remove_reader(self._input_fd)
-            self.on_closed()
+            self._on_closed()
             return
         if self._early_bytes:  # typed before open(), when the terminal still turned Enter into a line feed
             early, self._early_bytes = self._early_bytes, max(0, self._early_bytes - len(data))
@@ -213,7 +223,7 @@ class Terminal:
 
     def _pass_on(self, keys: list[Key | Paste]) -> None:
         for key in keys:
-            self.on_key(key)
+            self._on_key(key)
 
 
 def _count_waiting(fd: int) -> int:
