@@ -125,9 +125,9 @@ def execute_demo(args: argparse.Namespace) -> int:
         state=project / ".retinue",
         profiles=PROFILES,
         model=f"scripted:{HERE / play.script}",
-        approver=AnswerForNobody(play),
+        approver=DemoApprover(play),
         policy=DemoPolicy(play),
-        clock=Hurried() if args.fast else None,
+        clock=InstantClock() if args.fast else None,
         runtime="inherited",
     )
     live = terminal and wants_live_view(args)
@@ -216,14 +216,14 @@ class DemoPolicy:
         return ALLOW if unasked else ASK
 
 
-class Hurried(SystemClock):
+class InstantClock(SystemClock):
     """A system clock whose sleeps take no time, so that scripted models do not pause."""
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(0)
 
 
-class AnswerForNobody:
+class DemoApprover:
     """An approver for a demo without a terminal: allows the one change of the play and denies everything else."""
 
     by = "the demo's policy"

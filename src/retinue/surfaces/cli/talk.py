@@ -255,7 +255,7 @@ def split_process() -> tuple[socket.socket | None, int]:
     return None, _wait_for_second(child, ours)
 
 
-def _wait_for_second(child: int, way: socket.socket) -> int:
+def _wait_for_second(child: int, connection: socket.socket) -> int:
     """Wait until the second process `child` has ended or left the terminal, and return the exit code.
 
     The terminal sends Ctrl-C and Ctrl-Z to both processes, and this one ignores them. It stops itself only after the
@@ -273,8 +273,8 @@ def _wait_for_second(child: int, way: socket.socket) -> int:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, follow_child)
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
-    with way:
-        if way.recv(1):
+    with connection:
+        if connection.recv(1):
             return 0
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     code = os.waitstatus_to_exitcode(ended[0] if ended else os.waitpid(child, 0)[1])
