@@ -118,7 +118,7 @@ def execute_demo(args: argparse.Namespace) -> int:
     play = TEAM if args.team else SUBAGENTS
     terminal = at_terminal()
     printer = make_printer(args)
-    command = screen.find_command()
+    command = screen.format_command()
     project = _copy_of_the_sample()
     parts = Parts(
         project=project,

@@ -72,12 +72,20 @@ def shorten_path(path: str, project: Path) -> str:
     return os.path.relpath(path) if Path(path).is_relative_to(project) else path
 
 
-def find_command() -> str:
-    """Return the command that starts Retinue from any folder: `retinue`, or its whole path if it is not on the PATH."""
-    called = Path(sys.argv[0])
-    if called.name != "retinue" or shutil.which("retinue") is not None:
-        return "retinue"
-    return shlex.quote(str(called.absolute()))
+def find_command() -> list[str]:
+    """Return the command that starts Retinue from any folder.
+
+    If `retinue` is not on the PATH, return its whole path, or the Python that runs it."""
+    if shutil.which("retinue") is not None:
+        return ["retinue"]
+    called = Path(sys.argv[0]).absolute()
+    return [str(called)] if called.name == "retinue" else [sys.executable, "-P", "-m", "retinue"]
+
+
+def format_command() -> str:
+    """Return the command for a hint to the user, which is short: `retinue` also stands for `python -m retinue`."""
+    words = find_command()
+    return shlex.join(words) if len(words) == 1 else "retinue"
 
 
 @contextmanager
