@@ -299,7 +299,7 @@ class LineAsker:
     """An asker that shows one question at a time and reads a line as the answer, on the terminal of a printer.
 
     `ask` returns the answer. Its caller cancels it when another surface closes the question. It raises ApproverLeft
-    when the user leaves. `close` stops asking and answers nothing."""
+    when the user leaves. `close` stops asking, answers nothing, and returns False if the terminal is stuck."""
 
     def __init__(self, printer: Printer) -> None:
         self._printer = printer
@@ -316,8 +316,9 @@ class LineAsker:
     def show_note(self, text: str) -> None:
         self._printer.show_note(text)
 
-    async def close(self) -> None:
+    async def close(self) -> bool:
         self._approver.leave()
+        return True
 
 
 class PanelAsker:
@@ -349,8 +350,8 @@ class PanelAsker:
     def show_note(self, text: str) -> None:
         self._screen.print_text(colors.paint_faint(safe.escape_text(text), color=self._screen.color))
 
-    async def close(self) -> None:
-        await self._screen.close()
+    async def close(self) -> bool:
+        return await self._screen.close()
 
     def _show_questions(self) -> None:
         self._panel.show_questions(self._questions)
@@ -410,8 +411,8 @@ class QuestionWatch:
                     self._printer.check_output()
                     await asyncio.sleep(POLL_SECONDS)
             finally:
-                if self._asker is not None:
-                    await self._asker.close()
+                if self._asker is not None and not await self._asker.close():
+                    screen.exit_stuck()
 
     async def _follow(self, client: ControlClient) -> None:
         """Follow the questions of one process until the process is gone."""

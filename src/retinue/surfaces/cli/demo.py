@@ -138,8 +138,8 @@ def execute_demo(args: argparse.Namespace) -> int:
         display = Display(printer=printer, asks=terminal, live=live, header=header)
         shown = asyncio.run(drive(parts, lambda control: control.spawn(play.main, Task(TASK)), display))
     code = EXIT_CODES.get(shown.result.status, FAILED)
-    if shown.stuck:  # a print thread hangs on the terminal, and a normal exit would wait for it forever
-        os._exit(code)
+    if shown.stuck:
+        screen.exit_stuck(code)
     if live:
         print_answer(shown, printer, state=project / ".retinue", as_json=False, live=True)
         printer.show_note(f"Look closer: cd {shlex.quote(str(project))} && {command} ps")

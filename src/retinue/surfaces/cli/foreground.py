@@ -94,8 +94,8 @@ def print_answer(shown: Shown, printer: Printer, *, state: Path | None, as_json:
             printer.show_note(f"{files} changed, not applied: retinue diff {name} · retinue apply {name}")
         _print_failure(shown)
     _print_result(result, as_json=as_json, rendered=False)
-    if shown.stuck:  # a print thread hangs on the terminal, and a normal exit would wait for it forever
-        os._exit(code)
+    if shown.stuck:
+        output.exit_stuck(code)
     return code
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 from retinue.build.logs import open_reader
 from retinue.config.project import find_project
@@ -22,7 +22,7 @@ from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader
 from retinue.files.state_owner import verify_state_folder
 from retinue.log.lookup import find_run, resolve_recent
-from retinue.surfaces.cli.main import complain
+from retinue.surfaces.cli.main import FAILED, complain
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.safe import measure_width
 
@@ -98,6 +98,11 @@ def pause_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def exit_stuck(code: int = FAILED) -> NoReturn:
+    """End the process at once, because a thread hangs on the terminal. A normal exit would wait for it forever."""
+    os._exit(code)
 
 
 def print_warning(text: object) -> None:

@@ -24,6 +24,7 @@ from retinue.surfaces.printer.keys import Key, KeyParser, Paste
 
 ESCAPE_SECONDS = 0.05  # a terminal sends the rest of an escape sequence faster than a person types
 FOREGROUND_SECONDS = 0.25
+LEAVE_SECONDS = 1.0
 COLUMNS, ROWS = 80, 24
 ENTER_SEQUENCE = "\x1b[?2004h"  # bracketed paste: pasted text arrives between two markers
 LEAVE_SEQUENCE = "\x1b[?2004l\x1b[?25h\x1b[?7h"
@@ -114,7 +115,8 @@ class Terminal:
         self.is_away = True
         with suppress(RuntimeError, ValueError, OSError):  # the event loop is gone
             asyncio.get_running_loop().remove_reader(self._input_fd)
-        self.write(LEAVE_SEQUENCE)
+        if self._takes_output():
+            self.write(LEAVE_SEQUENCE)
         with suppress(termios.error):
             termios.tcsetattr(self._input_fd, termios.TCSANOW, self._modes or [])
 
@@ -145,6 +147,13 @@ class Terminal:
         """Write `text` to the terminal immediately. Ignores the error if the terminal is gone."""
         with suppress(OSError):
             write_all(self.output_fd, text.encode("utf-8", "backslashreplace"))
+
+    def _takes_output(self) -> bool:
+        """Return True if the terminal takes output within `LEAVE_SECONDS`. A write to one that is stopped would never
+        return."""
+        waiting = select.poll()
+        waiting.register(self.output_fd, select.POLLOUT)
+        return bool(waiting.poll(LEAVE_SECONDS * 1000))
 
     def _enter(self) -> None:
         if self._modes is None or not _is_foreground(self._input_fd):
