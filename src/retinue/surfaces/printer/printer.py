@@ -203,7 +203,7 @@ class PrintThread:
     `in_thread`, work is done immediately, as a screen with questions needs."""
 
     def __init__(self, *, in_thread: bool = True) -> None:
-        self._thread = ThreadPoolExecutor(1, "retinue-screen") if in_thread else None
+        self._thread = ThreadPoolExecutor(1, "retinue-printer") if in_thread else None
         self._last: Future[Any] | None = None
         self._enqueued = 0
         self._closed = False
