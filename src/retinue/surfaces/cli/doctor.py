@@ -358,8 +358,8 @@ def check_logs(checked: CheckedProject) -> Iterator[Check]:
     """Check that each log can be read, is not damaged and has a supported version."""
     try:
         log = open_reader(checked.state)
-    except ConfigError:
-        return  # `check_files` reports the error in the state folder
+    except (ConfigError, ImportError):
+        return  # `check_files` reports the error in the state folder, `check_system` that of the library
     problems: list[LogError] = []
     try:
         found = asyncio.run(log.check_health(problems.append))
