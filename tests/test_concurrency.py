@@ -9,7 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from retinue.concurrency import TaskOwner, call_when_done, finish_despite_cancel, run_in_thread, run_until_first
+from retinue.concurrency import (
+    RateLimit,
+    TaskOwner,
+    call_when_done,
+    finish_despite_cancel,
+    run_in_thread,
+    run_until_first,
+)
+from retinue.testing import ManualClock
 
 
 async def forever(ended: list[str], name: str = "") -> None:
@@ -181,3 +189,19 @@ async def test_blocking_work_is_told_to_stop_and_waited_for() -> None:
         await caller
     assert stopped.is_set()
     assert await run_in_thread(lambda stop: stop.is_set()) is False
+
+
+async def test_each_of_several_waiters_takes_a_token_of_its_own() -> None:
+    clock = ManualClock()
+    limit, passed = RateLimit(2, burst=1, clock=clock), []
+
+    async def act() -> None:
+        await limit.wait()
+        passed.append(clock.monotonic())
+
+    async with TaskOwner() as owner:
+        for _ in range(4):
+            owner.start(act())
+        await clock.advance(5)
+    assert passed == [0.0, 0.5, 1.0, 1.5]
+    assert [limit.take(), limit.take()] == [0.0, 0.5]

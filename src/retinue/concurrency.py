@@ -97,13 +97,14 @@ class TaskOwner:
 class RateLimit:
     """A token bucket: at most `rate` actions a second, and up to `burst` at once after a pause."""
 
-    def __init__(self, rate: float, burst: int) -> None:
+    def __init__(self, rate: float, burst: int, clock: Clock | None = None) -> None:
         self._rate, self._burst = rate, burst
-        self._left, self._at = float(burst), time.monotonic()
+        self._clock = clock or LoopClock()
+        self._left, self._at = float(burst), self._clock.monotonic()
 
     def take(self) -> float:
         """Take a token and return 0, or return the seconds until the next token without taking one."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         self._left, self._at = min(self._burst, self._left + (now - self._at) * self._rate), now
         if self._left < 1:
             return (1 - self._left) / self._rate
@@ -112,9 +113,8 @@ class RateLimit:
 
     async def wait(self) -> None:
         """Wait until a token is free, and take it."""
-        if seconds := self.take():
-            await asyncio.sleep(seconds)
-            self.take()
+        while seconds := self.take():
+            await self._clock.sleep(seconds)  # another waiter may take the token that is free then
 
 
 async def run_until_first(works: Iterable[Coroutine[Any, Any, Any]]) -> int:

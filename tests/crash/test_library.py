@@ -12,6 +12,7 @@ import pytest
 
 import retinue
 from retinue import Allow, Approval, ConfigError, Context, Limits, Profile, Retinue, tool
+from retinue.build.logs import open_reader
 from retinue.core.control import RunHandle
 from retinue.core.events import (
     ApprovalAsked,
@@ -28,7 +29,6 @@ from retinue.core.events import (
 )
 from retinue.core.messages import Call, Reply, ToolTurn, UserTurn
 from retinue.log.listing import load_listing
-from retinue.log.opening import open_reader
 from retinue.log.threads import BROKEN_OFF, NOT_RUN
 from retinue.testing import ManualClock, scripted
 from tests.supervisor.tree.kit import bodies, call, kinds, main, spawn, until

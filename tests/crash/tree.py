@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from retinue.build.logs import open_reader
 from retinue.core.events import Event, RunEnded, RunSpawned, ToolCall, ToolResult, TurnEnded
-from retinue.log.opening import open_reader
 from retinue.log.runs import Runs
 from tests.surfaces.cli.shell import Project
 

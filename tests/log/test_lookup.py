@@ -43,7 +43,7 @@ async def test_names_find_runs_and_never_guess() -> None:
         assert not isinstance(error.value, NotFound)
     with pytest.raises(ConfigError, match=r"any of aab2/0 .*: .*; aaa1/0"):
         await find_run(log, "main")
-    with pytest.raises(NotFound, match="near are 'dig deeper'"):
+    with pytest.raises(NotFound, match="similar names: 'dig deeper'"):
         await find_run(log, "digg deeper")
 
 

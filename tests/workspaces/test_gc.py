@@ -5,8 +5,8 @@ from pathlib import Path
 
 import retinue
 from retinue import Profile
+from retinue.build.logs import open_reader
 from retinue.build.stored import open_stored_control
-from retinue.log.opening import open_reader
 from retinue.log.retention import remove_old_trees
 from retinue.testing import scripted
 from tests.workspaces.kit import repository, shell

@@ -37,9 +37,8 @@ STUCK_SECONDS = 15.0
 class Replay:
     """One replay of a recorded tree: the Planner, the Policy and the Approver of the supervisor that runs it.
 
-    - `planner`: plans profiles as they are on disk, instead of as recorded. `primary_profile` is the profile of the
-      primary in this case.
-    - `answer`: the method of the supervisor that answers a question. The code that builds the replay sets it."""
+    `planner` plans profiles as they are on disk, instead of as recorded. `primary_profile` is the profile of the
+    primary in this case. Call `attach` before the tree is run."""
 
     limits = Limits(depth=10_000, concurrent=None, turns=None)
 
@@ -53,7 +52,7 @@ class Replay:
         self.records = records
         self.differences: dict[int, Difference] = {}
         self.notes: list[str] = []
-        self.answer: Callable[..., Answered]
+        self._answer: Callable[..., Answered]
         self._planner = planner
         self._primary_profile = primary_profile
         self._runs = {number: ReplayedRun(self, record) for number, record in records.items()}
@@ -97,6 +96,10 @@ class Replay:
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
         return spec.verdict if isinstance(spec, _JudgedSpec) else ALLOW
 
+    def attach(self, answer: Callable[..., Answered]) -> None:
+        """Give answers through `answer`, which belongs to the supervisor that runs the tree."""
+        self._answer = answer
+
     async def __call__(self, question: Approval) -> Decision:
         """Give the recorded answer, under the recorded name."""
         record = self._runs[question.run].find_call(question.call_id)
@@ -104,7 +107,7 @@ class Replay:
         if decided is None:
             return Deny("the record has no answer")
         decision = Allow(args=decided.args) if decided.allowed else Deny(decided.reason)
-        self.answer(question.id, decision, by=decided.by)
+        self._answer(question.id, decision, by=decided.by)
         return decision
 
     def report(self, difference: Difference) -> None:

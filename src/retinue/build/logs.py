@@ -1,20 +1,26 @@
-"""Factories of logs: in memory or durable, observed by telemetry, with a failpoint for crash tests."""
+"""Factories of logs: in memory or durable, observed by telemetry, with a failpoint for crash tests.
+
+Commands that only read import this module, so it imports little at the top.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from retinue.build.parts import Parts
 from retinue.core.errors import ConfigError
-from retinue.core.ports import Log
+from retinue.core.ports import Log, LogReader
 from retinue.core.traces import FindOrigin, Telemetry, TraceOrigin
 from retinue.files.atomic import replace_file
 from retinue.files.content import read_small_file
 from retinue.files.opening import RefusedFile
-from retinue.files.state_owner import claim_state_folder
-from retinue.protocol.inherited_limits import from_environment
+from retinue.files.state_owner import adopt_state_folder, claim_state_folder, verify_state_folder
 
+if TYPE_CHECKING:
+    from retinue.build.parts import Parts
+
+LOGS = "logs"
 IGNORE_ALL = b"*\n"
 
 
@@ -24,12 +30,45 @@ def open_log(state: Path | None) -> Log:
         from retinue.log.memory import MemoryLog
 
         return MemoryLog()
-    from retinue.log.opening import LOGS
     from retinue.log.sqlite import SqliteLog
 
     claim_state_folder(state)
     _ignore_state(state / ".gitignore")
     return SqliteLog(state / LOGS)
+
+
+def open_reader(state: Path) -> LogReader:
+    """Open the log of a state folder for reading. The folder need not exist.
+
+    Raises ConfigError if the folder does not belong to the user."""
+    from retinue.log.sqlite_reader import SqliteReader
+
+    verify_state_folder(state)
+    return SqliteReader(state / LOGS)
+
+
+def take_over_state(state: Path) -> None:
+    """Make the user the owner of a state folder and all events in it.
+
+    Raises LogError if a log is unreadable or another process is writing it."""
+    from retinue.log.sqlite_reader import SqliteReader
+
+    adopt_state_folder(state)
+    SqliteReader(state / LOGS).reseal_files()
+
+
+def has_log(state: Path) -> bool:
+    """Return True if the state folder has a log, perhaps an empty one."""
+    return (state / LOGS).is_dir()
+
+
+def describe_log_library() -> str:
+    """Return the versions of the library that stores logs. Raises ConfigError if the library cannot be loaded."""
+    try:
+        import apsw
+    except ImportError as error:
+        raise ConfigError(f"apsw cannot be loaded: {error}") from None
+    return f"{apsw.sqlite_lib_version()} in apsw {apsw.apsw_version()}"
 
 
 def _ignore_state(ignore: Path) -> None:
@@ -68,6 +107,8 @@ def is_telemetry_wanted(setting: bool | None) -> bool:
 
 
 def _read_environment_trace() -> TraceOrigin:
+    from retinue.protocol.inherited_limits import from_environment
+
     caller = from_environment(os.environ)
     return TraceOrigin(caller.traceparent, caller.baggage)
 

@@ -18,6 +18,7 @@ from retinue.core.usage import Usage
 if TYPE_CHECKING:
     from retinue.models.cassettes import Cassette
 
+WrapModel = Callable[[str, Callable[[], Model]], Model]  # takes the name of a model and a function that makes it
 _cassette: Cassette | None = None
 
 
@@ -45,18 +46,18 @@ class ModelSource:
     Each model is made once, so that all its runs share its connections and its back-off. `close` closes the
     connections. `wrap` is put in front of every model, also of a model passed as a value."""
 
-    def __init__(self, project: Path, clock: Clock) -> None:
+    def __init__(self, project: Path, clock: Clock, wrap: WrapModel | None = None) -> None:
         self._project = project
         self._clock = clock
         self._made: dict[str, Model] = {}
-        self.wrap: Callable[[str, Callable[[], Model]], Model] | None = None
+        self._wrap = wrap
 
     def __call__(self, wanted: str | Model) -> Model:
         if not isinstance(wanted, str):
-            return wanted if self.wrap is None else self.wrap(type(wanted).__name__, lambda: wanted)
+            return wanted if self._wrap is None else self._wrap(type(wanted).__name__, lambda: wanted)
         if wanted not in self._made:
             make = partial(_make_model, wanted, self._project, self._clock)
-            self._made[wanted] = make() if self.wrap is None else self.wrap(wanted, make)
+            self._made[wanted] = make() if self._wrap is None else self._wrap(wanted, make)
         return self._made[wanted]
 
     async def close(self) -> None:
@@ -115,12 +116,15 @@ def use_cassette(cassette: Cassette) -> Iterator[None]:
         _cassette = before
 
 
-def wrap_with_cassette(models: ModelSource, *, name_run: Callable[[RunRef], str], project: str, state: str) -> None:
-    """Put the cassette in use, if any, in front of the models. `name_run` returns a lasting name of a run."""
-    if _cassette is not None:
-        from retinue.models.cassettes import RunNames
+def find_cassette_wrapper(*, name_run: Callable[[RunRef], str], project: str, state: str) -> WrapModel | None:
+    """Return the function that puts the cassette in use in front of a model, or None if no cassette is in use.
 
-        models.wrap = partial(_cassette.make_model, names=RunNames(name_run, project, state))
+    `name_run` returns a lasting name of a run."""
+    if _cassette is None:
+        return None
+    from retinue.models.cassettes import RunNames
+
+    return partial(_cassette.make_model, names=RunNames(name_run, project, state))
 
 
 def _make_model(name: str, project: Path, clock: Clock) -> Model:

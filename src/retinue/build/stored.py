@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from retinue.log.opening import open_reader
+from retinue.build.logs import open_reader
 from retinue.supervisor.stored_control import StoredControl
 from retinue.workspaces.copies import CopiedWorkspace
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from retinue.agent.plans import Models, ProfilePlanner, Runtimes
 from retinue.build.logs import open_observed_log
-from retinue.build.models import LibraryPrices, ModelSource, wrap_with_cassette
+from retinue.build.models import LibraryPrices, ModelSource, find_cassette_wrapper
 from retinue.build.notifications import Notifier
 from retinue.build.parts import Parts
 from retinue.build.project import find_evaluator
@@ -55,7 +55,12 @@ def make_supervisor(parts: Parts) -> Supervisor:
         hide_process()
     clock = parts.clock or SystemClock()
     state = StateFolder(parts.state, project=parts.project)
-    models = ModelSource(parts.project, clock)
+
+    def name_run(ref: RunRef) -> str:
+        return supervisor.trees[ref.tree].runs[ref.run].lasting_path()
+
+    wrap = find_cassette_wrapper(name_run=name_run, project=state.project, state=str(state.folder))
+    models = ModelSource(parts.project, clock, wrap)
     policy, book = _make_policy(parts)
     log, trace = open_observed_log(parts)
     caller = read_process_limits(os.environ)
@@ -118,10 +123,6 @@ def make_supervisor(parts: Parts) -> Supervisor:
         notifier = Notifier(parts.notify_command, parts.project, warn)
         notifier.follow(supervisor.watch_questions())
 
-    def name_run(ref: RunRef) -> str:
-        return supervisor.trees[ref.tree].runs[ref.run].lasting_path()
-
-    wrap_with_cassette(models, name_run=name_run, project=state.project, state=str(state.folder))
     return supervisor
 
 
@@ -166,7 +167,7 @@ def make_replay_supervisor(replay: Replay, log: Log, project: Path) -> Superviso
         prices=LibraryPrices(),
     )
     supervisor = Supervisor(ports)
-    replay.answer = supervisor.approvals.answer
+    replay.attach(supervisor.approvals.answer)
     return supervisor
 
 

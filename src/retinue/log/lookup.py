@@ -51,8 +51,8 @@ async def find_run(
     if not found:
         if not await log.count_trees():
             raise NotFound(_explain_nothing(log, problems))
-        near = await _find_similar(log, name)
-        raise NotFound(f"no run is called '{name}'{near}; `retinue ps --all` lists them")
+        hint = await _find_similar(log, name)
+        raise NotFound(f"no run is called '{name}'{hint}; `retinue ps --all` lists them")
     if live and len(found) > 1:
         found = [run for run in found if await is_at_work(log, run.first.tree)] or found
     if len(found) > 1:
@@ -153,7 +153,7 @@ async def _find_similar(log: LogReader, name: str) -> str:
     for run in await log.read_runs(trees):
         words |= dict.fromkeys((run.ref.name, run.ref.path, run.ref.label, run.ref.subagent_id))
     close = difflib.get_close_matches(name, list(words)[:MOST_NAMES], n=3)
-    return "; near are " + ", ".join(f"'{word}'" for word in close) if close else ""
+    return "; similar names: " + ", ".join(f"'{word}'" for word in close) if close else ""
 
 
 def _list_candidates(found: Sequence[StoredRun]) -> list[str]:

@@ -191,6 +191,24 @@ class SqliteReader:
                 removal.problems.append(f"cannot clean up {file}: {one_line(error)}")
         return removal
 
+    def reseal_files(self) -> None:
+        """Make the user the owner of all events. Raises LogError if a file is unreadable or another process is writing
+        it."""
+        for file in self.list_files():
+            lock = locks.try_lock(file)
+            if lock is None:
+                raise LogError(f"{file} is being written by another process: try later")
+            try:
+                db = schema.open_writer(file)
+                try:
+                    schema.reseal_batches(db)
+                finally:
+                    db.close()
+            except apsw.Error as error:
+                raise LogError(schema.describe_error(f"cannot take over the log {file}", error)) from None
+            finally:
+                os.close(lock)
+
     @make_awaitable
     def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
         files, trees, problems, left = self.list_files(), 0, 0, 0

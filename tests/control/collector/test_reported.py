@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from retinue.build.logs import open_reader
 from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
 from retinue.build.supervisor import make_supervisor
@@ -16,7 +17,6 @@ from retinue.core.errors import NotFound
 from retinue.core.profiles import Profile, Task
 from retinue.log.listing import load_listings
 from retinue.log.lookup import find_run
-from retinue.log.opening import open_reader
 from retinue.protocol.reports import ADDRESS
 from retinue.supervisor.caller_limits import serve_caller
 from retinue.supervisor.run import Run

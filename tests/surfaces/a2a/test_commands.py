@@ -13,7 +13,7 @@ from a2a.types import Part
 from retinue.build.project import load_project_parts
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import ConfigError
-from retinue.surfaces.cli.doctor import Check, Look, check_agents
+from retinue.surfaces.cli.doctor import Check, CheckedProject, check_agents
 from tests.remote.a2a_kit import answer_as_seed, bind, serve_agent
 from tests.surfaces.cli.shell import A2A, Project, environment, find_quick_command
 
@@ -80,8 +80,10 @@ def latest(project: Project) -> list[str]:
 
 async def examine(project: Project) -> list[Check]:
     """What `doctor` finds of the agents, whose settings are trusted by the command that wrote them."""
-    look = Look(project.folder, *load_project_parts(project.folder, config=project.folder / "retinue.yaml"))
-    return await asyncio.to_thread(lambda: list(check_agents(look)))
+    checked = CheckedProject(
+        project.folder, *load_project_parts(project.folder, config=project.folder / "retinue.yaml")
+    )
+    return await asyncio.to_thread(lambda: list(check_agents(checked)))
 
 
 WRONG: list[tuple[tuple[str, ...], str]] = [

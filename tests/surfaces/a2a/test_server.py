@@ -29,9 +29,9 @@ from a2a.utils.errors import (
 )
 
 from retinue import Limits
+from retinue.build.logs import open_reader
 from retinue.core.errors import RetinueError
 from retinue.core.events import ApprovalDecided, Inbox, RunSpawned
-from retinue.log.opening import open_reader
 from retinue.protocol.a2a import EXTENSION
 from retinue.surfaces.a2a import gate
 from retinue.testing import FixedPrices

@@ -1,9 +1,11 @@
 """The commands about retinue itself: help, version, profiles, doctor, completion."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,7 @@ import retinue
 from retinue.config.settings import settings_schema
 from retinue.log.schema import VERSION
 from retinue.surfaces.cli.main import COMMANDS
-from tests.surfaces.cli.shell import COMMAND, Project, environment, find_quick_command, one_line_error, until
+from tests.surfaces.cli.shell import COMMAND, SOURCE, Project, environment, find_quick_command, one_line_error, until
 
 LIGHT = {"argparse", "asyncio", "apsw", "json", "msgspec", "yaml", "dataclasses", "subprocess"}
 
@@ -226,6 +228,18 @@ def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
     assert damaged.returncode == 1
     assert "fail  logs      " in damaged.stdout and str(log) in damaged.stdout
     assert f"-> move it out of {log.parent}" in damaged.stdout
+
+
+def test_doctor_works_without_the_library_of_the_log(project: Project, tmp_path: Path) -> None:
+    project.run(agents={"main": ["ok"]})
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "apsw.py").write_text("raise ImportError('it is broken')\n")
+    done = project.doctor(PYTHONPATH=f"{broken}{os.pathsep}{SOURCE}")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert (
+        "fail  sqlite    apsw cannot be loaded: it is broken\n                -> install Retinue again" in done.stdout
+    )
 
 
 def test_doctor_sees_a_control_server(project: Project) -> None:

@@ -77,7 +77,7 @@ async def test_the_first_message_is_taken_at_once_while_its_model_is_loaded(tmp_
         return await control.spawn(Profile("main", model=scripted({"main": ["Hello."]})), Task(text, conversation=True))
 
     async with house(tmp_path) as h, open_live_terminal(talks=True) as terminal, TaskOwner() as tasks:
-        terminal.live.view.starting = ""
+        terminal.live.view.show_starting(is_starting=False)
         talk = Conversation(terminal.live, h.supervisor, Signals(), begin=begin)
         terminal.on_line = talk.submit
         holding = tasks.start(talk.hold())

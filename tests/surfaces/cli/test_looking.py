@@ -106,7 +106,7 @@ def test_a_run_is_found_by_everything_it_is_called(project: Project) -> None:
         assert json.loads(project.retinue("show", "--json", name).stdout)["run"] == 1, name
     for name in (tree, tree[:8], f"{tree}/0", "/main", "main"):
         assert json.loads(project.retinue("show", "--json", name).stdout)["run"] == 0, name
-    assert "no run is called 'diggr'; near are 'digger'" in one_line_error(project.retinue("show", "diggr"))
+    assert "no run is called 'diggr'; similar names: 'digger'" in one_line_error(project.retinue("show", "diggr"))
     assert "no run is called" in one_line_error(project.retinue("show", f"{tree}/7"))
     project.run("--yes", agents={"main": [{"tools": [spawn]}, "end"]})
     done = project.retinue("show", "digger")

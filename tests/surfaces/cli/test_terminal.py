@@ -3,8 +3,10 @@
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import termios
 import threading
 from pathlib import Path
 
@@ -32,6 +34,7 @@ class Terminal:
             stderr=slave,
             start_new_session=True,
         )
+        self._name = os.ttyname(slave)
         os.close(slave)
         self._watchdog = threading.Timer(SECONDS, self.process.kill)
         self._watchdog.start()
@@ -61,6 +64,12 @@ class Terminal:
 
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
+
+    def stop_output(self) -> None:
+        """Let the terminal take no more text, as after Ctrl-S or when its connection hangs."""
+        slave = os.open(self._name, os.O_RDWR | os.O_NOCTTY)
+        termios.tcflow(slave, termios.TCOOFF)
+        os.close(slave)
 
     def end(self) -> int:
         code = self.process.wait(SECONDS)
@@ -138,3 +147,11 @@ def test_ctrl_c_at_the_question_of_approve_leaves_at_once(project: Project) -> N
         screen = terminal.read_until(None)
         assert terminal.end() == 130, screen
         assert json.loads(project.retinue("approvals", "--json").stdout)
+
+
+def test_a_terminal_that_takes_no_more_text_does_not_keep_the_process(project: Project) -> None:
+    terminal = Terminal(project, "approvals", "--watch")
+    terminal.read_until("No question waits")
+    terminal.stop_output()
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.end() == 1

@@ -29,8 +29,8 @@ async def show_screen() -> None:
             submitted.put_nowait(text)
         screen.request_redraw()
 
-    screen.compose = compose
-    terminal.on_key = take_key
+    screen.draw_bottom(compose)
+    terminal.report_keys(take_key)
     screen.open()
     try:
         while (text := await submitted.get()) != "quit":

@@ -77,7 +77,7 @@ async def test_the_header_is_there_at_once_and_thinking_and_text_as_they_arrive(
     facts = Facts()
     async with open_live_terminal() as terminal:
         view = terminal.live.view
-        view.header = Header(model="anthropic:m", runtime="isolated", tokens=5000, cost=Decimal(2), seconds=90.0)
+        view.show_header(Header(model="anthropic:m", runtime="isolated", tokens=5000, cost=Decimal(2), seconds=90.0))
         first = "anthropic:m · tree … · sandbox isolated · works in its own copy"
         assert terminal.bottom[:2] == [first, "budget 5,000 tokens, $2.00, 1m30s"]
         assert re.fullmatch(r"[◐◓◑◒] starting \d+s", terminal.bottom[2])

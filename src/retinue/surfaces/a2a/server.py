@@ -39,13 +39,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from retinue.build.logs import open_reader
 from retinue.build.parts import Parts
 from retinue.build.servers import serve_control
 from retinue.build.supervisor import open_control
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.core.secrets import forget_secret, hide_secret
-from retinue.log.opening import open_reader
 from retinue.protocol.a2a import EXTENSION
 from retinue.protocol.notices import format_name
 from retinue.surfaces.a2a.gate import CARD_PATH, GONE, RPC_PATH, Gate, Refused, make_refusal

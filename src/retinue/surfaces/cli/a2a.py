@@ -30,7 +30,8 @@ from retinue.core.remote_agents import A2aAgent, AgentAuth
 from retinue.files.state_owner import claim_state_folder
 from retinue.files.token_file import load_token
 from retinue.surfaces.cli.foreground import run_tree
-from retinue.surfaces.cli.live import ServerScreen, kill_trees
+from retinue.surfaces.cli.host_process import kill_trees
+from retinue.surfaces.cli.live import ServerScreen
 from retinue.surfaces.cli.main import add_actions, get_version
 from retinue.surfaces.cli.options import (
     add_context_option,
@@ -258,7 +259,7 @@ def _execute_serve(args: argparse.Namespace) -> int:
     )
     parts = replace(parts, wait_approvals=args.wait_approvals, total=total)
     options = _make_options(args, parts, start.project, profile)
-    asyncio.run(_Host(args, parts, options, make_printer(args)).serve())
+    asyncio.run(_A2aHost(args, parts, options, make_printer(args)).serve())
     return 0
 
 
@@ -345,7 +346,7 @@ def _find_token_file(state: Path, name: str) -> Path:
     return state / "a2a" / "tokens" / name
 
 
-class _Host:
+class _A2aHost:
     """The A2A server and its screen, which shows the runs of all tasks live."""
 
     def __init__(self, args: argparse.Namespace, parts: Parts, options: ServerOptions, printer: Printer) -> None:

@@ -299,7 +299,7 @@ class LineAsker:
     """An asker that shows one question at a time and reads a line as the answer, on the terminal of a printer.
 
     `ask` returns the answer. Its caller cancels it when another surface closes the question. It raises ApproverLeft
-    when the user leaves. `close` stops asking and answers nothing."""
+    when the user leaves. `close` stops asking, answers nothing, and returns False if the terminal is stuck."""
 
     def __init__(self, printer: Printer) -> None:
         self._printer = printer
@@ -310,15 +310,15 @@ class LineAsker:
         async with TaskOwner() as owner:
             asking = owner.start(self._approver(question))
             await asyncio.sleep(0)
-            if self._printer.on_asked is not None:
-                self._printer.on_asked(question.id)
+            self._approver.mark_shown(question.id)
             return await asking
 
     def show_note(self, text: str) -> None:
         self._printer.show_note(text)
 
-    async def close(self) -> None:
+    async def close(self) -> bool:
         self._approver.leave()
+        return True
 
 
 class PanelAsker:
@@ -332,10 +332,8 @@ class PanelAsker:
         self._panel = QuestionPanel(self._screen, self._take_answer)
         self._questions: dict[str, Approval] = {}
         self._answers: dict[str, asyncio.Future[Decision]] = {}
-        self._screen.compose = self._compose
-        self._screen.on_drawn = self._panel.arm_later
-        self._screen.terminal.on_key = self._press_key
-        self._screen.terminal.on_closed = self._leave
+        self._screen.draw_bottom(self._compose, self._panel.arm_later)
+        self._screen.terminal.report_keys(self._press_key, on_closed=self._leave)
         self._screen.open()
 
     async def ask(self, question: Approval) -> Decision:
@@ -352,8 +350,8 @@ class PanelAsker:
     def show_note(self, text: str) -> None:
         self._screen.print_text(colors.paint_faint(safe.escape_text(text), color=self._screen.color))
 
-    async def close(self) -> None:
-        await self._screen.close()
+    async def close(self) -> bool:
+        return await self._screen.close()
 
     def _show_questions(self) -> None:
         self._panel.show_questions(self._questions)
@@ -413,8 +411,8 @@ class QuestionWatch:
                     self._printer.check_output()
                     await asyncio.sleep(POLL_SECONDS)
             finally:
-                if self._asker is not None:
-                    await self._asker.close()
+                if self._asker is not None and not await self._asker.close():
+                    screen.exit_stuck()
 
     async def _follow(self, client: ControlClient) -> None:
         """Follow the questions of one process until the process is gone."""

@@ -31,7 +31,7 @@ async def find_client_of(project: ProjectLog, tree: str) -> ControlClient | None
     return None if pid is None else find_client(project, pid)
 
 
-async def reach(project: ProjectLog, found: RunRef) -> ControlClient | None:
+async def connect_to_run(project: ProjectLog, found: RunRef) -> ControlClient | None:
     """Return a control client of the process that runs `found`, or None if that run has ended.
 
     Raises ConfigError if the process is gone or has no control server."""
@@ -56,7 +56,7 @@ async def find_ending(log: LogReader, found: RunRef) -> RunEnded | None:
     return None
 
 
-def who() -> str:
+def describe_user() -> str:
     """Return a name for the user of this process, which the log records as the giver of an answer."""
     for fd in (0, 1, 2):
         try:

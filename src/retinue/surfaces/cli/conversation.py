@@ -89,8 +89,7 @@ class Conversation:
         self._choose: Callable[[str], object] | None = None  # takes the key that answers a question of `ask`
         self._asked_to_leave = 0.0
         self._commands = Commands(self)
-        live.screen.terminal.on_key = self.press_key
-        live.screen.terminal.on_closed = self.leave_open
+        live.screen.terminal.report_keys(self.press_key, on_closed=self.leave_open)
         self._set_hint()
 
     @property
@@ -161,14 +160,14 @@ class Conversation:
 
     async def _start_run(self, text: str) -> None:
         assert self._begin is not None
-        self.view.starting = "starting"
+        self.view.show_starting(is_starting=True)
         try:
             self._attach(await self._begin(self.control, text))
         except RetinueError:
             self.view.input.replace_text(text)  # so that the user can send it again
             raise
         finally:
-            self.view.starting = ""
+            self.view.show_starting(is_starting=False)
 
     async def _send(self, run: RunHandle, text: str) -> None:
         try:
@@ -241,8 +240,7 @@ class Conversation:
             text = START_HINT
         elif not text and not self.is_waiting:
             text = WORK_HINT
-        self.view.hint = text
-        self.live.screen.request_redraw()
+        self.view.show_hint(text)
 
     # Keys
 

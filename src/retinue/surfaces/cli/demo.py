@@ -30,7 +30,7 @@ from retinue.core.teams import Member
 from retinue.log.runs import Runs
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.foreground import EXIT_CODES, FAILED, print_answer
-from retinue.surfaces.cli.live import Shown, drive
+from retinue.surfaces.cli.live import Display, Shown, drive
 from retinue.surfaces.cli.options import add_level_options
 from retinue.surfaces.cli.prompts import at_terminal
 from retinue.surfaces.cli.startup import make_printer, wants_live_view
@@ -118,16 +118,16 @@ def execute_demo(args: argparse.Namespace) -> int:
     play = TEAM if args.team else SUBAGENTS
     terminal = at_terminal()
     printer = make_printer(args)
-    command = screen.find_command()
+    command = screen.format_command()
     project = _copy_of_the_sample()
     parts = Parts(
         project=project,
         state=project / ".retinue",
         profiles=PROFILES,
         model=f"scripted:{HERE / play.script}",
-        approver=AnswerForNobody(play),
+        approver=DemoApprover(play),
         policy=DemoPolicy(play),
-        clock=Hurried() if args.fast else None,
+        clock=InstantClock() if args.fast else None,
         runtime="inherited",
     )
     live = terminal and wants_live_view(args)
@@ -135,18 +135,11 @@ def execute_demo(args: argparse.Namespace) -> int:
     show(_describe_demo(play, project, terminal))
     with _own_python_first():
         header = Header(model=str(parts.model), runtime=parts.runtime, workspace=play.main.workspace)
-        driving = drive(
-            parts,
-            lambda s: s.spawn(play.main, Task(TASK)),
-            printer=printer,
-            terminal=terminal,
-            live=live,
-            header=header,
-        )
-        shown = asyncio.run(driving)
+        display = Display(printer=printer, asks=terminal, live=live, header=header)
+        shown = asyncio.run(drive(parts, lambda control: control.spawn(play.main, Task(TASK)), display))
     code = EXIT_CODES.get(shown.result.status, FAILED)
-    if shown.stuck:  # a print thread hangs on the terminal, and a normal exit would wait for it forever
-        os._exit(code)
+    if shown.stuck:
+        screen.exit_stuck(code)
     if live:
         print_answer(shown, printer, state=project / ".retinue", as_json=False, live=True)
         printer.show_note(f"Look closer: cd {shlex.quote(str(project))} && {command} ps")
@@ -223,14 +216,14 @@ class DemoPolicy:
         return ALLOW if unasked else ASK
 
 
-class Hurried(SystemClock):
+class InstantClock(SystemClock):
     """A system clock whose sleeps take no time, so that scripted models do not pause."""
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(0)
 
 
-class AnswerForNobody:
+class DemoApprover:
     """An approver for a demo without a terminal: allows the one change of the play and denies everything else."""
 
     by = "the demo's policy"

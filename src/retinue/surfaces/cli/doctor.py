@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from retinue import build
+from retinue.build.logs import describe_log_library, has_log, open_reader
 from retinue.build.models import LibraryPrices, ModelSource
 from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
@@ -48,7 +49,6 @@ from retinue.core.usage import Usage
 from retinue.files.state_owner import STATE_FOLDERS, verify_state_folder
 from retinue.files.user_key import check_user_key
 from retinue.log.blocks import format_count
-from retinue.log.opening import open_reader
 from retinue.processes.ordinary_user import run_as_user
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.main import get_version
@@ -93,7 +93,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Look:
+class CheckedProject:
     """The project to check, and its parts. If its files cannot be read, `project` is None and `error` says why."""
 
     folder: Path
@@ -142,10 +142,10 @@ def execute_doctor(args: argparse.Namespace) -> int:
         return 0
     folder = find_project_folder(Path.cwd())
     try:
-        look = Look(folder, *load_project_parts(folder, default_runtime="isolated"))
+        checked = CheckedProject(folder, *load_project_parts(folder, default_runtime="isolated"))
     except RetinueError as error:
-        look = Look(folder, Parts(folder), None, str(error))
-    checks = [(section, check) for section, find_checks in SECTIONS.items() for check in find_checks(look)]
+        checked = CheckedProject(folder, Parts(folder), None, str(error))
+    checks = [(section, check) for section, find_checks in SECTIONS.items() for check in find_checks(checked)]
     if args.json:
         found = [{"section": section, **asdict(check)} for section, check in checks]
         screen.print_json([{key: value for key, value in each.items() if value} for each in found])
@@ -161,7 +161,7 @@ def _print_line(line: str) -> None:
     print(safe.fold_line(line, sys.stdout, indent=INDENT))
 
 
-def check_system(look: Look) -> Iterator[Check]:
+def check_system(checked: CheckedProject) -> Iterator[Check]:
     """Check Python, this package, SQLite, git, the shell and the disk."""
     new_enough = sys.version_info >= OLDEST_PYTHON
     cure = "" if new_enough else f"install Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
@@ -170,28 +170,28 @@ def check_system(look: Look) -> Iterator[Check]:
     yield _check_sqlite()
     yield _check_git()
     yield _check_shell()
-    yield _check_disk(look.folder)
+    yield _check_disk(checked.folder)
 
 
-def check_sandboxes(look: Look) -> Iterator[Check]:
+def check_sandboxes(checked: CheckedProject) -> Iterator[Check]:
     """Start each sandbox and check it from inside, then report the hosts that sandboxed runs may reach."""
-    runtimes = make_placement(replace(look.parts, fallback=None))
+    runtimes = make_placement(replace(checked.parts, fallback=None))
     for name in SANDBOXES:
         try:
             started = runtimes.runtime(name).started
         except RetinueError as error:
-            needed = name == look.parts.runtime and look.parts.fallback is None
+            needed = name == checked.parts.runtime and checked.parts.fallback is None
             text = f"runtime `{name}` is not possible here: {error}"
             yield Check("sandbox", "fail" if needed else "warn", text, WITHOUT_SANDBOX if needed else "")
         else:
             yield Check("sandbox", "ok", f"runtime `{name}` works: {', '.join(started.sandbox if started else ())}")
-    yield _check_network(look.parts.network or ())
+    yield _check_network(checked.parts.network or ())
 
 
-def check_control(look: Look) -> Iterator[Check]:
+def check_control(checked: CheckedProject) -> Iterator[Check]:
     """Check that other terminals can reach a run, and list the processes with a control server."""
     yield _check_loopback()
-    live, stale = address_files.survey_addresses(look.state / "control")
+    live, stale = address_files.survey_addresses(checked.state / "control")
     for pid in live:
         yield Check("control", "ok", f"process {pid} can be reached from here")
     if stale:
@@ -200,7 +200,7 @@ def check_control(look: Look) -> Iterator[Check]:
         yield Check("control", "ok", f"{count} of dead processes, removed at the next use: {left}")
 
 
-def check_telemetry(_: Look) -> Iterator[Check]:
+def check_telemetry(_: CheckedProject) -> Iterator[Check]:
     """Check that the packages for telemetry are installed. Settings and environment decide whether spans are sent."""
     if not providers.is_installed():
         yield Check("telemetry", "ok", f"not installed: {providers.make_telemetry_command()}")
@@ -211,10 +211,9 @@ def check_telemetry(_: Look) -> Iterator[Check]:
 
 def _check_sqlite() -> Check:
     try:
-        import apsw
-    except ImportError as error:
-        return Check("sqlite", "fail", f"apsw cannot be loaded: {error}", "install Retinue again")
-    return Check("sqlite", "ok", f"{apsw.sqlite_lib_version()} in apsw {apsw.apsw_version()}")
+        return Check("sqlite", "ok", describe_log_library())
+    except ConfigError as error:
+        return Check("sqlite", "fail", str(error), "install Retinue again")
 
 
 OLDEST_GIT = (2, 29)  # the first version with `git init --object-format`
@@ -276,48 +275,48 @@ def _check_loopback() -> Check:
     return Check("loopback", "ok", f"can listen on {LOOPBACK}, so other terminals can reach a run")
 
 
-def check_files(look: Look) -> Iterator[Check]:
+def check_files(checked: CheckedProject) -> Iterator[Check]:
     """Check the project folder, retinue.yaml and its trust, the profiles and the state folder."""
-    marked = exists(look.folder / SETTINGS_FILE)
+    marked = exists(checked.folder / SETTINGS_FILE)
     note = "" if marked else f" (no {SETTINGS_FILE}: defaults)"
-    yield Check("project", "ok", f"{look.folder}{note}", "" if marked else "retinue init")
-    yield _check_state(look.state)
+    yield Check("project", "ok", f"{checked.folder}{note}", "" if marked else "retinue init")
+    yield _check_state(checked.state)
     yield from _check_key()
-    git = look.folder / ".git"
+    git = checked.folder / ".git"
     if os.path.lexists(git) and not os.access(git, os.R_OK | (os.X_OK if git.is_dir() else 0)):
         yield Check("project", "fail", f"{git} cannot be read, and worktrees need it", f"chmod -R u+rX {git}")
-    if look.project is None:
-        yield Check("profiles", "fail", look.error, "correct the file at this place")
+    if checked.project is None:
+        yield Check("profiles", "fail", checked.error, "correct the file at this place")
         return
-    if look.project.ignored:
-        ignored = ", ".join(look.project.ignored)
+    if checked.project.ignored:
+        ignored = ", ".join(checked.project.ignored)
         yield Check("trust", "warn", f"{SETTINGS_FILE} is not trusted; ignored: {ignored}", "retinue trust")
-    for warning in look.project.warnings[1:] if look.project.ignored else look.project.warnings:
+    for warning in checked.project.warnings[1:] if checked.project.ignored else checked.project.warnings:
         yield Check("profiles", "warn", warning, f"correct it in {SETTINGS_FILE}")
-    names = ", ".join(profile.name for profile in look.project.profiles) or "none"
-    yield Check("profiles", "ok", f"{names} ({len(look.project.all_profiles)} in all)")
+    names = ", ".join(profile.name for profile in checked.project.profiles) or "none"
+    yield Check("profiles", "ok", f"{names} ({len(checked.project.all_profiles)} in all)")
 
 
-def check_tools(look: Look) -> Iterator[Check]:
+def check_tools(checked: CheckedProject) -> Iterator[Check]:
     """List the built-in tools, and check the tools that need a reachable host."""
-    if look.project is None:
+    if checked.project is None:
         return  # `check_files` reports the error in the settings
-    network = look.parts.network
+    network = checked.parts.network
     has_network = bool(network) and network != "none"
     yield Check("tools", "ok", ", ".join((*LOCAL_TOOLS, *SPAWN_TOOLS)))
     yield Check("tools", "ok", WEB_TOOLS_ON if has_network else WEB_TOOLS_OFF)
-    for profile in look.project.all_profiles:
+    for profile in checked.project.all_profiles:
         wanted = [name for name in profile.tools or () if name in WEB_TOOLS]
         if wanted and not has_network:
             text = f"profile '{profile.name}' names {' and '.join(wanted)}, which cannot work: no host may be reached"
             yield Check("tools", "warn", text, ALLOW_HOSTS)
 
 
-def check_servers(look: Look) -> Iterator[Check]:
+def check_servers(checked: CheckedProject) -> Iterator[Check]:
     """Connect to each MCP server of the project, list its tools, and disconnect."""
-    if look.project is None or not look.project.settings.mcp_servers:
+    if checked.project is None or not checked.project.settings.mcp_servers:
         return
-    for report in asyncio.run(_try_servers(look.project.settings.mcp_servers, look.folder)):
+    for report in asyncio.run(_try_servers(checked.project.settings.mcp_servers, checked.folder)):
         if report.error:
             cure = f"correct mcp_servers.{report.name}, or try it by hand: {report.words}"
             yield Check("mcp", "fail", f"{report.name}: {report.error}", cure)
@@ -328,9 +327,9 @@ def check_servers(look: Look) -> Iterator[Check]:
             yield Check("mcp", "warn", f"{report.name}: {note}")
 
 
-def check_agents(look: Look) -> Iterator[Check]:
+def check_agents(checked: CheckedProject) -> Iterator[Check]:
     """Fetch the card of each A2A agent that the project names."""
-    agents = () if look.project is None else look.project.settings.a2a_agents
+    agents = () if checked.project is None else checked.project.settings.a2a_agents
     for agent in agents:
         name, remote = agent.profile.name, agent.profile.a2a
         assert remote is not None
@@ -346,21 +345,21 @@ def check_agents(look: Look) -> Iterator[Check]:
             yield Check("a2a", "warn", f"{name}: {note}", f"correct a2a_agents.{name} in {SETTINGS_FILE}")
 
 
-def check_authority(look: Look) -> Iterator[Check]:
+def check_authority(checked: CheckedProject) -> Iterator[Check]:
     """Warn if a setting in force lets runs work with the user's own authority."""
-    settings = None if look.project is None else look.project.settings
+    settings = None if checked.project is None else checked.project.settings
     found = [] if settings is None else [f"`{each}`" for each in find_unsandboxed(settings)]
     if settings is not None and found:
         text = FULL_AUTHORITY.format(settings=", ".join(found))
         yield Check("authority", "warn", text, RESTRICT.format(file=settings.file))
 
 
-def check_logs(look: Look) -> Iterator[Check]:
+def check_logs(checked: CheckedProject) -> Iterator[Check]:
     """Check that each log can be read, is not damaged and has a supported version."""
     try:
-        log = open_reader(look.state)
-    except ConfigError:
-        return  # `check_files` reports the error in the state folder
+        log = open_reader(checked.state)
+    except (ConfigError, ImportError):
+        return  # `check_files` reports the error in the state folder, `check_system` that of the library
     problems: list[LogError] = []
     try:
         found = asyncio.run(log.check_health(problems.append))
@@ -385,7 +384,7 @@ def _check_state(state: Path) -> Check:
         return Check("state", "fail", f"{there} is not a folder", f"move {there} away")
     for folder in (there, *(state / name for name in STATE_FOLDERS)):
         if folder.is_dir() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-            is_usable = folder == state and (state / "logs").is_dir()  # the folders that exist in it can still be used
+            is_usable = folder == state and has_log(state)  # the folders that exist in it can still be used
             cure = f"chmod u+rwx {folder}, or work in another folder"
             return Check("state", "warn" if is_usable else "fail", f"{folder} cannot be written", cure)
     return Check("state", "ok", f"{state} " + ("can be written" if there == state else "will be made by the first run"))
@@ -409,17 +408,17 @@ async def _try_servers(servers: Sequence[McpServer], project: Path) -> Sequence[
         await connections.close()
 
 
-def check_models(look: Look) -> Iterator[Check]:
+def check_models(checked: CheckedProject) -> Iterator[Check]:
     prices = LibraryPrices()
     for provider in PROVIDERS:
         yield _check_provider(provider)
-    if look.project is None:
+    if checked.project is None:
         return
-    chosen = look.project.settings.model or find_default_model(os.environ)
+    chosen = checked.project.settings.model or find_default_model(os.environ)
     if chosen is None:
         yield _check_missing()
-    for model, limits in _list_models(look.project, chosen).items():
-        yield from _check_model(look, model, limits, prices)
+    for model, limits in _list_models(checked.project, chosen).items():
+        yield from _check_model(checked, model, limits, prices)
 
 
 def _check_provider(provider: Provider) -> Check:
@@ -459,9 +458,9 @@ def _list_members(project: Project) -> Iterator[Member]:
         yield from (member for profile in project.profiles for member in profile.subagent_agents)
 
 
-def _check_model(look: Look, model: str, limits: list[Limits], prices: Prices) -> Iterator[Check]:
+def _check_model(checked: CheckedProject, model: str, limits: list[Limits], prices: Prices) -> Iterator[Check]:
     try:
-        ModelSource(look.folder, SystemClock())(model)
+        ModelSource(checked.folder, SystemClock())(model)
     except RetinueError as error:
         yield Check("model", "fail", str(error), _find_cure(model))
         return
@@ -496,7 +495,7 @@ def run_attempts(*, as_json: bool) -> int:
     """Try to escape from each sandbox and print the table. Return 1 if an attempt succeeded or no sandbox works."""
     columns, reasons = try_sandboxes()
     if os.geteuid() == 0:
-        told, why = _as_ordinary()
+        told, why = _try_as_ordinary_user()
         columns |= told
         reasons += why
     if as_json:
@@ -524,7 +523,7 @@ def try_sandboxes() -> tuple[dict[str, dict[str, str]], list[str]]:
     return columns, reasons
 
 
-def _as_ordinary() -> tuple[dict[str, dict[str, str]], list[str]]:
+def _try_as_ordinary_user() -> tuple[dict[str, dict[str, str]], list[str]]:
     """Return the results of `try_sandboxes`, run as an ordinary user."""
     try:
         done = run_as_user(["/bin/sh", "-c", _TRIES, "sh", sys.executable], seconds=USER_SECONDS)
@@ -578,7 +577,7 @@ async def play(parts: Parts, model: Model) -> Result[Any]:
         await control.close()
 
 
-SECTIONS: dict[str, Callable[[Look], Iterator[Check]]] = {
+SECTIONS: dict[str, Callable[[CheckedProject], Iterator[Check]]] = {
     "system": check_system,
     "sandboxes": check_sandboxes,
     "files": check_files,

@@ -19,7 +19,7 @@ from retinue.core.results import Result
 from retinue.files.private import make_private_folder, open_private_file
 from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output
-from retinue.surfaces.cli.live import Begin, Shown, drive
+from retinue.surfaces.cli.live import Begin, Display, Shown, drive
 from retinue.surfaces.cli.startup import StartUp, make_header, make_printer, wants_live_view
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.markdown import render_markdown
@@ -54,17 +54,20 @@ def run_tree(
 
     printer = make_printer(args, color=False if args.detach else None)
     live = start.asks and wants_live_view(args)
+    display = Display(
+        printer=printer,
+        asks=start.asks,
+        live=live,
+        after=after,
+        header=None if profile is None or not profile.has_model else make_header(start, profile),
+    )
     driving = drive(
         start.parts,
         begin,
-        printer=printer,
-        terminal=start.asks,
-        live=live,
-        serve=not args.no_control,
-        after=after,
+        display,
+        serves=not args.no_control,
         announce=announce if args.detach else None,
         profile=profile,
-        header=None if profile is None or not profile.has_model else make_header(start, profile),
     )
     return print_answer(asyncio.run(driving), printer, state=start.parts.state, as_json=args.json, live=live)
 
@@ -91,8 +94,8 @@ def print_answer(shown: Shown, printer: Printer, *, state: Path | None, as_json:
             printer.show_note(f"{files} changed, not applied: retinue diff {name} · retinue apply {name}")
         _print_failure(shown)
     _print_result(result, as_json=as_json, rendered=False)
-    if shown.stuck:  # a print thread hangs on the terminal, and a normal exit would wait for it forever
-        os._exit(code)
+    if shown.stuck:
+        output.exit_stuck(code)
     return code
 
 

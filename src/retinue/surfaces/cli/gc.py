@@ -8,10 +8,10 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from retinue.build.logs import open_reader
 from retinue.build.stored import open_stored_control
 from retinue.config.project import load_project
 from retinue.log.blocks import format_count
-from retinue.log.opening import open_reader
 from retinue.log.retention import RemovalReport, remove_old_trees
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import AGES, parse_age

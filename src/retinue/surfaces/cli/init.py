@@ -252,7 +252,7 @@ def _write_files(texts: dict[Path, str]) -> None:
 
 
 def _print_next_steps(plan: ProjectPlan) -> None:
-    command = screen.find_command()
+    command = screen.format_command()
     where = "" if plan.folder == Path.cwd().resolve() else f"cd {safe.escape_line(shlex.quote(str(plan.folder)))} && "
     model = "" if plan.model else " --model MODEL"
     task = "review this folder" if not plan.tests else "run the tests and review what fails"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from retinue.core.events import Delta, Event
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.log.runs import Runs
+from retinue.surfaces.cli.host_process import load_control, open_process
 from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer import safe
@@ -45,82 +46,77 @@ class Shown:
     log_error: str | None = None
 
 
-def load_control(parts: Parts) -> Control:
-    """Open a Control of this process. Imports most of retinue, while the header is already on screen."""
-    from retinue.build.supervisor import open_control
+@dataclass(frozen=True, kw_only=True)
+class Display:
+    """The way a tree is shown on the terminal of `printer`.
 
-    return open_control(parts)
+    `asks` asks questions there, line by line. `live` shows the live view instead, which asks too; it shows `header`
+    until the run has started. Events up to sequence number `after` are not shown."""
+
+    printer: Printer
+    asks: bool = False
+    live: bool = False
+    after: int = 0
+    header: Header | None = None
 
 
-async def drive(  # noqa: PLR0913 - each command sets other options
+async def drive(
     parts: Parts,
     begin: Begin,
+    display: Display,
     *,
-    printer: Printer,
-    terminal: bool = False,
-    live: bool = False,
-    serve: bool = True,
-    after: int = 0,
+    serves: bool = True,
     announce: Callable[[RunHandle], None] | None = None,
     profile: Profile | None = None,
-    header: Header | None = None,
     make: Callable[[Parts], Control] = load_control,
 ) -> Shown:
     """Run the tree that `begin` starts to its end, and show it.
 
-    `terminal` asks questions on the terminal of `printer`, line by line. `live` shows the live view and asks there.
-    `serve` starts a control server for other processes. `announce` is called with the run once its first event is in
-    the log. Events up to sequence number `after` are not shown. `profile` is the profile of the run, if it is known in
-    advance. The live view shows `header` until the run has started. `make` opens the Control."""
+    `announce` is called with the run once its first event is in the log. `profile` is the profile of the run, if it is
+    known in advance. `serves` and `make` are those of `open_process`."""
+    printer, live, after = display.printer, display.live, display.after
+    shown: Shown | None = None
     async with AsyncExitStack() as screens:
-        screen: LiveScreen | BlockScreen
-        say: Callable[[str], object] = printer.show_note
+        screen = await screens.enter_async_context(_open_screen(display))
+        say = screen.view.show_note if isinstance(screen, LiveScreen) else printer.show_note
         if live:
-            view = open_live_screen(level=printer.level, after=after, header=header)
-            screen = await screens.enter_async_context(view)
-            say = screen.view.show_note
             parts = replace(parts, approver=None)  # the live view answers: it is registered by `attend` below
-        else:
-            screen = BlockScreen(printer, in_thread=not terminal, after=after)
-            screens.callback(screen.thread.close)
-            parts = replace(parts, approver=TerminalApprover(printer)) if terminal else parts
-        control = make(parts)
-        try:
-            await control.prepare(profile, say)
-        except BaseException:  # for example Ctrl-C while MCP servers start
-            await control.close()
-            raise
-        shown: Shown | None = None
-        with Signals() as signals, catch_telemetry_warnings() as telemetry:
-            servers = AsyncExitStack()
+        elif display.asks:
+            parts = replace(parts, approver=TerminalApprover(printer))
+        process = open_process(parts, say, serves=serves, profile=profile, make=make)
+        with catch_telemetry_warnings() as telemetry:
             try:
-                if serve and parts.state is not None:
-                    from retinue.build.servers import serve_control
-
-                    await serve_control(servers, control, parts, say)
-                if live:
-                    await servers.enter_async_context(control.attend())
-                run = await begin(control)
-                if after:
-                    say(f"{run.tree} continues after event {after}; `retinue tail` shows the earlier ones")
-                if announce is not None:
-                    await _wait_until_logged(run)
-                    announce(run)
-                shown = await _show_to_end(run, screen, signals)
-                await screens.aclose()
-                shown = replace(shown, stuck=shown.stuck or screen.is_stuck)
-                await _wait_for_other_trees(control, signals, printer)
-            finally:
-                try:
-                    await servers.aclose()
-                    await control.close()
-                except LogError as error:
-                    if shown is None:
-                        raise
-                    shown = replace(shown, log_error=str(error))
+                async with process as (control, signals), control.attend() if live else nullcontext():
+                    run = await begin(control)
+                    if after:
+                        say(f"{run.tree} continues after event {after}; `retinue tail` shows the earlier ones")
+                    if announce is not None:
+                        await _wait_until_logged(run)
+                        announce(run)
+                    shown = await _show_to_end(run, screen, signals)
+                    await screens.aclose()
+                    shown = replace(shown, stuck=shown.stuck or screen.is_stuck)
+                    await _wait_for_other_trees(control, signals, printer)
+            except LogError as error:
+                if shown is None:
+                    raise
+                shown = replace(shown, log_error=str(error))
     if telemetry.first and not shown.stuck:
         printer.show_note(f"warning: telemetry: {telemetry.first}")
     return shown
+
+
+@asynccontextmanager
+async def _open_screen(display: Display) -> AsyncIterator[LiveScreen | BlockScreen]:
+    if display.live:
+        async with open_live_screen(level=display.printer.level, after=display.after, header=display.header) as live:
+            yield live
+        return
+    screen = BlockScreen(display.printer, in_thread=not display.asks, after=display.after)
+    try:
+        yield screen
+    finally:
+        screen.thread.close()
 
 
 async def _wait_for_other_trees(control: Control, signals: Signals, printer: Printer) -> None:
@@ -223,12 +219,6 @@ class ServerScreen:
         """Print an event of a tree. Call it only in the print thread."""
         if self._printer.show_event(event, below="" if self._shown == event.tree else f"-- {safe.escape_line(label)}"):
             self._shown = event.tree
-
-
-async def kill_trees(control: Control) -> None:
-    """Kill every tree that runs in this process."""
-    for tree in await control.list_trees(live=True):
-        await control.kill(tree.tree)
 
 
 class TelemetryWarnings(logging.Handler):

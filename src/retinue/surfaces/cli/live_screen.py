@@ -122,7 +122,8 @@ async def open_live_screen(
     """Open the live view on this terminal. Other output to stderr appears after the view is closed."""
     screen = Screen(Terminal(), color=colors.wants_color(sys.stderr))
     live = LiveScreen(screen, level=level, after=after, submit=submit)
-    live.view.header = header
+    if header is not None:
+        live.view.show_header(header)
     screen.open()
     try:
         yield live

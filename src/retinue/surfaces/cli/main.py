@@ -166,12 +166,13 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             import difflib
 
-            near = difflib.get_close_matches(unknown[0], chosen._option_string_actions, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            similar = difflib.get_close_matches(unknown[0], chosen._option_string_actions, n=1)
+            hint = f"; did you mean {similar[0]}?" if similar else ""
             chosen.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return found
 
     def error(self, message: str) -> NoReturn:
+        # argparse reports missing arguments only as a message: there is no exception and no list of them to look at.
         names = [action.metavar for action in self._get_positional_actions()]
         if message.endswith("required: TEXT") and names == ["RUN", "TEXT"]:
             message += "; RUN comes before it: `last` is the newest tree"

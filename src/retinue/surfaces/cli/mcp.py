@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -139,12 +138,13 @@ def _execute_install(args: argparse.Namespace) -> int:
     """
     from retinue.config.project import find_project, load_own_settings
     from retinue.core.profiles import check_name
+    from retinue.surfaces.cli import output
     from retinue.surfaces.mcp.install import Installation, list_passed_variables, write_entry
 
     if args.project is not None and not args.project.is_dir():
         raise ConfigError(f"--project: there is no folder {args.project}")
     folder = find_project(args.project or Path.cwd())
-    line = [*_find_command(), "mcp", "serve", *(["--project", str(folder)] if args.project is not None else [])]
+    line = [*output.find_command(), "mcp", "serve", *(["--project", str(folder)] if args.project is not None else [])]
     line += [word for path in parse_context_paths(args) for word in ("--context-path", path)]
     settings, _ = load_own_settings(folder)
     installation = Installation(
@@ -170,14 +170,6 @@ def _execute_install(args: argparse.Namespace) -> int:
         )
     print(installation.text, end="")
     return 0
-
-
-def _find_command() -> list[str]:
-    """Return the command that starts Retinue from any folder."""
-    if shutil.which("retinue") is not None:
-        return ["retinue"]
-    called = Path(sys.argv[0]).absolute()
-    return [str(called)] if called.name == "retinue" else [sys.executable, "-P", "-m", "retinue"]
 
 
 async def _run_server(args: argparse.Namespace) -> int:
@@ -264,7 +256,7 @@ def _prepare_host(args: argparse.Namespace) -> Callable[[], Host]:
         Host,
         parts,
         start.project.all_profiles,
-        command=output.find_command(),
+        command=output.format_command(),
         profile=profile,
         wait_approvals=args.wait_approvals,
         reply_within=args.reply_within,

@@ -13,16 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
+from retinue.build.logs import open_reader
 from retinue.config.project import find_project
 from retinue.core.errors import ConfigError
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader
 from retinue.files.state_owner import verify_state_folder
 from retinue.log.lookup import find_run, resolve_recent
-from retinue.log.opening import open_reader
-from retinue.surfaces.cli.main import complain
+from retinue.surfaces.cli.main import FAILED, complain
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.safe import measure_width
 
@@ -72,12 +72,20 @@ def shorten_path(path: str, project: Path) -> str:
     return os.path.relpath(path) if Path(path).is_relative_to(project) else path
 
 
-def find_command() -> str:
-    """Return the command that starts Retinue from any folder: `retinue`, or its whole path if it is not on the PATH."""
-    called = Path(sys.argv[0])
-    if called.name != "retinue" or shutil.which("retinue") is not None:
-        return "retinue"
-    return shlex.quote(str(called.absolute()))
+def find_command() -> list[str]:
+    """Return the command that starts Retinue from any folder.
+
+    If `retinue` is not on the PATH, return its whole path, or the Python that runs it."""
+    if shutil.which("retinue") is not None:
+        return ["retinue"]
+    called = Path(sys.argv[0]).absolute()
+    return [str(called)] if called.name == "retinue" else [sys.executable, "-P", "-m", "retinue"]
+
+
+def format_command() -> str:
+    """Return the command for a hint to the user, which is short: `retinue` also stands for `python -m retinue`."""
+    words = find_command()
+    return shlex.join(words) if len(words) == 1 else "retinue"
 
 
 @contextmanager
@@ -90,6 +98,11 @@ def pause_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def exit_stuck(code: int = FAILED) -> NoReturn:
+    """End the process at once, because a thread hangs on the terminal. A normal exit would wait for it forever."""
+    os._exit(code)
 
 
 def print_warning(text: object) -> None:

@@ -18,7 +18,7 @@ from retinue.log.lookup import MOST_CANDIDATES, describe_origin
 from retinue.log.questions import find_closing
 from retinue.log.reading import iterate_events, wait_for_event
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.control_clients import find_clients, who
+from retinue.surfaces.cli.control_clients import describe_user, find_clients
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import format_question
 
@@ -133,7 +133,7 @@ async def describe_outcome(log: LogReader, approval: Approval) -> str:
 
 async def send_answer(project: screen.ProjectLog, chosen: Waiting, decision: Decision, *, surface: str) -> Answered:
     """Send an answer to the process that asks. If the process is gone, read from the log whose answer it took."""
-    about, by = chosen.approval, who()
+    about, by = chosen.approval, describe_user()
     try:
         return await chosen.client.answer(about.id, decision, by=by, digest=about.digest, surface=surface)
     except ControlUnreachable:

@@ -21,7 +21,7 @@ from retinue.core.results import Result
 from retinue.log.blocks import format_count
 from retinue.log.records import fold_records
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.live import drive
+from retinue.surfaces.cli.live import Display, drive
 from retinue.surfaces.cli.options import TREE_HELP, add_level_options
 from retinue.surfaces.cli.startup import choose_profile, make_printer
 from retinue.surfaces.printer import colors, safe
@@ -116,8 +116,7 @@ async def _run_replay(replay: Replay, printer: Printer) -> tuple[Result[Any], di
     shown = await drive(
         Parts(Path.cwd()),
         lambda control: control.spawn(*replay.primary),
-        printer=printer,
-        serve=False,
+        Display(printer=printer),
         make=lambda parts: make_replay_supervisor(replay, log, parts.project),
     )
     return shown.result, fold_records(await log.read(shown.result.tree))

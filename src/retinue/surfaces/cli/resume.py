@@ -38,7 +38,7 @@ from retinue.surfaces.printer.terminal import can_draw
 BeginInTree = Callable[[Control, ResumeOverrides], Awaitable[RunHandle]]
 STRICTER = "{tree} ran with runtime '{runtime}'; it goes on with '{current}' (--runtime {runtime} keeps it as it was)"
 TALKS = "{tree} is a conversation: resume it at a terminal, or with --detach, and then `retinue send` reaches it"
-ERRAND = (
+REQUEST_ANSWERED = (
     "{tree} was asked for through an outbox, and its request {request} is answered `disconnected` because its watcher "
     "was killed: what it does from here on stays in {workspace}"
 )
@@ -76,16 +76,16 @@ def execute_resume(args: argparse.Namespace) -> int:
         return resume_conversation(args, project, talk)
     start = prepare(args)
     found = asyncio.run(find_interrupted_tree(project.log, args.name))
-    _tell_of_errand(start.project.folder / ".retinue", found)
+    _warn_of_answered_request(start.project.folder / ".retinue", found)
     return run_in_tree(args, start, project, found, lambda control, overrides: control.resume(found.tree, overrides))
 
 
-def _tell_of_errand(state: Path, found: Listing) -> None:
+def _warn_of_answered_request(state: Path, found: Listing) -> None:
     """Warn if the tree was requested through an outbox. Its request was answered when the watcher was killed."""
     spawned = found.runs.runs[0].spawned
     request = parse_request_name(request_name(spawned.subagent_id))
     if request is not None and any((state / "outbox").glob(f"*/{request}")):
-        screen.print_warning(ERRAND.format(tree=found.tree, request=request, workspace=spawned.workspace))
+        screen.print_warning(REQUEST_ANSWERED.format(tree=found.tree, request=request, workspace=spawned.workspace))
 
 
 async def find_conversation(log: LogReader, name: str | None) -> Listing | None:

@@ -65,10 +65,10 @@ def execute_send(args: argparse.Namespace) -> int:
 
 async def _send(name: str, text: str, wait: float) -> tuple[RunRef, Receipt]:
     project, found = await screen.look_up(name, live=True)
-    far = await _explain_remote(project.log, found)
-    if far:
-        return found, Receipt("elsewhere", why=far)
-    client = await control_clients.reach(project, found)
+    reason = await _explain_remote(project.log, found)
+    if reason:
+        return found, Receipt("elsewhere", why=reason)
+    client = await control_clients.connect_to_run(project, found)
     if client is None:
         ended = await control_clients.find_ending(project.log, found)
         return found, Receipt("too_late", why=f"the run has ended: {ended.status if ended else 'unknown'}")
@@ -106,7 +106,7 @@ def execute_cancel(args: argparse.Namespace) -> int:
 
 async def _cancel(name: str) -> int:
     project, found = await screen.look_up(name, live=True)
-    client = await control_clients.reach(project, found)
+    client = await control_clients.connect_to_run(project, found)
     taken = False
     if client is not None:
         try:

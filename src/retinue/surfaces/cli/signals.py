@@ -52,11 +52,19 @@ class Signals:
         self._has_asked = False
 
     def __enter__(self) -> Signals:
-        for number in self._handled:
-            asyncio.get_running_loop().add_signal_handler(number, self._received, number)
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Handle signals from now on."""
+        for number in self._handled:
+            asyncio.get_running_loop().add_signal_handler(number, self._received, number)
+
+    def stop(self) -> None:
+        """Let signals have their usual effect again. Does nothing if they have it already."""
         for number in self._handled:
             asyncio.get_running_loop().remove_signal_handler(number)
 

@@ -116,7 +116,8 @@ async def _follow_live(project: screen.ProjectLog, tree: str, args: argparse.Nam
         if ended is not None:
             view.show_note(format_totals(view.activity.runs, time.time()))
     finally:
-        await live.close()
+        if not await live.close():
+            screen.exit_stuck()
     await _warn_interrupted(project, tree)
 
 

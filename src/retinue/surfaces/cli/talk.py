@@ -31,7 +31,8 @@ from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.conversation import Begin, Conversation
 from retinue.surfaces.cli.foreground import EXIT_CODES, FAILED, leave_session, redirect_output
-from retinue.surfaces.cli.live import catch_telemetry_warnings, load_control
+from retinue.surfaces.cli.host_process import open_process
+from retinue.surfaces.cli.live import catch_telemetry_warnings
 from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
 from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, add_level_options, add_options, add_primary_options
 from retinue.surfaces.cli.signals import Signals
@@ -119,10 +120,10 @@ def host_conversation(args: argparse.Namespace, start: StartUp, opening: Opening
     shell, code = split_process()
     if shell is None:
         return code
-    return asyncio.run(_Host(args, start, opening, shell).run())
+    return asyncio.run(_ConversationHost(args, start, opening, shell).run())
 
 
-class _Host:
+class _ConversationHost:
     """The process that hosts the runs of a conversation. `shell` is a socket to the process the shell waits for."""
 
     def __init__(self, args: argparse.Namespace, start: StartUp, opening: Opening, shell: socket.socket) -> None:
@@ -137,15 +138,10 @@ class _Host:
             opening = self._opening
             view = open_live_screen(level=self._level, after=opening.shown, submit=self._submit, header=opening.header)
             live = await screens.enter_async_context(view)
-            control = load_control(parts)
-            async with AsyncExitStack() as servers:
-                servers.push_async_callback(control.close)
-                await control.prepare(self._opening.profile, live.view.show_note)
-                if self._serves and parts.state is not None:
-                    from retinue.build.servers import serve_control
-
-                    await serve_control(servers, control, parts, live.view.show_note)
-                conversation = await self._hold(live, control)
+            process = open_process(parts, live.view.show_note, serves=self._serves, profile=opening.profile)
+            async with process as (control, signals):
+                conversation = await self._hold(live, control, signals)
+                signals.stop()
                 ending = await _read_ending(conversation)
                 await screens.aclose()
                 code = print_parting(conversation, *ending)
@@ -157,13 +153,13 @@ class _Host:
         if self._conversation is not None:
             self._conversation.submit(text)
 
-    async def _hold(self, live: LiveScreen, control: Control) -> Conversation:
+    async def _hold(self, live: LiveScreen, control: Control, signals: Signals) -> Conversation:
         """Run the conversation until the user leaves."""
-        with Signals() as signals, catch_telemetry_warnings():
+        with catch_telemetry_warnings():
             async with control.attend():
                 opening = self._opening
                 run = None if opening.resume is None else await opening.resume(control)
-                live.view.starting = ""
+                live.view.show_starting(is_starting=False)
                 conversation = self._conversation = Conversation(
                     live, control, signals, begin=opening.begin, known=opening.known, shown=opening.shown
                 )
@@ -196,7 +192,7 @@ async def attach_conversation(
         live = await screens.enter_async_context(
             open_live_screen(level=choose_level(args), submit=lambda text: held[0].submit(text) if held else None)
         )
-        live.view.starting = ""
+        live.view.show_starting(is_starting=False)
         with Signals() as signals:
             with suppress(RetinueError):  # if the process is gone, `hold` ends at once
                 await screens.enter_async_context(client.attend(ref.tree))
@@ -259,7 +255,7 @@ def split_process() -> tuple[socket.socket | None, int]:
     return None, _wait_for_second(child, ours)
 
 
-def _wait_for_second(child: int, way: socket.socket) -> int:
+def _wait_for_second(child: int, connection: socket.socket) -> int:
     """Wait until the second process `child` has ended or left the terminal, and return the exit code.
 
     The terminal sends Ctrl-C and Ctrl-Z to both processes, and this one ignores them. It stops itself only after the
@@ -277,8 +273,8 @@ def _wait_for_second(child: int, way: socket.socket) -> int:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, follow_child)
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
-    with way:
-        if way.recv(1):
+    with connection:
+        if connection.recv(1):
             return 0
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     code = os.waitstatus_to_exitcode(ended[0] if ended else os.waitpid(child, 0)[1])

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from retinue.build.logs import take_over_state
 from retinue.config import trust
 from retinue.config.files import read_text
 from retinue.config.ownership import find_other_owners
@@ -17,7 +18,6 @@ from retinue.config.project import OWNED_MARKS, SETTINGS_FILE, find_project, fin
 from retinue.config.settings import parse_settings, restrict
 from retinue.core.errors import ConfigError
 from retinue.files.state_owner import is_adoptable, name_user
-from retinue.log.opening import take_over_state
 from retinue.surfaces.cli import prompts
 from retinue.surfaces.printer import safe
 

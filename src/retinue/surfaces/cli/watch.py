@@ -5,23 +5,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from retinue.build.parts import MAIN, Parts, adapt_to_watcher, find_profile
-from retinue.build.servers import serve_control
-from retinue.build.supervisor import open_control
 from retinue.concurrency import TaskOwner, run_until_first
 from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import OutboxWatcher
+from retinue.core.control import Control
 from retinue.core.events import Delta
 from retinue.core.messages import RunRef
 from retinue.protocol.inherited_limits import read_process_limits
-from retinue.surfaces.cli.live import ServerScreen, kill_trees
+from retinue.surfaces.cli.host_process import kill_trees, open_process
+from retinue.surfaces.cli.live import ServerScreen
 from retinue.surfaces.cli.options import add_level_options, add_options, parse_seconds
 from retinue.surfaces.cli.prompts import at_terminal
-from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.cli.startup import check_sandbox, make_printer, prepare, require_model
 from retinue.surfaces.printer.approver import TerminalApprover
 from retinue.surfaces.printer.printer import Printer
@@ -66,26 +64,20 @@ def execute_watch(args: argparse.Namespace) -> int:
     start = replace(start, parts=adapt_to_watcher(start.parts))
     require_model(start, start.parts.profiles)
     start = check_sandbox(start, MAIN)
-    asyncio.run(_Host(args, start.parts, make_printer(args)).serve())
+    asyncio.run(_watch_outbox(args, start.parts, make_printer(args)))
     return 0
 
 
-class _Host:
-    """The watcher of an outbox, with its Control, control server and screen."""
-
-    def __init__(self, args: argparse.Namespace, parts: Parts, printer: Printer) -> None:
-        terminal = at_terminal()
-        self._args = args
-        self._parts = replace(parts, approver=TerminalApprover(printer)) if terminal else parts
-        self._screen = ServerScreen(printer, in_thread=not terminal)
-        self._printing = TaskOwner()
-
-    async def serve(self) -> None:
-        parts, args, say, stop = self._parts, self._args, self._screen.say, asyncio.Event()
-        control = self._control = open_control(parts)
-        async with AsyncExitStack() as servers:
-            servers.push_async_callback(self._end)
-            assert parts.state is not None
+async def _watch_outbox(args: argparse.Namespace, parts: Parts, printer: Printer) -> None:
+    """Run the subagents that are requested through the outbox, until Ctrl-C."""
+    terminal, stop = at_terminal(), asyncio.Event()
+    screen = _RequestScreen(printer, in_thread=not terminal)
+    say = screen.say
+    if terminal:
+        parts = replace(parts, approver=TerminalApprover(printer))
+    assert parts.state is not None
+    try:
+        async with open_process(parts, say, serves=not args.no_control, prepares=False) as (control, signals):
             hosting = Hosting(
                 outbox=args.outbox,
                 roots=args.allow_root,
@@ -95,31 +87,40 @@ class _Host:
                 limits=parts.limits,
                 timeouts=parts.timeouts,
                 say=say,
-                begun=self._show,
+                begun=lambda ref, text: screen.show_run(control, ref, text),
                 caller=read_process_limits(os.environ),
             )
             watcher = OutboxWatcher(control, hosting)
-            if not args.no_control:
-                await serve_control(servers, control, parts, say)
-            with Signals() as signals:
-                signals.aim(stop.set, lambda: kill_trees(control), say)
-                say(f"watching {args.outbox} ({parts.runtime}); Ctrl-C stops")
-                try:
-                    await run_until_first([watcher.watch(), stop.wait()])
-                finally:
-                    await watcher.close()
+            signals.aim(stop.set, lambda: kill_trees(control), say)
+            say(f"watching {args.outbox} ({parts.runtime}); Ctrl-C stops")
+            try:
+                await run_until_first([watcher.watch(), stop.wait()])
+            finally:
+                await watcher.close()
+                signals.stop()
+    finally:
+        await screen.close()
 
-    async def _end(self) -> None:
-        await self._control.close()
+
+class _RequestScreen(ServerScreen):
+    """A screen that prints the runs of all requests."""
+
+    def __init__(self, printer: Printer, *, in_thread: bool) -> None:
+        super().__init__(printer, in_thread=in_thread)
+        self._printing = TaskOwner()
+
+    def show_run(self, control: Control, ref: RunRef, text: str) -> None:
+        """Print a line about a new run with the task `text`, and its events from now on."""
+        self.begin_tree(ref.tree, f"{ref.label}: {ref.agent} runs as {ref.tree}: {text[:200]}")
+        self._printing.start(self._print(control, ref.tree, ref.label))
+
+    async def close(self) -> None:
+        """Wait a short time for the last events, and end the print thread."""
         await self._printing.wait(1)
-        self._screen.thread.close()
+        self.thread.close()
 
-    def _show(self, ref: RunRef, text: str) -> None:
-        self._screen.begin_tree(ref.tree, f"{ref.label}: {ref.agent} runs as {ref.tree}: {text[:200]}")
-        self._printing.start(self._print(ref.tree, ref.label))
-
-    async def _print(self, tree: str, label: str) -> None:
-        async for event in self._control.watch(tree):
+    async def _print(self, control: Control, tree: str, label: str) -> None:
+        async for event in control.watch(tree):
             if not isinstance(event, Delta):
-                await self._screen.thread.enqueue(self._screen.print_event, event, label)
-        await self._screen.thread.drain()
+                await self.thread.enqueue(self.print_event, event, label)
+        await self.thread.drain()

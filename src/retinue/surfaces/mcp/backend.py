@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
+from retinue.build.logs import open_reader
 from retinue.build.parts import MAIN, Parts
 from retinue.build.servers import serve_control
 from retinue.build.supervisor import open_control
@@ -19,7 +20,6 @@ from retinue.core.messages import ASKER, RunRef
 from retinue.core.ports import Receipt, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.log.listing import load_listing, load_listings
-from retinue.log.opening import open_reader
 from retinue.log.reading import wait_until_read
 from retinue.log.runs import describe_view
 from retinue.protocol.subagent_tools import KnownRun, find_known

@@ -136,7 +136,7 @@ class TerminalApprover:
         self._current: _Waiting | None = None
         self._is_open = False
         self._is_leaving = False
-        printer.on_asked = self._mark_shown
+        printer.report_questions(self.mark_shown)
 
     def leave(self) -> None:
         """Record that the user is leaving. Questions cancelled from now on stay open on other terminals, so the
@@ -172,7 +172,8 @@ class TerminalApprover:
         self._current = waiting
         waiting.turn.set()
 
-    def _mark_shown(self, approval_id: str) -> None:
+    def mark_shown(self, approval_id: str) -> None:
+        """Ask a question from now on, because everything before it is on the screen."""
         waiting = self._waiting.get(approval_id)
         if waiting is not None:
             waiting.shown.set()

@@ -62,7 +62,7 @@ async def edit_in_editor(command: list[str], args: dict[str, Any], *, fd: int) -
 
 async def _end_editor(process: asyncio.subprocess.Process) -> None:
     """End the editor when the question is no longer open. SIGTERM comes first, so that the editor can restore the
-    screen."""
+    screen. `processes.group` cannot end it: a program in a session of its own could not use the terminal."""
     with suppress(ProcessLookupError):
         if process.returncode is None:
             process.terminate()

@@ -65,10 +65,10 @@ class LiveView:
     ) -> None:  # fmt: skip
         self.activity = Activity(tree)
         self.input = InputLine()
-        self.header: Header | None = None  # until the run has started
+        self._header: Header | None = None  # until the run has started
         self._printed_header: Header | None = None
-        self.starting = "starting"
-        self.hint = ""  # text of the surface above the status bar
+        self._is_starting = True
+        self._hint = ""  # text of the surface above the status bar
         self._screen = screen
         self._level = level
         self._after = after
@@ -83,9 +83,10 @@ class LiveView:
         self._began = time.time()
         self._has_space = True  # the last lasting line is blank, or there is none
         self._rendered = 0
-        screen.compose = self._compose
-        screen.on_drawn = lambda mark: self.panel.arm_later(mark, is_typing=lambda: bool(self.input.text))
-        screen.terminal.on_key = self.press_key
+        screen.draw_bottom(
+            self._compose, lambda mark: self.panel.arm_later(mark, is_typing=lambda: bool(self.input.text))
+        )
+        screen.terminal.report_keys(self.press_key)
 
     # Events and notes
 
@@ -110,6 +111,19 @@ class LiveView:
     def show_tree(self, tree: str) -> None:
         """Show `tree` from its first event on."""
         self.activity, self._entries, self._receipts = Activity(tree), Entries(), Receipts()
+        self._screen.request_redraw()
+
+    def show_header(self, header: Header) -> None:
+        """Show `header` until the run has started."""
+        self._header = header
+
+    def show_starting(self, *, is_starting: bool) -> None:
+        """Show that a run is being started, until it has started. A new view shows it."""
+        self._is_starting = is_starting
+
+    def show_hint(self, text: str) -> None:
+        """Show a text of the surface above the status bar, or none if `text` is empty."""
+        self._hint = text
         self._screen.request_redraw()
 
     def show_note(self, text: str) -> None:
@@ -221,10 +235,10 @@ class LiveView:
         run = self.activity.runs.runs.get(0)
         if run is None:
             return
-        header = read_header(run, event.tree, runtime=None if self.header is None else self.header.runtime)
+        header = read_header(run, event.tree, runtime=None if self._header is None else self._header.runtime)
         if header is None or header == self._printed_header:
             return
-        self.header, self._printed_header = None, header
+        self._header, self._printed_header = None, header
         if event.seq > self._after:
             for line in header.layout_lines(self._screen.terminal.size[0]):
                 self._print_spans(line)
@@ -347,19 +361,19 @@ class LiveView:
 
     def _layout_header(self, columns: int) -> Sequence[Line]:
         """Return the header of a run that has not started yet. Afterwards it is among the lasting lines."""
-        if self.header is None:
+        if self._header is None:
             return []
-        return msgspec.structs.replace(self.header, tree=self.activity.runs.tree).layout_lines(columns)
+        return msgspec.structs.replace(self._header, tree=self.activity.runs.tree).layout_lines(columns)
 
     def _layout_work(self, columns: int, room: int, now: float) -> list[Line]:
         if room <= 0:
             return []
         frame = SPINNER[int(now / SPINNER_SECONDS) % len(SPINNER)]
         works = self.activity.list_work()
-        if not self.activity.runs.runs and not self.starting:
+        if not self.activity.runs.runs and not self._is_starting:
             return []
         if not self.activity.runs.runs:
-            return [(("mark", f"{frame} "), ("faint", f"{self.starting} {format_elapsed(now - self._began)}"))]
+            return [(("mark", f"{frame} "), ("faint", f"starting {format_elapsed(now - self._began)}"))]
         shown = works[: min(MOST_WORK, room - (len(works) > min(MOST_WORK, room)))]
         spare = room - len(shown) - 1
         lines: list[Line] = []
@@ -373,7 +387,7 @@ class LiveView:
 
     def _layout_status(self, columns: int, now: float) -> list[Line]:
         lines: list[Line] = (
-            [(("faint", piece),) for piece in safe.wrap_line(self.hint, columns, at_words=True)] if self.hint else []
+            [(("faint", piece),) for piece in safe.wrap_line(self._hint, columns, at_words=True)] if self._hint else []
         )
         status = format_status(self.activity.measure_totals(now), width=columns)
         return [*lines, (("faint", status),)] if self.activity.runs.runs else lines

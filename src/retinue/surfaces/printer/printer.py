@@ -36,21 +36,25 @@ _QUIET_KINDS = frozenset({"approval.asked", "approval.decided", "run.ended", "wa
 
 
 class Printer:
-    """A printer of events, questions and notes. An approver that shows questions itself sets `on_asked`. The printer
-    calls `on_asked` with the id of each question when it reaches the question's place among the blocks."""
+    """A printer of events, questions and notes."""
 
     def __init__(self, stream: colors.Stream, *, level: Level = "normal", color: bool | None = None) -> None:
         self.level: Level = level
         self.color = colors.wants_color(stream) if color is None else color
         self._wraps = colors.is_terminal(stream)
         self.shows_deltas = self.color and self._wraps and level != "quiet"
-        self.on_asked: Callable[[str], None] | None = None
+        self._on_asked: Callable[[str], None] | None = None
         self._output = _Output(stream)
         self._blocks = Blocks()
         self._prompt = ""
         self._spoken: dict[int, Delta] = {}  # by run: the end of the text it is producing
         self._has_status = False  # the last line shows a status
         self._is_loose = False  # no blank line follows the last printed text
+
+    def report_questions(self, on_asked: Callable[[str], None]) -> None:
+        """Call `on_asked` with the id of each question at the question's place among the blocks, instead of printing
+        it. For an approver that shows questions itself."""
+        self._on_asked = on_asked
 
     def check_output(self) -> None:
         """Raise BrokenPipeError if the reader is gone, or OutputFailed if the output cannot be written."""
@@ -64,8 +68,8 @@ class Printer:
         block = self.recall_event(event)
         if block is None:
             return False
-        if block.kind == "approval.asked" and self.on_asked is not None:
-            self.on_asked(getattr(event.body, "approval_id", ""))
+        if block.kind == "approval.asked" and self._on_asked is not None:
+            self._on_asked(getattr(event.body, "approval_id", ""))
             return False
         brief = self.level == "quiet" and block.kind not in _QUIET_KINDS
         if (brief and not block.brief) or (block.is_detail and self.level == "quiet"):
@@ -199,7 +203,7 @@ class PrintThread:
     `in_thread`, work is done immediately, as a screen with questions needs."""
 
     def __init__(self, *, in_thread: bool = True) -> None:
-        self._thread = ThreadPoolExecutor(1, "retinue-screen") if in_thread else None
+        self._thread = ThreadPoolExecutor(1, "retinue-printer") if in_thread else None
         self._last: Future[Any] | None = None
         self._enqueued = 0
         self._closed = False

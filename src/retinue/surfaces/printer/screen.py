@@ -45,15 +45,15 @@ class Bottom(msgspec.Struct, frozen=True):
 
 
 class Screen:
-    """A screen on a terminal that it owns. `compose` returns the bottom for a number of columns and rows. `tasks`
-    holds work that the user started with a key, such as an editor; the work ends with the screen."""
+    """A screen on a terminal that it owns. `tasks` holds work that the user started with a key, such as an editor; the
+    work ends with the screen."""
 
     def __init__(self, terminal: Terminal, *, color: bool) -> None:
         self.terminal = terminal
         self.color = color
         self.tasks = TaskOwner()
         self.compose: Callable[[int, int], Bottom] = lambda columns, rows: Bottom()
-        self.on_drawn: Callable[[object], object] = lambda mark: None
+        self._on_drawn: Callable[[object], object] = lambda mark: None
         self._lasting: list[str] = []
         self._drawn = _Drawn()
         self._shown: object = None  # the size and the bottom of the last frame
@@ -63,9 +63,15 @@ class Screen:
         self._is_urgent = False
         self._is_open = False
         self._thread = ThreadPoolExecutor(1, "retinue-screen")
-        terminal.on_resize = self._settle
-        terminal.on_return = self.request_redraw
-        terminal.on_away = self._erase_now
+        terminal.report_changes(on_resize=self._settle, on_away=self._erase_now, on_return=self.request_redraw)
+
+    def draw_bottom(
+        self, compose: Callable[[int, int], Bottom], on_drawn: Callable[[object], object] = lambda mark: None
+    ) -> None:
+        """Draw the bottom that `compose` returns for a number of columns and rows, from the next frame on.
+
+        Call `on_drawn` with the mark of each bottom that is on the terminal."""
+        self.compose, self._on_drawn = compose, on_drawn
 
     def open(self) -> None:
         """Take the terminal and start drawing."""
@@ -159,7 +165,7 @@ class Screen:
         if self._writing is writing:
             self._writing = None
         if bottom is not None and bottom.mark is not None:
-            self.on_drawn(bottom.mark)
+            self._on_drawn(bottom.mark)
         if not self._is_open:
             return
         if self._is_due or self._lasting:

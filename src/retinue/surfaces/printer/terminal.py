@@ -24,6 +24,7 @@ from retinue.surfaces.printer.keys import Key, KeyParser, Paste
 
 ESCAPE_SECONDS = 0.05  # a terminal sends the rest of an escape sequence faster than a person types
 FOREGROUND_SECONDS = 0.25
+LEAVE_SECONDS = 1.0
 COLUMNS, ROWS = 80, 24
 ENTER_SEQUENCE = "\x1b[?2004h"  # bracketed paste: pasted text arrives between two markers
 LEAVE_SEQUENCE = "\x1b[?2004l\x1b[?25h\x1b[?7h"
@@ -42,19 +43,16 @@ def can_draw(input_fd: int = 0, output_fd: int = 2, environment: Mapping[str, st
 
 
 class Terminal:
-    """A terminal that reports keys. Belongs to one event loop.
-
-    `on_key` gets every key and paste. `on_resize` is called when the size may have changed, `on_away` before another
-    program gets the terminal, `on_return` after the terminal is back, and `on_closed` when no more keys can arrive."""
+    """A terminal that reports keys and changes. Belongs to one event loop."""
 
     def __init__(self, *, input_fd: int = 0, output_fd: int = 2) -> None:
         self.output_fd = output_fd
         self.is_away = True
-        self.on_key: Callable[[Key | Paste], object] = lambda _: None
-        self.on_resize: Callable[[], object] = lambda: None
-        self.on_away: Callable[[], object] = lambda: None
-        self.on_return: Callable[[], object] = lambda: None
-        self.on_closed: Callable[[], object] = lambda: None
+        self._on_key: Callable[[Key | Paste], object] = lambda _: None
+        self._on_resize: Callable[[], object] = lambda: None
+        self._on_away: Callable[[], object] = lambda: None
+        self._on_return: Callable[[], object] = lambda: None
+        self._on_closed: Callable[[], object] = lambda: None
         self._input_fd = input_fd
         self._modes: list[Any] | None = None
         self._is_lent = False
@@ -68,6 +66,19 @@ class Terminal:
             signal.SIGCONT: self._return,
             signal.SIGQUIT: self._quit,
         }
+
+    def report_keys(
+        self, on_key: Callable[[Key | Paste], object], *, on_closed: Callable[[], object] = lambda: None
+    ) -> None:
+        """Call `on_key` for every key and paste from now on, and `on_closed` when no more keys can arrive."""
+        self._on_key, self._on_closed = on_key, on_closed
+
+    def report_changes(
+        self, *, on_resize: Callable[[], object], on_away: Callable[[], object], on_return: Callable[[], object]
+    ) -> None:
+        """Call `on_resize` when the size may have changed, `on_away` before another program gets the terminal, and
+        `on_return` after the terminal is back."""
+        self._on_resize, self._on_away, self._on_return = on_resize, on_away, on_return
 
     @property
     def size(self) -> tuple[int, int]:
@@ -104,7 +115,8 @@ class Terminal:
         self.is_away = True
         with suppress(RuntimeError, ValueError, OSError):  # the event loop is gone
             asyncio.get_running_loop().remove_reader(self._input_fd)
-        self.write(LEAVE_SEQUENCE)
+        if self._takes_output():
+            self.write(LEAVE_SEQUENCE)
         with suppress(termios.error):
             termios.tcsetattr(self._input_fd, termios.TCSANOW, self._modes or [])
 
@@ -136,6 +148,13 @@ class Terminal:
         with suppress(OSError):
             write_all(self.output_fd, text.encode("utf-8", "backslashreplace"))
 
+    def _takes_output(self) -> bool:
+        """Return True if the terminal takes output within `LEAVE_SECONDS`. A write to one that is stopped would never
+        return."""
+        waiting = select.poll()
+        waiting.register(self.output_fd, select.POLLOUT)
+        return bool(waiting.poll(LEAVE_SECONDS * 1000))
+
     def _enter(self) -> None:
         if self._modes is None or not _is_foreground(self._input_fd):
             return
@@ -148,7 +167,7 @@ class Terminal:
             termios.tcsetattr(self._input_fd, termios.TCSANOW, modes)
             asyncio.get_running_loop().add_reader(self._input_fd, self._read)
         except (termios.error, OSError, ValueError):
-            self.on_closed()
+            self._on_closed()
             return
         self.is_away = False
         self._early_bytes = _count_waiting(self._input_fd)
@@ -156,7 +175,7 @@ class Terminal:
 
     def _leave(self) -> None:
         if not self.is_away:
-            self.on_away()
+            self._on_away()
             self.restore()
 
     def _return(self) -> None:
@@ -169,7 +188,7 @@ class Terminal:
         if self.is_away:
             self._returning = asyncio.get_running_loop().call_later(FOREGROUND_SECONDS, self._return)
         else:
-            self.on_return()
+            self._on_return()
 
     def _cancel_return(self) -> None:
         if self._returning is not None:
@@ -182,7 +201,7 @@ class Terminal:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def _resize(self) -> None:
-        self.on_resize()
+        self._on_resize()
 
     def _quit(self) -> None:
         self._leave()
@@ -195,7 +214,7 @@ class Terminal:
             return
         if not data:
             asyncio.get_running_loop().remove_reader(self._input_fd)
-            self.on_closed()
+            self._on_closed()
             return
         if self._early_bytes:  # typed before open(), when the terminal still turned Enter into a line feed
             early, self._early_bytes = self._early_bytes, max(0, self._early_bytes - len(data))
@@ -213,7 +232,7 @@ class Terminal:
 
     def _pass_on(self, keys: list[Key | Paste]) -> None:
         for key in keys:
-            self.on_key(key)
+            self._on_key(key)
 
 
 def _count_waiting(fd: int) -> int:
