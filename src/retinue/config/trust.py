@@ -108,7 +108,7 @@ def _write_record(place: Path | None, about: Mapping[str, Any]) -> None:
     except OSError as error:
         raise Place(str(place)).error(f"cannot be written: {error.strerror or error}") from None
     except RetinueError as error:
-        raise Place(str(place)).error(str(error)) from None
+        raise Place(str(place)).error(f"cannot be written: {error}") from None
 
 
 def _normalize_text(text: str) -> str:
