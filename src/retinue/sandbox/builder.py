@@ -25,7 +25,6 @@ import msgspec
 
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Caps
-from retinue.files.private import make_private_folder
 from retinue.files.reserved import GIT_FOLDER, STATE_FOLDER
 from retinue.files.scratch import make_scratch_folder
 from retinue.files.trees import give_folder
@@ -191,11 +190,11 @@ def make_probe_box() -> Iterator[tuple[Box, str]]:
         hidden = folder / "project" / STATE_FOLDER
         own = hidden / "runs" / "probe"
         for name in ("workspace", "outputs", "host_outputs"):
-            make_private_folder(own / name)
+            (own / name).mkdir(parents=True)
+        for made in (hidden.parent, *hidden.parent.rglob("*")):
+            made.chmod(0o755)  # whatever the umask: only the sandbox hides the secret, not the mode of a folder
         secret = hidden / "secret"
         secret.touch()
-        for shown in (hidden.parent, hidden):  # so that only the sandbox hides the secret, not the mode of a folder
-            shown.chmod(0o755)
         box = Box(
             tree="probe",
             workspace=str(own / "workspace"),
