@@ -28,6 +28,7 @@ from retinue.core.results import WITHOUT_WORDS, Result
 from retinue.files.content import write_all
 from retinue.files.failpoints import reach_failpoint
 from retinue.files.mailbox import Mailbox, UnreadableMessage
+from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
 from retinue.protocol import outbox as wire
 from retinue.workspaces.delegated import AllowedRoots, DelegatedWorkspace, RefusedPath
@@ -153,9 +154,8 @@ class DelegationRequest:
     async def _spawn(
         self, request: wire.Request, profile: Profile, readable: list[tuple[str, str]]
     ) -> tuple[RunHandle, Path]:
-        """Spawn a primary whose workspace starts from the copy, within the limits of the request and of the host.
-        Return the run and its workspace. The run may reach the hosts in `profile.network`, or no host if that is not
-        set."""
+        """Spawn a primary in the copied workspace, within the limits of the request and of the host. Return the run
+        and its workspace. The run may reach the hosts in `profile.network`, or no host if that is not set."""
         there = [f"{request.workspace} is your workspace", *(f"{path} is {copy}" for path, copy in readable)]
         task = Task(
             request.task,
@@ -165,11 +165,17 @@ class DelegationRequest:
             subagent_id=request.subagent_id or self._name,
             label=self._name,
             timeout_seconds=_choose_timeout(request, profile.limits, self._host),
-            starts_from=str(self._copies.path),
         )
         placed = replace(profile, workspace="scratch", network=profile.network or "none")
         run = await self._control.spawn(placed, task, caller=narrow_caller(self._host.caller, request.limits))
-        return run, Path((await self._control.describe_run(run.tree)).workspace)
+        workspace = Path((await self._control.describe_run(run.tree)).workspace)
+        try:  # a Control in this process has not suspended since `spawn`, so the run has taken no step yet
+            make_private_folder(workspace.parent)
+            self._copies.path.rename(workspace)
+        except (OSError, RetinueError) as error:
+            await self._control.cancel(run.ref.tree)
+            raise RefusedPath(f"its workspace could not be made: {error}") from None
+        return run, workspace
 
     async def _stream(self, tree: str) -> None:
         """Write the events of the tree to the outbox. A write error does not stop the run."""
@@ -196,8 +202,6 @@ class DelegationRequest:
 
     def _copy_back(self, request: wire.Request, workspace: Path) -> None:
         """Copy the changes of the run back. The run's version wins; the notes name the files it replaced."""
-        if not workspace.is_dir():
-            return  # no call of the run needed it, so it was never made
         try:
             with self._roots.open_path(request.workspace, what="workspace") as target:
                 self._notes += self._copies.bring_back(workspace, target)

@@ -263,10 +263,9 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     """A task for an agent.
 
     `context` goes into the system prompt. `context_paths` are readable, never writable. `files` are copied into the
-    workspace before the run begins. The scratch workspace of a primary starts with the files of the folder
-    `starts_from`, if that is set. `request` is the request of the client that gave the task. A `conversation` does not
-    end with its answer: its run waits for the next message until the conversation is ended. With `refine` the members
-    of a team go on until all have voted. With `rounds` a primary answers several times."""
+    workspace before the run begins. `request` is the request of the client that gave the task. A `conversation` does
+    not end with its answer: its run waits for the next message until the conversation is ended. With `refine` the
+    members of a team go on until all have voted. With `rounds` a primary answers several times."""
 
     text: str
     context: str = ""
@@ -282,7 +281,6 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     conversation: bool = False
     refine: bool = False
     rounds: Rounds | None = None
-    starts_from: str = ""
 
     def __post_init__(self) -> None:
         if self.subagent_id or self.label or not (self.text.isascii() and self.context.isascii()):

@@ -48,7 +48,6 @@ NO_ROUNDS = Warned(
 )
 RESERVED = "Cannot spawn subagent '{name}': Retinue runs it itself, between the rounds of the primary."
 NO_CONVERSATION = "profile {name!r} cannot hold a conversation: that needs a model and no output type"
-NO_SCRATCH = "profile {name!r} has no scratch workspace, so its workspace cannot start from a folder"
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -136,8 +135,6 @@ class Spawner:
             raise ConfigError(NO_CONVERSATION.format(name=plan.profile.name))
         if task.conversation and task.rounds is not None:
             raise ConfigError("a conversation cannot work in rounds: leave one of them out")
-        if task.starts_from and (plan.team is not None or plan.profile.workspace != "scratch"):
-            raise ConfigError(NO_SCRATCH.format(name=plan.profile.name))
         whole, primary, kept = self._merge_limits(plan.profile.limits, limits, narrow, caller)
         if primary.depth == 0:
             plan = self._ports.planner.plan(profile, task=task, parent=None, can_spawn=False)
@@ -467,8 +464,7 @@ def make_folders(
         snapshots = ""  # nobody reads them: it has no siblings and no evaluator
     with_parent = (above, *others) if task.include_parent_workspace else others
     if kind == "scratch":
-        starts_from = task.starts_from if parent is None else ""
-        return RunFolders(own, workspace, with_parent, None, snapshots, parent=folders_above, starts_from=starts_from)
+        return RunFolders(own, workspace, with_parent, None, snapshots, parent=folders_above)
     source_workspace, source = _find_source(state, parent, kind)
     if not (sandboxed and above == state.project):
         # A sandboxed copy of the project must not show the project itself, with its ignored files and git settings.

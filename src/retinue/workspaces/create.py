@@ -128,7 +128,7 @@ class Workspaces:
                 link.emit(Warned(f"not in the workspace: {skipped}", code="workspace_skipped"))
 
     def prepare_scratch(self, folders: RunFolders, stop: threading.Event) -> Skipped:
-        """Fill a run's empty scratch folder with the files of the folder it starts from. Returns the skipped entries.
+        """Fill a run's empty scratch folder with the files of the run it continues. Returns the skipped entries.
 
         A folder that is not empty stays as it is. The copy is atomic: the folder gets all files or none."""
         if not is_empty_folder(folders.path) or is_empty_folder(folders.starts_from):

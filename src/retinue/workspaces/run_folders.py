@@ -59,7 +59,7 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
 
     `workspace_copy` describes a copied workspace, and `is_made` is True once the workspace was created. `snapshots`
     holds the run's files for its siblings. `parent` is the RunFolders of the parent run. `hidden_paths` are path
-    patterns that searches skip. `starts_from` is the folder whose files a new scratch folder starts with."""
+    patterns that searches skip. `starts_from` is the scratch folder whose files a new scratch folder starts with."""
 
     own: str
     path: str

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,8 @@ import pytest
 from retinue import Limits
 from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import HELD, OutboxWatcher
-from retinue.core.control import Control, RunHandle
-from retinue.core.errors import ConfigError
 from retinue.core.events import Inbox, RunSpawned
 from retinue.core.limits import Timeouts
-from retinue.core.profiles import Task
 from retinue.files.mailbox import Mailbox
 from tests.remote.outbox.kit import FlatPrices, answer, ask, explorer, hashes, put, until
 from tests.sandbox.hosts import Host, host
@@ -300,9 +296,9 @@ async def test_two_watchers_are_one(work: Path, tmp_path: Path) -> None:
         await second.close()
 
 
-def _hosting(there: Host, work: Path, state: Path, said: list[str], outbox: Path | None = None) -> Hosting:
+def _hosting(there: Host, work: Path, state: Path, said: list[str]) -> Hosting:
     return Hosting(
-        outbox=outbox or there.outbox,
+        outbox=there.outbox,
         roots=[work],
         project=state,
         state=state,
@@ -365,63 +361,6 @@ async def test_what_a_run_changes_is_brought_back_and_nothing_else(work: Path) -
     assert (work / "deep" / "kept").read_text() == "keptmore\n"
     assert (work.parent / "secret" / "linked").read_text() == "kept"  # a new file took the place of the name
     assert os.access(work / "new" / "er" / "f", os.X_OK)
-
-
-class LateControl:
-    """A Control whose `spawn` returns when the run has ended, as over a slow connection."""
-
-    def __init__(self, control: Control) -> None:
-        self._control = control
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._control, name)
-
-    async def spawn(self, *args: Any, **options: Any) -> RunHandle:
-        run = await self._control.spawn(*args, **options)
-        await run.result()
-        return run
-
-
-async def test_a_run_finds_the_copied_files_however_late_its_spawn_is_answered(work: Path, tmp_path: Path) -> None:
-    (work / "notes.txt").chmod(0o755)
-    (work / "gone").mkdir()
-    (work / "gone" / "old").write_text("old")
-    replies = [call("shell", command="cat notes.txt; rm -r gone; echo two > added"), {"text": "{{last_result}}"}]
-    async with inherited(work, profiles=[explorer(replies)]) as there:
-        outbox = tmp_path / "box"
-        outbox.mkdir()
-        hosting = replace(_hosting(there, work, tmp_path / "other", [], outbox), find=lambda _: explorer(replies))
-        watcher: Any = OutboxWatcher(LateControl(there.supervisor), hosting)  # type: ignore[arg-type]
-        watching = asyncio.create_task(watcher.watch())
-        ask(outbox, "a", workspace=str(work))
-        said = await answer(outbox, "a")
-        watching.cancel()
-        await asyncio.wait([watching])
-        await watcher.close()
-    assert (said["status"], said.get("warning", "")) == ("done", "")
-    assert "one" in said["final_response"]
-    assert {path.name for path in work.iterdir()} == {"notes.txt", "added"}
-    assert os.access(work / "notes.txt", os.X_OK)
-
-
-@pytest.mark.parametrize("files", [True, False])
-async def test_a_run_that_needs_no_workspace_changes_nothing(work: Path, files: bool) -> None:
-    if not files:
-        (work / "notes.txt").unlink()
-    before = hashes(work)
-    async with inherited(work, profiles=[explorer([{"text": "nothing to do"}])]) as there:
-        ask(there.outbox, "a", workspace=str(work))
-        said = await answer(there.outbox, "a")
-        assert (said["final_response"], said.get("warning", "")) == ("nothing to do", "")
-    assert hashes(work) == before
-
-
-async def test_a_profile_without_a_scratch_workspace_starts_from_no_folder(work: Path) -> None:
-    async with inherited(work) as there:
-        for kind in ("shared", "copy"):
-            with pytest.raises(ConfigError, match="no scratch workspace"):
-                await there.supervisor.spawn(explorer(workspace=kind), Task("go", starts_from=str(work)))
-        assert list(there.supervisor.trees) == []
 
 
 async def test_context_is_a_copy_that_is_read_and_named(work: Path) -> None:
