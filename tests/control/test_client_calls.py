@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from retinue.core.control import ClientOptions
-from retinue.core.errors import RetinueError, ToolError
+from retinue.core.errors import Limited, RetinueError, ToolError
 from retinue.core.events import Event, ToolCall, ToolResult
 from retinue.core.messages import Call
 from retinue.core.ports import Outcome
@@ -28,11 +28,16 @@ async def test_a_client_records_work_that_fails_and_work_that_is_given_up(tmp_pa
         await asyncio.get_running_loop().create_future()
         raise AssertionError
 
+    async def stop() -> Outcome:
+        raise Limited("the budget is spent")
+
     async with house(tmp_path, script={}) as h:
         c = h.supervisor
         client = await c.open_client(ClientOptions(name="caller", task="somebody"))
         with pytest.raises(RetinueError, match="it went wrong"):
             await client.call_tool(Call("call_1", "own", {}), rules_of=SPAWN.name, work=fail)
+        with pytest.raises(Limited):
+            await client.call_tool(Call("call_3", "own", {}), rules_of=SPAWN.name, work=stop)
         call = asyncio.ensure_future(client.call_tool(Call("call_2", "own", {}), rules_of=SPAWN.name, work=hang))
         await begun.wait()
         call.cancel()
@@ -40,7 +45,9 @@ async def test_a_client_records_work_that_fails_and_work_that_is_given_up(tmp_pa
         await client.close()
         events = [item async for item in c.watch(client.tree) if isinstance(item, Event)]
         results = [event.body for event in events if isinstance(event.body, ToolResult)]
-        assert [(body.text, body.success) for body in results] == [("it went wrong", False), (CALL_GIVEN_UP, False)]
+        given_up = (CALL_GIVEN_UP, False)
+        assert [(body.text, body.success) for body in results] == [("it went wrong", False), given_up, given_up]
+        assert c.trees.get(client.tree) is None
 
 
 async def test_the_log_has_the_call_of_a_client_like_any_other_call(tmp_path: Path) -> None:

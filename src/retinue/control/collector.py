@@ -82,6 +82,11 @@ class AdoptedRun(Protocol):
 class Adoption(Protocol):
     """The runs of one server in one tree."""
 
+    @property
+    def is_over(self) -> bool:
+        """True if the tree has ended."""
+        ...
+
     def anchor(self, key: str, run: int) -> None:
         """Take reports about runs below a run of ours, and none about that run itself."""
         ...
@@ -398,7 +403,7 @@ class Collector(Listener):
             return None
         name, place = run.server.name, (run.server.secret, run.tree)
         adoption = self._adoptions.get(place)
-        if adoption is None:
+        if adoption is None or adoption.is_over:
             peer = Peer(runtime=RUNTIME, who=f"server '{name}'", where=f"in the MCP server '{name}'", server=name)
             adoption = self._down.runs.adopt_runs(run.tree, peer, _ServerRuns(self._runs), bounds=BOUNDS)
             if adoption is None:

@@ -349,7 +349,8 @@ class ClientHandle(RunHandle):
 
         The log gets the call and its result as events of the client's run. Raises ToolError, and logs nothing, if a
         rule forbids the tool `rules_of` (default: the call's own) with these arguments. Asks for no approval: the
-        client has asked its user."""
+        client has asked its user. Raises the RetinueErrors of `work`; another exception gives a failed Outcome, as in
+        every tool call."""
         raise ConfigError(ONLY_IN_PROCESS.format(what="a tool call of a client"))
 
     async def make_reply(self, tool: str, results: Sequence[tuple[Result[Any], Ticket]]) -> Outcome:

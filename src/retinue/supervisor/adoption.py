@@ -161,6 +161,11 @@ class Adoption:
         self._speech: dict[tuple[str, str], _Speech] = {}
 
     @property
+    def is_over(self) -> bool:
+        """True if the tree has ended. A run that continues it in this process belongs to another Tree object."""
+        return self._tree.root is not None and self._tree.root.finished
+
+    @property
     def is_asking(self) -> bool:
         """True while a question of the peer has no answer."""
         return bool(self._asked or self._questions)

@@ -432,8 +432,9 @@ class TreeRestorer:
     # Settling what was open
 
     def _settle_calls(self, tree: Tree, run: Run) -> RunServices:
-        """Write an outcome for each call that may have run. The other open calls are run when the run is driven.
-        Return the services of the run, which know these calls."""
+        """Write an outcome for each open call that is not run again: it may have run and is not repeatable, or it
+        cannot run. The other open calls are run when the run is driven. Return the services of the run, which know
+        these calls."""
         if is_driven_remotely(run):
             return self._restore_remote(tree, run)
         known = self._known[run.ref.run]

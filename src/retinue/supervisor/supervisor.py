@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
@@ -380,11 +381,13 @@ class LocalClientHandle(ClientHandle):
             work = partial(run.plan.tools[call.name], call, run.folders, self._services)
         spec = ToolSpec(call.name, "", {}, tier=USERS_OWN, display_name=call.name, waits=True)
         tool = ClientTool(spec, work)
+        started = time.monotonic()
         run.slot.begin_calls()
         try:
             done = await run_tool_call(call, tool, run.folders, self._services)
-        except asyncio.CancelledError:
-            self._services.finish(call, Outcome(CALL_GIVEN_UP, success=False), 0)
+        except BaseException:
+            duration = round((time.monotonic() - started) * 1000)
+            self._services.finish(call, Outcome(CALL_GIVEN_UP, success=False), duration)
             raise
         if tool.error is not None:
             raise tool.error

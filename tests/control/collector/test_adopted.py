@@ -11,7 +11,7 @@ import pytest
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
 from retinue.control import collector as module
-from retinue.core.control import ResumeOverrides
+from retinue.core.control import ResumeOverrides, SpawnBelow
 from retinue.core.errors import ConfigError
 from retinue.core.events import (
     Event,
@@ -26,12 +26,14 @@ from retinue.core.events import (
 )
 from retinue.core.limits import Limits
 from retinue.core.ports import Outcome
+from retinue.core.profiles import Profile, Task
 from retinue.core.usage import Usage
 from retinue.log.blocks import Blocks
 from retinue.log.records import fold_records
 from retinue.remote.port import RemoteRun, Undelivered
 from retinue.remote.validator import Bounds, clean_name
 from retinue.surfaces.printer.printer import Printer
+from retinue.testing import scripted
 from tests.control.collector.kit import CPE, Hall, hall, of, runs_of
 
 PROGRAM = "package main\n\nfunc main() {}"
@@ -246,6 +248,26 @@ async def test_words_for_a_run_elsewhere_do_not_reach_it_and_it_cannot_be_contin
         await h.until("run.ended")
         with pytest.raises(ConfigError, match="ran in the MCP server 'reviewers': it cannot be continued"):
             await h.supervisor.continue_run(h.tree, run, "go on")
+
+
+async def test_a_server_reports_to_a_run_that_continues_another_of_an_ended_tree(tmp_path: Path) -> None:
+    """The continued tree has the id of the one that has ended, and the server is the same."""
+    script = {"/main/child-1": ["one"], "*": [{"hang": True}]}
+    child = Profile("child", "You look.", model=scripted(script))
+    async with hall(tmp_path) as h:
+        first = await h.supervisor.spawn(child, Task("look"), below=SpawnBelow(tree=h.tree, run=0))
+        await first.result()
+        server = h.server()
+        await server.post(server.call(), "subagent_start")
+        h.main.stop("cancelled")
+        await h.main.join()
+        overrides = ResumeOverrides(profiles=[Profile("main", model=scripted(script)), child])
+        again = await h.supervisor.continue_run(h.tree, first.number, "go on", overrides)
+        caller = h.supervisor.trees[h.tree].runs[again.number]
+        answered = await server.post(server.call(by=caller), "subagent_start")
+        assert answered.status == 200, answered
+        [*_, spawned] = [event for event in await h.events() if isinstance(event.body, RunSpawned)]
+        assert spawned.body.parent == again.number and spawned.path.startswith(f"{caller.ref.path}/")
 
 
 async def test_the_end_of_the_caller_ends_all_below_it(tmp_path: Path) -> None:
