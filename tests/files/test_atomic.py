@@ -194,3 +194,10 @@ def test_a_folder_appears_with_all_its_content_or_not_at_all(tmp_path: Path) -> 
     target.joinpath("new").unlink()
     create_folder(target, lambda folder: (folder / "newer").touch() is None)  # an empty folder may be there
     assert [path.name for path in target.iterdir()] == ["newer"]
+    target.joinpath("newer").unlink()
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    left.symlink_to(victim)
+    with pytest.raises(FileExistsError):  # a planted link is not followed
+        create_folder(target, fill)
+    assert list(victim.iterdir()) == []

@@ -53,7 +53,21 @@ async def test_of_a_copy_there_is_what_it_changed(tmp_path: Path) -> None:
     }
     result, _ = await seen(project, agents, profiles=[coder])
     folder = project / ".retinue/runs" / result.tree / "snapshots"
-    assert sorted(hashed(folder)) == ["a_.._b", "a_.._b/a.txt", "a_.._b/d", "a_.._b/d/new"]
+    assert sorted(hashed(folder)) == ["a_.._b-1", "a_.._b-1/a.txt", "a_.._b-1/d", "a_.._b-1/d/new"]
+
+
+async def test_siblings_whose_labels_are_no_file_names_have_a_snapshot_each(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p")
+    both = [{"task": "write", "subagent_id": name} for name in ("修复", "测试")]
+    agents = {
+        "main": [spawn(*both), {"text": "done"}],
+        "修复": [call("write", path="fix", content="1"), {"text": "done"}],
+        "测试": [call("write", path="test", content="2"), {"text": "done"}],
+    }
+    result, events = await seen(project, agents)
+    folder = project / ".retinue/runs" / result.tree / "snapshots"
+    assert sorted(hashed(folder)) == ["__-1", "__-1/fix", "__-2", "__-2/test"]
+    assert not bodies(events, Warned)
 
 
 def test_nothing_is_followed_and_nothing_appears_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,14 +80,15 @@ def test_nothing_is_followed_and_nothing_appears_half(tmp_path: Path, monkeypatc
     (workspace / "file").write_text("x")
     shared = tmp_path / "snapshots"
     assert publish_snapshot(str(workspace), str(shared), "..", 1) == ""
-    assert sorted(os.listdir(shared / "run")) == ["file", "link"] and (shared / "run/link").is_symlink()
-    assert publish_snapshot(str(workspace), str(shared), "run", 7) == ""
-    assert sorted(os.listdir(shared)) == ["run", "run-7"]
+    assert sorted(os.listdir(shared / "run-1")) == ["file", "link"] and (shared / "run-1/link").is_symlink()
+    for run in (6, 7):
+        assert publish_snapshot(str(workspace), str(shared), "run", run) == ""
+    assert sorted(os.listdir(shared)) == ["run", "run-1", "run-7"]
     monkeypatch.setattr(recording, "SNAPSHOT_BYTES", 10)
     (workspace / "zlarge").write_text("x" * 20)
     told = publish_snapshot(str(workspace), str(shared), "third", 8)
     assert told == "no snapshot of the workspace for other runs: it is larger than 0 MiB"
-    assert sorted(os.listdir(shared)) == ["run", "run-7"]
+    assert sorted(os.listdir(shared)) == ["run", "run-1", "run-7"]
 
 
 async def test_a_snapshot_that_cannot_be_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 The new content is written beside the file and renamed over it. With `sync`, content and name are on disk before the
 function returns, so a crash of the machine leaves one of the two contents. A process that is killed in between leaves
-a file that `is_temporary_name` recognises.
+a file that `is_temporary_name` recognises, or a folder that the next `create_folder` of that name removes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from retinue.files.content import write_all
 from retinue.files.opening import AnyPath, check_regular
-from retinue.files.private import make_private_folder
+from retinue.files.private import FOLDER_MODE, ensure_private_folder
 from retinue.files.trees import remove_tree
 
 TEMPORARY_PREFIX = ".retinue-"
@@ -89,8 +89,11 @@ def create_folder(path: AnyPath, fill: Callable[[Path], bool]) -> None:
     False, nothing changes."""
     partial = Path(path).with_name(f".{Path(path).name}.new")
     remove_tree(partial)  # left by a process that was killed here
+    ensure_private_folder(partial.parent)
+    partial.mkdir(FOLDER_MODE)  # raises FileExistsError for a link that somebody planted
     try:
-        if fill(make_private_folder(partial)):
+        partial.chmod(FOLDER_MODE)
+        if fill(partial):
             partial.rename(path)
     finally:
         remove_tree(partial)

@@ -122,6 +122,6 @@ def remove_leftover_groups(below: list[Path]) -> None:
     for folder in below:
         for left in folder.glob(f"{PREFIX}*"):
             maker = left.name.removeprefix(PREFIX).partition("-")[0]
-            if maker.isdigit() and not is_alive(int(maker)):
+            if maker.isdecimal() and not is_alive(int(maker)):
                 with suppress(OSError):
                     left.rmdir()

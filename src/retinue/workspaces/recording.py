@@ -67,21 +67,24 @@ def publish_so_far(folders: RunFolders, label: str, run: int) -> tuple[str, str]
         only = {path for path in list_changed_paths(base, now) if path in now}
         if not only:
             return "", ""
-    target = f"{folders.snapshots}/{_name_snapshot(label)}"
+    target = f"{folders.snapshots}/{_name_snapshot(label, run)}"
     remove_tree(target)  # left by an earlier process that was stopped here
     warning = publish_snapshot(folders.path, folders.snapshots, label, run, only=only)
     return warning, target if Path(target).is_dir() else ""
 
 
-def _name_snapshot(label: str) -> str:
-    return (_UNSAFE.sub("_", label).strip(". ")[:100]) or "run"
+def _name_snapshot(label: str, run: int) -> str:
+    """Return a file name for the snapshot of a run. Labels are unique in a tree; a label that cannot be a name gets the
+    number of the run, so that the names are unique too."""
+    name = _UNSAFE.sub("_", label).strip(". ")[:100]
+    return name if name and name == label else f"{name or 'run'}-{run}"
 
 
 def publish_snapshot(workspace: str, snapshots: str, label: str, run: int, *, only: set[str] | None = None) -> str:
     """Copy the files of a workspace, or `only` these, to the snapshots folder, where the run's siblings can read them.
 
     Returns a warning, or "". The snapshot appears complete or not at all."""
-    name = _name_snapshot(label)
+    name = _name_snapshot(label, run)
     target = Path(make_private_folder(snapshots), name)
     if os.path.lexists(target):
         target = target.with_name(f"{name}-{run}")
