@@ -178,3 +178,21 @@ def test_a_conversation_whose_terminal_takes_no_more_text_ends(project: Project)
     terminal.type("\x04")
     assert terminal.end() == 0
     assert project.events()[-1]["status"] == "done"
+
+
+def test_an_exception_ends_the_process_of_a_live_view_whose_terminal_takes_no_more_text() -> None:
+    program = (
+        "import asyncio, termios\n"
+        "from retinue.surfaces.cli.live_screen import open_live_screen\n"
+        "async def fail():\n"
+        "    async with open_live_screen(level='normal'):\n"
+        "        termios.tcflow(2, termios.TCOOFF)\n"
+        "        raise ValueError('x' * 100_000)\n"
+        "asyncio.run(fail())\n"
+    )
+    master, slave = pty.openpty()
+    command = [sys.executable, "-c", program]
+    code = subprocess.call(command, env=environment(), stdin=slave, stdout=slave, stderr=slave, timeout=SECONDS)
+    os.close(slave)
+    os.close(master)
+    assert code == 1
