@@ -60,7 +60,9 @@ async def find_run(
     return found[0].ref
 
 
-async def resolve_recent(log: LogReader, name: str, *, everything: bool = False) -> str:
+async def resolve_recent(
+    log: LogReader, name: str, on_problem: OnProblem = ignore_problem, *, everything: bool = False
+) -> str:
     """Return the run name for `last`, `@1` (the newest tree, the same as `last`), `@2` (the tree before it) and so on,
     each with an optional `/N`. Other names are returned unchanged. Raises NotFound if there are fewer trees."""
     first, slash, number = name.partition("/")
@@ -69,10 +71,13 @@ async def resolve_recent(log: LogReader, name: str, *, everything: bool = False)
         return name
     if place == 0:
         raise NotFound("there is no '@0': '@1' is the newest tree, '@2' the one before it")
-    trees = await log.list_trees(latest=place, reported=everything)
+    problems: list[LogError] = []
+    trees = await log.list_trees(problems.append, latest=place, reported=everything)
+    for problem in problems:
+        on_problem(problem)
     if len(trees) < place:
         if not trees:
-            raise NotFound(_explain_nothing(log, ()))
+            raise NotFound(_explain_nothing(log, problems))
         count = "only one tree" if len(trees) == 1 else f"only {len(trees)} trees"
         raise NotFound(f"there is no '{first}': this project has {count}; `retinue ps --all` lists them")
     return f"{trees[-1].tree}/{number}" if slash else f"{trees[-1].tree}/0"

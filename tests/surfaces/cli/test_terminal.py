@@ -155,3 +155,44 @@ def test_a_terminal_that_takes_no_more_text_does_not_keep_the_process(project: P
     terminal.stop_output()
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.end() == 1
+
+
+def test_a_run_whose_terminal_takes_no_more_text_ends_with_its_exit_code(project: Project) -> None:
+    model = project.script({"main": [{"tools": [{"name": "shell", "args": {"command": "true"}}]}, "the end"]})
+    terminal = Terminal(project, "run", "x", "--model", model)
+    until(lambda: bool(json.loads(project.retinue("approvals", "--json").stdout)))
+    terminal.stop_output()
+    assert project.retinue("approve", "1", "--yes").returncode == 0
+    assert terminal.end() == 0
+    assert project.events()[-1]["status"] == "done"
+
+
+def test_a_conversation_whose_terminal_takes_no_more_text_ends(project: Project) -> None:
+    model = project.script({"main": ["I am here."]})
+    terminal = Terminal(project, "--model", model, "--runtime", "inherited")
+    terminal.read_until("Type a message.")
+    terminal.type("hello\r")
+    terminal.read_until("I am here.")
+    until(lambda: project.events()[-1]["kind"] == "run.waiting")
+    terminal.stop_output()
+    terminal.type("\x04")
+    assert terminal.end() == 0
+    assert project.events()[-1]["status"] == "done"
+
+
+def test_an_exception_ends_the_process_of_a_live_view_whose_terminal_takes_no_more_text() -> None:
+    program = (
+        "import asyncio, termios\n"
+        "from retinue.surfaces.cli.live_screen import open_live_screen\n"
+        "async def fail():\n"
+        "    async with open_live_screen(level='normal'):\n"
+        "        termios.tcflow(2, termios.TCOOFF)\n"
+        "        raise ValueError('x' * 100_000)\n"
+        "asyncio.run(fail())\n"
+    )
+    master, slave = pty.openpty()
+    command = [sys.executable, "-c", program]
+    code = subprocess.call(command, env=environment(), stdin=slave, stdout=slave, stderr=slave, timeout=SECONDS)
+    os.close(slave)
+    os.close(master)
+    assert code == 1

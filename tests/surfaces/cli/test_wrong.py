@@ -128,7 +128,21 @@ def test_a_broken_log_is_named_and_the_others_are_read(project: Project) -> None
     assert done.stderr.count("\n") == 1
     assert str(broken) in done.stderr
     assert project.retinue("show").returncode == 0
+    latest = project.retinue("show", "last")
+    assert (latest.returncode, latest.stderr) == (0, done.stderr)
     assert f"fail  logs      cannot read the log {broken}" in project.doctor().stdout
+
+
+@pytest.mark.parametrize("command", [("show", "last"), ("tail", "last"), ("show", "@1"), ("show", "@2/0")])
+def test_a_log_of_which_nothing_can_be_read_is_not_called_empty(project: Project, command: tuple[str, str]) -> None:
+    project.run(agents={"main": ["ok"]})
+    broken = project.folder / ".retinue/logs/0001.db"
+    broken.write_bytes(b"this is not a database" * 100)
+    done = project.retinue(*command)
+    warning, error = done.stderr.splitlines()
+    assert done.returncode != 0
+    assert str(broken) in warning
+    assert "there is no run in" in error and "that can be read" in error
 
 
 def test_a_bug_is_one_line_too_and_says_how_to_see_more(project: Project, tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ class Conversation:
         finally:
             taking.cancel()
             await self._tasks.close()
+            self._release_signals()
 
     async def watch_until_quiet(self) -> None:
         """Wait until no run of the conversation is at work."""
@@ -370,6 +371,11 @@ class Conversation:
         self._signals.aim(
             self.leave_open, self.leave_open, lambda _: None, ask=self._press_interrupt, leave=terminal.restore
         )
+
+    def _release_signals(self) -> None:
+        """Direct signals to no run. The third signal still ends the process, even if the terminal is stuck."""
+        restore = self.live.screen.terminal.restore
+        self._signals.aim(lambda: None, lambda: None, lambda _: None, leave=restore)
 
     def _leave(self, parting: Parting) -> None:
         if not self._over.is_set():

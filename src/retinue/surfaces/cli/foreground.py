@@ -75,7 +75,8 @@ def run_tree(
 def print_answer(shown: Shown, printer: Printer, *, state: Path | None, as_json: bool, live: bool = False) -> int:
     """Print the summary on stderr and the answer on stdout, and return the exit code.
 
-    After the live view (`live`), print the answer first, then one line of totals."""
+    After the live view (`live`), print the answer first, then one line of totals. Print nothing on a stuck terminal,
+    and end the process."""
     result = shown.result
     code = EXIT_CODES.get(result.status, FAILED) or (FAILED if shown.log_error is not None else 0)
     if live and not shown.stuck:
@@ -93,7 +94,8 @@ def print_answer(shown: Shown, printer: Printer, *, state: Path | None, as_json:
             files = format_count(count, "file")
             printer.show_note(f"{files} changed, not applied: retinue diff {name} · retinue apply {name}")
         _print_failure(shown)
-    _print_result(result, as_json=as_json, rendered=False)
+    if not (shown.stuck and shares_terminal()):
+        _print_result(result, as_json=as_json, rendered=False)
     if shown.stuck:
         output.exit_stuck(code)
     return code

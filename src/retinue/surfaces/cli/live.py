@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -76,8 +76,7 @@ async def drive(
     known in advance. `serves` and `make` are those of `open_process`."""
     printer, live, after = display.printer, display.live, display.after
     shown: Shown | None = None
-    async with AsyncExitStack() as screens:
-        screen = await screens.enter_async_context(_open_screen(display))
+    async with _open_screen(display) as screen:
         say = screen.view.show_note if isinstance(screen, LiveScreen) else printer.show_note
         if live:
             parts = replace(parts, approver=None)  # the live view answers: it is registered by `attend` below
@@ -94,9 +93,9 @@ async def drive(
                         await _wait_until_logged(run)
                         announce(run)
                     shown = await _show_to_end(run, screen, signals)
-                    await screens.aclose()
+                    await screen.close()
                     shown = replace(shown, stuck=shown.stuck or screen.is_stuck)
-                    await _wait_for_other_trees(control, signals, printer)
+                    await _wait_for_other_trees(control, signals, printer, stuck=shown.stuck)
             except LogError as error:
                 if shown is None:
                     raise
@@ -116,15 +115,16 @@ async def _open_screen(display: Display) -> AsyncIterator[LiveScreen | BlockScre
     try:
         yield screen
     finally:
-        screen.thread.close()
+        await screen.close()
 
 
-async def _wait_for_other_trees(control: Control, signals: Signals, printer: Printer) -> None:
-    """Wait for trees that other terminals resumed in this process, until Ctrl-C."""
+async def _wait_for_other_trees(control: Control, signals: Signals, printer: Printer, *, stuck: bool) -> None:
+    """Wait for trees that other terminals resumed in this process, until Ctrl-C. Prints nothing if `stuck`."""
+    say = (lambda _: None) if stuck else printer.show_note
     while (live := await control.list_trees(live=True)) and not signals.killed.is_set():
         tree = live[0]
-        printer.show_note(f"{tree.tree} still runs here, for another terminal; Ctrl-C cancels it")
-        signals.aim(partial(control.cancel, tree.tree, tree.root), partial(control.kill, tree.tree), printer.show_note)
+        say(f"{tree.tree} still runs here, for another terminal; Ctrl-C cancels it")
+        signals.aim(partial(control.cancel, tree.tree, tree.root), partial(control.kill, tree.tree), say)
         await control.wait(tree.tree, tree.root)
 
 
@@ -185,6 +185,10 @@ class BlockScreen:
                 self.runs.apply(item)
             await self.thread.enqueue(self._show, item)
         await self.thread.drain()
+
+    async def close(self) -> None:
+        """Print no more."""
+        self.thread.close()
 
     def _show(self, item: Event | Delta) -> None:
         if isinstance(item, Delta):

@@ -18,6 +18,7 @@ from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event
 from retinue.log.questions import find_closing
 from retinue.log.runs import Runs
+from retinue.surfaces.cli import output
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer import colors
 from retinue.surfaces.printer.header import Header
@@ -41,7 +42,6 @@ class LiveScreen:
         self.screen = screen
         self._control: Control | None = None
         self._tree = ""
-        self.is_stuck = False
         self.view = LiveView(
             screen, level=level, after=after, answer=self.send_answer, cancel=self._send_cancel, submit=submit
         )
@@ -50,6 +50,11 @@ class LiveScreen:
     def runs(self) -> Runs:
         """Return the runs of the tree on screen."""
         return self.view.activity.runs
+
+    @property
+    def is_stuck(self) -> bool:
+        """Return True if the terminal of this closed screen did not take the last text."""
+        return self.screen.is_stuck
 
     def attach(self, run: RunHandle, signals: Signals) -> None:
         """Show the tree of `run` from now on, and direct keys and signals to it."""
@@ -79,8 +84,8 @@ class LiveScreen:
                 last = loop.time()
 
     async def close(self) -> None:
-        """Restore the terminal. Then `is_stuck` is True if the terminal did not take the last text."""
-        self.is_stuck = not await self.screen.close()
+        """Restore the terminal. Does nothing if the screen is closed already."""
+        await self.screen.close()
 
     def _say(self, text: str) -> None:
         self.view.end_cancel()
@@ -119,13 +124,20 @@ class LiveScreen:
 async def open_live_screen(
     *, level: Level, after: int = 0, submit: Callable[[str], object] | None = None, header: Header | None = None
 ) -> AsyncIterator[LiveScreen]:
-    """Open the live view on this terminal. Other output to stderr appears after the view is closed."""
+    """Open the live view on this terminal. Other output to stderr appears after the view is closed.
+
+    An exception ends the process if the terminal is stuck: its message would hang on the terminal."""
     screen = Screen(Terminal(), color=colors.wants_color(sys.stderr))
     live = LiveScreen(screen, level=level, after=after, submit=submit)
     if header is not None:
         live.view.show_header(header)
     screen.open()
     try:
-        yield live
-    finally:
-        await live.close()
+        try:
+            yield live
+        finally:
+            await live.close()
+    except BaseException:
+        if live.is_stuck:
+            output.exit_stuck()
+        raise

@@ -53,7 +53,7 @@ async def look_up(name: str | None, *, everything: bool = False, live: bool = Fa
     `last` and `@N` work only on the command line. A model chooses labels, and no label may shadow these words."""
     project = open_project_log()
     if name is not None:
-        name = await resolve_recent(project.log, name, everything=everything)
+        name = await resolve_recent(project.log, name, print_warning, everything=everything)
     return project, await find_run(project.log, name, print_warning, everything=everything, live=live)
 
 

@@ -39,7 +39,7 @@ def _choose_pager() -> list[str]:
 
 
 def _is_too_long(text: str) -> bool:
-    """Return True if stdout is a terminal with fewer lines than `text`."""
+    """Return True if stdout is a terminal that cannot show `text` and the line of the next prompt."""
     try:
         columns, rows = os.get_terminal_size(sys.stdout.fileno())
     except (OSError, ValueError):  # no terminal

@@ -102,7 +102,8 @@ async def find_conversation(log: LogReader, name: str | None) -> Listing | None:
 
 
 async def _load_tree(log: LogReader, name: str) -> Listing:
-    ref = await find_run(log, await resolve_recent(log, name), screen.print_warning)
+    name = await resolve_recent(log, name, screen.print_warning)
+    ref = await find_run(log, name, screen.print_warning)
     return await load_listing(log, ref.tree)
 
 

@@ -134,20 +134,20 @@ class _ConversationHost:
 
     async def run(self) -> int:
         parts = replace(self._start.parts, approver=None)  # the live view answers: `_hold` registers it with `attend`
-        async with AsyncExitStack() as screens:
-            opening = self._opening
-            view = open_live_screen(level=self._level, after=opening.shown, submit=self._submit, header=opening.header)
-            live = await screens.enter_async_context(view)
+        opening = self._opening
+        view = open_live_screen(level=self._level, after=opening.shown, submit=self._submit, header=opening.header)
+        async with view as live:
             process = open_process(parts, live.view.show_note, serves=self._serves, profile=opening.profile)
             async with process as (control, signals):
                 conversation = await self._hold(live, control, signals)
+                result, diff = await _read_ending(conversation)
+                await live.close()
                 signals.stop()
-                ending = await _read_ending(conversation)
-                await screens.aclose()
-                code = print_parting(conversation, *ending)
+                if not live.is_stuck:
+                    print_parting(conversation, result, diff)
                 if conversation.parting == "left":
                     await self._go_on(conversation)
-                return code
+            return _end_command(live, result)
 
     def _submit(self, text: str) -> None:
         if self._conversation is not None:
@@ -198,8 +198,11 @@ async def attach_conversation(
                 await screens.enter_async_context(client.attend(ref.tree))
             held.append(Conversation(live, client, signals, known=known, hosts=False))
             await held[0].hold(RunHandle(client, ref))
-        ending = await _read_ending(held[0])
-    return held[0], print_parting(held[0], *ending)
+            result, diff = await _read_ending(held[0])
+            await live.close()
+    if not live.is_stuck:
+        print_parting(held[0], result, diff)
+    return held[0], _end_command(live, result)
 
 
 async def _read_ending(conversation: Conversation) -> tuple[Result[Any] | None, str]:
@@ -213,11 +216,19 @@ async def _read_ending(conversation: Conversation) -> tuple[Result[Any] | None, 
     return result, diff
 
 
-def print_parting(conversation: Conversation, result: Result[Any] | None, diff: str) -> int:
-    """Print how the conversation was left and how to resume it, and return the exit code."""
+def _end_command(live: LiveScreen, result: Result[Any] | None) -> int:
+    """Return the exit code of a conversation. End the process with that code if the terminal is stuck."""
+    code = 0 if result is None else EXIT_CODES.get(result.status, FAILED)
+    if live.is_stuck:
+        output.exit_stuck(code)
+    return code
+
+
+def print_parting(conversation: Conversation, result: Result[Any] | None, diff: str) -> None:
+    """Print how the conversation was left and how to resume it."""
     run = conversation.run
     if run is None:
-        return 0
+        return
     back = f"retinue resume {run.tree}"
     if result is not None:
         if diff:
@@ -226,14 +237,12 @@ def print_parting(conversation: Conversation, result: Result[Any] | None, diff: 
             output.print_error(f"{result.status}: {result.error_details or result.final_response}")
         totals = safe.fold_line(format_totals(conversation.runs, time.time()), sys.stderr)
         print(f"{totals}\nCome back: {back}", file=sys.stderr)
-        return EXIT_CODES.get(result.status, FAILED)
-    if conversation.parting == "left":
+    elif conversation.parting == "left":
         count = len(conversation.list_children())
         what = f"{format_count(count, 'subagent')} at work in the background (retinue ps)."
         print(f"{what} Come back: {back}", file=sys.stderr)
     elif conversation.parting == "open":
         print(f"The conversation stays open. Come back: {back}", file=sys.stderr)
-    return 0
 
 
 # Processes

@@ -79,21 +79,30 @@ class Screen:
         self._is_open = True
         self._draw()
 
+    @property
+    def is_stuck(self) -> bool:
+        """Return True if a write has not returned. The terminal of a closed screen then takes no more text."""
+        return self._writing is not None and not self._writing.done()
+
     async def close(self, seconds: float = 1.0) -> bool:
         """End the tasks, draw the remaining lasting text without the bottom, and give the terminal back.
 
         Return False if the terminal did not take the output within `seconds`. The thread that is still writing then
-        ends only with the process."""
+        ends only with the process. A second call only returns the answer."""
         await self.tasks.close(EDITOR_SECONDS)
+        if not self._is_open:
+            return not self.is_stuck
         self._is_open = False
         self._cancel_timer()
-        is_written = await self._wait_written(seconds)
-        if is_written and not self.terminal.is_away:
-            self._start_write(self._make_frame(Bottom()), None)
-            is_written = await self._wait_written(seconds)
-        self.terminal.close()
-        self._thread.shutdown(wait=False)
-        return is_written
+        try:
+            await self._wait_written(seconds)
+            if not self.is_stuck and not self.terminal.is_away:
+                self._start_write(self._make_frame(Bottom()), None)
+                await self._wait_written(seconds)
+        finally:
+            self.terminal.close()
+            self._thread.shutdown(wait=False)
+        return not self.is_stuck
 
     def print_text(self, text: str) -> None:
         """Print lasting text and a newline. The caller has escaped `text`, which may contain colours."""
@@ -177,10 +186,9 @@ class Screen:
         if bottom.animated and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(ANIMATION_SECONDS, self._draw)
 
-    async def _wait_written(self, seconds: float) -> bool:
+    async def _wait_written(self, seconds: float) -> None:
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=seconds)
-        return self._writing is None or self._writing.done()
 
     def _erase_now(self) -> None:
         """Erase the bottom before another program gets the terminal. Wait at most `AWAY_SECONDS` for a write in
