@@ -25,6 +25,7 @@ import msgspec
 
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Caps
+from retinue.files.private import make_private_folder
 from retinue.files.reserved import GIT_FOLDER, STATE_FOLDER
 from retinue.files.scratch import make_scratch_folder
 from retinue.files.trees import give_folder
@@ -190,7 +191,7 @@ def make_probe_box() -> Iterator[tuple[Box, str]]:
         hidden = folder / "project" / STATE_FOLDER
         own = hidden / "runs" / "probe"
         for name in ("workspace", "outputs", "host_outputs"):
-            (own / name).mkdir(parents=True)
+            make_private_folder(own / name)
         for made in (hidden.parent, *hidden.parent.rglob("*")):
             made.chmod(0o755)  # whatever the umask: only the sandbox hides the secret, not the mode of a folder
         secret = hidden / "secret"
