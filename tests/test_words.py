@@ -19,9 +19,9 @@ import pytest
 REPO = Path(__file__).resolve().parent.parent
 ALLOWED = Path(__file__).with_name("allowed_words.json")
 MOST_PERCENT = {  # to be lowered, never raised
-    "one_word_functions_percent": 4.9,
-    "one_word_methods_percent": 42.2,
-    "vague_words_percent": 5.0,
+    "one_word_functions_percent": 4.5,
+    "one_word_methods_percent": 41.4,
+    "vague_words_percent": 3.9,
 }
 
 
