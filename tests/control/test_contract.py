@@ -400,6 +400,8 @@ async def test_values_of_one_process_do_not_cross(kind: str, tmp_path: Path) -> 
             await c.spawn(profile, Task("x"))
         with pytest.raises(ConfigError, match="limits that replace"):
             await c.spawn(EXPLORER, Task("x"), limits=Limits(turns=1))
+        with pytest.raises(ConfigError, match="a folder that becomes the workspace"):
+            await c.spawn(EXPLORER, Task("x"), starts_from=str(tmp_path))
         with pytest.raises(ConfigError, match="profiles made in Python"):
             await c.resume("t", ResumeOverrides(profiles=[profile]))
         with pytest.raises(ConfigError, match="limits for runs"):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from retinue.core.errors import RetinueError
-from retinue.files.atomic import create_folder, is_temporary_name, open_replacement, replace_file
+from retinue.files.atomic import create_folder, is_temporary_name, move_folder, open_replacement, replace_file
 from retinue.files.opening import RefusedFile, open_folder
 from retinue.files.private import make_private_folder, open_private_file, write_private_file
 from retinue.files.trees import measure_folder, remove_tree
@@ -201,3 +201,20 @@ def test_a_folder_appears_with_all_its_content_or_not_at_all(tmp_path: Path) -> 
     with pytest.raises(FileExistsError):  # a planted link is not followed
         create_folder(target, fill)
     assert list(victim.iterdir()) == []
+
+
+def test_a_folder_is_moved_once_and_replaces_no_files(tmp_path: Path) -> None:
+    start, target = tmp_path / "start", tmp_path / "run" / "workspace"
+    for folder, name in ((start, "a"), (target, "b")):
+        folder.mkdir(parents=True)
+        (folder / name).touch()
+    with pytest.raises(OSError, match="not empty"):
+        move_folder(start, target)
+    assert ([*start.iterdir()], [*target.iterdir()]) == ([start / "a"], [target / "b"])
+    (target / "b").unlink()
+    for _ in range(2):  # the second call finds the folder moved by an interrupted first one
+        move_folder(start, target)
+        assert [*target.iterdir()] == [target / "a"] and not start.exists()
+    remove_tree(target)
+    with pytest.raises(FileNotFoundError):
+        move_folder(start, target)

@@ -19,8 +19,10 @@ from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import OutboxWatcher
 from retinue.core.control import RunHandle
 from retinue.core.events import decode_event, encode_event
+from retinue.core.messages import RunRef
 from retinue.log.runs import Runs
 from retinue.supervisor.supervisor import Supervisor
+from retinue.workspaces.run_folders import RunFolders
 
 
 @dataclass
@@ -36,9 +38,14 @@ class Host:
 
 @asynccontextmanager
 async def host(
-    *roots: Path, profiles: list[Profile], limits: Limits | None = None, runtime: str = "isolated", **options: Any
+    *roots: Path,
+    profiles: list[Profile],
+    limits: Limits | None = None,
+    runtime: str = "isolated",
+    begun: Callable[[RunFolders], None] = lambda _: None,
+    **options: Any,
 ) -> AsyncIterator[Host]:
-    """Watches a new outbox while it is entered."""
+    """Watches a new outbox while it is entered. Each run's folders go to `begun`, before the run takes a step."""
     folder = Path(tempfile.mkdtemp(prefix="retinue-host-"))
     folder.chmod(0o755)
     outbox = folder / "outbox"
@@ -50,6 +57,11 @@ async def host(
     known = {profile.name: profile for profile in profiles}
     owner = make_supervisor(parts)
     here = Host(folder, outbox, owner, [], [])
+
+    def note(ref: RunRef, _: str) -> None:
+        here.trees.append(ref.tree)
+        begun(owner.trees[ref.tree].runs[ref.run].folders)
+
     hosting = Hosting(
         outbox=outbox,
         roots=roots,
@@ -59,7 +71,7 @@ async def host(
         limits=parts.limits,
         timeouts=parts.timeouts,
         say=here.said.append,
-        begun=lambda ref, _: here.trees.append(ref.tree),
+        begun=note,
     )
     watcher = OutboxWatcher(owner, hosting)
     watching = asyncio.create_task(watcher.watch())

@@ -45,7 +45,7 @@ class Both:
         self.copies = DelegatedWorkspace(folder / "stage", never=never or set(), max_bytes=1000, max_files=20)
         with opened(self.theirs) as fd:
             self.copies.copy_workspace(fd)
-        self.ours = self.copies.path
+        self.ours = self.copies.path.rename(folder / "ours")
 
     def back(self) -> str:
         """Brings it back; what is told of it."""
@@ -62,6 +62,30 @@ class Both:
 @pytest.fixture
 def both(tmp_path: Path) -> Both:
     return Both(tmp_path, {"a": "a", "b": "b", "d/e": "e", "d/f": "f", "g/h": "h"})
+
+
+@pytest.mark.parametrize("made", [None, "empty", "other"])
+def test_a_workspace_that_never_got_the_copy_brings_nothing_back(both: Both, made: str | None) -> None:
+    before = both.there()
+    both.ours.rename(both.copies.path)
+    if made:
+        both.ours.mkdir()
+    if made == "other":
+        write(both.ours, "a", "mine")
+    assert both.back() == "nothing was brought back, as the run never had the files of its workspace"
+    assert both.there() == before
+
+
+def test_a_workspace_that_is_gone_brings_nothing_back(both: Both) -> None:
+    before = both.there()
+    shutil.rmtree(both.ours)
+    assert "nothing was brought back" in both.back() and both.there() == before
+
+
+def test_a_workspace_is_removed_once_its_changes_are_back(both: Both) -> None:
+    write(both.ours, "a", "changed")
+    assert both.back() == "" and both.there()["a"] == "changed"
+    assert not both.ours.exists()
 
 
 @pytest.mark.parametrize(("limits", "said"), [((10, 100), "too large"), ((1000, 3), "too many files")])

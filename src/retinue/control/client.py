@@ -73,9 +73,12 @@ class ControlClient:
         narrow: Limits | None = None,
         below: SpawnBelow | None = None,
         caller: Caller | None = None,
+        starts_from: str = "",
     ) -> RunHandle:
         if limits is not None:
             raise self._refuse("limits that replace its own; `narrow` sends limits that hold beside them")
+        if starts_from:
+            raise self._refuse("a folder that becomes the workspace of a run")
         name = self._name_of(profile)
         ref = await self._channel.call(
             protocol.SPAWN, profile=name, task=task, narrow=narrow, below=below, caller=caller

@@ -28,8 +28,6 @@ from retinue.core.results import WITHOUT_WORDS, Result
 from retinue.files.content import write_all
 from retinue.files.failpoints import reach_failpoint
 from retinue.files.mailbox import Mailbox, UnreadableMessage
-from retinue.files.private import make_private_folder
-from retinue.files.trees import remove_tree
 from retinue.protocol import outbox as wire
 from retinue.workspaces.delegated import AllowedRoots, DelegatedWorkspace, RefusedPath
 
@@ -154,8 +152,8 @@ class DelegationRequest:
     async def _spawn(
         self, request: wire.Request, profile: Profile, readable: list[tuple[str, str]]
     ) -> tuple[RunHandle, Path]:
-        """Spawn a primary in the copied workspace, within the limits of the request and of the host. Return the run
-        and its workspace. The run may reach the hosts in `profile.network`, or no host if that is not set."""
+        """Spawn a primary whose workspace is the copy, within the limits of the request and of the host. Return the
+        run and its workspace. The run may reach the hosts in `profile.network`, or no host if that is not set."""
         there = [f"{request.workspace} is your workspace", *(f"{path} is {copy}" for path, copy in readable)]
         task = Task(
             request.task,
@@ -167,15 +165,9 @@ class DelegationRequest:
             timeout_seconds=_choose_timeout(request, profile.limits, self._host),
         )
         placed = replace(profile, workspace="scratch", network=profile.network or "none")
-        run = await self._control.spawn(placed, task, caller=narrow_caller(self._host.caller, request.limits))
-        workspace = Path((await self._control.describe_run(run.tree)).workspace)
-        try:  # a Control in this process has not suspended since `spawn`, so the run has taken no step yet
-            make_private_folder(workspace.parent)
-            self._copies.path.rename(workspace)
-        except (OSError, RetinueError) as error:
-            await self._control.cancel(run.ref.tree)
-            raise RefusedPath(f"its workspace could not be made: {error}") from None
-        return run, workspace
+        caller = narrow_caller(self._host.caller, request.limits)
+        run = await self._control.spawn(placed, task, caller=caller, starts_from=str(self._copies.path))
+        return run, Path((await self._control.describe_run(run.tree)).workspace)
 
     async def _stream(self, tree: str) -> None:
         """Write the events of the tree to the outbox. A write error does not stop the run."""
@@ -205,7 +197,6 @@ class DelegationRequest:
         try:
             with self._roots.open_path(request.workspace, what="workspace") as target:
                 self._notes += self._copies.bring_back(workspace, target)
-            remove_tree(workspace)
         except (OSError, RetinueError) as error:
             self._notes.append(f"what it wrote could not all be brought back: {error}")
 

@@ -121,13 +121,15 @@ class Control(Protocol):
         narrow: Limits | None = None,
         below: SpawnBelow | None = None,
         caller: Caller | None = None,
+        starts_from: str = "",
     ) -> RunHandle:
         """Start a primary run in a tree of its own, or a run `below` another one.
 
         Raises ConfigError for a wrong profile, model or path, and SpawnRefused if the limits forbid the run. No run
         exists then. `limits` replace those of the project. `narrow` applies in addition: the smaller number counts. A
         run for a `caller` uses up one of the caller's levels and is bound by the caller's remaining time and
-        budget."""
+        budget. The scratch workspace of a primary takes over the folder `starts_from`, which works only in
+        process."""
 
     async def open_client(self, options: ClientOptions) -> ClientHandle:
         """Start a run that represents a client. It ends when the handle is closed, or with the process or connection

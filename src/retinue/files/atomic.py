@@ -99,6 +99,13 @@ def create_folder(path: AnyPath, fill: Callable[[Path], bool]) -> None:
         remove_tree(partial)
 
 
+def move_folder(start: Path, target: Path) -> None:
+    """Rename a folder, unless an interrupted call has done so. Replaces an empty folder at `target`, and no other."""
+    if start.is_dir() or not target.is_dir():
+        ensure_private_folder(target.parent)
+        start.rename(target)
+
+
 def sync_folder(path: AnyPath = "", *, dir_fd: int | None = None) -> None:
     """Wait until the names in a folder are on disk."""
     fd = os.open(Path(path) if path else ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)

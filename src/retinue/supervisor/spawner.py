@@ -47,6 +47,7 @@ NO_ROUNDS = Warned(
     "rounds are set in retinue.yaml, but a conversation has none: `retinue run` works in rounds", code="rounds"
 )
 RESERVED = "Cannot spawn subagent '{name}': Retinue runs it itself, between the rounds of the primary."
+NO_SCRATCH = "profile {name!r} has no scratch workspace, so its workspace cannot start from a folder"
 NO_CONVERSATION = "profile {name!r} cannot hold a conversation: that needs a model and no output type"
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -70,13 +71,14 @@ class Continued(NamedTuple):
 
 class CheckedOrder(msgspec.Struct, frozen=True, gc=False):
     """An order that may be carried out, with its plan, the paths to read, the account to spend from, and the run to
-    continue, if any."""
+    continue, if any. The scratch workspace of the run takes over the folder `starts_from`."""
 
     order: Order
     plan: Plan
     readable: list[str]
     account: Account | None
     continued: Continued | None = None
+    starts_from: str = ""
 
 
 class Spawner:
@@ -119,6 +121,7 @@ class Spawner:
         narrow: Limits | None = None,
         continued: Continued | None = None,
         caller: Caller | None = None,
+        starts_from: str = "",
     ) -> Run:
         """Start a primary run in a new tree. Raises ConfigError for a wrong profile or model, and SpawnRefused if the
         `caller`, a run in another process, has no level left. In both cases no run is made."""
@@ -135,6 +138,8 @@ class Spawner:
             raise ConfigError(NO_CONVERSATION.format(name=plan.profile.name))
         if task.conversation and task.rounds is not None:
             raise ConfigError("a conversation cannot work in rounds: leave one of them out")
+        if starts_from and (plan.team is not None or plan.profile.workspace != "scratch"):
+            raise ConfigError(NO_SCRATCH.format(name=plan.profile.name))
         whole, primary, kept = self._merge_limits(plan.profile.limits, limits, narrow, caller)
         if primary.depth == 0:
             plan = self._ports.planner.plan(profile, task=task, parent=None, can_spawn=False)
@@ -152,6 +157,7 @@ class Spawner:
                 readable=readable,
                 account=account,
                 continued=continued,
+                starts_from=starts_from,
             ),
             parent=None,
             slot=SlotHolder(None),
@@ -276,6 +282,8 @@ class Spawner:
         folders = make_folders(self._state, ref, parent, plan, task, checked.readable)
         if continued is not None:
             folders = start_from_workspace(folders, self._state, continued.chain)
+        elif checked.starts_from:
+            folders = msgspec.structs.replace(folders, starts_from=checked.starts_from, moves_start=True)
         if hidden_paths := find_hidden_paths(policy):
             folders = msgspec.structs.replace(folders, hidden_paths=hidden_paths)
         run = Run(

@@ -93,14 +93,19 @@ class Supervisor:
         narrow: Limits | None = None,
         below: SpawnBelow | None = None,
         caller: Caller | None = None,
+        starts_from: str = "",
     ) -> RunHandle:
         if below is not None:
             if limits is not None or narrow is not None:
                 raise ConfigError("a run below another one has the limits of its profile: give it no others")
+            if starts_from:
+                raise ConfigError("only the workspace of a primary can start from a folder")
             return self._spawn_below(profile, task, below)
         if self.servers is not None:
             await self.servers.ready(profile)
-        run = self.spawner.spawn_primary(profile, task, limits=limits, narrow=narrow, caller=caller)
+        run = self.spawner.spawn_primary(
+            profile, task, limits=limits, narrow=narrow, caller=caller, starts_from=starts_from
+        )
         return self._make_handle(run)
 
     def _spawn_below(self, profile: Profile | str, task: Task, below: SpawnBelow) -> RunHandle:

@@ -23,7 +23,7 @@ from retinue.core.events import Warned
 from retinue.core.limits import MIB, WORKSPACE_MIB
 from retinue.core.plans import Job
 from retinue.core.ports import Link
-from retinue.files.atomic import create_folder
+from retinue.files.atomic import create_folder, move_folder
 from retinue.files.content import read_small_file
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
@@ -128,9 +128,12 @@ class Workspaces:
                 link.emit(Warned(f"not in the workspace: {skipped}", code="workspace_skipped"))
 
     def prepare_scratch(self, folders: RunFolders, stop: threading.Event) -> Skipped:
-        """Fill a run's empty scratch folder with the files of the run it continues. Returns the skipped entries.
+        """Fill a run's empty scratch folder with the files of the folder it starts from. Returns the skipped entries.
 
         A folder that is not empty stays as it is. The copy is atomic: the folder gets all files or none."""
+        if folders.moves_start:
+            move_folder(Path(folders.starts_from), Path(folders.path))
+            return Skipped()
         if not is_empty_folder(folders.path) or is_empty_folder(folders.starts_from):
             return Skipped()
         walker = Walker(folders.starts_from, foreign=True, stop=stop)

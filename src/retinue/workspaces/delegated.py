@@ -34,7 +34,7 @@ from retinue.files.opening import (
     stat_entry,
 )
 from retinue.files.reserved import find_git_folder, is_git_name, is_reserved_name, is_state_name, list_all_prefixes
-from retinue.files.trees import walk_tree
+from retinue.files.trees import remove_tree, walk_tree
 from retinue.workspaces.capture import capture_folder, list_changed_paths, read_current_at
 from retinue.workspaces.copy_tree import PUBLIC_MODES, BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.store import ContentNames, Files, StoredFile
@@ -52,6 +52,7 @@ REMOVED = "removed by this run, although somebody else had changed them meanwhil
 BLOCKED = "not brought back, as something else stands there or it cannot be read or written: {files}"
 SKIPPED = "not brought back: {files}"
 IN_GIT_FOLDER = "not brought back, as git would read its settings there: {files}"
+UNUSED = "nothing was brought back, as the run never had the files of its workspace"
 WRITTEN = "what the run has written"
 # The parts of the peer's state folder that a run may read.
 _OWN_RUNS = re.compile(r"runs/[^/]+/(?:snapshots|\d+/workspace)(?:/.*)?")
@@ -171,9 +172,13 @@ class DelegatedWorkspace:
             return copier.copy(Walker(source, links=False, never=self._never)), copier.folders
 
     def bring_back(self, workspace: Path, target: int) -> list[str]:
-        """Copy the run's changes in `workspace` back to the open folder `target`. Returns notes for the peer.
+        """Copy the run's changes in `workspace` back to the open folder `target`, and remove the workspace. Returns
+        notes for the peer.
 
-        Raises RefusedPath, before any change, if the changes exceed the budget."""
+        Raises RefusedPath, before any change, if the changes exceed the budget. If `path` was not moved to `workspace`,
+        the run has not seen the peer's files. Missing files are then no changes, so nothing is brought back."""
+        if self.path.is_dir() or not workspace.is_dir():
+            return [UNUSED]
         walker = Walker(str(workspace), foreign=True, links=False)
         end = capture_folder(walker, ContentNames(), self._base)
         changed = [path for path in list_changed_paths(self._base, end.files) if path in end.files]
@@ -193,6 +198,7 @@ class DelegatedWorkspace:
                 transfer.replace_file(path, end.files[path])
             else:
                 transfer.refuse_file(path)
+        remove_tree(workspace)
         return transfer.describe(walker.skipped)
 
     def _check_size(self, workspace: Path, changed: Sequence[str]) -> None:

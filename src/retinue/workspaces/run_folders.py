@@ -59,7 +59,8 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
 
     `workspace_copy` describes a copied workspace, and `is_made` is True once the workspace was created. `snapshots`
     holds the run's files for its siblings. `parent` is the RunFolders of the parent run. `hidden_paths` are path
-    patterns that searches skip. `starts_from` is the scratch folder whose files a new scratch folder starts with."""
+    patterns that searches skip. `starts_from` is the folder whose files a new scratch folder starts with;
+    with `moves_start` it becomes the scratch folder."""
 
     own: str
     path: str
@@ -70,6 +71,7 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
     parent: RunFolders | None = None
     hidden_paths: Sequence[str] = ()
     starts_from: str = ""
+    moves_start: bool = False
     is_made: bool = False
     _made: Path | None = None
     _is_sandboxed: bool = False
