@@ -20,7 +20,7 @@ from msgspec import UNSET
 from retinue.core.caller import NOBODY, Caller, narrow_caller
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import RetinueError
-from retinue.core.events import Delta, Event, Gap, RunSpawned, encode_event
+from retinue.core.events import Delta, Event, Gap, encode_event
 from retinue.core.limits import Limits, Timeouts
 from retinue.core.messages import RunRef
 from retinue.core.profiles import Profile, Task
@@ -29,6 +29,7 @@ from retinue.files.content import write_all
 from retinue.files.failpoints import reach_failpoint
 from retinue.files.mailbox import Mailbox, UnreadableMessage
 from retinue.protocol import outbox as wire
+from retinue.protocol.peer_events import strip_event
 from retinue.workspaces.delegated import AllowedRoots, DelegatedWorkspace, RefusedPath
 
 POLL_SECONDS = 0.5
@@ -178,10 +179,11 @@ class DelegationRequest:
             self._notes.append(f"its events could not be written: {error.strerror or error}")
         try:
             async for event in self._control.watch(tree):
-                if isinstance(event, Delta) or fd is None:
+                line = None if isinstance(event, Delta) else _encode_line(event)
+                if line is None or fd is None:
                     continue
                 try:
-                    write_all(fd, _encode_line(event))
+                    write_all(fd, line)
                     self._lines += 1
                 except OSError as error:
                     self._notes.append(f"its events could not all be written: {error.strerror or error}")
@@ -216,14 +218,12 @@ def _choose_timeout(request: wire.Request, own: Limits, host: Hosting) -> float 
     return min(bounds) if bounds else None
 
 
-def _encode_line(event: Event) -> bytes:
-    """Encode an event without the fields that only the host may know."""
-    body = event.body
-    if isinstance(body, RunSpawned):
-        body = msgspec.structs.replace(body, profile={}, tools=[], workspace="", task_context="")
-    elif getattr(body, "file", ""):
-        body = msgspec.structs.replace(body, file="")  # type: ignore[type-var]
-    line = encode_event(msgspec.structs.replace(event, body=body))
+def _encode_line(event: Event) -> bytes | None:
+    """Encode an event as the requesting side may see it, or return None if that side may not see it."""
+    shown = strip_event(event)
+    if shown is None:
+        return None
+    line = encode_event(shown)
     if len(line) > wire.LINE_BYTES:
-        line = encode_event(msgspec.structs.replace(event, body=Gap(1, "an event that is too long for the outbox")))
+        line = encode_event(msgspec.structs.replace(shown, body=Gap(1, "an event that is too long for the outbox")))
     return line + b"\n"

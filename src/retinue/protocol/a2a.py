@@ -15,20 +15,10 @@ import msgspec
 
 from retinue.core.approvals import Allow, Approval, Decision, Deny
 from retinue.core.caller import Caller
-from retinue.core.events import (
-    Delta,
-    Event,
-    Message,
-    RunEnded,
-    RunRemote,
-    RunSpawned,
-    Thinking,
-    ToolResult,
-    Unknown,
-    encode_event,
-)
+from retinue.core.events import Delta, Event, encode_event
 from retinue.protocol import inherited_limits
 from retinue.protocol.control import decode_item, encode_delta
+from retinue.protocol.peer_events import strip_event
 
 EXTENSION = "urn:retinue:a2a:runs:1"
 AFTER_HEADER = "Retinue-After"
@@ -36,7 +26,6 @@ ASKED, ANSWERED = "approval.asked", "approval.answer"
 PATH_KEY, RUN_KEY = "retinue/path", "retinue/run"
 MOST_DIGITS = 18
 MOST_PREVIEW = 64 * 1024
-_TEXTS = (Message, Thinking, ToolResult, RunEnded)
 
 
 def make_request_metadata(caller: Caller, path: str) -> dict[str, Any]:
@@ -71,30 +60,13 @@ def read_number(text: object) -> int | None:
 def make_event_metadata(item: Event | Delta) -> dict[str, Any] | None:
     """Return the metadata that carries an event or a delta to another process, or None for an item that is not sent.
 
-    Instructions, tools and paths of this machine are left out. A delta has no cursor, because deltas are not sent
-    again."""
+    A delta has no cursor, because deltas are not sent again."""
     if isinstance(item, Delta):
         return {"event": encode_delta(item).decode("utf-8", "replace")} if item.text else None
-    event, body = item, item.body
-    if isinstance(body, Unknown | RunRemote):
+    event = strip_event(item)
+    if event is None:
         return None
-    if isinstance(body, RunSpawned):
-        body = RunSpawned(
-            parent=body.parent,
-            label=body.label,
-            depth=body.depth,
-            task=body.task,
-            subagent_id=body.subagent_id,
-            workspace="",
-            model=body.model,
-            call_id=body.call_id,
-            trace_id=body.trace_id,
-            span_id=body.span_id,
-        )
-    elif isinstance(body, _TEXTS) and body.file:
-        body = msgspec.structs.replace(body, file="")
-    line = encode_event(msgspec.structs.replace(event, body=body))
-    return {"event": line.decode("utf-8", "replace"), "cursor": str(event.seq)}
+    return {"event": encode_event(event).decode("utf-8", "replace"), "cursor": str(event.seq)}
 
 
 def read_event_metadata(metadata: object) -> tuple[Event | Delta, str] | None:

@@ -13,31 +13,20 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from retinue.core.events import (
-    ApprovalAsked,
-    ApprovalDecided,
     Body,
     Gap,
     Inbox,
-    Message,
     RunEnded,
     RunStarted,
-    Thinking,
-    ToolCall,
-    ToolResult,
-    ToolStarted,
-    TurnEnded,
     TurnStarted,
     UsageReported,
     Warned,
 )
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.results import ENDING_CODES, STATUSES, ending_texts
+from retinue.protocol.peer_events import REPORTED
 from retinue.remote.port import STARTED, RemoteDelta, RemoteSpawned, Report
 
-SAID = (
-    RunStarted, TurnStarted, Thinking, Message, ToolCall, ToolStarted, ToolResult, ApprovalAsked, ApprovalDecided,
-    Inbox, UsageReported, TurnEnded, Warned, Gap, RunEnded,
-)  # fmt: skip
 DELTA_KINDS = ("text", "thinking", "output")
 NAMELESS = "subagent"  # the agent name of a run that its peer does not name
 NAME_CHARACTERS = 64
@@ -189,7 +178,7 @@ class ReportValidator:
             case RunEnded():
                 known.ended = True
                 return [_repair_ending(_shorten_body(body))]
-            case _ if not isinstance(body, SAID):
+            case _ if not isinstance(body, REPORTED):
                 return []
         return [_shorten_body(body)]
 

@@ -60,6 +60,16 @@ async def test_a_request_is_run_and_answered_once(work: Path) -> None:
         assert (await answer(there.outbox, "a-2"))["final_response"] == "done here"
 
 
+async def test_the_events_name_no_folder_and_no_settings_of_the_host(work: Path) -> None:
+    async with inherited(work, limits=Limits(tokens=9000), prices=FlatPrices()) as there:
+        ask(there.outbox, "a", workspace=str(work), context_paths=[str(work)], baggage="user=1")
+        await answer(there.outbox, "a")
+        events = (there.outbox / "events_a.ndjson").read_text()
+        assert str(there.folder) not in events
+        first = json.loads(events.splitlines()[0])
+        assert not {"context_paths", "limits", "files", "baggage", "traceparent", "max_tokens"} & set(first)
+
+
 @pytest.mark.finding("S13")
 @pytest.mark.requirement("MASS-9", "MASS-15")
 def test_a_message_is_whole_under_its_name_or_not_there(tmp_path: Path) -> None:
