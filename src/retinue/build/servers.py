@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retinue.build.parts import Parts
 from retinue.core.caller import Caller
 from retinue.core.control import Control
 from retinue.core.errors import RetinueError
@@ -61,12 +60,13 @@ def make_reporting(*, collects: bool, serves: bool, strict: bool, limits: Limits
     return Reporting(address, serves=serves, strict=strict, limits=limits, caller=caller)
 
 
-async def serve_control(servers: AsyncExitStack, control: Control, parts: Parts, say: Callable[[str], object]) -> None:
+async def serve_control(
+    servers: AsyncExitStack, control: Control, state: Path, say: Callable[[str], object], *, unattended: bool
+) -> None:
     """Open a control server for other terminals; `servers` closes it. If that fails, warn: runs work without it."""
     from retinue.control.server import ControlServer
 
-    assert parts.state is not None
     try:
-        await servers.enter_async_context(ControlServer(control, parts.state, unattended=parts.is_unattended))
+        await servers.enter_async_context(ControlServer(control, state, unattended=unattended))
     except RetinueError as error:
         say(f"warning: no control server for other terminals: {error}")

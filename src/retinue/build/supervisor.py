@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from retinue.build.parts import Parts
 from retinue.build.project import find_evaluator
 from retinue.build.remote_agents import RemoteAgents
 from retinue.build.sandboxes import make_placement
-from retinue.build.servers import make_reporting, make_tool_servers
+from retinue.build.servers import make_reporting, make_tool_servers, serve_control
 from retinue.concurrency import SystemClock
 from retinue.core import secrets
 from retinue.core.approvals import Approval
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from retinue.agent.replay import Replay
     from retinue.core.records import RunRecord
 
-__all__ = ["Replay", "make_replay", "make_replay_supervisor", "make_supervisor", "open_control"]
+__all__ = ["Replay", "make_replay", "make_replay_supervisor", "make_supervisor", "open_control", "open_served_control"]
 
 
 def make_supervisor(parts: Parts) -> Supervisor:
@@ -129,6 +130,26 @@ def make_supervisor(parts: Parts) -> Supervisor:
 def open_control(parts: Parts) -> Control:
     """Build a supervisor and return it as a Control."""
     return make_supervisor(parts)
+
+
+@asynccontextmanager
+async def open_served_control(
+    parts: Parts,
+    say: Callable[[str], object],
+    *,
+    serves: bool = True,
+    make: Callable[[Parts], Control] = open_control,
+) -> AsyncIterator[Control]:
+    """Open the Control that `make` returns, and close it after the block. `say` shows messages.
+
+    `serves` starts a control server for other processes, unless `parts` have no state folder. It is closed before the
+    Control, so that no command reaches a Control that is closing."""
+    control = make(parts)
+    async with AsyncExitStack() as servers:
+        servers.push_async_callback(control.close)
+        if serves and parts.state is not None:
+            await serve_control(servers, control, parts.state, say, unattended=parts.is_unattended)
+        yield control
 
 
 def make_replay(

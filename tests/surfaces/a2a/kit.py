@@ -18,6 +18,7 @@ from google.protobuf.struct_pb2 import Value
 
 from retinue import Profile, tool
 from retinue.build.parts import Parts
+from retinue.build.supervisor import open_served_control
 from retinue.core.control import RunHandle
 from retinue.core.events import Event
 from retinue.core.messages import Reply, Request, UserTurn
@@ -106,7 +107,10 @@ async def serve(
         **options,
     }  # fmt: skip
     screen = (notes or Notes()).screen
-    async with A2aServer(made, ServerOptions(profile=profile, **chosen), screen, serves_control=False) as server:
+    async with (
+        open_served_control(made, screen.say, serves=False) as control,
+        A2aServer(control, folder / ".retinue", ServerOptions(profile=profile, **chosen), screen) as server,
+    ):
         yield server
 
 

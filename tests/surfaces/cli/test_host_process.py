@@ -11,6 +11,8 @@ from typing import cast
 import pytest
 
 from retinue.build.parts import Parts
+from retinue.build.supervisor import open_served_control
+from retinue.control.address_files import find_addresses
 from retinue.core.control import Control
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.surfaces.cli.host_process import open_process
@@ -63,3 +65,19 @@ async def test_a_control_that_cannot_be_prepared_is_closed(tmp_path: Path) -> No
         async with open_process(Parts(tmp_path), print, make=fake.make):
             pass
     assert fake.steps == ["prepare", "close"]
+
+
+async def test_the_control_server_is_closed_before_the_control(tmp_path: Path) -> None:
+    state = tmp_path / ".retinue"
+
+    class Closing(FakeControl):
+        async def close(self) -> None:
+            self.steps.append(f"{len(find_addresses(state / 'control'))} control servers")
+
+    fake = Closing()
+    parts = Parts(tmp_path, state=state)
+    async with open_served_control(parts, print, make=fake.make):
+        assert len(find_addresses(state / "control")) == 1
+    async with open_served_control(parts, print, serves=False, make=fake.make):
+        assert not find_addresses(state / "control")
+    assert fake.steps == ["0 control servers"] * 2

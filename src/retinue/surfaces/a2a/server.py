@@ -1,7 +1,6 @@
 """The A2A server: the SDK's routes behind the gate, on uvicorn.
 
-`retinue a2a serve` creates it. It serves the agent card of its profile. It owns the Control that runs the tasks, and
-closing it cancels the running tasks.
+`retinue a2a serve` creates it with the Control that runs the tasks. It serves the agent card of its profile.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -40,10 +40,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from retinue.build.logs import open_reader
-from retinue.build.parts import Parts
-from retinue.build.servers import serve_control
-from retinue.build.supervisor import open_control
 from retinue.concurrency import TaskOwner
+from retinue.core.control import Control
 from retinue.core.errors import RetinueError
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.protocol.a2a import EXTENSION
@@ -64,11 +62,12 @@ BEARER = "bearer"
 
 
 class A2aServer:
-    """The server. `async with A2aServer(...) as server` listens at `server.url` inside the block."""
+    """The server. `async with A2aServer(...) as server` listens at `server.url` inside the block. `state` is the state
+    folder of the project."""
 
-    def __init__(self, parts: Parts, options: ServerOptions, screen: OperatorScreen, *, serves_control: bool) -> None:
-        self._parts, self._options, self._screen = parts, options, screen
-        self._serves_control = serves_control
+    def __init__(self, control: Control, state: Path, options: ServerOptions, screen: OperatorScreen) -> None:
+        self.control = control
+        self._state, self._options, self._screen = state, options, screen
         self._stack = AsyncExitStack()
         self._owner = TaskOwner()
 
@@ -81,22 +80,17 @@ class A2aServer:
         return self
 
     async def _open(self) -> None:
-        options, parts, screen = self._options, self._parts, self._screen
-        assert parts.state is not None
+        options, screen = self._options, self._screen
         bound = listen(options.host, options.port)
         self._stack.callback(bound.close)
         scheme = "http" if options.certificate is None else "https"
         self.address = format_address(options.host, bound.getsockname()[1])
         self.url = options.public_url or f"{scheme}://{self.address}"
-        self.control = open_control(parts)
-        self._stack.push_async_callback(self.control.close)
-        self.tasks = ServedTasks(self.control, open_reader(parts.state), options, screen)
+        self.tasks = ServedTasks(self.control, open_reader(self._state), options, screen)
         self._stack.push_async_callback(self.tasks.close)
         await self.tasks.load()
-        if self._serves_control:
-            await serve_control(self._stack, self.control, parts, screen.say)
         await self.tasks.resume()
-        handler = TaskHandler(self.control, self.tasks, options, screen, parts.state / "a2a" / "files")
+        handler = TaskHandler(self.control, self.tasks, options, screen, self._state / "a2a" / "files")
         self._serve(handler, bound)
 
     async def __aexit__(self, *_: object) -> None:

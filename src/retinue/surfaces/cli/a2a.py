@@ -30,7 +30,7 @@ from retinue.core.remote_agents import A2aAgent, AgentAuth
 from retinue.files.state_owner import claim_state_folder
 from retinue.files.token_file import load_token
 from retinue.surfaces.cli.foreground import run_tree
-from retinue.surfaces.cli.host_process import kill_trees
+from retinue.surfaces.cli.host_process import kill_trees, open_process
 from retinue.surfaces.cli.live import ServerScreen
 from retinue.surfaces.cli.main import add_actions, get_version
 from retinue.surfaces.cli.options import (
@@ -45,7 +45,6 @@ from retinue.surfaces.cli.options import (
     parse_whole,
 )
 from retinue.surfaces.cli.run import read_task
-from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.cli.startup import check_sandbox, choose_profile, make_printer, prepare, require_model
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Printer
@@ -350,7 +349,9 @@ class _A2aHost:
     """The A2A server and its screen, which shows the runs of all tasks live."""
 
     def __init__(self, args: argparse.Namespace, parts: Parts, options: ServerOptions, printer: Printer) -> None:
+        assert parts.state is not None
         self._args, self._parts, self._options, self._printer = args, parts, options, printer
+        self._state = parts.state
         self._screen = ServerScreen(printer)
         self._say, self._thread = self._screen.say, self._screen.thread
         self._labels: dict[str, str] = {}
@@ -365,16 +366,15 @@ class _A2aHost:
         async with AsyncExitStack() as stack:
             stack.callback(self._thread.close)
             stack.push_async_callback(self._thread.drain)
-            with Signals() as signals:
-                server = A2aServer(self._parts, self._options, screen, serves_control=not self._args.no_control)
-                signals.aim(stop.set, lambda: kill_trees(server.control), self._say)
-                async with server:
+            process = open_process(self._parts, self._say, serves=not self._args.no_control, prepares=False)
+            async with process as (control, signals):
+                signals.aim(stop.set, lambda: kill_trees(control), self._say)
+                async with A2aServer(control, self._state, self._options, screen) as server:
                     self._greet(server)
                     await stop.wait()
 
     def _greet(self, server: A2aServer) -> None:
-        args, options, state = self._args, self._options, self._parts.state
-        assert state is not None
+        args, options, state = self._args, self._options, self._state
         about = f"as {options.pattern}, {self._parts.runtime}"
         self._say(f"serving '{options.profile.name}' over A2A on {server.url} ({about}); Ctrl-C stops")
         self._say(f"card: {server.url}/.well-known/agent-card.json")

@@ -1,25 +1,18 @@
 """The process of a command that runs agents: its Control, its control server and its signal handlers.
 
-`open_process` opens and closes them, for one tree, for a conversation and for `retinue watch`. The MCP and A2A servers
-open their Control themselves, because they also work without a command line. Knows no command line options.
+`open_process` opens and closes them, for one tree, for a conversation, for `retinue watch` and for `retinue a2a serve`.
+`retinue mcp serve` handles signals before it has a Control. Knows no command line options.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 from retinue.build.parts import Parts
 from retinue.core.control import Control
 from retinue.core.profiles import Profile
 from retinue.surfaces.cli.signals import Signals
-
-
-def load_control(parts: Parts) -> Control:
-    """Open a Control of this process. Imports most of retinue, while the header is already on screen."""
-    from retinue.build.supervisor import open_control
-
-    return open_control(parts)
 
 
 @asynccontextmanager
@@ -30,24 +23,21 @@ async def open_process(
     serves: bool = True,
     prepares: bool = True,
     profile: Profile | None = None,
-    make: Callable[[Parts], Control] = load_control,
+    make: Callable[[Parts], Control] | None = None,
 ) -> AsyncIterator[tuple[Control, Signals]]:
-    """Open the Control that `make` returns, and handle signals until the Control is closed. `say` shows messages.
+    """Open a served Control, and handle signals until the Control is closed. `serves`, `make` and `say` are those of
+    `open_served_control`.
 
-    `serves` starts a control server for other processes, unless `parts` have no state folder. `prepares` connects to
-    the MCP servers of `profile` first, or to all of them without a profile. Before the block begins, and after
-    `Signals.stop`, Ctrl-C interrupts as in any program."""
-    control = make(parts)
+    `prepares` connects to the MCP servers of `profile` first, or to all of them without a profile. Before the block
+    begins, and after `Signals.stop`, Ctrl-C interrupts as in any program."""
+    # Imports most of retinue, while the header is already on screen.
+    from retinue.build.supervisor import open_control, open_served_control
+
     signals = Signals()
     try:
-        async with AsyncExitStack() as servers:
-            servers.push_async_callback(control.close)
+        async with open_served_control(parts, say, serves=serves, make=make or open_control) as control:
             if prepares:
                 await control.prepare(profile, say)
-            if serves and parts.state is not None:
-                from retinue.build.servers import serve_control
-
-                await serve_control(servers, control, parts, say)
             signals.start()
             yield control, signals
     finally:

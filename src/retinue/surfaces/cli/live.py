@@ -22,7 +22,7 @@ from retinue.core.events import Delta, Event
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.log.runs import Runs
-from retinue.surfaces.cli.host_process import load_control, open_process
+from retinue.surfaces.cli.host_process import open_process
 from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer import safe
@@ -68,7 +68,7 @@ async def drive(
     serves: bool = True,
     announce: Callable[[RunHandle], None] | None = None,
     profile: Profile | None = None,
-    make: Callable[[Parts], Control] = load_control,
+    make: Callable[[Parts], Control] | None = None,
 ) -> Shown:
     """Run the tree that `begin` starts to its end, and show it.
 

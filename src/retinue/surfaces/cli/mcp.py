@@ -17,8 +17,6 @@ from retinue.surfaces.cli.options import add_context_option, add_options, parse_
 from retinue.surfaces.printer import safe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from retinue.config.project import Project
     from retinue.core.profiles import Profile
     from retinue.surfaces.mcp.host import Host
@@ -215,16 +213,14 @@ async def _open_host(args: argparse.Namespace) -> Host:
     """Open the host after the first request is answered. Does the slow imports in a thread."""
     import asyncio
 
-    host = (await asyncio.to_thread(_prepare_host, args))()
-    if not args.no_control:
-        await host.backend.serve_control(_say)
+    host = await asyncio.to_thread(_make_host, args)
+    await host.open(_say, serves=not args.no_control)
     return host
 
 
-def _prepare_host(args: argparse.Namespace) -> Callable[[], Host]:
-    """Load the project and return a function that creates the Host, to be called in the event loop."""
+def _make_host(args: argparse.Namespace) -> Host:
+    """Load the project and return the Host, not opened yet."""
     from dataclasses import replace
-    from functools import partial
 
     import msgspec
 
@@ -252,8 +248,7 @@ def _prepare_host(args: argparse.Namespace) -> Callable[[], Host]:
             parts, [replace(found, limits=own.override(found.limits)) for found in (general, *parts.profiles)]
         )
         profile = profile and replace(profile, limits=own.override(profile.limits))
-    return partial(
-        Host,
+    return Host(
         parts,
         start.project.all_profiles,
         command=output.format_command(),

@@ -7,14 +7,11 @@ Knows Control and the readable side of the log, but nothing of the supervisor.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Mapping, Sequence
 
 from retinue.build.logs import open_reader
 from retinue.build.parts import MAIN, Parts
-from retinue.build.servers import serve_control
-from retinue.build.supervisor import open_control
-from retinue.core.control import MCP_CLIENT, ResumeOverrides, RunHandle
+from retinue.core.control import MCP_CLIENT, Control, ResumeOverrides, RunHandle
 from retinue.core.errors import NotFound
 from retinue.core.messages import ASKER, RunRef
 from retinue.core.ports import Receipt, Row, Ticket
@@ -26,27 +23,18 @@ from retinue.protocol.subagent_tools import KnownRun, find_known
 
 
 class Backend:
-    """One Control, its control server and their parts. The log reader also sees the trees of other processes.
+    """One Control and the parts it was built from. The log reader also sees the trees of other processes.
     `profiles` are the profiles that a continued run may have had. `command` is the command line by which the user
     calls Retinue."""
 
-    def __init__(self, parts: Parts, profiles: Sequence[Profile], command: str) -> None:
+    def __init__(self, control: Control, parts: Parts, profiles: Sequence[Profile], command: str) -> None:
         assert parts.state is not None
         self.parts, self.state = parts, parts.state
         self._profiles = (MAIN, *profiles)
         self._command = f"cd {shlex.quote(str(parts.project))} && {command}"
-        self.control = open_control(parts)
+        self.control = control
         self._log = open_reader(parts.state)
-        self._servers = AsyncExitStack()
         self._resumed: dict[str, RunHandle] = {}  # by tree resumed here: the run of its client
-
-    async def serve_control(self, say: Callable[[str], object]) -> None:
-        """Start the control server, so that other terminals can connect."""
-        await serve_control(self._servers, self.control, self.parts, say)
-
-    async def close(self) -> None:
-        await self._servers.aclose()
-        await self.control.close()
 
     async def continue_run(self, known: KnownRun, text: str, *, seconds: float | None) -> RunHandle:
         """Start a run from the conversation of an earlier run. `seconds` is clamped like a timeout that a model asks

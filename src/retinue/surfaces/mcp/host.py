@@ -10,7 +10,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from retinue.build.parts import Parts
+from retinue.build.supervisor import open_served_control
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow, Approval, Decision, Deny
 from retinue.core.errors import RetinueError
@@ -226,7 +227,7 @@ class ClientSession:
 
 
 class Host:
-    """The host of all sessions of one server process.
+    """The host of all sessions of one server process. `open` gives it the Control, `close` closes both.
 
     `profiles` are the profiles that a continued run may have had. `command` is the command line by which the user
     calls Retinue. If `profile` is given, it is served as the only tool instead of the nine. A question waits
@@ -243,14 +244,18 @@ class Host:
         reply_within: float | None,
     ) -> None:
         approver = ClientApprover(self.attends, wait_approvals or WAIT_APPROVALS)
-        parts = replace(parts, approver=approver, wait_approvals=wait_approvals, is_mcp_server=True)
-        self._profile = profile
+        self._parts = replace(parts, approver=approver, wait_approvals=wait_approvals, is_mcp_server=True)
+        self._profile, self._profiles, self._command = profile, profiles, command
+        self._reply_within, self._waits_elsewhere = reply_within, wait_approvals > 0
         self._sessions: dict[Session, ClientSession] = {}
-        self.backend = Backend(parts, profiles, command)
+        self._stack = AsyncExitStack()
+
+    async def open(self, say: Callable[[str], object], *, serves: bool) -> None:
+        """Open the Control. `say` and `serves` are those of `open_served_control`."""
+        opening = open_served_control(self._parts, say, serves=serves)
+        control = await self._stack.enter_async_context(opening)
+        self.backend = Backend(control, self._parts, self._profiles, self._command)
         self.state = self.backend.state
-        self._open_session = partial(
-            ClientSession, self.backend, reply_within=reply_within, waits_elsewhere=wait_approvals > 0
-        )
 
     def attends(self, tree: str) -> bool:
         """Return True if the user of the client that owns `tree` can be asked."""
@@ -270,7 +275,13 @@ class Host:
         session, profile = exchange.session, self._profile
         if session not in self._sessions:
             about = f"{exchange.client.name or 'an MCP client'} ({session.about})"
-            self._sessions[session] = self._open_session(session, about)
+            self._sessions[session] = ClientSession(
+                self.backend,
+                session,
+                about,
+                reply_within=self._reply_within,
+                waits_elsewhere=self._waits_elsewhere,
+            )
         client = self._sessions[session]
         run_id = args.get("runId") if profile is not None else ""
         caller = msgspec.structs.replace(
@@ -312,7 +323,7 @@ class Host:
     async def close(self) -> None:
         for session in list(self._sessions):
             await self.end_session(session)
-        await self.backend.close()
+        await self._stack.aclose()
 
     async def kill(self) -> None:
         """Stop all trees immediately, without waiting for cleanup."""
