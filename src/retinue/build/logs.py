@@ -19,6 +19,7 @@ from retinue.files.state_owner import adopt_state_folder, claim_state_folder, ve
 
 if TYPE_CHECKING:
     from retinue.build.parts import Parts
+    from retinue.core.changes import StoredChanges
 
 LOGS = "logs"
 IGNORE_ALL = b"*\n"
@@ -45,6 +46,13 @@ def open_reader(state: Path) -> LogReader:
 
     verify_state_folder(state)
     return SqliteReader(state / LOGS)
+
+
+def open_stored_changes(state: Path) -> StoredChanges:
+    """Return the changes of a project's stored trees, whichever process wrote them."""
+    from retinue.supervisor.stored_control import StoredControl
+
+    return StoredControl(open_reader(state), str(state))
 
 
 def take_over_state(state: Path) -> None:

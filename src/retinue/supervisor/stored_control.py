@@ -10,11 +10,13 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from retinue.core.approvals import Answered, Approval, Decision, QuestionChange
 from retinue.core.caller import Caller
+from retinue.core.changes import ApplyPlan, RunCopy
 from retinue.core.control import (
     Changes,
     TreeInfo,
@@ -38,7 +40,6 @@ from retinue.workspaces.copies import (
     list_copies,
     plan_apply,
 )
-from retinue.workspaces.merge import MergePlan
 
 NO_PROCESS = "no process is running this tree, and {what} needs one"
 
@@ -53,8 +54,8 @@ def _refuse_command(what: str) -> Callable[..., Any]:
 
 
 class StoredControl:
-    """Control of the trees in a log. `state` is the folder with the workspaces of their runs. Besides the commands of
-    Control, it finds and applies the changes of several runs at once, for the command line."""
+    """Control of the trees in a log, and their StoredChanges. `state` is the folder with the workspaces of their
+    runs."""
 
     def __init__(self, log: LogReader, state: str) -> None:
         self._log = log
@@ -122,45 +123,59 @@ class StoredControl:
         """Apply the changes that a waiting run has made since the last apply."""
         return await asyncio.to_thread((await self._find_copy(tree, run)).apply_so_far)
 
-    async def find_copies(self, tree: str, run: int) -> list[CopiedWorkspace]:
-        """Return the copied workspace of a run, or of its presenter if the run is a team. For a primary without a
-        copy, return the copies of the project used by runs below. The list is empty if the run never needed its copy.
-        Raises ConfigError for a run that works in no copy."""
+    # The role StoredChanges
+
+    async def find_copies(self, tree: str, run: int) -> list[RunCopy]:
         view = (await self._find_view(tree, run)).find_presented()
         run = view.number
         copy = find_copy(self._state, tree, run)
         if copy is not None:
-            return [copy]
+            return [copy.summarize()]
         below = [each for each in list_copies(self._state, tree) if each.workspace.source == each.workspace.project]
         if run == 0 and below:
-            return below
+            return [each.summarize() for each in below]
         if not is_unmade(view.spawned):
             raise ConfigError(explain_missing_copy(f"{tree}/{run}", view.spawned))
         return []
 
-    def find_copy(self, tree: str, run: int) -> CopiedWorkspace | None:
-        """Return the copied workspace of a run, or None if the run had none or the folder is gone."""
-        return find_copy(self._state, tree, run)
+    def find_copy(self, tree: str, run: int) -> RunCopy | None:
+        copy = find_copy(self._state, tree, run)
+        return None if copy is None else copy.summarize()
+
+    def diff_copy(self, copy: RunCopy, *, stat_columns: int | None = None, live: bool = False) -> str:
+        how = "-p" if stat_columns is None else f"--stat={stat_columns}"
+        return self._open_copy(copy).diff(how, "-M", live=live).decode("utf-8", "backslashreplace")
+
+    def list_changed_lines(self, copy: RunCopy, *, live: bool = False) -> list[dict[str, Any]]:
+        return self._open_copy(copy).list_changed_lines(live=live)
+
+    def explain_nothing_to_apply(self, copy: RunCopy) -> str:
+        return self._open_copy(copy).explain_nothing_to_apply()
 
     def list_unapplied(self, tree: str) -> list[str]:
-        """Return the names of the runs of a tree with unapplied changes."""
         return [each.name for each in list_copies(self._state, tree) if each.has_unapplied]
 
     def recover_project(self) -> bool:
-        """Undo an interrupted apply in the project. Return True if there was one."""
         return recover_folder(f"{self._state}/applying", self._project)
 
     def find_unfinished_files(self) -> list[str]:
-        """Return the files of the project that `recover_project` would put back."""
         return find_unfinished_files(f"{self._state}/applying", self._project)
 
-    def plan_apply(self, copies: Sequence[CopiedWorkspace]) -> MergePlan:
-        """Return a plan to apply the changes of these copies, one after the other, to the project."""
-        return plan_apply(copies, self._project)
+    def plan_apply(self, copies: Sequence[RunCopy]) -> ApplyPlan:
+        opened = [self._open_copy(copy) for copy in copies]
+        plan = plan_apply(opened, self._project)
+        return ApplyPlan(
+            diff=plan.diff.decode("utf-8", "backslashreplace"),
+            count=len(plan.changes),
+            conflicts=plan.describe_conflicts(),
+            carry_out=partial(carry_out_plan, plan, opened, aside=f"{self._state}/applying"),
+        )
 
-    def carry_out_plan(self, plan: MergePlan, copies: Sequence[CopiedWorkspace]) -> None:
-        """Change the project as planned, all or nothing, and record it for the runs."""
-        carry_out_plan(plan, copies, aside=f"{self._state}/applying")
+    def _open_copy(self, copy: RunCopy) -> CopiedWorkspace:
+        found = find_copy(self._state, copy.tree, copy.run)
+        if found is None:
+            raise RetinueError(f"the workspace of {copy.name} is gone")
+        return found
 
     async def _find_copy(self, tree: str, run: int) -> CopiedWorkspace:
         view = (await self._find_view(tree, run)).find_presented()

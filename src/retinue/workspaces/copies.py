@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from retinue.core.changes import RunCopy
 from retinue.core.control import Changes
 from retinue.core.errors import RetinueError
 from retinue.core.events import RunSpawned, decode_raw
@@ -105,13 +106,22 @@ class CopiedWorkspace:
     def explain_nothing_to_apply(self) -> str:
         """Return why an ended run has no changes to apply, or "" if it has some."""
         if self.applied is not None:
-            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.applied.at))
-            return ALREADY.format(who=self.name, into=self.applied.into, at=at)
+            return self._describe_apply(self.applied)
         if not self.find_changes().count:
             return NOTHING.format(who=self.name)
         store, made = self.store, self.workspace
         is_applied = store.has_ref(made.last_apply) and store.list_files(made.last_apply) == store.list_files(made.end)
         return ALREADY_ALL.format(who=self.name, into=made.source) if is_applied else ""
+
+    def summarize(self) -> RunCopy:
+        """Return the copied workspace as a `RunCopy` value, for StoredChanges."""
+        made = self.workspace
+        applied = "" if self.applied is None else self._describe_apply(self.applied)
+        return RunCopy(made.tree, made.run, made.kind, made.source, applied)
+
+    def _describe_apply(self, applied: ApplyRecord) -> str:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(applied.at))
+        return ALREADY.format(who=self.name, into=applied.into, at=at)
 
     def describe(self) -> Changes:
         """Return the changes of an ended run as a `Changes` value for Control."""
@@ -209,7 +219,7 @@ def plan_apply(copies: Sequence[CopiedWorkspace], target: str) -> merge.MergePla
 def _write_changes(plan: merge.MergePlan, store: Store, *, aside: str) -> None:
     """Write the changes of the plan to its folder, all or none. Raises RetinueError on a conflict."""
     if plan.conflicts:
-        raise RetinueError(CONFLICTS.format(count=len(plan.conflicts), why=plan.describe_conflicts()))
+        raise RetinueError(CONFLICTS.format(count=len(plan.conflicts), why="\n".join(plan.describe_conflicts())))
     if plan.changes:
         atomic_apply.apply_changes(plan.target, plan.changes, store, aside=aside)
 

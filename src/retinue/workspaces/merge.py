@@ -53,9 +53,9 @@ class MergePlan:
     diff: bytes = b""
     digest: str = ""
 
-    def describe_conflicts(self) -> str:
-        """Return the conflicts as text, one per line."""
-        return "\n".join(f"{display_path(conflict.path)}: {conflict.why}" for conflict in self.conflicts)
+    def describe_conflicts(self) -> list[str]:
+        """Return the conflicts as text, a line for each."""
+        return [f"{display_path(conflict.path)}: {conflict.why}" for conflict in self.conflicts]
 
 
 def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store) -> MergePlan:

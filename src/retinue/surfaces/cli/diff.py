@@ -7,8 +7,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from retinue.build.stored import CopiedWorkspace, open_stored_control
+from retinue.build.logs import open_stored_changes
 from retinue.config.project import find_project
+from retinue.core.changes import RunCopy, StoredChanges
 from retinue.core.errors import ConfigError
 from retinue.core.messages import RunRef
 from retinue.log.blocks import format_count
@@ -44,26 +45,36 @@ def execute_diff(args: argparse.Namespace) -> int:
       retinue diff /main/coder-1 > coder.patch
       retinue diff --json | jq '.[].path'
     """
-    tree, found, shown = asyncio.run(find_copies(args.name))
+    changes, tree, found, shown = asyncio.run(find_copies(args.name))
     live = tree.live and tree.runs.runs[found.run].ended is None
     if args.json:
-        screen.print_json([{"run": one.name, **file} for one in shown for file in one.list_changed_lines(live=live)])
+        screen.print_json(
+            [{"run": one.name, **file} for one in shown for file in changes.list_changed_lines(one, live=live)]
+        )
         return 0
-    how = f"--stat={screen.measure_screen() or STAT_COLUMNS}" if args.stat else "-p"
-    texts = [_format_diff(one, how, live=live, named=len(shown) > 1) for one in shown]
-    if any(texts):
+    columns = (screen.measure_screen() or STAT_COLUMNS) if args.stat else None
+    texts = []
+    for one in shown:
+        text = changes.diff_copy(one, stat_columns=columns, live=live)
+        if text:
+            texts.append(_paint_diff(one, text, named=len(shown) > 1))
+        else:
+            print(f"{one.name} changed no files{' so far' if live else ''}", file=sys.stderr)
+    if texts:
         pager.print_long("".join(texts).removesuffix("\n"))
     return 0
 
 
-async def find_copies(name: str | None) -> tuple[Listing, RunRef, list[CopiedWorkspace]]:
-    """Find a run by name, and return its tree, the run, and the copied workspace of the run.
+async def find_copies(name: str | None) -> tuple[StoredChanges, Listing, RunRef, list[RunCopy]]:
+    """Find a run by name, and return the changes of its project, its tree, the run, and the copied workspace of the
+    run.
 
     For a primary without a copy, return the copies of the project that the runs below it worked in."""
     project, found = await screen.look_up(name)
     tree = await load_listing(project.log, found.tree)
     try:
-        copies = await open_stored_control(project.state).find_copies(found.tree, found.run)
+        changes = open_stored_changes(project.state)
+        copies = await changes.find_copies(found.tree, found.run)
     except ConfigError as error:
         view = tree.runs.runs[found.run]
         home = (
@@ -73,18 +84,14 @@ async def find_copies(name: str | None) -> tuple[Listing, RunRef, list[CopiedWor
         raise ConfigError(f"{error}{where}") from None
     if not copies:
         print(f"{found.name} changed no files", file=sys.stderr)
-    return tree, found, copies
+    return changes, tree, found, copies
 
 
-def _format_diff(one: CopiedWorkspace, how: str, *, live: bool, named: bool) -> str:
-    """Return the diff of one run as escaped text. If there is none, say so on stderr and return an empty text."""
-    text = one.diff(how, "-M", live=live).decode("utf-8", "backslashreplace")
+def _paint_diff(one: RunCopy, text: str, *, named: bool) -> str:
+    """Return the diff of one run as escaped text, below its name if `named`."""
     color = colors.wants_color(sys.stdout)
-    if not text:
-        print(f"{one.name} changed no files{' so far' if live else ''}", file=sys.stderr)
-        return ""
-    source = screen.shorten_path(one.workspace.source, find_project(Path.cwd()))
-    whose = f"{one.name}  {one.workspace.kind} of {source}"
+    source = screen.shorten_path(one.source, find_project(Path.cwd()))
+    whose = f"{one.name}  {one.kind} of {source}"
     head = f"{colors.paint_header((('name', whose),), color=color)}\n" if named else ""
     return head + colors.paint_diff(safe.escape_text(text), color=color)
 
@@ -109,40 +116,38 @@ def execute_apply(args: argparse.Namespace) -> int:
       retinue apply 7jw4p2xk9mtb/1       show them again, ask, apply
       retinue apply --yes                apply the changes of the newest tree without asking
     """
-    tree, _, copies = asyncio.run(find_copies(args.name))
-    runs = _select_unapplied(tree, copies)
+    changes, tree, _, copies = asyncio.run(find_copies(args.name))
+    runs = _select_unapplied(changes, tree, copies)
     if not runs:
         return 0
-    control = open_stored_control(find_project(Path.cwd()) / ".retinue")
-    interrupted = control.find_unfinished_files()
+    interrupted = changes.find_unfinished_files()
     if interrupted and not args.yes and not _ask_recovery(interrupted):
         print("Nothing was changed.", file=sys.stderr)
         return FAILED
-    if control.recover_project():
+    if changes.recover_project():
         screen.print_warning("an earlier apply was interrupted: what it had done is undone")
-    plan = control.plan_apply(runs)
+    plan = changes.plan_apply(runs)
     if plan.conflicts:
         screen.print_error(f"nothing was changed: {len(plan.conflicts)} of the files cannot be applied:")
-        for conflict in plan.describe_conflicts().split("\n"):
+        for conflict in plan.conflicts:
             print(f"  {safe.escape_line(conflict)}", file=sys.stderr)
         return FAILED
-    if not args.yes and not _ask_user(plan.diff.decode("utf-8", "backslashreplace")):
+    if not args.yes and not _ask_user(plan.diff):
         print("Nothing was changed.", file=sys.stderr)
         return FAILED
-    control.carry_out_plan(plan, runs)
-    count = len(plan.changes)
-    print(f"Applied {format_count(count, 'file')} from {', '.join(one.name for one in runs)}.")
+    plan.carry_out()
+    print(f"Applied {format_count(plan.count, 'file')} from {', '.join(one.name for one in runs)}.")
     return 0
 
 
-def _select_unapplied(tree: Listing, runs: list[CopiedWorkspace]) -> list[CopiedWorkspace]:
+def _select_unapplied(changes: StoredChanges, tree: Listing, runs: list[RunCopy]) -> list[RunCopy]:
     """Return the runs with changes to apply. Print the reason for each run without any."""
     left = []
     for one in runs:
-        view = tree.runs.runs.get(one.workspace.run)
+        view = tree.runs.runs.get(one.run)
         if tree.live and view is not None and view.ended is None:
             raise ConfigError(f"{one.name} has not ended yet: wait for it, or `retinue cancel {one.name}`")
-        why = one.explain_nothing_to_apply()
+        why = changes.explain_nothing_to_apply(one)
         if why:
             print(safe.escape_line(why), file=sys.stderr)
         else:

@@ -159,11 +159,11 @@ def _find_changes(result: Result[Any], state: Path | None) -> Iterator[tuple[str
 
 def _is_applied(result: Result[Any], state: Path | None) -> bool:
     """Return True if the changes of a run have been applied already."""
-    from retinue.build.stored import open_stored_control  # imported only for trees with changes
+    from retinue.build.logs import open_stored_changes  # imported only for trees with changes
 
     run = result.run if result.team is None else result.team.presented
-    found = None if state is None or run is None else open_stored_control(state).find_copy(result.tree, run)
-    return found is not None and found.applied is not None
+    found = None if state is None or run is None else open_stored_changes(state).find_copy(result.tree, run)
+    return found is not None and bool(found.applied)
 
 
 def redirect_output(state: Path, run: RunHandle) -> None:

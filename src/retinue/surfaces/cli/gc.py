@@ -8,8 +8,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from retinue.build.logs import open_reader
-from retinue.build.stored import open_stored_control
+from retinue.build.logs import open_reader, open_stored_changes
 from retinue.config.project import load_project
 from retinue.log.blocks import format_count
 from retinue.log.retention import RemovalReport, remove_old_trees
@@ -58,7 +57,7 @@ def execute_gc(args: argparse.Namespace) -> int:
         before=time.time() - seconds,
         dry_run=args.dry_run,
         interrupted=args.interrupted,
-        find_unapplied=(lambda _: []) if args.force else open_stored_control(state).list_unapplied,
+        find_unapplied=(lambda _: []) if args.force else open_stored_changes(state).list_unapplied,
     )
     report = asyncio.run(removing)
     for runs in report.kept.values():

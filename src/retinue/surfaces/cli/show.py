@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from retinue.build.stored import open_stored_control
+from retinue.build.logs import open_stored_changes
 from retinue.core.results import ToolLog, format_changed_files
 from retinue.core.usage import Usage
 from retinue.log.accounts import format_cost, sum_subtree_bill
@@ -232,13 +232,10 @@ def _describe_usage(usage: Usage) -> str:
 
 def _describe_changes(state: Path, tree: Listing, run: int) -> str:
     """Describe whether the changes of a run were applied, or how to apply them."""
-    one = open_stored_control(state).find_copy(tree.tree, run)
+    one = open_stored_changes(state).find_copy(tree.tree, run)
     if one is None:
         return "gone with the run's folder"
-    name = f"{tree.tree}/{run}"
-    if one.applied is None:
-        return f"not applied: retinue diff {name} · retinue apply {name}"
-    return one.explain_nothing_to_apply()
+    return one.applied or f"not applied: retinue diff {one.name} · retinue apply {one.name}"
 
 
 def _format_outcome(tree: Listing, view: RunView) -> Iterator[str]:
