@@ -10,7 +10,7 @@ import pytest
 
 import retinue
 from retinue import Allow, Approval, Context, Deny, Event, Limits, Profile, Task, tool
-from retinue.build.supervisor import make_replay, make_replay_supervisor
+from retinue.build.supervisor import make_replay
 from retinue.core.events import ApprovalDecided, RunEnded, RunResumed, RunSpawned, ToolCall, ToolResult
 from retinue.core.messages import Call, Native, Reply
 from retinue.core.records import Difference, RunRecord, compare_runs
@@ -24,11 +24,12 @@ async def replay(events: list[Event]) -> tuple[list[Difference], dict[int, RunRe
     """What differs, the records that were played, and the events of the replay."""
     recorded = fold_records(events)
     played = make_replay(recorded)
-    supervisor = make_replay_supervisor(played, MemoryLog(), Path.cwd())
-    node = supervisor.spawner.spawn_primary(*played.primary)
-    await node.join()
-    again = await supervisor.log.read(node.ref.tree)
-    await supervisor.close()
+    log = MemoryLog()
+    control = played.open_control(log, Path.cwd())
+    run = await control.spawn(*played.primary)
+    await run.result()
+    again = await log.read(run.tree)
+    await control.close()
     now = fold_records(again)
     assert not [event for event in bodies(again, RunEnded) if "stalled" in (event.error_details or "")]
     found = [

@@ -9,7 +9,7 @@ order, no run waits for another.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -52,7 +52,7 @@ class Replay:
         self.records = records
         self.differences: dict[int, Difference] = {}
         self.notes: list[str] = []
-        self._answer: Callable[..., Answered]
+        self._answer: Callable[..., Awaitable[Answered]]
         self._planner = planner
         self._primary_profile = primary_profile
         self._runs = {number: ReplayedRun(self, record) for number, record in records.items()}
@@ -96,7 +96,7 @@ class Replay:
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
         return spec.verdict if isinstance(spec, _JudgedSpec) else ALLOW
 
-    def attach(self, answer: Callable[..., Answered]) -> None:
+    def attach(self, answer: Callable[..., Awaitable[Answered]]) -> None:
         """Give answers through `answer`, which belongs to the supervisor that runs the tree."""
         self._answer = answer
 
@@ -107,7 +107,7 @@ class Replay:
         if decided is None:
             return Deny("the record has no answer")
         decision = Allow(args=decided.args) if decided.allowed else Deny(decided.reason)
-        self._answer(question.id, decision, by=decided.by)
+        await self._answer(question.id, decision, by=decided.by)
         return decision
 
     def report(self, difference: Difference) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,9 +45,7 @@ from retinue.workspaces.run_folders import StateFolder
 
 if TYPE_CHECKING:
     from retinue.agent.replay import Replay
-    from retinue.core.records import RunRecord
-
-__all__ = ["Replay", "make_replay", "make_replay_supervisor", "make_supervisor", "open_control", "open_served_control"]
+    from retinue.core.records import ReplayableTree, RunRecord
 
 
 def make_supervisor(parts: Parts) -> Supervisor:
@@ -58,7 +57,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
     state = StateFolder(parts.state, project=parts.project)
 
     def name_run(ref: RunRef) -> str:
-        return supervisor.trees[ref.tree].runs[ref.run].lasting_path()
+        return supervisor.find_lasting_path(ref)
 
     wrap = find_cassette_wrapper(name_run=name_run, project=state.project, state=str(state.folder))
     models = ModelSource(parts.project, clock, wrap)
@@ -154,28 +153,29 @@ async def open_served_control(
 
 def make_replay(
     records: dict[int, RunRecord], parts: Parts | None = None, primary_profile: Profile | None = None
-) -> Replay:
-    """Return the replay of a recorded tree.
+) -> ReplayableTree:
+    """Return a recorded tree to run once more.
 
     With `parts`, the instructions and tools of their profiles replace the recorded ones. For the primary, those of
     `primary_profile` do."""
     from retinue.agent.replay import Replay, SilentModel
+    from retinue.core.records import ReplayableTree
 
-    if parts is None:
-        return Replay(records)
     model = SilentModel()
-    planner = _make_planner(
-        parts,
-        models=lambda _: model,
-        runtimes=Placement(dict.fromkeys(RUNTIMES, lambda _: IN_PROCESS), mode="inherited"),
-        default_model=model,
-        network=parse_hosts(parts.network or ()),
-    )
-    return Replay(records, planner=planner, primary_profile=primary_profile)
+    planner = None
+    if parts is not None:
+        planner = _make_planner(
+            parts,
+            models=lambda _: model,
+            runtimes=Placement(dict.fromkeys(RUNTIMES, lambda _: IN_PROCESS), mode="inherited"),
+            default_model=model,
+            network=parse_hosts(parts.network or ()),
+        )
+    replay = Replay(records, planner=planner, primary_profile=primary_profile)
+    return ReplayableTree(replay.primary, partial(_open_replay_control, replay), replay.differences, replay.notes)
 
 
-def make_replay_supervisor(replay: Replay, log: Log, project: Path) -> Supervisor:
-    """Build the supervisor of a replay, which calls no model and no tool."""
+def _open_replay_control(replay: Replay, log: Log, project: Path) -> Control:
     ports = SupervisorPorts(
         log=log,
         planner=replay,
@@ -188,7 +188,7 @@ def make_replay_supervisor(replay: Replay, log: Log, project: Path) -> Superviso
         prices=LibraryPrices(),
     )
     supervisor = Supervisor(ports)
-    replay.attach(supervisor.approvals.answer)
+    replay.attach(supervisor.answer)
     return supervisor
 
 

@@ -9,13 +9,15 @@ and `models/recorded.py` plays the replies.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import unified_diff
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from retinue.core.control import Control
 from retinue.core.errors import Stop
 from retinue.core.events import (
     ApprovalAsked,
@@ -29,6 +31,8 @@ from retinue.core.events import (
     decode_raw,
 )
 from retinue.core.messages import AssistantTurn, Reply, Request, ToolSpec, ToolTurn, Turn, UserTurn
+from retinue.core.ports import Log
+from retinue.core.profiles import Profile, Task
 from retinue.core.usage import NO_USAGE, Usage
 
 CONTEXT_LINES = 3
@@ -174,6 +178,18 @@ class Difference:
     turn: int
     what: str
     lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ReplayableTree:
+    """A recorded tree that can be run once more. `open_control` returns the Control of the replay, which writes to a
+    log and calls no model and no tool. Spawning `primary` there starts it. While it runs, `differences`, by run, and
+    `notes` are added."""
+
+    primary: tuple[Profile, Task]
+    open_control: Callable[[Log, Path], Control]
+    differences: Mapping[int, Difference]
+    notes: Sequence[str]
 
 
 def diff_lines(recorded: Sequence[str], now: Sequence[str]) -> tuple[str, ...]:

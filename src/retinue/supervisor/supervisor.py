@@ -255,6 +255,10 @@ class Supervisor:
         finally:
             self.approvals.remove_attendant(tree)
 
+    def find_lasting_path(self, ref: RunRef) -> str:
+        """Return the path of a run at work that does not depend on other runs."""
+        return self.trees[ref.tree].runs[ref.run].lasting_path()
+
     def stop_run(self, tree: str, run: int, status: Status, *, failure: str = "") -> None:
         """Stop a run that is at work. With a `failure`, the run ends `failed` with this text."""
         found = self.trees.find_run(tree, run)

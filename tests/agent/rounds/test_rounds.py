@@ -10,7 +10,7 @@ import pytest
 
 import retinue
 from retinue import ConfigError, Context, Limits, Profile, Rounds, SpawnRefused, Task, Team
-from retinue.build.supervisor import make_replay, make_replay_supervisor
+from retinue.build.supervisor import make_replay
 from retinue.core.events import (
     ChecklistAccepted,
     ImprovementsProposed,
@@ -295,10 +295,10 @@ async def test_rounds_are_replayed_and_continued(tmp_path: Path) -> None:
     assert (again.status, again.final_response) == ("done", "two")
     assert [each.label for each in bodies(events, RoundAnswered)] == ["agent1.1", "agent1.2"]
     replay = make_replay(fold_records(recorded))
-    supervisor = make_replay_supervisor(replay, MemoryLog(), tmp_path)
-    run = await supervisor.spawn(*replay.primary)
+    control = replay.open_control(MemoryLog(), tmp_path)
+    run = await control.spawn(*replay.primary)
     played = await run.result()
-    await supervisor.close()
+    await control.close()
     assert (played.final_response, replay.differences) == ("two", {})
 
 

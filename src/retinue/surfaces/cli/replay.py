@@ -8,15 +8,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from retinue.build.logs import open_log
 from retinue.build.parts import MAIN, Parts
 from retinue.build.project import load_project_parts
-from retinue.build.supervisor import make_replay, make_replay_supervisor
+from retinue.build.supervisor import make_replay
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.profiles import Profile
-from retinue.core.records import Difference, RunRecord, compare_runs
+from retinue.core.records import Difference, ReplayableTree, RunRecord, compare_runs
 from retinue.core.results import Result
 from retinue.log.blocks import format_count
 from retinue.log.records import fold_records
@@ -26,9 +26,6 @@ from retinue.surfaces.cli.options import TREE_HELP, add_level_options
 from retinue.surfaces.cli.startup import choose_profile, make_printer
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.printer import Printer
-
-if TYPE_CHECKING:
-    from retinue.build.supervisor import Replay
 
 EXIT_DIFFERS = 1
 
@@ -110,14 +107,14 @@ def _load_project(args: argparse.Namespace, primary: RunRecord) -> tuple[Parts, 
         return parts, None
 
 
-async def _run_replay(replay: Replay, printer: Printer) -> tuple[Result[Any], dict[int, RunRecord]]:
+async def _run_replay(replay: ReplayableTree, printer: Printer) -> tuple[Result[Any], dict[int, RunRecord]]:
     """Run the replay, and return its result and the records of its runs."""
     log = open_log(None)
     shown = await drive(
         Parts(Path.cwd()),
         lambda control: control.spawn(*replay.primary),
         Display(printer=printer),
-        make=lambda parts: make_replay_supervisor(replay, log, parts.project),
+        make=lambda parts: replay.open_control(log, parts.project),
     )
     return shown.result, fold_records(await log.read(shown.result.tree))
 
