@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +58,35 @@ def make_reporting(*, collects: bool, serves: bool, strict: bool, limits: Limits
     from retinue.control.reporting import Reporting
 
     return Reporting(address, serves=serves, strict=strict, limits=limits, caller=caller)
+
+
+def connect_to_process(state: Path, pid: int) -> Control | None:
+    """Return the Control of the process `pid`, or None if the process has no control server."""
+    from retinue.control.address_files import find_address
+    from retinue.control.client import ControlClient
+
+    address = find_address(state / "control", pid)
+    return None if address is None else ControlClient(address)
+
+
+def connect_to_processes(state: Path) -> dict[int, Control]:
+    """Return the Control of each process that has a control server, by the id of the process."""
+    from retinue.control.address_files import find_addresses
+    from retinue.control.client import ControlClient
+
+    return {address.pid: ControlClient(address) for address in find_addresses(state / "control")}
+
+
+def watch_process_lines(
+    state: Path, pid: int, tree: str, *, after: int, deltas: bool
+) -> AsyncGenerator[bytes, None] | None:
+    """Watch a tree of the process `pid` as raw lines: events exactly as stored, deltas as `{"delta": ...}`. Return
+    None if the process has no control server."""
+    from retinue.control.address_files import find_address
+    from retinue.control.client import ControlClient
+
+    address = find_address(state / "control", pid)
+    return None if address is None else ControlClient(address).watch_lines(tree, after=after, deltas=deltas)
 
 
 async def serve_control(

@@ -29,7 +29,7 @@ from retinue.core.control import (
     SpawnBelow,
     TreeInfo,
 )
-from retinue.core.errors import ConfigError, RetinueError
+from retinue.core.errors import ConfigError, ControlUnreachable, RetinueError
 from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
@@ -241,10 +241,6 @@ class ControlClient:
 
     async def close(self) -> None:
         """Do nothing: every command has a separate connection, and the runs belong to the other process."""
-
-
-class ControlUnreachable(RetinueError):
-    """Raised when the process of the control server is gone or no longer answers."""
 
 
 class ReplyLost(ControlUnreachable):

@@ -24,6 +24,10 @@ class ConfigError(RetinueError):
     """A file, option or value given by a person is wrong; the text names file, line and key."""
 
 
+class ControlUnreachable(RetinueError):
+    """The process of a control server is gone or no longer answers."""
+
+
 class NotFound(ConfigError):
     """A name given by a person matches nothing (no run, profile or model)."""
 

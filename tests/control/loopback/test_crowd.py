@@ -7,9 +7,8 @@ from urllib.parse import urlencode
 import pytest
 
 from retinue.control import server
-from retinue.control.client import ControlUnreachable
 from retinue.core.approvals import Allow, Approval, Deny
-from retinue.core.errors import NotFound
+from retinue.core.errors import ControlUnreachable, NotFound
 from retinue.core.events import ApprovalDecided, Event, RunEnded, TurnStarted, encode_event
 from tests.control.loopback.kit import GLOB, HANG, WRITE, House, house
 from tests.gates import HeldClock, pass_time

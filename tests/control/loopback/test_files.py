@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from retinue.control.address_files import AddressFile, find_address, find_addresses
-from retinue.control.client import ControlClient, ControlUnreachable
+from retinue.control.client import ControlClient
 from retinue.control.server import ControlServer
-from retinue.core.errors import RetinueError
+from retinue.core.errors import ControlUnreachable, RetinueError
 from retinue.protocol.control import Address
 from tests.control.loopback.kit import house
 

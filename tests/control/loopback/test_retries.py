@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from retinue.control import client
-from retinue.control.client import ControlClient, ControlUnreachable
+from retinue.control.client import ControlClient
 from retinue.core.approvals import Allow
+from retinue.core.errors import ControlUnreachable
 from retinue.core.events import ApprovalDecided, Inbox
 from retinue.protocol import control
 from retinue.protocol.strict_json import encode_body

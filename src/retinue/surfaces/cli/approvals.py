@@ -19,14 +19,14 @@ from typing import Any
 
 import msgspec
 
+from retinue.build.servers import connect_to_processes
 from retinue.concurrency import TaskOwner
-from retinue.control.client import ControlClient
 from retinue.core.approvals import Allow, Approval, Decision, Deny, QuestionChange, QuestionClosed, describe_closing
+from retinue.core.control import Control
 from retinue.core.errors import ApproverLeft, ConfigError, NotFound, RetinueError
 from retinue.core.rules import explain_missing_rule
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli import prompts
-from retinue.surfaces.cli.control_clients import find_clients
 from retinue.surfaces.cli.questions import (
     KEPT,
     NOT_KEPT,
@@ -404,37 +404,36 @@ class QuestionWatch:
         async with self._tasks:
             try:
                 while not self._left.is_set():
-                    for client in find_clients(self._project):
-                        pid = client.address.pid
+                    for pid, control in connect_to_processes(self._project.state).items():
                         if pid not in followed or followed[pid].done():
-                            followed[pid] = self._tasks.start(self._follow(client))
+                            followed[pid] = self._tasks.start(self._follow(pid, control))
                     self._printer.check_output()
                     await asyncio.sleep(POLL_SECONDS)
             finally:
                 if self._asker is not None and not await self._asker.close():
                     screen.exit_stuck()
 
-    async def _follow(self, client: ControlClient) -> None:
+    async def _follow(self, pid: int, control: Control) -> None:
         """Follow the questions of one process until the process is gone."""
         try:
             async with AsyncExitStack() as stack:
                 if self._asker is not None:
-                    await stack.enter_async_context(client.attend())
-                changes = await stack.enter_async_context(aclosing(client.watch_questions()))
+                    await stack.enter_async_context(control.attend())
+                changes = await stack.enter_async_context(aclosing(control.watch_questions()))
                 async for change in changes:
-                    self._apply(client, change)
+                    self._apply(pid, control, change)
         except RetinueError:  # the process is gone, or stopping
             pass
-        for name in [name for name, each in self._open.items() if each.client is client]:
+        for name in [name for name, each in self._open.items() if each.control is control]:
             self._close(name, await describe_outcome(self._project.log, self._open[name].approval))
 
-    def _apply(self, client: ControlClient, change: QuestionChange) -> None:
+    def _apply(self, pid: int, control: Control, change: QuestionChange) -> None:
         if isinstance(change, QuestionClosed):
             if change.id in self._open:
                 self._closed[change.id] = change
                 self._close(change.id, describe_closing(change))
             return
-        waiting = self._open[change.id] = Waiting(change, client)
+        waiting = self._open[change.id] = Waiting(change, pid, control)
         if self._as_json:
             screen.print_json(waiting.to_json())
             sys.stdout.flush()

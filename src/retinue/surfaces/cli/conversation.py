@@ -14,10 +14,9 @@ from contextlib import aclosing, suppress
 from typing import Any, Literal, NamedTuple
 
 from retinue.concurrency import TaskOwner
-from retinue.control.client import ControlUnreachable
 from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.control import Control, RunHandle
-from retinue.core.errors import ConfigError, RetinueError
+from retinue.core.errors import ConfigError, ControlUnreachable, RetinueError
 from retinue.core.events import Delta, Event, Inbox, RunEnded, RunSpawned, RunWaiting, TurnStarted
 from retinue.core.ports import Receipt
 from retinue.core.results import ChangedFile, format_changed_files

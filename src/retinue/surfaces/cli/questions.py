@@ -9,16 +9,17 @@ from typing import Any
 
 import msgspec
 
-from retinue.control.client import ControlClient, ControlUnreachable
+from retinue.build.servers import connect_to_processes
 from retinue.core.approvals import Allow, Answered, Approval, Decision, QuestionClosed, describe_closing
-from retinue.core.errors import Ambiguous, NotFound, RetinueError
+from retinue.core.control import Control
+from retinue.core.errors import Ambiguous, ControlUnreachable, NotFound, RetinueError
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Event
 from retinue.core.ports import LogReader
 from retinue.log.lookup import MOST_CANDIDATES, describe_origin
 from retinue.log.questions import find_closing
 from retinue.log.reading import iterate_events, wait_for_event
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.control_clients import describe_user, find_clients
+from retinue.surfaces.cli.control_clients import describe_user
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import format_question
 
@@ -29,13 +30,14 @@ KEPT = "allowed in this project from now on, by the rule in retinue.yaml: {rules
 
 @dataclass(frozen=True)
 class Waiting:
-    """A pending question, and the control client of the process that asks it."""
+    """A pending question, and the id and the Control of the process that asks it."""
 
     approval: Approval
-    client: ControlClient
+    pid: int
+    control: Control
 
     def to_json(self) -> dict[str, Any]:
-        return {**msgspec.to_builtins(self.approval), "pid": self.client.address.pid}
+        return {**msgspec.to_builtins(self.approval), "pid": self.pid}
 
 
 # Finding
@@ -43,21 +45,23 @@ class Waiting:
 
 async def find_waiting(project: screen.ProjectLog) -> list[Waiting]:
     """Return every pending question of every process with a control server, the oldest of each tree first."""
-    clients = find_clients(project)
-    pending = await asyncio.gather(*map(_list_pending, clients))
+    processes = connect_to_processes(project.state)
+    pending = await asyncio.gather(*(_list_pending(pid, control) for pid, control in processes.items()))
     found = [
-        Waiting(approval, client) for client, approvals in zip(clients, pending, strict=True) for approval in approvals
+        Waiting(approval, pid, control)
+        for (pid, control), approvals in zip(processes.items(), pending, strict=True)
+        for approval in approvals
     ]
     return sorted(found, key=lambda each: (each.approval.tree, each.approval.number))
 
 
-async def _list_pending(client: ControlClient) -> list[Approval]:
+async def _list_pending(pid: int, control: Control) -> list[Approval]:
     try:
-        return await client.pending()
+        return await control.pending()
     except ControlUnreachable:
         return []  # the process has just ended, and its questions with it
     except RetinueError as error:
-        screen.print_warning(f"process {client.address.pid} does not answer which questions it asks: {error}")
+        screen.print_warning(f"process {pid} does not answer which questions it asks: {error}")
         return []
 
 
@@ -135,7 +139,7 @@ async def send_answer(project: screen.ProjectLog, chosen: Waiting, decision: Dec
     """Send an answer to the process that asks. If the process is gone, read from the log whose answer it took."""
     about, by = chosen.approval, describe_user()
     try:
-        return await chosen.client.answer(about.id, decision, by=by, digest=about.digest, surface=surface)
+        return await chosen.control.answer(about.id, decision, by=by, digest=about.digest, surface=surface)
     except ControlUnreachable:
         closed = await find_closing(iterate_events(project.log, about.tree), about.id)
         if closed.allowed is None:
@@ -180,10 +184,10 @@ async def spread_rule(project: screen.ProjectLog, answered: Waiting, *, surface:
     """Give the same answer to pending questions of other processes that have the same rule, and yield these questions.
 
     The other processes would read the new rule only at their next start."""
-    rule, pid = answered.approval.rule, answered.client.address.pid
+    rule = answered.approval.rule
     for each in await find_waiting(project):
         about = each.approval
-        if each.client.address.pid == pid or about.rule != rule:
+        if each.pid == answered.pid or about.rule != rule:
             continue
         try:
             outcome = await send_answer(project, each, Allow("project"), surface=surface)

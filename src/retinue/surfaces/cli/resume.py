@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from retinue.build.parts import MAIN
-from retinue.control.client import ControlClient
+from retinue.build.servers import connect_to_process
 from retinue.core.control import MCP_CLIENT, RAN_ELSEWHERE, Control, ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError, LogHeld, NotFound
 from retinue.core.events import RunEnded, decode_raw
@@ -116,7 +116,7 @@ def resume_conversation(args: argparse.Namespace, project: screen.ProjectLog, fo
         raise ConfigError(TALKS.format(tree=found.tree))
     shown, unsent = 0, NOTHING_UNSENT
     if found.live:
-        client = asyncio.run(control_clients.find_client_of(project, found.tree))
+        client = asyncio.run(control_clients.connect_to_tree(project, found.tree))
         if client is None:
             raise ConfigError(f"process {found.pid} has {found.tree}, and no control server: leave it there first")
         ref = asyncio.run(client.find_run(found.tree))
@@ -259,18 +259,18 @@ def run_in_tree(
         return asyncio.run(_run_elsewhere(args, project, found, held.pid, begin(client, theirs)))
 
 
-def _find_holder(project: screen.ProjectLog, tree: str, pid: int, *, limits: Limits) -> ControlClient:
-    """Return a control client of the process `pid`, which writes the log of the tree.
+def _find_holder(project: screen.ProjectLog, tree: str, pid: int, *, limits: Limits) -> Control:
+    """Return the Control of the process `pid`, which writes the log of the tree.
 
     Raises ConfigError if there is no control server, or if `limits` are set, which that process does not accept."""
-    client = control_clients.find_client(project, pid)
-    if client is None:
+    control = connect_to_process(project.state, pid)
+    if control is None:
         raise ConfigError(
             f"the log of {tree} is being written by process {pid}, which has no control server: try later"
         )
     if limits != Limits():
         raise ConfigError(f"process {pid} writes the log of {tree} and runs it: its limits cannot be changed from here")
-    return client
+    return control
 
 
 async def _run_elsewhere(

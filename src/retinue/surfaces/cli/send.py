@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from retinue.control.client import ControlUnreachable
 from retinue.core.control import ONLY_WATCHED
+from retinue.core.errors import ControlUnreachable
 from retinue.core.events import Event, RunEnded
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader, Receipt

@@ -9,12 +9,11 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from retinue.control.client import ControlUnreachable
-from retinue.core.errors import NotFound
+from retinue.build.servers import watch_process_lines
+from retinue.core.errors import ControlUnreachable, NotFound
 from retinue.core.events import Delta, Event, RunEnded, RunSpawned
 from retinue.log.reading import decode_line, follow_lines, iterate_lines
 from retinue.protocol.control import decode_item, is_delta
-from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import TREE_HELP, parse_whole
 from retinue.surfaces.printer import colors, safe
@@ -142,10 +141,11 @@ async def _read_lines(
         async for stored in iterate_lines(project.log, tree, after=after):
             yield stored.line
         return
-    client = await control_clients.find_client_of(project, tree)
-    if client is not None:
+    pid = (await project.log.read_status(tree)).writer
+    live = None if pid is None else watch_process_lines(project.state, pid, tree, after=after, deltas=deltas)
+    if live is not None:
         try:
-            async with aclosing(client.watch_lines(tree, after=after, deltas=deltas)) as lines:
+            async with aclosing(live) as lines:
                 async for line in lines:
                     item = decode_item(line)
                     after = after if isinstance(item, Delta) else item.seq

@@ -21,7 +21,6 @@ from typing import Any
 
 from retinue.build.models import import_provider
 from retinue.config.models import explain_missing_key
-from retinue.control.client import ControlClient
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.messages import RunRef
@@ -183,7 +182,7 @@ class _ConversationHost:
 
 
 async def attach_conversation(
-    args: argparse.Namespace, client: ControlClient, ref: RunRef, *, known: int
+    args: argparse.Namespace, control: Control, ref: RunRef, *, known: int
 ) -> tuple[Conversation, int]:
     """Run a conversation whose runs are in another process. Return the Conversation and the exit code."""
     clear_start_line()
@@ -195,9 +194,9 @@ async def attach_conversation(
         live.view.show_starting(is_starting=False)
         with Signals() as signals:
             with suppress(RetinueError):  # if the process is gone, `hold` ends at once
-                await screens.enter_async_context(client.attend(ref.tree))
-            held.append(Conversation(live, client, signals, known=known, hosts=False))
-            await held[0].hold(RunHandle(client, ref))
+                await screens.enter_async_context(control.attend(ref.tree))
+            held.append(Conversation(live, control, signals, known=known, hosts=False))
+            await held[0].hold(RunHandle(control, ref))
             result, diff = await _read_ending(held[0])
             await live.close()
     if not live.is_stuck:
