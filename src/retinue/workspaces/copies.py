@@ -117,7 +117,7 @@ class CopiedWorkspace:
         """Return the copied workspace as a `RunCopy` value, for StoredChanges."""
         made = self.workspace
         applied = "" if self.applied is None else self._describe_apply(self.applied)
-        return RunCopy(made.tree, made.run, made.kind, made.source, applied)
+        return RunCopy(tree=made.tree, run=made.run, kind=made.kind, source=made.source, applied=applied)
 
     def _describe_apply(self, applied: ApplyRecord) -> str:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(applied.at))
