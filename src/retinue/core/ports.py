@@ -579,14 +579,16 @@ class Log(LogReader, Protocol):
     for any watcher. Each tree has a single writing process. `ahead` is True if a run may ask its model before its
     first event is written.
 
-    After a LogError a later wait may succeed: unwritten events are written later, in order. After LogLost nothing is
-    written any more."""
+    Events of one tree, appended in a row without a return to the event loop, are written together: after a crash, a
+    failed write or a loss, the log has all of them or none. After a LogError a later wait may succeed: unwritten events
+    are written later, in order. After LogLost nothing is written any more, and nothing is taken."""
 
     @property
     def ahead(self) -> bool: ...
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
-        """Append an event. With `wait`, the returned awaitable (if any) is done when the event is written."""
+        """Append an event. With `wait`, the returned awaitable (if any) is done when the event is written. Raises
+        LogLost as soon as the loss of the right to write is known."""
 
     async def claim(self, tree: str) -> None:
         """Take the right to append to a stored tree. Raises NotFound, or LogHeld while another process has the

@@ -7,7 +7,7 @@ appends more.
 
 Events of one tree, appended in a row without a return to the event loop, are in the same batch: a crash keeps all or
 none of them. If a commit fails, its events stay in memory, in order, for the next batch; their waiters get the error
-at once. A writer replaced by another process is lost and never retries.
+at once. A writer replaced by another process is lost: it never retries, and takes no more events.
 
 The index is written after INDEX_LINGER seconds without events, at the latest after INDEX_SECONDS or INDEX_BYTES.
 Readers fold the batches that are not indexed yet (see `schema`).
@@ -161,6 +161,7 @@ class FileWriter:
         self._kicks: SimpleQueue[_Kick] = SimpleQueue()
         self._closing = False
         self._error: LogError | None = None
+        self._refusal: LogError | None = None  # raised by `append` once the writer is closed or lost
         self._closed = asyncio.Event()
         self.commits = 0
         self._thread = threading.Thread(target=self._write_batches, name="retinue-log", daemon=True)
@@ -168,8 +169,8 @@ class FileWriter:
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
         """Add an event; see `Log.append`."""
-        if self._closing:
-            raise LogError("the log is closed")
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)  # else each use would add to the traceback of the last one
         is_free = self._written == self._kicked_for
         if is_free and self._appended - self._written >= PIECE and self._pending[-1].tree != event.tree:
             self._kick()
@@ -200,6 +201,7 @@ class FileWriter:
         if self._closing:
             return None
         self._closing = True
+        self._refusal = LogError("the log is closed")
         self._kick()
         await self._closed.wait()
         self._thread.join()
@@ -207,7 +209,8 @@ class FileWriter:
         if not self._pending:
             return self._error if isinstance(self._error, LogLost) else None
         lost = LogLost if isinstance(self._error, LogLost) else LogError
-        return lost(f"{self._error}; {len(self._pending)} events are lost")
+        count = len(self._pending)
+        return lost(f"{self._error}; {count} event{' is' if count == 1 else 's are'} lost")
 
     def make_feed(self, tree: str) -> Feed:
         """Make the feed of a tree without watchers. If a dead process left the tree without an ending, the tree counts
@@ -358,7 +361,9 @@ class FileWriter:
             feed = self._feeds.get(event.tree)
             if feed is not None and event.seq >= feed.first + len(feed.events):  # else `make_feed` already added it
                 feed.publish(event)
-        if error is not None and not self._closing and not isinstance(error, LogLost):
+        if isinstance(error, LogLost):
+            self._refusal = error
+        elif error is not None and not self._closing:
             self._linger = self._linger or self._loop.call_later(RETRY_SECONDS, self._kick)
         for waiter in waiters:
             if waiter.done():

@@ -70,8 +70,8 @@ class AdoptedRun(Run, eq=False):
         if self.ending:
             return False
         self.mark_stopping(status)
-        text, error = ending_texts(status, name=self.name, primary=False)
-        self.end(Ending(status, text, error), below=status)
+        text, error = (failure, failure) if failure else ending_texts(status, name=self.name, primary=False)
+        self.end(Ending("failed" if failure else status, text, error), below=status)
         if self.adoption is not None:
             self.adoption.cancel(self.key)
         return True

@@ -2,11 +2,13 @@
 trees of this process.
 
 Writing an event means to number it, fold it into the tree's view and append it to the log. If secrets are known, every
-event is redacted first, so that log, results, screens and files are clean alike.
+event is redacted first, so that log, results, screens and files are clean alike. A run whose event the log refuses,
+because this process may no longer write, is stopped: every run of the tree at its next event.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from collections.abc import Awaitable, Callable
@@ -15,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from retinue.core import events, secrets
-from retinue.core.errors import ConfigError
+from retinue.core.errors import ConfigError, LogLost
 from retinue.core.events import Body, Event, Inbox, RunSpawned
 from retinue.core.messages import NOTICE, UserTurn
 from retinue.core.ports import Clock, Log, Receipt
@@ -98,7 +100,10 @@ class Tree:
         ref = run.ref
         event = Event(self.seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
         run.attach_view(self.view.spawn(event, body))
-        return self.log.append(event, True)
+        try:
+            return self.log.append(event, True)
+        except LogLost as lost:
+            return _stop_unlogged(run, lost, wait=True)
 
     def write(self, run: Run, body: Body, wait: bool = False, /) -> Awaitable[None] | None:
         """Write an event of a run. Does nothing after the ending of the run. With `wait`, the returned awaitable, if
@@ -115,7 +120,10 @@ class Tree:
         apply_body = FOLDS[type(body)]
         if apply_body is not None:
             apply_body(view, body, event)
-        return self.log.append(event, wait)
+        try:
+            return self.log.append(event, wait)
+        except LogLost as lost:
+            return _stop_unlogged(run, lost, wait=wait)
 
     async def send_message(self, number: int, text: str, *, source: str = USER, message_id: str = "") -> Receipt:
         """Send a message to a run. Write the message and put it in the inbox in one step, so that the log has it
@@ -184,6 +192,25 @@ class Tree:
         """Cut the reference cycles of an ended tree, so that its memory is freed without a garbage collection."""
         for run in self.runs:
             run.release()
+
+
+def _stop_unlogged(run: Run, lost: LogLost, *, wait: bool) -> Awaitable[None] | None:
+    """Stop a run whose event was refused. The awaitable raises `lost`, but not at once: a run that awaits it is
+    cancelled first, like any run that is stopped, and can clean up."""
+    run.stop("cancelled", failure=str(lost))
+    if not wait:
+        return None
+    loop = asyncio.get_running_loop()
+    refused: asyncio.Future[None] = loop.create_future()
+    loop.call_soon(_fail_quietly, refused, lost)
+    return refused
+
+
+def _fail_quietly(waiter: asyncio.Future[None], error: LogLost) -> None:
+    """Fail a waiter, unless it was cancelled. Nobody need await it."""
+    if not waiter.done():
+        waiter.set_exception(error)
+        waiter.exception()
 
 
 # The fields of each kind of event that hold text of users, models, tools or peers. Other kinds hold none. A profile
