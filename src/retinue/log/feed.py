@@ -91,7 +91,8 @@ class WatchableLog(ABC):
     async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         feed = self._feeds.get(tree)
         if feed is None:
-            feed = self._feeds[tree] = self._make_feed(tree)
+            made = await self._make_feed(tree)
+            feed = self._feeds.setdefault(tree, made)  # another watcher may have come first
         watcher = Watcher(max(after, 0), deltas=deltas)
         feed.watchers += (watcher,)
         try:
@@ -120,8 +121,11 @@ class WatchableLog(ABC):
                 del self._feeds[tree]
 
     @abstractmethod
-    def _make_feed(self, tree: str) -> Feed:
-        """Make a feed for a tree that has no watcher yet. The watcher reads earlier events from the log."""
+    async def _make_feed(self, tree: str) -> Feed:
+        """Make a feed for a tree that has no watcher yet. The watcher reads earlier events from the log.
+
+        Events are published to the feed only after the return. So the feed must know all events published by then: a
+        log that waits for its lookup repeats the lookup, or publishes to the feed the events that came meanwhile."""
 
     @abstractmethod
     async def _read_older(self, tree: str, after: int) -> list[Event]:

@@ -94,18 +94,13 @@ class MemoryLog(WatchableLog):
     async def remove_trees(
         self, trees: Mapping[str, int], *, discard: Callable[[str], bool], dry_run: bool = False
     ) -> Removal:
-        removal = Removal()
-        for tree, last_seq in trees.items():
-            events = self._events(tree)
-            if not events or events[-1].seq != last_seq:
-                continue
-            if self._writer is not None:
-                removal.held = [self.location]
-            elif discard(tree):
-                removal.removed.append(tree)
-                if not dry_run:
-                    del self._trees[tree]
-        return removal
+        found = [tree for tree, last_seq in trees.items() if (events := self._events(tree)) and events[-1].seq == last_seq]
+        if self._writer is not None:
+            return Removal(held=[self.location] if found else [])
+        removed = [tree for tree in found if discard(tree)]
+        for tree in () if dry_run else removed:
+            del self._trees[tree]
+        return Removal(removed=removed)
 
     async def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
         count = len(await self.list_trees())
@@ -114,7 +109,7 @@ class MemoryLog(WatchableLog):
     def _describe_tree(self, events: list[Event]) -> StoredTree:
         return _fold_row(events).describe(self._writer)
 
-    def _make_feed(self, tree: str) -> Feed:
+    async def _make_feed(self, tree: str) -> Feed:
         events = self._events(tree)
         return Feed(_fold_row(events) if events else TreeRow(tree, 0.0))
 

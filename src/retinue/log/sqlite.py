@@ -109,7 +109,7 @@ class SqliteLog(SqliteReader, WatchableLog):
         if failed:
             raise failed[0]
 
-    def _make_feed(self, tree: str) -> Feed:
+    async def _make_feed(self, tree: str) -> Feed:
         return self._claimed.get(tree, self._own).make_feed(tree)
 
     async def _read_older(self, tree: str, after: int) -> list[Event]:
@@ -216,7 +216,7 @@ class FileWriter:
         """Make the feed of a tree without watchers. If a dead process left the tree without an ending, the tree counts
         as ended, unless this process continues it.
 
-        Blocks for one lookup, to miss no event committed between reading and watching.
+        Blocks for one short lookup in the file, so that no event is published between reading and watching.
         """
         if self._closing:
             raise LogError("the log is closed")
