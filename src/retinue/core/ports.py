@@ -496,7 +496,7 @@ class StoredLine(msgspec.Struct, frozen=True, gc=False):
     line: bytes
 
 
-class Removal(msgspec.Struct):
+class Removal(msgspec.Struct, frozen=True):
     """The outcome of removing trees. `held` names the parts of the log that another process is writing: their trees
     stay."""
 

@@ -94,7 +94,9 @@ class MemoryLog(WatchableLog):
     async def remove_trees(
         self, trees: Mapping[str, int], *, discard: Callable[[str], bool], dry_run: bool = False
     ) -> Removal:
-        found = [tree for tree, last_seq in trees.items() if (events := self._events(tree)) and events[-1].seq == last_seq]
+        found = [
+            tree for tree, last_seq in trees.items() if (events := self._events(tree)) and events[-1].seq == last_seq
+        ]
         if self._writer is not None:
             return Removal(held=[self.location] if found else [])
         removed = [tree for tree in found if discard(tree)]

@@ -170,26 +170,29 @@ class SqliteReader:
     def remove_trees(
         self, trees: Mapping[str, int], *, discard: Callable[[str], bool], dry_run: bool = False
     ) -> Removal:
-        removal = Removal()
+        removed: list[str] = []
+        held: list[str] = []
+        problems: list[str] = []
+        freed = 0
         for file, names in self._group_by_file(trees).items():
             try:
                 lock = locks.try_lock(file)
                 if lock is None:
-                    removal.held.append(str(file))
+                    held.append(str(file))
                     continue
                 try:
                     found = {tree: _load_status(file, tree) for tree in names}
                     left = [tree for tree, status in found.items() if status and status.last_seq == trees[tree]]
                     gone = [tree for tree in left if discard(tree)]  # not those with newer events
-                    removal.freed_bytes += 0 if dry_run or not gone else _delete_trees(file, lock, gone)
-                    removal.removed += gone
+                    freed += 0 if dry_run or not gone else _delete_trees(file, lock, gone)
+                    removed += gone
                 finally:
                     os.close(lock)
             except LogError as error:
-                removal.problems.append(str(error))
+                problems.append(str(error))
             except (apsw.Error, OSError) as error:
-                removal.problems.append(f"cannot clean up {file}: {one_line(error)}")
-        return removal
+                problems.append(f"cannot clean up {file}: {one_line(error)}")
+        return Removal(removed=removed, held=held, problems=problems, freed_bytes=freed)
 
     def reseal_files(self) -> None:
         """Make the user the owner of all events. Raises LogError if a file is unreadable or another process is writing
