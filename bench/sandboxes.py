@@ -16,7 +16,7 @@ from typing import Any
 import retinue
 from bench.table import Row
 from retinue.core.events import ToolResult, TurnStarted
-from retinue.core.limits import Caps
+from retinue.core.limits import ResourceLimits
 from retinue.core.messages import Call, Reply
 from retinue.sandbox import bubblewrap
 from retinue.sandbox.box import Box
@@ -59,7 +59,7 @@ def _start_bare(builder: bubblewrap.Bubblewrap, folder: Path) -> float:
     for name in ("workspace", "outputs", "host_outputs", "hidden"):
         (folder / name).mkdir(parents=True)
     paths = [str(folder / name) for name in ("workspace", "outputs", "host_outputs", "hidden")]
-    prepared = builder.prepare(Box("bench", paths[0], True, paths[1], paths[2], (), paths[3], Caps()),
+    prepared = builder.prepare(Box("bench", paths[0], True, paths[1], paths[2], (), paths[3], ResourceLimits()),
                         [find_python(), "-I", "-c", "pass"])  # fmt: skip
     started = time.perf_counter()
     subprocess.run(prepared.argv, env=dict(prepared.env), pass_fds=prepared.fds, check=True)

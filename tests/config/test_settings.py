@@ -96,7 +96,7 @@ def test_a_default_timeout_outside_the_bounds_stands(write: Write) -> None:
         ("- a", "1: expected 'key: value' lines, got a list"),
         (
             "modle: x",
-            "1: key 'modle': unknown key; allowed here: a2a_agents, approval_timeout, approvals, caps,",
+            "1: key 'modle': unknown key; allowed here: a2a_agents, approval_timeout, approvals, container_flags,",
         ),
         ("model: ''", "1: key 'model': expected a text, got an empty one"),
         ("max_depth: null", "1: key 'max_depth': expected a whole number, got nothing"),

@@ -35,7 +35,7 @@ def test_criteria_are_named_e1_to_en_and_given_verbatim() -> None:
         ({"answers": True}, "rounds must be a whole number from 1 to 20, got True"),
         ({"pressure": "wild"}, "rounds: unknown pressure 'wild'; available: gentle, balanced, aggressive"),
         ({"criteria": "It runs."}, "rounds: criteria must be a list"),
-        ({"criteria": [" "]}, "is no criterion: give a text, or a Criterion"),
+        ({"criteria": [" "]}, "is not a criterion: give a text, or a Criterion"),
     ],
 )
 def test_wrong_rounds_are_refused(fields: dict[str, Any], error: str) -> None:
@@ -86,10 +86,10 @@ def test_a_valid_plan_keeps_the_keys_that_we_do_not_know() -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"", "it is no JSON: "),
-        (b"{", "it is no JSON: "),
-        (b'{"a": "\xff"}', "it is no JSON: "),
-        (b"[" * 100_000, "it is no JSON: "),
+        (b"", "it is not JSON: "),
+        (b"{", "it is not JSON: "),
+        (b'{"a": "\xff"}', "it is not JSON: "),
+        (b"[" * 100_000, "it is not JSON: "),
         (b"[" * 100 + b"]" * 100, "it is nested deeper than 20 levels"),
         (b"[]", "it must be an object"),
         (plan(schema_version=None), "'schema_version' is missing"),
@@ -121,7 +121,7 @@ def test_a_checklist_needs_a_score_and_a_reason_for_each_criterion() -> None:
     good = {"score": 9, "reasoning": "seen"}
     assert check_scores({"E1": good, "E2": {**good, "note": "more"}}, ("E1", "E2")) == []
     assert check_scores([good], ("E1",)) == ["'scores' must be an object with an entry for each criterion"]
-    assert check_scores({"E3": good}, ("E1", "E2")) == ["'E3' is no criterion", "E1 is missing", "E2 is missing"]
+    assert check_scores({"E3": good}, ("E1", "E2")) == ["'E3' is not a criterion", "E1 is missing", "E2 is missing"]
     for score in (-1, 11, "9", True, float("nan"), None):
         assert check_scores({"E1": {**good, "score": score}}, ("E1",)) == ["E1: 'score' must be a number from 0 to 10"]
     assert check_scores({"E1": {"score": 1, "reasoning": " "}}, ("E1",)) == ["E1: 'reasoning' is missing"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from retinue.config.profiles import find_definitions
 from retinue.config.project import load_project
 from retinue.core.events import KINDS
-from retinue.core.limits import Caps
+from retinue.core.limits import ResourceLimits
 from tests.docs.settings_reference import render_reference
 
 ROOT = Path(__file__).parents[2]
@@ -73,8 +73,8 @@ def test_the_config_of_the_page_of_sandboxes_loads(tmp_path: Path) -> None:
     for config in snippets(ROOT / "docs/sandbox.md", "yaml"):
         (tmp_path / "retinue.yaml").write_text(config)
         found.append(load_project(tmp_path, config=tmp_path / "retinue.yaml").settings)
-    isolated, caps, network, container = found
-    assert caps.caps.to_caps() == Caps()
+    isolated, limited, network, container = found
+    assert limited.resource_limits.to_resource_limits() == ResourceLimits()
     assert network.network is not None and "git.example.org:8443" in network.network
     assert {name: given.network for name, given in network.profiles.items()} == {
         "explorer": "none",

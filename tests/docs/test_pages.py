@@ -212,7 +212,9 @@ def test_the_messages_of_troubleshooting_are_those_of_the_code() -> None:
 @pytest.mark.parametrize("page", GUIDES, ids=name_of)
 def test_settings_in_the_text_load(page: Path, tmp_path: Path) -> None:
     """`approvals: {mode: sandboxed}` in a sentence or table is as true as a block."""
-    for text in re.findall(r"`((?:approvals|profiles|caps|network|limits): [{\[][^`]*[}\]])`", page.read_text()):
+    for text in re.findall(
+        r"`((?:approvals|profiles|resource_limits|network|limits): [{\[][^`]*[}\]])`", page.read_text()
+    ):
         if "..." in text or "N}" in text:
             continue  # for the reader to fill in
         config = f"profiles: {{explorer: {{{text}}}}}" if text.startswith("limits") else text

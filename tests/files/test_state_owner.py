@@ -153,7 +153,7 @@ def test_the_key_is_private_stable_and_not_taken_from_others(tmp_path: Path, mon
     assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
     assert [entry.name for entry in file.parent.iterdir()] == ["key"]
     file.chmod(0o644)
-    with pytest.raises(ConfigError, match="can be read or written by others, so it is no secret of yours: remove it"):
+    with pytest.raises(ConfigError, match="can be read or written by others, so others may know it: remove it"):
         load_user_key()
 
 

@@ -16,7 +16,7 @@ from retinue import Event, Profile, Result
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
 from retinue.core.events import Delta, RunEnded, RunStarted, ToolCall, ToolResult, Warned
-from retinue.core.limits import Caps
+from retinue.core.limits import ResourceLimits
 from retinue.core.ports import Clock
 from retinue.core.profiles import Task
 from retinue.sandbox import builder, cgroups, tool_server_session
@@ -44,7 +44,7 @@ async def play(
     runtime: str,
     replies: list[Any],
     *,
-    caps: Caps | None = None,
+    resource_limits: ResourceLimits | None = None,
     when: type[Any] | None = None,
     then: Callable[[Supervisor, str], Awaitable[Any]] | None = None,
     clock: Clock | None = None,
@@ -52,7 +52,9 @@ async def play(
     """One run in a scratch workspace; `then` happens at its first event of the kind `when`."""
     assert runtime != "inherited", "these are for runs in a sandbox only: they take what they can get"
     folder = project()
-    parts = Parts(folder, folder / ".retinue", mode="yes", runtime=runtime, caps=caps or Caps())  # type: ignore[arg-type]
+    parts = Parts(
+        folder, folder / ".retinue", mode="yes", runtime=runtime, resource_limits=resource_limits or ResourceLimits()
+    )  # type: ignore[arg-type]
     owner = make_supervisor(parts)
     profile = Profile("main", "You are main.", model=scripted({"main": replies}, clock=clock), workspace="scratch")
     node = owner.spawner.spawn_primary(profile, Task("go"))
@@ -212,7 +214,9 @@ async def fill_when_cancelled(runtime: str) -> Facts:
     replies = [call("shell", command=f"{wait_for_signal}; {fill}; sleep 3; touch late; sleep 60")]
     before, tool_server_session.LOOK_SECONDS = tool_server_session.LOOK_SECONDS, 0.05
     try:
-        facts = await play(runtime, replies, caps=Caps(workspace_bytes=3 * MIB), when=ToolCall, then=cancel)
+        facts = await play(
+            runtime, replies, resource_limits=ResourceLimits(workspace_bytes=3 * MIB), when=ToolCall, then=cancel
+        )
     finally:
         tool_server_session.LOOK_SECONDS = before
     return facts | {"late": is_late}
@@ -230,7 +234,9 @@ async def daemons(runtime: str) -> Facts:
 @fall
 async def memory_bomb(runtime: str) -> Facts:
     command = "python3 -c 'x = bytearray(10**9); x[::4096] = b\"x\" * len(x[::4096]); print(len(x))'"
-    return await play(runtime, [call("shell", command=command), {"text": "lived"}], caps=Caps(memory=600 * MIB))
+    return await play(
+        runtime, [call("shell", command=command), {"text": "lived"}], resource_limits=ResourceLimits(memory=600 * MIB)
+    )
 
 
 @fall
@@ -245,20 +251,24 @@ async def fork_bomb(runtime: str) -> Facts:
             await asyncio.sleep(0.01)
 
     replies = [call("shell", command=command, timeout=2), {"text": "lived"}]
-    facts = await play(runtime, replies, caps=Caps(processes=60), when=ToolCall, then=count)
+    facts = await play(runtime, replies, resource_limits=ResourceLimits(processes=60), when=ToolCall, then=count)
     return facts | {"most": most}
 
 
 @fall
 async def disk_fill(runtime: str) -> Facts:
     command = "for i in $(seq 8); do head -c 1000000 /dev/zero > f$i; done; sleep 60"
-    return await play(runtime, [call("shell", command=command)], caps=Caps(workspace_bytes=3 * MIB))
+    return await play(
+        runtime, [call("shell", command=command)], resource_limits=ResourceLimits(workspace_bytes=3 * MIB)
+    )
 
 
 @fall
 async def large_file(runtime: str) -> Facts:
     command = "head -c 9000000 /dev/zero > big; ls -l big | cut -d' ' -f5"
-    return await play(runtime, [call("shell", command=command), {"text": "x"}], caps=Caps(file_bytes=2 * MIB))
+    return await play(
+        runtime, [call("shell", command=command), {"text": "x"}], resource_limits=ResourceLimits(file_bytes=2 * MIB)
+    )
 
 
 @fall

@@ -69,7 +69,7 @@ def test_flags_of_the_host_do_not_open_the_sandbox(flag: str) -> None:
     except ConfigError as error:
         assert "protections do not work here" in str(error) or "cannot start" in str(error)
     else:
-        assert {"uid", "pid", "net", "caps"} <= set(started.sandbox) or "user" in started.sandbox
+        assert {"uid", "pid", "net", "no_capabilities"} <= set(started.sandbox) or "user" in started.sandbox
 
 
 async def test_a_container_is_labelled_and_its_project_may_have_any_name(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ async def test_no_way_out(place: Place) -> None:
 
 
 async def test_the_tries_are_never_run_without_a_sandbox() -> None:
-    with pytest.raises(NotTried, match="is no sandbox"):
+    with pytest.raises(NotTried, match="is not a sandbox"):
         await try_all("inherited")
 
 

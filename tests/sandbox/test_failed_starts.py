@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from retinue.core.events import RunEnded, ToolResult
-from retinue.core.limits import Caps
+from retinue.core.limits import ResourceLimits
 from retinue.sandbox import cgroups
 from retinue.sandbox.box import Box
 from retinue.sandbox.bubblewrap import probe_bubblewrap
@@ -57,7 +57,7 @@ def prepare(argv: list[str]) -> PreparedSandbox:
     reading, writing = os.pipe()
     os.close(writing)
     parents = cgroups.find_parent_groups()
-    group = None if parents is None else cgroups.make_group(parents, Caps())
+    group = None if parents is None else cgroups.make_group(parents, ResourceLimits())
     return PreparedSandbox(argv, {}, fds=[reading], info=os.memfd_create("info"), group=group)
 
 
@@ -88,7 +88,7 @@ def test_preparing_without_enough_descriptors_leaves_nothing(tmp_path: Path, no_
     for path in paths:
         path.mkdir()
     work, outputs, host_outputs, hidden = map(str, paths)
-    box = Box("t", work, True, outputs, host_outputs, (), hidden, Caps())
+    box = Box("t", work, True, outputs, host_outputs, (), hidden, ResourceLimits())
     builder = probe_bubblewrap()
     builder.prepare(box).discard()
     before, prepared, failures = list_descriptors(), None, 0

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from retinue.core.events import UNKNOWN_AFTER_CRASH, UNKNOWN_AFTER_CRASH_TEXT
-from retinue.core.limits import Caps
+from retinue.core.limits import ResourceLimits
 from retinue.processes.group import has_living_member
 from retinue.sandbox import bubblewrap, cgroups
 from retinue.sandbox.box import Box
@@ -180,7 +180,7 @@ def test_a_sandbox_whose_host_is_killed_while_it_starts_comes_to_an_end(tmp_path
     for path in paths:
         path.mkdir()
     work, outputs, host_outputs, hidden = map(str, paths)
-    box = Box("t", work, True, outputs, host_outputs, (), hidden, Caps())
+    box = Box("t", work, True, outputs, host_outputs, (), hidden, ResourceLimits())
     prepared = bubblewrap.probe_bubblewrap().prepare(box)
     assert prepared.info is not None
     os.close(prepared.info)  # as all that a killed host has open

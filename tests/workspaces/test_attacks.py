@@ -377,7 +377,7 @@ DEEP = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')\nopen('big
 @pytest.mark.finding("X8")
 async def test_folders_in_folders_do_not_hide_what_a_run_has_written(tmp_path: Path) -> None:
     project, settings = repository(tmp_path / "p"), tmp_path / "settings.yaml"
-    settings.write_text("caps: {workspace_mib: 8}\n")
+    settings.write_text("resource_limits: {workspace_mib: 8}\n")
     tmp_path.chmod(0o755)
     command = f'python3 -c "{DEEP.format(size=20 * 1024**2)}"'
     try:

@@ -30,7 +30,7 @@ UNKNOWN_TOOL = "There is no tool '{name}' that a program of this run can call."
 TOO_MANY_CALLS = f"A program can make {MAX_PROGRAM_CALLS} calls, and this one has made them."
 TOO_DEEP = f"Arguments can be nested {MAX_ARGUMENT_DEPTH} levels deep."
 TOO_LARGE = f"The result of {{name}} is {{size}} bytes; a program can be given {MAX_RESULT_BYTES}."
-NO_JSON = "The result of {name} is no JSON: {error}"
+NO_JSON = "The result of {name} is not JSON: {error}"
 
 
 class SandboxedTool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from retinue.core.errors import NotFound
-from retinue.core.limits import Caps, Limits, Timeouts
+from retinue.core.limits import Limits, ResourceLimits, Timeouts
 from retinue.core.messages import Model
 from retinue.core.ports import Approver, Clock, Policy, Prices, Setup
 from retinue.core.profiles import Profile, RuntimeName
@@ -56,7 +56,7 @@ class Parts:
     expose              paths that sandboxed runs may read besides their folders
     launch_prefix       words before the command that starts a bubblewrap sandbox
     image               the container image; `container_flags` are added to podman or docker run
-    caps                the resource limits of each sandboxed run
+    resource_limits     the resource limits of each sandboxed run
     outbox              the folder for the requests of delegated runs
     adapter             starts delegated runs instead of the outbox (no file can set it)
     mcp_servers         the MCP servers whose tools runs may use
@@ -101,7 +101,7 @@ class Parts:
     launch_prefix: Sequence[str] = ()
     image: str | None = None
     container_flags: Sequence[str] = ()
-    caps: Caps = Caps()  # noqa: RUF009 - frozen
+    resource_limits: ResourceLimits = ResourceLimits()  # noqa: RUF009 - frozen
     outbox: Path | None = None
     adapter: RemoteAdapter | None = None
     mcp_servers: Sequence[McpServer] = ()

@@ -56,7 +56,7 @@ def load_project_parts(
         "notify_command": settings.notify_command,
         "setup": None if setup is None else Setup(setup, settings.workspace_setup_timeout),
         "workspace_max_mib": settings.workspace_max_mib,
-        "caps": settings.caps.to_caps(),
+        "resource_limits": settings.resource_limits.to_resource_limits(),
         "timeouts": Timeouts(
             settings.coordination.subagent_default_timeout,
             settings.coordination.subagent_min_timeout,

@@ -85,13 +85,13 @@ def _make_sandbox(parts: Parts, runtime: RuntimeName, reach: Reach) -> Sandbox:
         from retinue.sandbox.network_proxy import RunProxy
 
         make_proxy = partial(RunProxy, dialer=parts.dialer or SystemDialer())
-    return ToolServerSandbox(builder, caps=parts.caps, make_proxy=make_proxy)
+    return ToolServerSandbox(builder, resource_limits=parts.resource_limits, make_proxy=make_proxy)
 
 
 @contextmanager
 def plant_escape_attempts(runtime: RuntimeName) -> Iterator[tuple[Attempts, Parts]]:
     """Prepare the escape attempts of `retinue doctor --escape`. Yield them and the parts of the run that makes them."""
-    from retinue.sandbox.escapes import CAPS, plant_targets
+    from retinue.sandbox.escapes import RESOURCE_LIMITS, plant_targets
 
     with plant_targets(runtime) as attempts:
         yield (
@@ -101,7 +101,7 @@ def plant_escape_attempts(runtime: RuntimeName) -> Iterator[tuple[Attempts, Part
                 state=attempts.folder / ".retinue",
                 mode="yes",
                 runtime=runtime,
-                caps=CAPS,
+                resource_limits=RESOURCE_LIMITS,
                 network=attempts.network,
                 dialer=attempts.dialer,
             ),

@@ -142,7 +142,7 @@ def _enter_section(document: CommentedMap, key: str) -> CommentedMap:
         document[key] = CommentedMap()
     section = document[key]
     if not isinstance(section, CommentedMap):
-        raise TypeError(f"{key} is no section")
+        raise TypeError(f"{key} is not a section")
     return section
 
 
@@ -155,7 +155,7 @@ def _set_value(section: CommentedMap, key: str, value: Any) -> None:
         return
     if isinstance(value, list):
         if items is not None:
-            raise TypeError(f"{key} is no list")
+            raise TypeError(f"{key} is not a list")
         value = CommentedSeq([DoubleQuotedScalarString(value[-1])])
     if key in section:
         section[key] = value

@@ -181,7 +181,7 @@ def check_text(text: str, place: Place) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise place.error("has half of a surrogate pair, which is no character") from None
+        raise place.error("has half of a surrogate pair, which is not a character") from None
     return text
 
 

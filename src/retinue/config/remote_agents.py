@@ -56,7 +56,7 @@ _URL = text_for(check_agent_url, ADDRESS_PATTERN)
 
 def _check_host(text: str) -> str:
     if not re.fullmatch(HOST_PATTERN, text):
-        raise ConfigError(f"{text!r} is no host, or host and port")
+        raise ConfigError(f"{text!r} is not a host, or a host and a port")
     return text.lower()
 
 

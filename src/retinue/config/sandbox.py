@@ -24,14 +24,14 @@ from retinue.config.schema import (
     whole_from,
 )
 from retinue.core.errors import ConfigError
-from retinue.core.limits import MIB, Caps
+from retinue.core.limits import MIB, ResourceLimits
 from retinue.core.network import HOST_PATTERN, WORDS, parse_host
 
 PATH_PATTERN = r"^(?:~|/[^/\0])[^\0]*$"
 CONTEXT_PATTERN = r"^(?=[^\0]*[^\0/\s])[^\0]*$"
 MISSING = "expose_paths: {path} does not exist here, so no run will see it"
 _HOSTS = list_of(text_for(lambda text: str(parse_host(text)), HOST_PATTERN), what="a list of hosts")
-_DEFAULTS = Caps()
+_DEFAULTS = ResourceLimits()
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ def _expand_home(path: str) -> str:
 
 
 def warn_of_missing_paths(paths: Sequence[str]) -> Iterator[str]:
-    """Yield a warning for each path that does not exist on this machine. This is no error, because other machines may
-    use the same file."""
+    """Yield a warning for each path that does not exist on this machine. This is not an error, because other machines
+    may use the same file."""
     yield from (MISSING.format(path=path) for path in paths if not Path(path).exists())
 
 
@@ -108,7 +108,7 @@ PATHS = list_of(text_for(parse_exposed_path, PATH_PATTERN), what="a list of path
 
 
 @dataclass(frozen=True)
-class CapsSettings:
+class ResourceLimitsSettings:
     """Shares of the machine that each sandboxed run may use."""
 
     memory_mib: int = setting(
@@ -130,8 +130,8 @@ class CapsSettings:
         trust=ABOVE_DEFAULT,
     )
 
-    def to_caps(self) -> Caps:
-        return Caps(
+    def to_resource_limits(self) -> ResourceLimits:
+        return ResourceLimits(
             memory=self.memory_mib * MIB,
             processes=self.processes,
             cpu_seconds=self.cpu_seconds,

@@ -230,7 +230,7 @@ def text_like(pattern: str, what: str) -> Kind:
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
-            raise ConfigError(f"{text!r} is no {what}")
+            raise ConfigError(f"{text!r} is not {what}")
         return text
 
     return text_for(check, pattern)

@@ -48,8 +48,8 @@ from retinue.core.servers import (
     server_of,
 )
 
-VARIABLE = text_like(r"^[A-Za-z_][A-Za-z0-9_]*$", "name of a variable")
-HEADER = text_like(r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", "name of a header")
+VARIABLE = text_like(r"^[A-Za-z_][A-Za-z0-9_]*$", "the name of a variable")
+HEADER = text_like(r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", "the name of a header")
 ADDRESS_PATTERN = r"^https?://[^\s@]+$"
 ONLY_PROGRAM, ONLY_ADDRESS = ("args", "env", "inherit_env", "cwd"), ("headers",)
 PYTHON = "mcp_servers"
@@ -84,7 +84,7 @@ def parse_address(text: str, *, with_user: str) -> str:
     except ValueError:
         is_sound = False
     if not is_sound or not text.isprintable() or any(char.isspace() for char in text):
-        raise ConfigError(f"{text!r} is no http or https address")
+        raise ConfigError(f"{text!r} is not an http or https URL")
     if "@" in parts.netloc:
         raise ConfigError(with_user)
     return text

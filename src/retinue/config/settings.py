@@ -14,7 +14,8 @@ telemetry: true                  # spans and metrics to the collector that OTEL_
 workspace_setup: npm ci          # run in each new copy or worktree before its run begins
 workspace_setup_timeout: 600     # seconds that workspace_setup may take
 workspace_max_mib: 2048          # largest size of a new copy or worktree
-caps: {memory_mib: 4096, processes: 512, cpu_seconds: 14400, file_mib: 2048, open_files: 4096, workspace_mib: 8192}
+resource_limits: {memory_mib: 4096, processes: 512, cpu_seconds: 14400, file_mib: 2048, open_files: 4096,
+                  workspace_mib: 8192}
 approval_timeout: 600            # seconds until an unanswered question is denied; null (the default) is never
 notify_command: [notify-send, Retinue, "A question waits"]  # run for each question; RETINUE_QUESTION describes it
 context_paths: [../api-specs]    # files and folders outside the project that every primary may read
@@ -91,7 +92,7 @@ from retinue.config.located import Node
 from retinue.config.location import Place
 from retinue.config.models import PROVIDERS
 from retinue.config.remote_agents import AGENTS, NEW_AGENTS, RemoteAgent
-from retinue.config.sandbox import CONTEXT_PATHS, NETWORK, OPEN_NETWORK, PATHS, CapsSettings
+from retinue.config.sandbox import CONTEXT_PATHS, NETWORK, OPEN_NETWORK, PATHS, ResourceLimitsSettings
 from retinue.config.schema import (
     ABOVE_DEFAULT,
     ANY_VALUE,
@@ -397,7 +398,9 @@ class Settings:
         example="[--cpus=2]",
         trust=ANY_VALUE,
     )
-    caps: CapsSettings = section(CapsSettings, "what each sandboxed run may use of the machine")
+    resource_limits: ResourceLimitsSettings = section(
+        ResourceLimitsSettings, "what each sandboxed run may use of the machine"
+    )
     telemetry: bool | None = setting(
         FLAG, "spans and metrics to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names", example="true"
     )

@@ -325,7 +325,7 @@ class ControlChannel:
         except (OSError, NoResponse, IncompleteResponse):
             raise ReplyLost(f"process {self.address.pid} is gone") from None
         except ResponseError:
-            raise ControlUnreachable(f"what answers for process {self.address.pid} is no control server") from None
+            raise ControlUnreachable(f"what answers for process {self.address.pid} is not a control server") from None
 
 
 def _read_error(status: int, body: bytes) -> RetinueError:

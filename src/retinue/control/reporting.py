@@ -309,7 +309,7 @@ class Poster:
         except IncompleteResponse:
             raise PostFailed(f"{self.where} broke off its answer") from None
         except ResponseError:
-            raise PostFailed(f"what answers at {self.where} is no collector") from None
+            raise PostFailed(f"what answers at {self.where} is not a collector") from None
         finally:
             if is_reusable:
                 self._idle.append((asyncio.get_running_loop().time(), connection))

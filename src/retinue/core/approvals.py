@@ -136,7 +136,7 @@ def check_approver(approver: object) -> None:
 
 
 def check_decision(decision: object) -> Allow | Deny:
-    """Return `decision`, or raise ConfigError if it is no valid Allow or Deny."""
+    """Return `decision`, or raise ConfigError if it is not a valid Allow or Deny."""
     if not isinstance(decision, Allow | Deny):
         raise ConfigError(f"the approver answered {decision!r}, which is neither Allow nor Deny")
     if isinstance(decision, Deny):

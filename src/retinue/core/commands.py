@@ -6,7 +6,7 @@ returned all the same, so that deny rules can match them.
 
 A program can run its arguments, its input or a text as a command: `su -c`, `xargs`, `sh`, `git -c alias.x=push x`,
 `python -c`. No list of such programs can be complete, so every program counts as such unless known to run none of its
-arguments (`_HARMLESS_PROGRAMS`). Scripts and build files are not read: patterns are no sandbox. This module knows no
+arguments (`_HARMLESS_PROGRAMS`). Scripts and build files are not read: patterns are not a sandbox. This module knows no
 rules; `rules.is_unclear` uses it to find out where a pattern might apply.
 """
 

@@ -167,7 +167,7 @@ class Control(Protocol):
 
     async def change_model(self, tree: str, run: int, model: str) -> str:
         """Use another model from the next turn of a conversation on. Return the name of the model. Raises ConfigError
-        for an unknown model, or for a run that is no conversation."""
+        for an unknown model, or for a run that is not a conversation."""
 
     async def kill(self, tree: str) -> None:
         """Stop a whole tree at once, without waiting for its cleanup."""

@@ -145,7 +145,7 @@ class Message(Body, frozen=True, tag="message"):
 class ToolCall(Body, frozen=True, tag="tool.call"):
     """A tool call is about to run, or a person is about to be asked about it. `host` marks calls that the model did
     not make: a question of a host-side function, or a call made by the program of the call `within`. `raw` has the
-    arguments reported by a remote run if they are no JSON object."""
+    arguments reported by a remote run if they are not a JSON object."""
 
     call_id: str
     name: str

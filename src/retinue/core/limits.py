@@ -86,8 +86,8 @@ class Timeouts(msgspec.Struct, frozen=True, gc=False):
         return min(max(seconds, self.minimum), self.maximum)
 
 
-class Caps(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Resource caps for the processes of one run: bytes of memory, number of processes at once, CPU seconds of each
+class ResourceLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Resource limits for the processes of one run: bytes of memory, number of processes at once, CPU seconds of each
     process, bytes of one file, open files of each process, and bytes of the whole workspace."""
 
     memory: int = 4096 * MIB

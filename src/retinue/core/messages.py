@@ -115,7 +115,7 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     `schema`; nothing is asked or run here). `repeatable` means running the tool twice does no harm. `waits` marks
     tools that only wait for children: meanwhile the run gives its slot back. `spawns` marks tools that start runs of
     the profiles the user made available: only mode `strict` or a rule asks about them. `host` marks a question of a
-    host-side function, which is no tool of the model. `server` is the MCP server of the tool, `seal` a digest of the
+    host-side function, which is not a tool of the model. `server` is the MCP server of the tool, `seal` a digest of the
     server's description, and `output` the JSON schema of its structured content. A reply may contain only a single
     call of an `exclusive` tool; such a call may end the run."""
 

@@ -56,29 +56,29 @@ def parse_host(text: str) -> AllowedHost:
     """Parse one entry of a list of hosts. Raises ConfigError with the reason if it is invalid."""
     word = text.strip().lower()
     if word in WORDS:  # probably meant as the word itself, not as a host
-        raise ConfigError(f"'{text}' is no host: that word stands alone, `network: {word}`")
+        raise ConfigError(f"'{text}' is not a host: to set it, write `network: {word}` without a list")
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]/@\s]+)(?::([0-9]{1,5}))?", text.strip())
     if found is None:
-        raise ConfigError(f"'{text}' is no host: write docs.python.org, *.example.com, example.com:8443 or *")
+        raise ConfigError(f"'{text}' is not a host: write docs.python.org, *.example.com, example.com:8443 or *")
     name, port = found[1].strip("[]"), None if found[2] is None else int(found[2])
     if port is not None and not 0 < port < 65536:
         raise ConfigError(f"'{text}' has a port that is not valid")
     if name != "*":
         domain = name.removeprefix("*.")
         if "*" in domain:
-            raise ConfigError(f"'{text}' is no host: a * stands alone or, with a dot, before a domain")
+            raise ConfigError(f"'{text}' is not a host: write * alone, or *. before a domain")
         plain = canonicalize_name(domain)
         if plain is None:
-            raise ConfigError(f"'{text}' is no host that has a name or an address")
+            raise ConfigError(f"'{text}' is not a host name or an IP address")
         name = f"*.{plain}" if name.startswith("*.") else plain
     return AllowedHost(name, port)
 
 
 def canonicalize_name(name: str) -> str | None:
     """Return the canonical spelling of a host: lower case, ASCII, an IPv4 address as its four numbers. Return None if
-    `name` is no host.
+    `name` is not a host.
 
-    Disguised numbers (`2130706433`, `0x7f.1`, `0177.0.0.1`) are no hosts."""
+    Disguised numbers (`2130706433`, `0x7f.1`, `0177.0.0.1`) are not hosts."""
     if ":" in name:
         try:
             return ipaddress.IPv6Address(name).compressed if "%" not in name else None

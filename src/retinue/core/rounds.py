@@ -87,7 +87,7 @@ class Rounds(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         criteria = [Criterion(text=each) if isinstance(each, str) else each for each in self.criteria]
         for each in criteria:
             if not isinstance(each, Criterion) or each.category not in CATEGORIES or not each.text.strip():
-                raise ConfigError(f"rounds: {each!r} is no criterion: give a text, or a Criterion")
+                raise ConfigError(f"rounds: {each!r} is not a criterion: give a text, or a Criterion")
         msgspec.structs.force_setattr(self, "criteria", tuple(criteria))
 
     def list_criteria(self) -> dict[str, Criterion]:
@@ -157,7 +157,7 @@ def parse_next_tasks(data: bytes) -> NextTasks:
     try:
         plan = msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return NextTasks(None, (f"it is no JSON: {error}",))
+        return NextTasks(None, (f"it is not JSON: {error}",))
     if _measure_nesting(plan) > NESTING_MAX:
         return NextTasks(None, (f"it is nested deeper than {NESTING_MAX} levels",))
     problems = _check_plan(plan)
@@ -234,7 +234,7 @@ def check_scores(scores: object, criteria: Collection[str]) -> list[str]:
     """Return the problems of a checklist's scores. Each criterion needs a score and the reasoning for it."""
     if not isinstance(scores, dict):
         return ["'scores' must be an object with an entry for each criterion"]
-    problems = [f"{_quote(name)} is no criterion" for name in scores if name not in criteria]
+    problems = [f"{_quote(name)} is not a criterion" for name in scores if name not in criteria]
     for name in criteria:
         entry = scores.get(name)
         if not isinstance(entry, dict):

@@ -106,7 +106,7 @@ def parse_rule(text: str) -> Rule:
     """Parse a rule. Raises ConfigError with the reason if it is invalid."""
     found = _RULE.fullmatch(text.strip())
     if found is None:
-        raise ConfigError(f"'{text}' is no rule: write a tool, or tool(pattern), such as shell(git status*)")
+        raise ConfigError(f"'{text}' is not a rule: write a tool, or tool(pattern), such as shell(git status*)")
     tool, seal, pattern = found[1], found[2] or "", found[3]
     try:
         compile_glob(pattern or "", paths=True)

@@ -1,8 +1,8 @@
 """Values that can be stored in a log and sent to a model. The values of models, tools and people are checked on entry.
 
-A log and a provider take UTF-8 and JSON. A lone surrogate is no character, NaN and Infinity are no JSON, and encoders
-refuse deep values and long integers. Text is repaired. A tool call that cannot be stored is refused, and its model
-reads why, because a repaired argument would no longer be the one the model asked for.
+A log and a provider take UTF-8 and JSON. A lone surrogate is not a character, NaN and Infinity are not JSON, and
+encoders refuse deep values and long integers. Text is repaired. A tool call that cannot be stored is refused, and its
+model reads why, because a repaired argument would no longer be the one the model asked for.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def repair_text(text: str) -> str:
 
 
 def is_text(text: str) -> bool:
-    """Return True if the text has no lone surrogates. Bytes of a command line that are no UTF-8 become such
+    """Return True if the text has no lone surrogates. Bytes of a command line that are not UTF-8 become such
     surrogates."""
     return repair_text(text) is text
 
@@ -61,7 +61,7 @@ def find_problem(value: Any, levels: int = DEEPEST) -> str:
 
 def _find_scalar_problem(value: Any) -> str:
     if isinstance(value, str):
-        return "" if is_text(value) else "a text in them has half of a surrogate pair, which is no character"
+        return "" if is_text(value) else "a text in them has half of a surrogate pair, which is not a character"
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN and Infinity are not JSON"
     if isinstance(value, int) and value not in _INTEGERS:

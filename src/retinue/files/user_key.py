@@ -48,7 +48,7 @@ def load_user_key() -> bytes:
     except RefusedFile as error:
         if error.reason == "owner":
             raise ConfigError(NOT_YOURS.format(path=path)) from None
-        raise ConfigError(f"{path} {error.text}, so it is no secret of yours: remove it") from None
+        raise ConfigError(f"{path} {error.text}, so others may know it: remove it") from None
     except OSError as error:
         raise ConfigError(_explain_no_key(path, error.strerror or str(error))) from None
     except ConfigError:

@@ -14,7 +14,7 @@ import msgspec
 
 from retinue.core.errors import RetinueError
 from retinue.core.events import replace_half_characters
-from retinue.core.limits import EVENT_BYTES, Caps
+from retinue.core.limits import EVENT_BYTES, ResourceLimits
 from retinue.core.messages import ToolSpec
 
 VERSION = 4
@@ -98,7 +98,7 @@ class Start(Frame, frozen=True, gc=False, tag="start"):
     search_roots: tuple[str, ...]
     roots: tuple[str, ...]
     outputs: str
-    caps: Caps
+    resource_limits: ResourceLimits
     limit_memory: bool
     spilled: int = 0
     proxy: str = ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from retinue.core.limits import Caps
+from retinue.core.limits import ResourceLimits
 from retinue.core.plans import Job
 from retinue.core.secrets import SecretStream, has_secrets
 from retinue.files.atomic import open_replacement
@@ -43,7 +43,7 @@ class Box:
     host_outputs: str
     readable: tuple[str, ...]
     hidden: str
-    caps: Caps
+    resource_limits: ResourceLimits
     objects: tuple[str, ...] = ()
     foreign_objects: tuple[str, ...] = ()
     run: int = 0
@@ -56,7 +56,7 @@ class Box:
         return (*self.objects, *self.readable, self.workspace)
 
 
-def make_box(job: Job, folders: RunFolders, caps: Caps, *, user: tuple[int, int] | None) -> Box:
+def make_box(job: Job, folders: RunFolders, resource_limits: ResourceLimits, *, user: tuple[int, int] | None) -> Box:
     """Create the Box of a run. All its paths are resolved, so that no link in them leads outside."""
     own = Path(os.path.realpath(make_private_folder(folders.own)))
     make_private_folder(own.parent / "snapshots")
@@ -71,7 +71,7 @@ def make_box(job: Job, folders: RunFolders, caps: Caps, *, user: tuple[int, int]
         host_outputs=str(make_private_folder(own / HOST_OUTPUTS)),
         readable=tuple(path for path in readable if Path(path).exists()),
         hidden=str(own.parents[2]),
-        caps=caps,
+        resource_limits=resource_limits,
         objects=() if made is None else tuple(map(os.path.realpath, filter(os.path.isdir, made.objects))),
         foreign_objects=() if made is None else made.foreign_objects,
         run=job.ref.run,

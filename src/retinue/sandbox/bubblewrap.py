@@ -96,7 +96,7 @@ class Bubblewrap(SandboxBuilder):
             options.append("--unshare-user")
         options += mounts
         with ExitStack() as undo:
-            group = None if self._groups is None else cgroups.make_group(self._groups, box.caps)
+            group = None if self._groups is None else cgroups.make_group(self._groups, box.resource_limits)
             if group is not None:
                 undo.callback(group.remove)
             for name, text in self._make_etc_files(box, user).items():

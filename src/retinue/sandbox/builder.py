@@ -24,7 +24,7 @@ from typing import NamedTuple
 import msgspec
 
 from retinue.core.errors import ConfigError
-from retinue.core.limits import Caps
+from retinue.core.limits import ResourceLimits
 from retinue.files.private import make_private_folder
 from retinue.files.reserved import GIT_FOLDER, STATE_FOLDER
 from retinue.files.scratch import make_scratch_folder
@@ -62,7 +62,7 @@ CHECK_CODE = """
 import json, os, sys
 said = dict(line.split(":", 1) for line in open("/proc/self/status"))
 lines = open("/proc/net/dev").read().splitlines()[2:]
-seen = {"uid": os.getuid(), "caps": int(said["CapBnd"], 16) | int(said["CapEff"], 16),
+seen = {"uid": os.getuid(), "capabilities": int(said["CapBnd"], 16) | int(said["CapEff"], 16),
     "nnp": said["NoNewPrivs"].strip(), "seccomp": said["Seccomp"].strip(), "pid": os.getpid(),
     "nets": [line.split(":")[0].strip() for line in lines], "seen": os.path.exists(sys.argv[1])}
 """
@@ -73,7 +73,7 @@ class SelfCheck(msgspec.Struct):
     """The findings from inside. `seen` is True if a secret file is visible, `seccomp` is "2" if calls are filtered."""
 
     uid: int
-    caps: int
+    capabilities: int
     nnp: str
     seccomp: str
     pid: int
@@ -168,7 +168,7 @@ class SandboxBuilder(ABC):
         its extra protections and its extra failures."""
         works = {
             "uid": seen.uid == (user[0] if user else os.getuid()) != 0,
-            "caps": seen.caps == 0,
+            "no_capabilities": seen.capabilities == 0,
             "no_new_privs": seen.nnp == "1",
             "pid": seen.pid < 10,
             "net": self._full_network or seen.nets == ["lo"],
@@ -180,7 +180,7 @@ class SandboxBuilder(ABC):
         filtered = ["seccomp"] if seen.seccomp == "2" else []
         counted = ["cgroup"] if self.counts_memory else []
         net = FULL_NETWORK if self._full_network else "net"
-        everywhere = ("pid", "mount", net, "ipc", "caps", "no_new_privs")
+        everywhere = ("pid", "mount", net, "ipc", "no_capabilities", "no_new_privs")
         self.protections = (*first, *everywhere, *filtered, *counted, "rlimits")
 
 
@@ -204,7 +204,7 @@ def make_probe_box() -> Iterator[tuple[Box, str]]:
             host_outputs=str(own / "host_outputs"),
             readable=(str(hidden.parent),),
             hidden=str(hidden),
-            caps=Caps(),
+            resource_limits=ResourceLimits(),
         )
         yield box, str(secret)
 

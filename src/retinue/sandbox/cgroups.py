@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from retinue.core.limits import Caps
+from retinue.core.limits import ResourceLimits
 from retinue.processes.group import is_alive
 
 ROOT = Path("/sys/fs/cgroup")
@@ -68,7 +68,7 @@ def find_parent_groups() -> list[Path] | None:
         return None
     remove_leftover_groups(folders)
     try:
-        make_group(folders, Caps()).remove()
+        make_group(folders, ResourceLimits()).remove()
     except OSError:
         return None
     return folders
@@ -91,30 +91,30 @@ def _find_folders() -> list[Path] | None:
     return folders if len(folders) == 2 and all(os.access(folder, os.W_OK) for folder in folders) else None
 
 
-def make_group(below: list[Path], caps: Caps) -> Group:
+def make_group(below: list[Path], resource_limits: ResourceLimits) -> Group:
     """Create a group with these limits. If it raises OSError, no group is left."""
     name = f"{PREFIX}{os.getpid()}-{next(_numbers)}"
     group = Group([folder / name for folder in below])
     try:
         for folder in below:
-            _set_limits(folder / name, caps)
+            _set_limits(folder / name, resource_limits)
     except OSError:
         group.remove()
         raise
     return group
 
 
-def _set_limits(folder: Path, caps: Caps) -> None:
+def _set_limits(folder: Path, resource_limits: ResourceLimits) -> None:
     folder.mkdir()
     memory = next((folder / name for name in ("memory.max", "memory.limit_in_bytes") if (folder / name).exists()), None)
     if memory is not None:
-        memory.write_text(str(caps.memory))
-        for swap, value in (("memory.memsw.limit_in_bytes", caps.memory), ("memory.swap.max", 0)):
+        memory.write_text(str(resource_limits.memory))
+        for swap, value in (("memory.memsw.limit_in_bytes", resource_limits.memory), ("memory.swap.max", 0)):
             with suppress(OSError):  # a kernel that does not count swap
                 if (folder / swap).exists():
                     (folder / swap).write_text(str(value))
     if (folder / "pids.max").exists():
-        (folder / "pids.max").write_text(str(caps.processes))
+        (folder / "pids.max").write_text(str(resource_limits.processes))
 
 
 def remove_leftover_groups(below: list[Path]) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from retinue.concurrency import TaskOwner
-from retinue.core.limits import Caps
+from retinue.core.limits import ResourceLimits
 from retinue.processes.group import is_alive
 from retinue.sandbox.box import Box
 from retinue.sandbox.builder import (
@@ -196,7 +196,7 @@ class Containers(SandboxBuilder):
             *([] if self._full_network else ["--network=none"]),
             *(_PODMAN if self._engine.is_podman else _DOCKER),
             *self._list_user_options(user),
-            *_list_limits(box.caps),
+            *_list_limits(box.resource_limits),
             *[f"--env={key}={value}" for key, value in environment.items() if key != "PATH"],
             *self._list_mounts(box),
             *["--entrypoint", PYTHON, self._image, "-I", "-S", "-c", *code],
@@ -246,7 +246,7 @@ class Containers(SandboxBuilder):
                 f"{self._image} is for {seen.machine}, and this machine is {platform.machine()}; {BUILD}"
             )
         missing = [*(["mount"] if seen.writable else []), *(["seccomp"] if seen.seccomp != "2" else [])]
-        self.counts_memory = 0 < seen.memory <= box.caps.memory
+        self.counts_memory = 0 < seen.memory <= box.resource_limits.memory
         engine = self._engine.argv[0]
         whose = ["uid"] if prepared.user else ["user"] if self._engine.is_podman else []
         first = [Path(engine).name, *whose]
@@ -292,8 +292,8 @@ _DOCKER = tuple(f"--env={name}=" for proxy in PROXIES for name in (proxy, proxy.
 def _make_mask(folder: Path, mask: str, binds: Mapping[str, Bind]) -> None:
     """Create an empty folder to mount over the folder `mask`, with mount points for the binds below `mask`.
 
-    A tmpfs is no alternative: the engine gives it the permissions of the folder it hides, and podman also copies the
-    files."""
+    A tmpfs is not an alternative: the engine gives it the permissions of the folder it hides, and podman also copies
+    the files."""
     folders = {folder.parent, folder}
     for path in binds:
         if path.startswith(f"{mask}/"):
@@ -309,13 +309,13 @@ def _make_mask(folder: Path, mask: str, binds: Mapping[str, Bind]) -> None:
         made.chmod(0o755)
 
 
-def _list_limits(caps: Caps) -> list[str]:
+def _list_limits(resource_limits: ResourceLimits) -> list[str]:
     return [
-        f"--pids-limit={caps.processes}",
-        f"--memory={caps.memory}",
-        f"--memory-swap={caps.memory}",
-        f"--ulimit=nofile={caps.open_files}:{caps.open_files}",
-        f"--ulimit=nproc={caps.processes}:{caps.processes}",
+        f"--pids-limit={resource_limits.processes}",
+        f"--memory={resource_limits.memory}",
+        f"--memory-swap={resource_limits.memory}",
+        f"--ulimit=nofile={resource_limits.open_files}:{resource_limits.open_files}",
+        f"--ulimit=nproc={resource_limits.processes}:{resource_limits.processes}",
         "--ulimit=core=0:0",
     ]
 

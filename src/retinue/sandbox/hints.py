@@ -20,7 +20,7 @@ NOT_IN_IMAGE = (
 NO_NETWORK = "[this run has no network; `network: [HOST, ...]` in the user's retinue.yaml names what it may reach]"
 NO_MEMORY = (
     "[the kernel killed a process here because the memory ran out: this run may use {mib} MiB; "
-    "`caps: {{memory_mib: N}}` in the user's retinue.yaml allows another number]"
+    "`resource_limits: {{memory_mib: N}}` in the user's retinue.yaml allows another number]"
 )
 # The hints match the output of foreign programs: no code exists.
 _NAME = r"([A-Za-z0-9_.+-]{1,64})"

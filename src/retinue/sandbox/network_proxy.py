@@ -207,7 +207,7 @@ def _parse_authority(text: str, port: int | None) -> tuple[str, int]:
     number = port if found is None or found[2] is None else int(found[2])
     host = None if found is None else canonicalize_name(found[1].strip("[]"))
     if host is None or number is None or not 0 < number < 65536:
-        raise HttpError(400, "that is no host and port")
+        raise HttpError(400, "that is not HOST:PORT")
     return host, number
 
 

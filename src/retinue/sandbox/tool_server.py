@@ -17,7 +17,7 @@ from typing import Any
 
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import ToolError
-from retinue.core.limits import INLINE_BYTES, Caps
+from retinue.core.limits import INLINE_BYTES, ResourceLimits
 from retinue.core.messages import Call
 from retinue.core.network import PROXY_VARIABLE
 from retinue.core.ports import LocalTool, Made, Outcome
@@ -116,7 +116,7 @@ class ToolServer:
         self.channel.send(frames.Hello(frames.VERSION))
         await self._started.wait()
         start = self.start
-        set_resource_limits(start.caps, memory=start.limit_memory)
+        set_resource_limits(start.resource_limits, memory=start.limit_memory)
         if start.proxy:
             os.environ[PROXY_VARIABLE] = f"http://127.0.0.1:{await forward_connections(start.proxy)}"
         self._ready.set()
@@ -187,17 +187,17 @@ class ToolServer:
             self.channel.send(frames.Result(frame.id, text, success=False))
 
 
-def set_resource_limits(caps: Caps, *, memory: bool) -> None:
+def set_resource_limits(resource_limits: ResourceLimits, *, memory: bool) -> None:
     """Limit the resources of this process and its children. The limits cannot be raised again."""
     limits = {
         resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_NPROC: caps.processes,
-        resource.RLIMIT_CPU: caps.cpu_seconds,
-        resource.RLIMIT_FSIZE: caps.file_bytes,
-        resource.RLIMIT_NOFILE: caps.open_files,
+        resource.RLIMIT_NPROC: resource_limits.processes,
+        resource.RLIMIT_CPU: resource_limits.cpu_seconds,
+        resource.RLIMIT_FSIZE: resource_limits.file_bytes,
+        resource.RLIMIT_NOFILE: resource_limits.open_files,
     }
     if memory:
-        limits[resource.RLIMIT_AS] = caps.memory
+        limits[resource.RLIMIT_AS] = resource_limits.memory
     for kind, most in limits.items():
         _, hard = resource.getrlimit(kind)
         value = most if hard == resource.RLIM_INFINITY else min(most, hard)

@@ -23,7 +23,7 @@ import msgspec
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import Failed, Limited, RetinueError, Stop, ToolError
 from retinue.core.events import UNKNOWN_AFTER_CRASH, UNKNOWN_AFTER_CRASH_TEXT, RunStarted, Warned
-from retinue.core.limits import CANCEL_ASK_SECONDS, INLINE_BYTES, MIB, TERM_SECONDS, Caps
+from retinue.core.limits import CANCEL_ASK_SECONDS, INLINE_BYTES, MIB, TERM_SECONDS, ResourceLimits
 from retinue.core.messages import Call
 from retinue.core.network import Hosts
 from retinue.core.plans import Job
@@ -102,10 +102,10 @@ class ToolServerSandbox:
         self,
         builder: SandboxBuilder,
         *,
-        caps: Caps | None = None,
+        resource_limits: ResourceLimits | None = None,
         make_proxy: Callable[[Path, Hosts, Link], RunProxy] | None = None,
     ) -> None:
-        self.builder, self.caps, self.make_proxy = builder, caps or Caps(), make_proxy
+        self.builder, self.resource_limits, self.make_proxy = builder, resource_limits or ResourceLimits(), make_proxy
         self.name = builder.name
         self.protections = (*builder.protections, *([] if make_proxy is None else ["proxy"]))
         self.started = RunStarted(self.name, self.protections)
@@ -237,7 +237,7 @@ class ToolServerConnection:
     def find_memory_hint(self) -> str:
         """Return a hint if the kernel has killed a process for lack of memory since the last call, or ""."""
         before, self._memory_kills = self._memory_kills, self._process.count_memory_kills()
-        return NO_MEMORY.format(mib=self.box.caps.memory // MIB) if self._memory_kills > before else ""
+        return NO_MEMORY.format(mib=self.box.resource_limits.memory // MIB) if self._memory_kills > before else ""
 
     async def _watch_size(self) -> None:
         """End the run when its files exceed the size limit."""
@@ -247,8 +247,8 @@ class ToolServerConnection:
             await asyncio.sleep(pause)
             before = loop.time()
             used = await asyncio.to_thread(lambda: sum(map(measure_folder, folders)))
-            if used > box.caps.workspace_bytes:
-                self.fail(Limited(FILES_TOO_LARGE.format(used=used, most=box.caps.workspace_bytes)))
+            if used > box.resource_limits.workspace_bytes:
+                self.fail(Limited(FILES_TOO_LARGE.format(used=used, most=box.resource_limits.workspace_bytes)))
                 return
             pause = max(LOOK_SECONDS, LOOK_SHARE * (loop.time() - before))
 
@@ -457,12 +457,12 @@ class ToolServerSession:
         if self._starts > RESTARTS:
             assert self._lost is not None
             if self._lost.out_of_memory:
-                raise Limited(MEMORY_USED.format(mib=self._sandbox.caps.memory // MIB))
+                raise Limited(MEMORY_USED.format(mib=self._sandbox.resource_limits.memory // MIB))
             raise Failed(LOST_TOO_OFTEN.format(times=self._starts, why=self._lost))
 
     async def _start(self) -> ToolServerConnection:
         builder, proxy = self._sandbox.builder, None
-        box = make_box(self._job, self._own, self._sandbox.caps, user=self._user)
+        box = make_box(self._job, self._own, self._sandbox.resource_limits, user=self._user)
         for path in box.foreign_objects:
             if not builder.is_exposed(path):
                 raise Failed(FOREIGN_OBJECTS.format(path=path))
@@ -500,7 +500,7 @@ class ToolServerSession:
             search_roots=tuple(os.path.realpath(path) for path in self._own.search_roots),
             roots=(box.workspace, *box.readable, box.outputs, box.host_outputs),
             outputs=box.outputs,
-            caps=box.caps,
+            resource_limits=box.resource_limits,
             limit_memory=not self._sandbox.builder.counts_memory,
             spilled=len(os.listdir(box.outputs)),  # noqa: PTH208
             proxy=PROXY if box.proxy else "",

@@ -307,7 +307,7 @@ def _writes_git_folder(tool: str, args: dict[str, Any], workspace: str, project:
 
 def _list_path_arguments(values: Iterable[Any]) -> Iterator[str]:
     """Yield the arguments of an MCP tool that may be paths, for example of a tool that moves files. A sentence, a
-    pattern such as `**/.git/**` and a URL are no paths."""
+    pattern such as `**/.git/**` and a URL are not paths."""
     for text in values:
         if not isinstance(text, str) or len(text) > PATH_CHARACTERS or "*" in text or "://" in text:
             continue

@@ -221,7 +221,7 @@ class Supervisor:
     async def change_model(self, tree: str, run: int, model: str) -> str:
         found, home = self.trees.find_run(tree, run), self.trees.get(tree)
         if found is None or home is None or not found.task.conversation or found.is_stopping:
-            raise ConfigError(f"{tree}/{run} is no conversation that goes on here")
+            raise ConfigError(f"{tree}/{run} is not an open conversation here")
         task = structs.replace(found.task, model=model)
         plan = self._ports.planner.plan(found.plan.profile, task=task, parent=None)
         check_price(found.account, plan, self._ports.prices)

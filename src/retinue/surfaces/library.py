@@ -185,7 +185,7 @@ def _parse_run(run: RunHandle | Result | str) -> tuple[str, int]:
         return run.tree, run.run
     tree, _, number = run.partition("/")
     if not (number.isascii() and number.isdigit()) and number:
-        raise ConfigError(f"{run!r} is no run: write TREE, or TREE/N")
+        raise ConfigError(f"{run!r} is not a run: write TREE, or TREE/N")
     return tree, int(number or 0)
 
 

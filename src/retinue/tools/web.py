@@ -173,14 +173,14 @@ def check_url(url: str, hosts: Hosts) -> Target:
         parts = urlsplit(url)
         port, name = parts.port, parts.hostname or ""
     except ValueError as error:
-        raise ToolError(f"{TOOL}: this is no URL: {error}") from None
+        raise ToolError(f"{TOOL}: not a URL: {error}") from None
     if parts.scheme not in _DEFAULTS:
         raise ToolError(f"{TOOL}: only http:// and https:// URLs can be fetched")
     if "@" in parts.netloc:
         raise ToolError(f"{TOOL}: a URL with a user or password in it is not fetched")
     host = canonicalize_name(name)
     if host is None:
-        raise ToolError(f"{TOOL}: '{name[:100]}' is no host")
+        raise ToolError(f"{TOOL}: '{name[:100]}' is not a host")
     path, query = (quote(part, safe=_SAFE) for part in (parts.path, parts.query))
     path = f"{path or '/'}?{query}" if query else path or "/"
     target = Target(parts.scheme, host, _DEFAULTS[parts.scheme] if port is None else port, path)

@@ -128,7 +128,7 @@ def _check_private(parts: list[str], what: str, path: str) -> None:
         if is_git_name(part):
             raise RefusedPath(f"{what} '{path}' is inside a .git folder")
         if is_state_name(part) and not _OWN_RUNS.fullmatch("/".join(parts[number + 1 :])):
-            raise RefusedPath(f"{what} '{path}' is inside a .retinue folder and is no workspace")
+            raise RefusedPath(f"{what} '{path}' is inside a .retinue folder and cannot be a workspace")
 
 
 class DelegatedWorkspace:

@@ -39,7 +39,7 @@ FALL_BACK = [answer("one"), checklist(3), vote("agent1")]
     [
         (evaluator(), "tasks", ""),
         (evaluator(tasks=None), "packet", "next_tasks.json is missing"),
-        (evaluator(tasks="no"), "packet", "next_tasks.json: it is no JSON"),
+        (evaluator(tasks="no"), "packet", "next_tasks.json: it is not JSON"),
         (
             evaluator("## preserve\nall"),
             "tasks",

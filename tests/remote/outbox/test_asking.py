@@ -404,7 +404,7 @@ async def test_a_delegated_run_has_no_network_no_privilege_and_the_tool_server_a
     assert re.findall("^net:(.*)$", seen, re.MULTILINE) == ["lo"]
     assert re.search(r"Max cpu time +14400 ", seen) and re.search(r"Max processes +512 ", seen), seen
     assert "cgroup" in result.sandbox or re.search(rf"Max address space +{4096 * 1024**2} ", seen), seen
-    assert {"net", "caps", "no_new_privs", "pid", "mount"} <= set(result.sandbox)
+    assert {"net", "no_capabilities", "no_new_privs", "pid", "mount"} <= set(result.sandbox)
     assert result.status == "done"
 
 

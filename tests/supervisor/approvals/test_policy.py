@@ -169,7 +169,7 @@ async def test_an_unknown_mode_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("approvals:\n  allow: [shell(]", r":2: key 'approvals\.allow\[0\]': 'shell\(' is no rule"),
+        ("approvals:\n  allow: [shell(]", r":2: key 'approvals\.allow\[0\]': 'shell\(' is not a rule"),
         ("approvals:\n  deny:\n    - read\n    - deploy(x)", r":4: key 'approvals\.deny\[1\]': .*argument=pattern"),
         ("approvals:\n  mode: maybe", r":2: key 'approvals\.mode': unknown value 'maybe'"),
         ("approvals:\n  permit: []", r":2: key 'approvals\.permit': unknown key"),

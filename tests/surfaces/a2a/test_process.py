@@ -138,7 +138,7 @@ WRONG = [
     (("--host", "0.0.0.0"), "say with --public-url"),
     (("--no-token", "--token", "a"), "--no-token lets in every program"),
     (("--tls-cert", "c.pem"), "--tls-cert and --tls-key go together"),
-    (("--public-url", "ftp://x"), "--public-url: 'ftp://x' is no http or https address"),
+    (("--public-url", "ftp://x"), "--public-url: 'ftp://x' is not an http or https URL"),
     (("--token", "a b"), "--token 'a b' must be"),
     (("--profile", "nosuch"), "unknown profile 'nosuch'"),
     (("--port", "0"), "must be a port"),

@@ -200,7 +200,7 @@ def test_nothing_is_overwritten(empty: Project, there: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--model", "gpt"], "'gpt' is no model"),
+        (["--model", "gpt"], "'gpt' is not a model"),
         (["--profile", "../x"], "profile name '../x'"),
         (["nowhere"], "nowhere is not a folder"),
     ],

@@ -111,7 +111,7 @@ def test_keys_before_the_question_and_pasted_text_answer_nothing(
     terminal.paste("y\ny\n")
     terminal.read_until("pasted text does not answer a question")
     terminal.type("x")
-    terminal.read_until("that is no answer: press y, n or ?")
+    terminal.read_until("not an answer: press y, n or ?")
     terminal.type("?")
     screen = terminal.read_until("y  yes, this call")
     assert "◐ edit(src/lib.rs)" in screen and "│ +new line" in screen

@@ -134,9 +134,11 @@ def test_the_setup_runs_in_the_sandbox_and_a_failed_one_ends_the_run(project: Pr
 def test_what_a_run_may_use_of_the_machine_is_a_setting(project: Project, runtime: str) -> None:
     if runtime == "container":
         make_image()
-    caps = "{memory_mib: 300, processes: 40, cpu_seconds: 77, file_mib: 3, open_files: 100, workspace_mib: 5}"
+    resource_limits = (
+        "{memory_mib: 300, processes: 40, cpu_seconds: 77, file_mib: 3, open_files: 100, workspace_mib: 5}"
+    )
     config = project.folder / "retinue.yaml"
-    config.write_text(f"caps: {caps}\n")
+    config.write_text(f"resource_limits: {resource_limits}\n")
     asks = shell("ulimit -u; ulimit -t; ulimit -f; ulimit -n; head -c 4000000 /dev/zero > big; wc -c < big")
     takes = "head -c {0} /dev/zero | tail -c {0} 2>/dev/null | wc -c"  # tail keeps all of it in memory
     memory = shell(f"set -o pipefail; {takes.format(50 * MIB)}; {takes.format(400 * MIB)}")
@@ -150,8 +152,8 @@ def test_what_a_run_may_use_of_the_machine_is_a_setting(project: Project, runtim
     fills = shell("head -c 3000000 /dev/zero > one; head -c 3000000 /dev/zero > two; sleep 30")
     done = project.run("--yes", "--runtime", runtime, "--config", str(config), agents={"main": [fills, {"text": "x"}]})
     assert done.returncode == 1 and "more than the 5242880 it may have" in done.stderr
-    config.write_text("caps: {processes: 1}\n")
-    assert "retinue.yaml:1: key 'caps.processes': must be 16 or more, got 1" in one_line_error(
+    config.write_text("resource_limits: {processes: 1}\n")
+    assert "retinue.yaml:1: key 'resource_limits.processes': must be 16 or more, got 1" in one_line_error(
         project.run(agents=agents)
     )
 

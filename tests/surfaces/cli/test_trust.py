@@ -10,7 +10,7 @@ import pytest
 from retinue.config import trust
 from retinue.config.project import load_project
 from retinue.config.settings import Settings, parse_settings, restrict
-from retinue.core.limits import MIB, Caps
+from retinue.core.limits import MIB, ResourceLimits
 from retinue.core.network import parse_hosts
 from tests.surfaces.cli.shell import Project, one_line_error
 from tests.surfaces.cli.test_terminal import Terminal
@@ -63,14 +63,14 @@ def test_hosts_and_a_setup_command_wait_for_the_yes_too(project: Project) -> Non
 
 
 def test_a_run_may_use_less_of_the_machine_and_more_after_the_yes(project: Project) -> None:
-    text = "caps: {memory_mib: 8192, processes: 64, open_files: 8192, file_mib: 10, workspace_mib: null}\n"
+    text = "resource_limits: {memory_mib: 8192, processes: 64, open_files: 8192, file_mib: 10, workspace_mib: null}\n"
     (project.folder / "retinue.yaml").write_text(text)
     given = load_project(project.folder)
-    assert given.ignored == ("caps.memory_mib: 8192", "caps.open_files: 8192")
-    assert given.settings.caps.to_caps() == Caps(processes=64, file_bytes=10 * MIB)
+    assert given.ignored == ("resource_limits.memory_mib: 8192", "resource_limits.open_files: 8192")
+    assert given.settings.resource_limits.to_resource_limits() == ResourceLimits(processes=64, file_bytes=10 * MIB)
     assert project.retinue("trust", "--yes").returncode == 0
-    trusted = load_project(project.folder).settings.caps.to_caps()
-    assert trusted == Caps(memory=8192 * MIB, processes=64, open_files=8192, file_bytes=10 * MIB)
+    trusted = load_project(project.folder).settings.resource_limits.to_resource_limits()
+    assert trusted == ResourceLimits(memory=8192 * MIB, processes=64, open_files=8192, file_bytes=10 * MIB)
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,11 @@ def test_hosts_in_the_file(tmp_path: Path) -> None:
     parts, project = load_project_parts(tmp_path, config=config)  # named, so trusted
     assert parts.network == ("docs.python.org", "*.a.com:8443")
     assert next(p.network for p in project.all_profiles if p.name == "explorer") == ()
-    for text, says in (("[http://a.com]", "is no host"), ("a.com", "a list of hosts"), ("{a: 1}", "a list of hosts")):
+    for text, says in (
+        ("[http://a.com]", "is not a host"),
+        ("a.com", "a list of hosts"),
+        ("{a: 1}", "a list of hosts"),
+    ):
         config.write_text(f"network:\n  allow: {text}\n")
         with pytest.raises(ConfigError, match=says) as error:
             load_project_parts(tmp_path)

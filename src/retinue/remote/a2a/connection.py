@@ -94,7 +94,7 @@ class PeerConnection:
         except InvalidBody as error:
             raise RetinueError(f"the card of {self.agent.url} cannot be read: {error}") from None
         except (ParseError, ValueError, TypeError, AttributeError, KeyError) as error:
-            raise RetinueError(f"the card of {self.agent.url} is no agent card: {_shorten(error)}") from None
+            raise RetinueError(f"the card of {self.agent.url} is not an agent card: {_shorten(error)}") from None
         self._check_card(card)
         self._card, self._fetched_at = card, time.monotonic()
         self._clients.clear()

@@ -272,7 +272,7 @@ def check_address(args: argparse.Namespace) -> None:
     if args.public_url is not None:
         parts = urlsplit(args.public_url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ConfigError(f"--public-url: {args.public_url!r} is no http or https address")
+            raise ConfigError(f"--public-url: {args.public_url!r} is not an http or https URL")
     elif args.host in ("0.0.0.0", "::", ""):
         raise ConfigError(f"--host {args.host!r} is every address: say with --public-url which one clients use")
     for name in args.token:

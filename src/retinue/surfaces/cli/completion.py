@@ -182,7 +182,7 @@ def _find_runs(word: str) -> list[str]:
 
 
 def _find_questions(word: str) -> list[str]:
-    """Return the numbers of pending questions, or their ids if numbers are ambiguous or `word` is no number."""
+    """Return the numbers of pending questions, or their ids if numbers are ambiguous or `word` is not a number."""
     from retinue.surfaces.cli.output import open_project_log
     from retinue.surfaces.cli.questions import find_waiting
 

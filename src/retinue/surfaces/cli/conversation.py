@@ -385,7 +385,7 @@ class Conversation:
 def find_command(text: str) -> tuple[str, str] | None:
     """Split a typed text into a command and its argument, or return None for a message.
 
-    A first word with a second slash is no command, so `/etc/hosts is wrong` is a message."""
+    A first word with a second slash is not a command, so `/etc/hosts is wrong` is a message."""
     word, _, rest = text.strip().partition(" ")
     name = word[1:]
     if not word.startswith("/") or "/" in name:

@@ -71,7 +71,7 @@ FULL_AUTHORITY = (
     "also answer questions and change files outside the project ({settings})"
 )
 RESTRICT = "take that out of {file}, or read what you allow: --yes and mode `yes` allow everything"
-NEEDED = frozenset({"pid", "mount", "net", "proxy", "caps", "no_new_privs"})
+NEEDED = frozenset({"pid", "mount", "net", "proxy", "no_capabilities", "no_new_privs"})
 USER_SECONDS = 300.0
 INDENT = " " * 16
 WITHOUT_SANDBOX = "runs ask for it; one without a sandbox has your own authority: retinue run --runtime inherited"
@@ -554,7 +554,7 @@ async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
 
     Raises NotTried if the sandbox does not work, and ConfigError if it cannot be built here."""
     if runtime not in SANDBOXES:
-        raise NotTried(f"runtime {runtime!r} is no sandbox")
+        raise NotTried(f"runtime {runtime!r} is not a sandbox")
     with plant_escape_attempts(runtime) as (made, parts):
         started = make_placement(parts).runtime(runtime, "hosts").started
         sandbox = () if started is None else started.sandbox

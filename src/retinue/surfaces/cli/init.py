@@ -158,7 +158,7 @@ def _make_plan(folder: Path, profile: str, model: str | None, *, asks: bool, yes
     notes = [f"folder   {folder} ({git})"]
     model, why = _choose_model(asks=asks) if model is None else (model, "as you said")
     if model is not None and not all(model.partition(":")):
-        raise ConfigError(f"'{model}' is no model: {suggest_model(model)}")
+        raise ConfigError(f"'{model}' is not a model: {suggest_model(model)}")
     notes.append(f"model    {model or 'none'} ({why})")
     command = find_install_command(model) if model and not model.startswith("scripted:") else ""
     if command:

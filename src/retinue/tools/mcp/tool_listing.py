@@ -123,7 +123,7 @@ def _make_listed_tool(server: str, tool: types.Tool) -> ListedTool:
         raise ValueError(f"its schema is larger than {SCHEMA_BYTES // 1024} KiB")
     schema = clean_server_value(tool.input_schema)
     if schema.setdefault("type", "object") != "object":
-        raise ValueError("its arguments are no object")
+        raise ValueError("its arguments are not an object")
     runs_agents = _wants_run_id(schema)
     if runs_agents:
         schema = _remove_property(schema, RUN_ID)
