@@ -1,7 +1,7 @@
 """The fixture `retinue_cassette`, which records the model calls of a test once and replays them from then on.
 
 In a test with this fixture, every Retinue (`retinue.open`, `run_sync`, a `SubagentFactory`) gets its model replies from
-a file beside the test, `cassettes/<module>/<test>.yaml`. pytest loads this module in every session, so it imports
+a file next to the test, `cassettes/<module>/<test>.yaml`. pytest loads this module in every session, so it imports
 Retinue only when a test uses the fixture.
 """
 
@@ -100,7 +100,7 @@ _KEY = pytest.StashKey[RetinueCassette]()
 
 @pytest.fixture
 def retinue_cassette(request: pytest.FixtureRequest) -> Iterator[RetinueCassette]:
-    """Record the model calls of this test to a file beside it, or replay them from there (see --retinue-record)."""
+    """Record the model calls of this test to a file next to it, or replay them from there (see --retinue-record)."""
     from retinue.build.models import use_cassette
 
     node = request.node
@@ -124,7 +124,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def _cassette_path(node: Any) -> Path:
-    """Return `cassettes/<module>/<test>.yaml` beside the module. The test name includes its class and parameters."""
+    """Return `cassettes/<module>/<test>.yaml` next to the module. The test name includes its class and parameters."""
     name = ".".join(node.nodeid.split("::")[1:])
     plain = re.sub(r"[^A-Za-z0-9_.=,-]+", "-", name).strip("-")[:100]
     if plain != name:  # so that two names never share a file

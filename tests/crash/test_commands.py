@@ -80,7 +80,7 @@ async def test_what_was_made_in_python_is_resumed_in_python(project: Project) ->
     assert died.returncode == -signal.SIGKILL
     tree = project.rows()[0]["tree"]
     error = one_line_error(project.retinue("resume"))
-    assert error.startswith(f"{tree}/0 cannot go on: ") and "r.resume(tree, profiles=[...])" in error
+    assert error.startswith(f"{tree}/0 cannot be resumed or continued: ") and "r.resume(tree, profiles=[...])" in error
 
     @retinue.tool
     def note(text: str) -> str:
@@ -134,7 +134,7 @@ def test_a_file_that_is_held_is_written_by_its_holder(project: Project) -> None:
         refused = one_line_error(project.retinue("resume", tree))
         assert refused.endswith(
             f"process {process.pid} writes the log of {tree} and asks nobody, since it was started with --yes: "
-            "add --yes to go on there all the same, or wait until it has ended"
+            "add --yes to continue there all the same, or wait until it has ended"
         )
         done = project.retinue("resume", tree, "--yes")
         assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr

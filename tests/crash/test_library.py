@@ -282,7 +282,7 @@ async def test_what_the_log_cannot_keep_has_to_be_given() -> None:
     crash = Crash(main({"main": [call("look"), "done"]}, tools=tools))
     whole = await crash.events()
     async with crash.after(whole[:3]) as r:
-        with pytest.raises(ConfigError, match=r"cannot go on: .*'note'.*give it again, from Python"):
+        with pytest.raises(ConfigError, match=r"cannot be resumed or continued: .*'note'.*give it again, from Python"):
             await r.resume(whole[0].tree)
         assert (await r.control.log.read(whole[0].tree)) == whole[:3]
         with pytest.raises(ConfigError, match="there is no tree 'nope'"):

@@ -653,7 +653,7 @@ class DurableLogContract:
         assert (spent, len(problems)) == ([3], 1)
         assert await reader.check_health(problems.append) == ""
         assert isinstance(problems[1], LogDamaged) and "\n" not in str(problems[1])
-        with pytest.raises(LogDamaged, match="t1 cannot go on: some of its events are damaged"):
+        with pytest.raises(LogDamaged, match="t1 cannot be resumed or continued: some of its events are damaged"):
             await read_histories(reader, "t1")
 
     async def test_a_part_that_cannot_be_read_hides_no_other(self, backend: DurableBackend) -> None:

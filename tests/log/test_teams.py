@@ -106,7 +106,7 @@ async def test_a_new_answer_a_refused_vote_and_a_lost_member_are_seen() -> None:
     )
     headers = [line for line, _ in list_entries(events)]
     assert "◇ agent2 answers anew (agent2.2), which reopens the vote: B2" in headers
-    assert "⚠ agent3 ended failed: the team goes on without it" in headers
+    assert "⚠ agent3 ended failed: the team continues without it" in headers
     assert [line for line in headers if line.startswith("✗ [main m1] vote(nobody)")], headers
 
 

@@ -261,7 +261,7 @@ class A2aBench(_EventBench):
 async def a2a_bench(folder: Path) -> AsyncIterator[Bench]:
     async with serve_hand() as (url, hand, server):
         supervisor = make_supervisor(folder)
-        profile = Profile("explorer", tools=(), a2a=A2aAgent(url=url, reconnect=0.5))
+        profile = Profile("explorer", tools=(), a2a=A2aAgent(url=url, reconnect_timeout=0.5))
         node = supervisor.spawner.spawn_primary(profile, Task("go"))
         await hand.asked.wait()
         try:

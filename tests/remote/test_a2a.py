@@ -70,7 +70,7 @@ async def supervise(folder: Path, **parts: Any) -> AsyncIterator[Supervisor]:
 
 
 def make_profile(url: str, **agent: Any) -> Profile:
-    return Profile("argocd", tools=(), a2a=A2aAgent(url=url, **{"reconnect": 0.5, **agent}))
+    return Profile("argocd", tools=(), a2a=A2aAgent(url=url, **{"reconnect_timeout": 0.5, **agent}))
 
 
 async def read_run(run: RunHandle) -> list[Event]:
@@ -336,7 +336,7 @@ async def test_what_an_agent_said_while_the_connection_was_lost_is_not_lost(tmp_
         wire = [AgentInterface(url=proxy.url, protocol_binding="JSONRPC", protocol_version="1.0")]
         async with serve_agent(act, supported_interfaces=wire) as (url, agent):
             proxy.target = int(url.rpartition(":")[2])
-            run = await supervisor.spawn(make_profile(proxy.url, reconnect=30.0, silence=0.5), Task("go"))
+            run = await supervisor.spawn(make_profile(proxy.url, reconnect_timeout=30.0, idle_timeout=0.5), Task("go"))
             await began.wait()
             async for event in run.events():
                 if isinstance(event.body, TurnStarted):  # the first chunks are here
@@ -362,7 +362,7 @@ async def test_a_peer_that_forgot_its_task_is_not_called_again(tmp_path: Path, w
     port = int(url.rpartition(":")[2])
     async with supervise(tmp_path) as supervisor:
         async with serve_agent(act, port, wire=wire) as (_, agent):
-            run = await supervisor.spawn(make_profile(url, reconnect=20.0), Task("go"))
+            run = await supervisor.spawn(make_profile(url, reconnect_timeout=20.0), Task("go"))
             await began.wait()
         async with serve_agent(answer_as_seed, port, wire=wire) as (_, other):
             result = await run.result()
@@ -476,11 +476,11 @@ async def test_an_agent_that_refuses_a_message_is_told_at_once(tmp_path: Path) -
     async with supervise(tmp_path) as supervisor:
         for statuses, words, count in REFUSALS:
             async with serve_refusals(*statuses) as (url, tokens):
-                result = await (await supervisor.spawn(make_profile(url, reconnect=60.0), Task("go"))).result()
+                result = await (await supervisor.spawn(make_profile(url, reconnect_timeout=60.0), Task("go"))).result()
             assert (result.status, len(tokens)) == ("failed", count), statuses
             assert words in (result.error_details or ""), statuses
         async with serve_refusals(500) as (url, tokens):  # it may have begun
-            result = await (await supervisor.spawn(make_profile(url, reconnect=60.0), Task("go"))).result()
+            result = await (await supervisor.spawn(make_profile(url, reconnect_timeout=60.0), Task("go"))).result()
         assert (result.status, len(tokens)) == ("disconnected", 1)
 
 
@@ -489,7 +489,9 @@ async def test_a_token_that_is_not_taken_is_replaced_once(tmp_path: Path, monkey
     monkeypatch.setenv("CLIENT_SECRET", "s" * 20)
     async with serve_refusals(401) as (url, tokens), supervise(tmp_path) as supervisor:
         auth = AgentAuth(client_id_env="CLIENT_ID", client_secret_env="CLIENT_SECRET", token_url=f"{url}/token")
-        result = await (await supervisor.spawn(make_profile(url, auth=auth, reconnect=60.0), Task("go"))).result()
+        result = await (
+            await supervisor.spawn(make_profile(url, auth=auth, reconnect_timeout=60.0), Task("go"))
+        ).result()
     assert tokens == ["Bearer token-0", "Bearer token-1"]
     assert result.status == "failed" and "CLIENT_ID and CLIENT_SECRET" in (result.error_details or "")
 

@@ -123,7 +123,7 @@ async def test_a_server_that_wants_a_token_is_told_at_once(tmp_path: Path) -> No
         serve(tmp_path / "there", make_argocd(), tokens=tokens) as server,
         supervise(tmp_path / "h") as supervisor,
     ):
-        result = await (await supervisor.spawn(make_profile(server.url, reconnect=60.0), Task("go"))).result()
+        result = await (await supervisor.spawn(make_profile(server.url, reconnect_timeout=60.0), Task("go"))).result()
     assert result.status == "failed" and "no credentials are configured" in (result.error_details or "")
 
 
@@ -185,7 +185,9 @@ async def test_after_a_fault_the_stream_goes_on_where_it_stopped(tmp_path: Path,
         options: dict[str, Any] = {"asks_client": True, "public_url": proxy.url}
         async with serve(tmp_path / "there", argocd, **options) as server:
             proxy.target = int(server.address.rpartition(":")[2])
-            run = await supervisor.spawn(make_profile(proxy.url, reconnect=30.0, silence=0.5), Task("deploy"))
+            run = await supervisor.spawn(
+                make_profile(proxy.url, reconnect_timeout=30.0, idle_timeout=0.5), Task("deploy")
+            )
             async for event in run.events():
                 if isinstance(event.body, ApprovalAsked):
                     break
@@ -214,7 +216,7 @@ async def test_an_agent_that_was_silent_for_long_is_looked_for_all_the_same(
         options: dict[str, Any] = {"asks_client": True, "public_url": proxy.url}
         async with serve(tmp_path / "there", make_argocd(DEPLOYS), **options) as server:
             proxy.target = int(server.address.rpartition(":")[2])
-            run = await supervisor.spawn(make_profile(proxy.url, reconnect=30.0), Task("deploy"))
+            run = await supervisor.spawn(make_profile(proxy.url, reconnect_timeout=30.0), Task("deploy"))
             async for event in run.events():
                 if isinstance(event.body, ApprovalAsked):
                     break

@@ -291,5 +291,5 @@ async def test_a_folder_that_only_root_may_read_is_told_and_stays_closed(tmp_pat
         result = await run.result()
     [told] = bodies(events, ToolResult)
     assert "Permission denied" in told.text and "private" not in told.text
-    assert result.warning is not None and f"{tmp_path} is closed to others" in result.warning
+    assert result.warning is not None and f"may not read {tmp_path}" in result.warning
     assert tmp_path.stat().st_mode & 0o777 == 0o700

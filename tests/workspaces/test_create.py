@@ -578,6 +578,6 @@ async def test_a_project_that_is_closed_to_others_works_or_is_said(tmp_path: Pat
     project.chmod(0o700)
     result = await work(project, "cat a.txt", kind=kind, runtime="isolated")
     if kind == "shared":
-        assert result.status == "failed" and "is closed to others: use workspace worktree" in str(result.error_details)
+        assert result.status == "failed" and "may not read" in str(result.error_details)
     else:
         assert result.status == "done" and result.tool_logs[0].success

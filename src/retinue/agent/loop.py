@@ -39,7 +39,7 @@ from retinue.tools.arguments import find_unknown_argument
 
 REMINDER_TEXT = "You have not given your answer yet: call the final_answer tool with it."
 NO_ANSWER = "{who} '{name}' ended without calling final_answer"
-EXCLUDED = "One reply cannot call {names}: nothing of it was taken. Call one of them."
+EXCLUDED = "One reply cannot call {names} together, so none of them ran. Call only one."
 UNKNOWN_TOOL = "Unknown tool '{name}'. Available tools: {tools}"
 
 
@@ -74,7 +74,7 @@ class LoopState:
         self.uncounted = self.turn
 
     def remind(self, text: str, source: str, link: Link) -> None:
-        """Add a message to the thread that asks the model to go on, and write it to the log."""
+        """Add a message to the thread that asks the model to continue, and write it to the log."""
         self.thread.append(UserTurn(text, source))
         link.emit(Inbox(text, source=source))
 
@@ -172,7 +172,7 @@ def _refuse_excluded(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
 
 
 def _end_or_remind(state: LoopState, job: Job, link: Link) -> Ending | None:
-    """Return the ending of a run whose model calls no more tools, or None if the run goes on. If `final_answer` is
+    """Return the ending of a run whose model calls no more tools, or None if the run continues. If `final_answer` is
     among its tools and was not called, the run is reminded once, then fails."""
     if FINAL_ANSWER not in job.plan.tools:
         return Ending("done", state.answer)

@@ -317,7 +317,7 @@ class ReplayLink:
 
     async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
         """Begin a call with the recorded verdict and answer. A call without a recorded result ends the run, after all
-        calls beside it have finished."""
+        calls of the same reply have finished."""
         run, record = self._run.record, self._run.find_call(call.id)
         if record is None:
             line = f"call {call.name} ({call.id}): {msgspec.json.encode(call.args).decode()}"

@@ -96,7 +96,7 @@ GO_VOTE = "Every criterion is met: call vote with the answer, or new_answer with
 NEXT = "Make these improvements (get_task_plan lists them), verify them, and call new_answer."
 NOVELTY = (
     "None of these improvements is transformative. A subagent of the type 'novelty' proposes larger changes: consider "
-    "spawning one before you go on."
+    "spawning one before you continue."
 )
 REMIND = "You have not ended the round. {first}Call new_answer with a better answer, or vote with one of: {labels}."
 REMIND_CHECKLIST = "It has no task plan: call submit_checklist first. "

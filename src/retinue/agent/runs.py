@@ -128,7 +128,7 @@ async def _run_setup(setup: Setup, session: RunSession, job: Job, link: Link) ->
 
 
 async def run_conversation(job: Job, link: Link) -> Ending:
-    """Answer the first message, or go on where an earlier process stopped. Then answer every message that arrives,
+    """Answer the first message, or resume where an earlier process stopped. Then answer every message that arrives,
     until the conversation is ended. The ending is `done`, with the newest answer."""
     state = LoopState(job)
     waits = job.past is not None and job.past.waits

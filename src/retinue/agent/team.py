@@ -2,7 +2,7 @@
 
 The team asks no model itself. It follows its members' calls and endings, writes their meaning into its own thread, and
 tells each member what to do next: see the others' answers and vote, present the final answer, or end. Its whole state
-is in that thread (`core.teams.TeamState`), so a resumed team goes on where it was.
+is in that thread (`core.teams.TeamState`), so a resumed team continues where it was.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ SYNTHESIZE = "You make one final answer of all answers: keep what is right in ea
 REMIND = "You have not voted. Call vote with one of: {labels}. Without a vote you abstain."
 REPLACED = "{choice} was replaced by {newest}, so your vote does not count. {vote}"
 NO_SUCH_ANSWER = "There is no answer '{choice}'. Vote for one of: {labels}."
-OTHER_ANSWERS = "The answers are not those any more that you were shown, so your vote does not count. {vote}"
+OTHER_ANSWERS = "The answers have changed since they were shown to you, so your vote does not count. {vote}"
 OVER = "The team has decided. You are done."
 ABSTAINED = "You have not voted when asked, so you abstain."
-CUT = f"its answer was cut after {ANSWER_BYTES // 1024} KiB: an answer can be no longer"
+CUT = f"its answer was cut after {ANSWER_BYTES // 1024} KiB: that is the longest possible answer"
 IS_OVER = "The team has decided already."
 PRESENT_NOW = "You present the final answer now: reply with it as text."
 SPENT = "You have given {count} of {limit} answers: vote."

@@ -66,7 +66,7 @@ async def run_tool_call(
     call: Call, tool: Tool, folders: Folders, link: Link, spec: ToolSpec | None = None
 ) -> FinishedCall:
     """Run one call from `tool.call` to `tool.result`. If the tool fails, the model gets the error as text and the run
-    goes on.
+    continues.
 
     `spec` replaces the tool's own spec when the call is judged and logged."""
     started = time.monotonic()

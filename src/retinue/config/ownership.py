@@ -2,7 +2,7 @@
 
 The project folder is searched upward from the current folder, so it may lie in a folder that others can write, such as
 /tmp. Files that another user owns or can write could run commands as the caller. The same holds for root in a user's
-folder. The user can accept an owner for a folder (`retinue trust --owner`); the answer is stored beside those for
+folder. The user can accept an owner for a folder (`retinue trust --owner`); the answer is stored next to those for
 settings (`trust.py`).
 """
 

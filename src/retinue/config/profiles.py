@@ -1,6 +1,6 @@
 """Profiles from SUBAGENT.md files. SUBAGENT.md defines the role of an agent, retinue.yaml its rights (`settings.py`).
 
-Built-in profiles are beside this file, those of a project in `.agent/subagent_types/*/`. A project's profile replaces
+Built-in profiles are next to this file, those of a project in `.agent/subagent_types/*/`. A project's profile replaces
 a built-in profile of the same name. `choose_active` selects the profiles that a parent may use.
 """
 

@@ -37,8 +37,8 @@ from retinue.core.profiles import NAME_PATTERN, Profile, check_name
 from retinue.core.remote_agents import (
     ANSWER_SECONDS,
     API_KEY_HEADER,
+    IDLE_SECONDS,
     RECONNECT_SECONDS,
-    SILENCE_SECONDS,
     A2aAgent,
     AgentAuth,
 )
@@ -48,7 +48,7 @@ HOST_PATTERN = r"^[A-Za-z0-9.\-\[\]:]+$"
 
 def check_agent_url(text: str) -> str:
     """Return the address of an agent without trailing slashes. Raises ConfigError if it is not an address."""
-    return parse_address(text, with_user="an address has no user's name in it; 'auth' names what opens it").rstrip("/")
+    return parse_address(text, with_user="a URL may not contain a user name: set credentials in 'auth'").rstrip("/")
 
 
 _URL = text_for(check_agent_url, ADDRESS_PATTERN)
@@ -67,18 +67,23 @@ _HOSTS = list_of(text_for(_check_host, HOST_PATTERN), what="a list of hosts")
 class AuthSettings:
     """Credentials of a remote agent; secrets stay in the environment."""
 
-    bearer_env: str = setting(VARIABLE, "the variable with a bearer token", default="", example="ARGOCD_TOKEN")
-    api_key_env: str = setting(VARIABLE, "the variable with an API key", default="", example="ARGOCD_KEY")
+    bearer_env: str = setting(
+        VARIABLE, "the environment variable with a bearer token", default="", example="ARGOCD_TOKEN"
+    )
+    api_key_env: str = setting(VARIABLE, "the environment variable with an API key", default="", example="ARGOCD_KEY")
     api_key_header: str = setting(HEADER, "the header that carries the API key", default=API_KEY_HEADER)
     client_id_env: str = setting(
-        VARIABLE, "OAuth client credentials: the variable with the client's id", default="", example="ARGOCD_CLIENT"
+        VARIABLE,
+        "OAuth client credentials: the environment variable with the client's id",
+        default="",
+        example="ARGOCD_CLIENT",
     )
     client_secret_env: str = setting(
-        VARIABLE, "the variable with the client's secret", default="", example="ARGOCD_SECRET"
+        VARIABLE, "the environment variable with the client's secret", default="", example="ARGOCD_SECRET"
     )
     token_url: str = setting(
         _URL,
-        "where tokens are had; without it the address in the card, if its host is allowed",
+        "where to get tokens (default: the URL in the card, if its host is allowed)",
         default="",
         example="https://login.example.com/token",
     )
@@ -89,19 +94,19 @@ class AuthSettings:
 class AgentSettings:
     """One remote agent that speaks A2A."""
 
-    url: str = setting(_URL, "its address, below which its card is", default="", example="https://agents.example.com")
+    url: str = setting(_URL, "its base URL", default="", example="https://agents.example.com")
     description: str = setting(
-        WORD, "what it is for: a parent chooses it by that", default="", example="Knows the deployments."
+        WORD, "what it is for; a parent model reads it when it chooses", default="", example="Knows the deployments."
     )
-    auth: AuthSettings = section(AuthSettings, "what opens it", example="{bearer_env: ARGOCD_TOKEN}")
-    timeout: float = setting(POSITIVE, "seconds until it answers a request", default=ANSWER_SECONDS)
-    silence: float = setting(
-        POSITIVE, "seconds without a word before we ask whether it is still there", default=SILENCE_SECONDS
+    auth: AuthSettings = section(AuthSettings, "its credentials", example="{bearer_env: ARGOCD_TOKEN}")
+    timeout: float = setting(POSITIVE, "seconds to wait for the answer to a request", default=ANSWER_SECONDS)
+    idle_timeout: float = setting(
+        POSITIVE, "seconds without data after which its task is looked up again", default=IDLE_SECONDS
     )
-    reconnect: float = setting(POSITIVE, "seconds to look for it when it is gone", default=RECONNECT_SECONDS)
+    reconnect_timeout: float = setting(POSITIVE, "seconds to keep trying to reach it again", default=RECONNECT_SECONDS)
     allowed_hosts: tuple[str, ...] = setting(
         _HOSTS,
-        "hosts, with ports, beside that of the url that its card may name",
+        "other hosts, with ports, that its card may point to",
         default=(),
         example="[agents.example.com:8443]",
     )
@@ -128,13 +133,13 @@ def _read_agent(name: str, node: Node) -> RemoteAgent:
         raise node.error("'client_id_env' and 'client_secret_env' go together")
     ways = [bool(auth.bearer_env), bool(auth.api_key_env), bool(auth.client_id_env)]
     if sum(ways) > 1:
-        raise node.error("'auth' has more than one way in: a bearer token, an API key, or OAuth client credentials")
+        raise node.error("'auth' may have only one of: a bearer token, an API key, OAuth client credentials")
     agent = A2aAgent(
         url=values.url,
         auth=AgentAuth(**vars(auth)),
         timeout=values.timeout,
-        silence=values.silence,
-        reconnect=values.reconnect,
+        idle_timeout=values.idle_timeout,
+        reconnect_timeout=values.reconnect_timeout,
         allowed_hosts=values.allowed_hosts,
     )
     about = values.description or f"The agent at {values.url}"

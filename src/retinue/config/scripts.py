@@ -66,7 +66,7 @@ def _read_reply(node: Node) -> ScriptedReply:
 
 
 def _check_faults(reply: Node) -> None:
-    """Check that a reply has at most one fault (`hang: false` is none), and only allowed keys beside it: usage, delay
+    """Check that a reply has at most one fault (`hang: false` is none), and only allowed keys besides it: usage, delay
     and thinking; `status` with `error`; `chunks` with `cut`."""
     entries = reply.entries()
     faults = [name for name in FAULTS if name in entries and entries[name].value is not False]
@@ -80,7 +80,9 @@ def _check_faults(reply: Node) -> None:
     allowed = _BESIDE_A_FAULT | {fault, _WITH_FAULT.get(fault, fault)}
     for key, node in entries.items():
         if key not in allowed and node.value is not False:
-            raise node.error(f"cannot stand beside the fault '{fault}'; allowed there: {', '.join(sorted(allowed))}")
+            raise node.error(
+                f"cannot be combined with the fault '{fault}'; allowed with it: {', '.join(sorted(allowed))}"
+            )
 
 
 def _read_call(node: Node) -> ScriptedCall:

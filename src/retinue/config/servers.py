@@ -105,17 +105,17 @@ class ServerSettings:
     args: tuple[str, ...] = setting(TEXTS, "its arguments", default=(), example="[-y, some-mcp-server]")
     env: Mapping[str, str] = setting(
         _texts_by_name(VARIABLE),
-        "variables it gets; ${NAME} is the value of one of yours",
+        "its environment variables; ${NAME} is the value of your variable NAME",
         default={},
         example='{TOKEN: "${TRACKER_TOKEN}"}',
     )
     inherit_env: tuple[str, ...] = setting(
         list_of(VARIABLE, what="a list of names"),
-        "variables of yours that it gets unchanged, beside PATH, HOME and the like",
+        "names of your variables to pass on, besides PATH, HOME and the like",
         default=(),
         example="[HTTPS_PROXY]",
     )
-    cwd: str | None = setting(WORD, "the folder it is started in; the project's unless named", example="tools")
+    cwd: str | None = setting(WORD, "the folder it is started in (default: the project)", example="tools")
     url: str = setting(
         text_for(_parse_url, ADDRESS_PATTERN),
         "its address, for streamable HTTP",
@@ -129,13 +129,13 @@ class ServerSettings:
         example='{Authorization: "Bearer ${TRACKER_TOKEN}"}',
     )
     timeout: float | None = setting(
-        POSITIVE, "seconds a call may be silent; null: as long as its run has", default=CALL_SECONDS, null="unlimited"
+        POSITIVE, "seconds that a call may be silent; null: no limit of its own", default=CALL_SECONDS, null="unlimited"
     )
     startup_timeout: float = setting(
-        POSITIVE, "seconds until its first answer", default=STARTUP_SECONDS, null="refused"
+        POSITIVE, "seconds to wait for its first answer", default=STARTUP_SECONDS, null="refused"
     )
     tools: tuple[str, ...] | None = setting(
-        TEXTS, "the tools you want of it, by name or pattern; all unless named", example="[search_*]"
+        TEXTS, "its tools to use, by name or pattern (default: all)", example="[search_*]"
     )
 
 

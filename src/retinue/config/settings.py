@@ -10,7 +10,7 @@ max_cost: 5.00                   # the same in US dollars; needs models whose pr
 stall: 300                       # seconds without an event in a run and below it; null: no limit
 retention_days: 30               # days that `retinue gc` keeps trees
 network: [docs.python.org, "*.example.com"]  # reachable hosts, none (the default), or full
-telemetry: true                  # spans and metrics to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names
+telemetry: true                  # send spans and metrics to OTEL_EXPORTER_OTLP_ENDPOINT
 workspace_setup: npm ci          # run in each new copy or worktree before its run begins
 workspace_setup_timeout: 600     # seconds that workspace_setup may take
 workspace_max_mib: 2048          # largest size of a new copy or worktree
@@ -19,7 +19,7 @@ resource_limits: {memory_mib: 4096, processes: 512, cpu_seconds: 14400, file_mib
 approval_timeout: 600            # seconds until an unanswered question is denied; null (the default) is never
 notify_command: [notify-send, Retinue, "A question waits"]  # run for each question; RETINUE_QUESTION describes it
 context_paths: [../api-specs]    # files and folders outside the project that every primary may read
-expose_paths: [/usr/share]       # paths that sandboxed runs may read beside their own folders
+expose_paths: [/usr/share]       # paths that sandboxed runs may read besides their own folders
 container_image: localhost/retinue:py3.11-x86_64    # for runtime container; never pulled
 container_flags: [--cpus=2]      # for podman or docker run; flags of the sandbox come after them
 a2a_agents:                      # remote agents: config/remote_agents.py
@@ -166,13 +166,13 @@ class ApprovalSettings:
     )
     allow: tuple[Rule, ...] = setting(
         _RULES,
-        "what may run without asking",
+        "calls that run without asking",
         default=(),
         example="[shell(git status*), edit(docs/**)]",
         trust=ANY_VALUE,
     )
-    ask: tuple[Rule, ...] = setting(_RULES, "what asks, whatever the mode says", default=(), example="[read(.env*)]")
-    deny: tuple[Rule, ...] = setting(_RULES, "what never runs", default=(), example="[shell(git push*)]")
+    ask: tuple[Rule, ...] = setting(_RULES, "calls that ask in every mode", default=(), example="[read(.env*)]")
+    deny: tuple[Rule, ...] = setting(_RULES, "calls that never run", default=(), example="[shell(git push*)]")
 
     def to_rules(self) -> Rules:
         return Rules(self.mode, self.allow, self.ask, self.deny)
@@ -232,7 +232,7 @@ class ProfileSettings:
     model: str | None = setting(WORD, "the model it runs on, instead of the one above", example=PROVIDERS[1].default)
     tools: tuple[str, ...] | None = setting(
         TOOL_NAMES,
-        "the tools it has, of those its parent has",
+        "its tools; its parent must have them too",
         example="[read, glob, grep]",
         trust=TrustRule("", _drop_server_tools),
     )
@@ -240,9 +240,7 @@ class ProfileSettings:
     runtime: RuntimeName | None = setting(
         choice(RUNTIMES), "where its tools run", example="inherited", trust=trust_for("inherited")
     )
-    workspace: WorkspaceName | None = setting(
-        choice(WORKSPACES), "the folder it writes: its own, or its parent's", example="scratch"
-    )
+    workspace: WorkspaceName | None = setting(choice(WORKSPACES), "the kind of its workspace", example="scratch")
     leaf: bool | None = setting(
         FLAG, "true: it may not have subagents of its own", default=False, unset=None, example="true"
     )
@@ -251,7 +249,7 @@ class ProfileSettings:
     )
     approvals: ApprovalSettings | None = setting(
         Kind(lambda node: read_section(ApprovalSettings, node), section_schema(ApprovalSettings)),
-        "rules on top of those above: stricter, never laxer",
+        "additional rules; they can only be stricter",
         example="{deny: [shell]}",
     )
     subagent_agents: tuple[MemberSettings, ...] = setting(
@@ -302,7 +300,7 @@ class Settings:
 
     hints: ClassVar[Mapping[str, str]] = {
         "agents": "there is exactly one parent agent: give its model as 'model' at the top of the file, its child team "
-        "as 'subagent_agents' beside it, and members for all as 'agents' in 'subagent_orchestrator'"
+        "as 'subagent_agents' next to it, and members for all as 'agents' in 'subagent_orchestrator'"
     }
     model: str | None = setting(WORD, "PROVIDER:NAME or scripted:FILE", example=PROVIDERS[0].default)
     subagent_agents: tuple[MemberSettings, ...] = setting(
@@ -313,7 +311,7 @@ class Settings:
         trust=NEW_MEMBERS,
     )
     approvals: ApprovalSettings = section(
-        ApprovalSettings, "what asks you before it runs; deny wins, then ask, then allow"
+        ApprovalSettings, "which calls ask you before they run; deny wins, then ask, then allow"
     )
     approval_timeout: float | None = setting(
         NUMBER, "seconds after which a question without an answer is denied; null: never", example="600"
@@ -346,20 +344,20 @@ class Settings:
     )
     network: tuple[str, ...] | str | None = setting(
         NETWORK,
-        "what agents may reach, sandboxed commands included: hosts, none or full",
+        "hosts that agents and sandboxed commands may reach: a list, none or full",
         example='[docs.python.org, "*.example.com"]',
         trust=OPEN_NETWORK,
     )
     mcp_servers: tuple[McpServer, ...] = setting(
         SERVERS,
-        "MCP servers that runs may have tools from, by name",
+        "MCP servers whose tools runs may use, by name",
         default=(),
         example=_SERVER_EXAMPLE,
         trust=NEW_SERVERS,
     )
     a2a_agents: tuple[RemoteAgent, ...] = setting(
         AGENTS,
-        "agents elsewhere that speak A2A, by name; a parent delegates to them as to its own",
+        "A2A agents that your agents may delegate to, by name",
         default=(),
         example="{argocd: {url: 'https://agents.example.com/argocd', auth: {bearer_env: ARGOCD_TOKEN}}}",
         trust=NEW_AGENTS,
@@ -367,9 +365,9 @@ class Settings:
     workspace_setup: str | None = setting(
         WORD, "a command run in each new copy or worktree before its run begins", example="npm ci", trust=ANY_VALUE
     )
-    workspace_setup_timeout: float = setting(POSITIVE, "seconds that command may take", default=SETUP_SECONDS)
+    workspace_setup_timeout: float = setting(POSITIVE, "seconds that workspace_setup may take", default=SETUP_SECONDS)
     workspace_max_mib: int = setting(
-        COUNT, "how large a copy or worktree may be when it is made", default=WORKSPACE_MIB, trust=ABOVE_DEFAULT
+        COUNT, "largest size of a new copy or worktree, in MiB", default=WORKSPACE_MIB, trust=ABOVE_DEFAULT
     )
     context_paths: tuple[str, ...] = setting(
         CONTEXT_PATHS,
@@ -380,7 +378,7 @@ class Settings:
     )
     expose_paths: tuple[str, ...] = setting(
         PATHS,
-        "what sandboxed runs may read beside their own folders",
+        "paths that sandboxed runs may read besides their own folders",
         default=(),
         example="[/opt/toolchain]",
         trust=ANY_VALUE,
@@ -393,24 +391,22 @@ class Settings:
     )
     container_flags: tuple[str, ...] = setting(
         TEXTS,
-        "for podman or docker run; those of the sandbox come after them",
+        "flags for podman or docker run; the flags of the sandbox come after them",
         default=(),
         example="[--cpus=2]",
         trust=ANY_VALUE,
     )
-    resource_limits: ResourceLimitsSettings = section(
-        ResourceLimitsSettings, "what each sandboxed run may use of the machine"
-    )
+    resource_limits: ResourceLimitsSettings = section(ResourceLimitsSettings, "resource limits of each sandboxed run")
     telemetry: bool | None = setting(
-        FLAG, "spans and metrics to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names", example="true"
+        FLAG, "true: send spans and metrics to OTEL_EXPORTER_OTLP_ENDPOINT", example="true"
     )
     retention_days: float = setting(
         NUMBER, "days that `retinue gc` keeps trees", default=RETENTION_DAYS, trust=BELOW_DEFAULT
     )
-    orchestrator: OrchestratorSettings = section(OrchestratorSettings, "subagents that a model asks for")
+    orchestrator: OrchestratorSettings = section(OrchestratorSettings, "settings of subagents")
     profiles: Mapping[str, ProfileSettings] = setting(
         _PROFILES,
-        "what each agent may do; its SUBAGENT.md says who it is",
+        "tools, limits and rules of each agent; its SUBAGENT.md has its instructions",
         default={},
         trust=TrustRule("", _restrict_profiles),
     )

@@ -76,7 +76,7 @@ class ControlClient:
         starts_from: str = "",
     ) -> RunHandle:
         if limits is not None:
-            raise self._refuse("limits that replace its own; `narrow` sends limits that hold beside them")
+            raise self._refuse("limits that replace its own; `narrow` sends limits that hold in addition")
         if starts_from:
             raise self._refuse("a folder that becomes the workspace of a run")
         name = self._name_of(profile)

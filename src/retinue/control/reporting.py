@@ -38,7 +38,7 @@ from retinue.protocol.reports import ADDRESS, CPE_ADDRESS, ROUTE, Sender, encode
 
 AGAIN_SECONDS = 5.0
 FAILED = "cannot report to the collector: {why}"
-GOES_ON = "cannot report to the collector: {why}; the runs go on unreported (best_effort)"
+GOES_ON = "cannot report to the collector: {why}; the runs continue unreported (best_effort)"
 UNTOLD = "the end of '%s' was not reported: %s"
 POSTED = frozenset({RunSpawned, Thinking, ToolCall, ToolResult, UsageReported, RunEnded})
 _LOG = logging.getLogger(__name__)

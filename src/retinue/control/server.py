@@ -43,7 +43,7 @@ LINES_PER_TURN = 64
 DEFAULT_ANSWERER = "control"
 UNATTENDED = (
     "process {pid} writes the log of {tree} and asks nobody, since it was started with --yes: "
-    "add --yes to go on there all the same, or wait until it has ended"
+    "add --yes to continue there all the same, or wait until it has ended"
 )
 _ENDLESS = (protocol.ATTEND, protocol.WATCH_QUESTIONS)  # streams that end only with the server
 _STREAMS = (protocol.OPEN_CLIENT, protocol.WATCH, *_ENDLESS)

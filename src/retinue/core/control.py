@@ -53,7 +53,7 @@ class ResumeOverrides(msgspec.Struct, frozen=True, kw_only=True):
     primary, and `runtime` the runtime of all runs from now on. `seconds` is the timeout of a continued run. `files`
     keeps its log and status as files. `call_id` is the waiting tool call of its parent; a run without a `call_id` is
     in the background. `unattended` accepts a process that asks nobody for approval. `request` and `new_files` come
-    from the client that continues a primary. With `conversation` the run goes on as a conversation."""
+    from the client that continues a primary. With `conversation` the run continues as a conversation."""
 
     profiles: Sequence[Profile] = ()
     limits: Limits = Limits()

@@ -78,7 +78,7 @@ class NoSlot(SpawnRefused):
 
 
 class ToolError(RetinueError):
-    """A refusal by a tool, with a message for the model. The run goes on."""
+    """A refusal by a tool, with a message for the model. The run continues."""
 
 
 class ModelError(RetinueError):
@@ -144,7 +144,7 @@ class TurnsSpent(Limited):
 
 
 class Failed(Stop):
-    """The run cannot go on; the text says why."""
+    """The run cannot continue; the text says why."""
 
 
 class Unconfirmed(Stop):

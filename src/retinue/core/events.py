@@ -91,7 +91,7 @@ class RunRemote(Body, frozen=True, tag="run.remote"):
 
 
 class RunResumed(Body, frozen=True, tag="run.resumed"):
-    """A run without an ending goes on in a new process."""
+    """A run without an ending resumes in a new process."""
 
 
 TurnOutcome = Literal["answered", "interrupted", "failed", "refused", "limited"]
@@ -255,7 +255,7 @@ class TurnEnded(Body, frozen=True, tag="turn.ended"):
 
 
 class Warned(Body, frozen=True, tag="warning"):
-    """A warning for a person; the run goes on. `code` is for programs."""
+    """A warning for a person; the run continues. `code` is for programs."""
 
     text: str
     code: str = ""

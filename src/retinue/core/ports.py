@@ -453,9 +453,9 @@ class StoredTree(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunTally(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The figures of a run that lists show beside its first event. `state` is the state by the run's own events alone.
-    `stalled_seq` is the newest warning about a lack of progress. `away` is the number of seconds in which no process
-    had the run or it waited for a message. `waiting_since` is when the current wait for a message began."""
+    """The figures of a run that lists show in addition to its first event. `state` is the state by the run's own events
+    alone. `stalled_seq` is the newest warning about a lack of progress. `away` is the number of seconds in which no
+    process had the run or it waited for a message. `waiting_since` is when the current wait for a message began."""
 
     state: str
     last_seq: int
@@ -609,7 +609,7 @@ class Log(LogReader, Protocol):
 
 
 class CommitHook(Protocol):
-    """A receiver of every event beside its commit, such as a reporter to the collector of a parent process. A run
+    """A receiver of every event while it is committed, such as a reporter to the collector of a parent process. A run
     fails if the hook must take its events and cannot. The hook changes no event and no run: `ReportedRuns` has the
     requests it may make."""
 

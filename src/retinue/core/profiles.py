@@ -206,7 +206,7 @@ class Team(Profile[str]):
     network and hooks apply to all members that do not set them, and so do its `turns` and `stall` limits; its other
     limits are for all members together. `strategy` is how the final answer is made: `synthesize` combines all answers,
     `winner_present` has the winner of the vote present its own, `winner_reuse` takes the winner's answer as it stands.
-    With `refine` the members see each other's answers, give up to `max_new_answers` each, and go on until all have
+    With `refine` the members see each other's answers, give up to `max_new_answers` each, and continue until all have
     voted."""
 
     members: Sequence[Member | Profile | str] = ()
@@ -265,7 +265,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     `context` goes into the system prompt. `context_paths` are readable, never writable. `files` are copied into the
     workspace before the run begins. `request` is the request of the client that gave the task. A `conversation` does
     not end with its answer: its run waits for the next message until the conversation is ended. With `refine` the
-    members of a team go on until all have voted. With `rounds` a primary answers several times."""
+    members of a team continue until all have voted. With `rounds` a primary answers several times."""
 
     text: str
     context: str = ""

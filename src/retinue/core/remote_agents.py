@@ -7,7 +7,7 @@ import re
 import msgspec
 
 ANSWER_SECONDS = 30.0
-SILENCE_SECONDS = 60.0
+IDLE_SECONDS = 60.0
 RECONNECT_SECONDS = 60.0
 API_KEY_HEADER = "X-API-Key"
 
@@ -33,15 +33,15 @@ class AgentAuth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class A2aAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent called over A2A. `timeout` is the time limit for the answer to a request. `silence` is how long its
-    stream may be silent before we check that the agent is still there. `reconnect` is how long we try to reach it
-    again. All are in seconds. `allowed_hosts` are hosts, besides the host of `url`, that its card may send us to."""
+    """An agent called over A2A. `timeout` is the time limit for the answer to a request. `idle_timeout` is how long its
+    stream may be silent before we check that the agent is still there. `reconnect_timeout` is how long we try to reach
+    it again. All are in seconds. `allowed_hosts` are hosts, besides the host of `url`, that its card may send us to."""
 
     url: str
     auth: AgentAuth = AgentAuth()
     timeout: float = ANSWER_SECONDS
-    silence: float = SILENCE_SECONDS
-    reconnect: float = RECONNECT_SECONDS
+    idle_timeout: float = IDLE_SECONDS
+    reconnect_timeout: float = RECONNECT_SECONDS
     allowed_hosts: tuple[str, ...] = ()
 
     @property

@@ -36,8 +36,8 @@ class Member:
 
 
 class TeamPlan(msgspec.Struct, frozen=True):
-    """The way in which a team reaches its answer. With `refine` its members go on until all have voted; otherwise each
-    answers once."""
+    """The way in which a team reaches its answer. With `refine` its members continue until all have voted; otherwise
+    each answers once."""
 
     strategy: Strategy
     refine: bool = False

@@ -1,6 +1,6 @@
 """Replacing a file or filling a folder in one step: readers see all of the new content or none.
 
-The new content is written beside the file and renamed over it. With `sync`, content and name are on disk before the
+The new content is written next to the file and renamed over it. With `sync`, content and name are on disk before the
 function returns, so a crash of the machine leaves one of the two contents. A process that is killed in between leaves
 a file that `is_temporary_name` recognises, or a folder that the next `create_folder` of that name removes.
 """
@@ -85,7 +85,7 @@ def replace_file(
 def create_folder(path: AnyPath, fill: Callable[[Path], bool]) -> None:
     """Create a private folder with its content. An empty folder at `path` is replaced.
 
-    `fill` writes the content into a folder beside `path`, which is then renamed. If `fill` raises an error or returns
+    `fill` writes the content into a folder next to `path`, which is then renamed. If `fill` raises an error or returns
     False, nothing changes."""
     partial = Path(path).with_name(f".{Path(path).name}.new")
     remove_tree(partial)  # left by a process that was killed here

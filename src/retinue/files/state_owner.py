@@ -30,7 +30,7 @@ MAX_BYTES = 16 * 1024
 OTHERS_MAY_WRITE = 0o022
 _HARMLESS = frozenset({".gitignore"})
 
-LINK = "{path} is a link, and what is kept there would be wherever it leads: remove it"
+LINK = "{path} is a link, but must be a real folder: remove it"
 NO_FOLDER = "{path} is not a folder: remove it"
 FOREIGN = (
     "{path} was not made here by you, so nothing in it is used: it came with a clone or an archive, or was copied. "

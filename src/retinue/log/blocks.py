@@ -85,7 +85,7 @@ class Block(msgspec.Struct, frozen=True):
 class _Seen(msgspec.Struct, eq=False):
     """The state of a run that has not ended. `held` are replies that the final answer will contain, so they are not
     shown yet. `told` are earlier replies to the same message of the user, already shown. `shown` is the newest text
-    beside tool calls. `unfetched` are the answers of background children, by run number, until a tool result returns
+    with tool calls. `unfetched` are the answers of background children, by run number, until a tool result returns
     them. `reply_has_words`: the result of the parent's call contains the run's replies even if the run fails."""
 
     label: str = ""
@@ -115,7 +115,7 @@ class _Seen(msgspec.Struct, eq=False):
         return self.team is not None or self.rounds is not None
 
     def list_unshown(self, ended: RunEnded) -> list[str]:
-        """Return the replies of an ended run that neither its answer nor a block contains: replies beside a typed
+        """Return the replies of an ended run that neither its answer nor a block contains: replies besides a typed
         answer, replies before an ending other than `done`, and a reply that was cut off."""
         if ended.status == "done":
             return self.held if ended.structured is not None else []
@@ -428,7 +428,7 @@ def make_team_spans(fact: TeamFact) -> tuple[Span, ...]:
         case AnswersShown(member=agent, missed=missed) if missed:
             return ("name", agent), ("plain", " has not voted and is reminded")
         case MemberLost(member=agent, status=status):
-            return ("name", agent), ("plain", f" ended {status}: the team goes on without it")
+            return ("name", agent), ("plain", f" ended {status}: the team continues without it")
         case TeamDecided(strategy="synthesize", member=agent, reason=reason):
             return ("good", "decided"), ("plain", f": {agent} makes one answer of all ({reason})")
         case TeamDecided(winner=winner, member=agent, reason=reason, presenter=presenter):

@@ -1,4 +1,4 @@
-"""The lock file beside a log file. It names the writing process and its first batch.
+"""The lock file next to a log file. It names the writing process and its first batch.
 
 The lock is a kernel lock and ends with its process, so a dead process never counts as a writer.
 """

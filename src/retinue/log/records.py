@@ -32,7 +32,7 @@ from retinue.log.threads import Thread, extend_reply
 
 NEVER_ENDED = "it never ended"
 RESUMED = "it was resumed in a later process"
-NO_REPLY = "its model gave no answer, and the conversation went on"
+NO_REPLY = "its model gave no answer, and the conversation continued"
 _ENDED_FROM_OUTSIDE = {
     "cancelled": "it was cancelled",
     "timed_out": "it timed out",

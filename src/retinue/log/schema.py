@@ -206,7 +206,7 @@ def identify_files(path: Path) -> tuple[tuple[int, int], ...]:
 
 def open_reader(path: Path, *, immutable: bool = False) -> apsw.Connection:
     """Open a log file for reading, even while its writer is active. With `immutable`, the file must have no writer and
-    an empty journal; SQLite then creates no files beside it."""
+    an empty journal; SQLite then creates no other files."""
     if path.is_symlink():
         raise LogError(f"cannot read the log {path}: it is a link")
     with ExitStack() as undo:

@@ -1,7 +1,7 @@
 """Reading and removing trees in a folder of SQLite log files, even while their writers are active.
 
 Each call opens the files it needs anew, in a thread, so it sees the newest state. A file that cannot be read does not
-hide the others. The lock beside a file tells whether the process that wrote a tree is alive.
+hide the others. The lock next to a file tells whether the process that wrote a tree is alive.
 """
 
 from __future__ import annotations
@@ -337,7 +337,7 @@ def query_file(
 
 
 def _connect(file: Path) -> apsw.Connection:
-    """Open a log file for reading. SQLite creates another file beside it; where the disk is full or read-only, open a
+    """Open a log file for reading. SQLite creates another file next to it; where the disk is full or read-only, open a
     file without a writer as immutable."""
     try:
         return schema.open_reader(file)

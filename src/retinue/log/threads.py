@@ -183,7 +183,7 @@ class Thread:
         return [*self._turns, *self._close_turn(results), *self.waiting]
 
     def past(self, seconds: float) -> Past:
-        """Return the state from which the run goes on. The reply of the current turn is included only if it is final
+        """Return the state from which the run resumes. The reply of the current turn is included only if it is final
         or one of its calls is written: before that, none of its tools has run."""
         calls = self._reply.calls
         if not (self.ended or self._final or calls):
@@ -213,7 +213,7 @@ def fold_thread(events: Iterable[Event], run: int, *, before: Sequence[Turn] = (
 
 async def read_histories(log: LogReader, tree: str) -> Histories:
     """Read the events of a tree and of all trees that its runs continue, directly or indirectly. Raises LogDamaged if
-    any event cannot be read, because a run must not go on from an incomplete history."""
+    any event cannot be read, because a run must not continue from an incomplete history."""
     found: dict[str, list[Event]] = {}
     wanted = [tree]
     while wanted:
@@ -221,7 +221,8 @@ async def read_histories(log: LogReader, tree: str) -> Histories:
         if name not in found and (events := await log.read(name)):
             if any(isinstance(event.body, Gap) and event.body.code == "damaged" for event in events):
                 raise LogDamaged(
-                    f"{name} cannot go on: some of its events are damaged (`retinue tail {name}` shows which)"
+                    f"{name} cannot be resumed or continued: some of its events are damaged "
+                    f"(`retinue tail {name}` shows which)"
                 )
             found[name] = events
             wanted += [e.body.origin for e in events if isinstance(e.body, RunSpawned) and e.body.origin]
@@ -366,7 +367,7 @@ class _Clock(Struct, eq=False):
             self.parent.ask(question, at)
 
     def answer(self, question: str, at: float) -> None:
-        """Close a question, here and in all runs above. A clock goes on when no question is left."""
+        """Close a question, here and in all runs above. A clock runs again when no question is left."""
         if question in self.questions:
             self.questions.remove(question)
             self.since = self.since if self.questions else at

@@ -1,4 +1,4 @@
-"""The A2A extension between two retinue processes: metadata beside the standard A2A fields.
+"""The A2A extension between two retinue processes: metadata in addition to the standard A2A fields.
 
 An agent that offers `EXTENSION` in its card accepts the remaining limits of the requesting run in the metadata of a
 message. It sends every event of its tree as JSON text in the metadata of a status update, with the sequence number as

@@ -76,8 +76,8 @@ TOOLS: Mapping[str, ToolText] = {
         ToolText(
             CONTINUE,
             "Continue a subagent",
-            "Send a finished or interrupted subagent a new message. It goes on with all it knew, also if it timed out "
-            "or was cancelled, and its new answer is returned.",
+            "Send a finished or interrupted subagent a new message. It continues with all it knew, also if it "
+            "timed out or was cancelled, and its new answer is returned.",
             _make_schema(
                 "subagent_id",
                 "message",

@@ -49,7 +49,7 @@ SPAWN_SCHEMA: dict[str, Any] = {
         "refine": {
             "type": "boolean",
             "description": "Only for subagents that are teams: their members see each other's answers, improve on them "
-            "and go on until all have voted. Without it each answers once (default false)",
+            "and continue until all have voted. Without it each answers once (default false)",
         },
     },
     "required": ["tasks"],

@@ -1,6 +1,6 @@
 """The container sandbox, run by the command line of podman or docker. Image and flags are settings of the host.
 
-The tool server is mounted read-only beside the image's own Python, which must match our minor version and machine. The
+The tool server is mounted read-only next to the image's own Python, which must match our minor version and machine. The
 host's flags come before ours, so that ours win. The result is checked from inside as well.
 """
 

@@ -67,10 +67,10 @@ FOREIGN_OBJECTS = (
     "see them, add `expose_paths: [{path}]` to retinue.yaml; else use workspace copy"
 )
 CLOSED_WORKSPACE = (
-    "the sandbox of root's runs is a user of its own, and {path} is closed to others: use workspace worktree or copy, "
+    "sandboxed runs of root have their own user, which may not read {path}: use workspace worktree or copy, "
     "or `chmod o+rx {path}`"
 )
-CLOSED = "in its sandbox the run is a user of its own, and {path} is closed to others: it is not read there"
+CLOSED = "the sandboxed run has its own user, which may not read {path}: it is left out"
 TOO_LARGE = "The arguments of this {name} call are larger than a sandbox can be sent. It was not run."
 TOO_MANY = Made(error=f"More than {PROGRAM_CALLS} calls of one program at once.")
 NOT_STARTED = "The sandbox could not be started, so this call was not run: {why}"

@@ -360,7 +360,7 @@ class Adoption:
                 )
             except Unconfirmed:
                 decision = Deny(NOBODY_ASKED)
-        with suppress(Undelivered):  # the peer has stopped waiting; its next reports say how it goes on
+        with suppress(Undelivered):  # the peer has stopped waiting; its next reports say how it continues
             await self._remote.answer(key, body.approval_id, decision)
 
     def _withdraw(self, key: str, node: Run, body: ApprovalDecided) -> None:

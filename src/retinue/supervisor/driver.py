@@ -50,7 +50,7 @@ from retinue.supervisor.tree import Tree, TreeRegistry
 
 WORKSPACE_IS_COPY = "a copy of {source}: what you change is in your copy only, until it is applied"
 MARGIN_SECONDS = 5.0
-BEFORE = "This goes on from an earlier run of yours, whose messages were these: "
+BEFORE = "This continues an earlier run of yours, whose messages were these: "
 UNKNOWN_ENDING = "the peer did not say how it ended"
 MISSED = "what the peer reported while nobody was attached is not known"
 
@@ -330,7 +330,7 @@ def make_stopped_ending(run: Run) -> Ending:
 
 
 def make_ended_event(run: Run, ending: Ending, *, duration_ms: int) -> RunEnded:
-    """Return the event of an ending. The text of an unfinished run is kept in `partial`, beside the text of its
+    """Return the event of an ending. The text of an unfinished run is kept in `partial`, in addition to the text of its
     ending."""
     partial = ""
     if ending.status != "done":

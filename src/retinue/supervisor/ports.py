@@ -20,7 +20,7 @@ class SupervisorPorts:
     """The ports and settings of a supervisor.
 
     - `caller`: the run in another process that this whole process serves, with its remaining limits.
-    - `hook`: takes every event beside its commit.
+    - `hook`: takes every event while it is committed.
     - `trace`: gives a new tree its trace.
     - `total`: the budget of all trees of the process together.
     - `context_paths`: paths that every primary may read.

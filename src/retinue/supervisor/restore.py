@@ -74,7 +74,7 @@ from retinue.workspaces.workspace import find_workspace_kind
 
 NOT_RUN_TEXT = "The call could not work and was not run; what was wrong with it was lost when the process died."
 LOST_FUNCTION = f"{UNKNOWN_AFTER_CRASH}: its function was running when the process died, and is not called again"
-OUTSIDE = "{run} cannot go on: its workspace {workspace} is not part of this project"
+OUTSIDE = "{run} cannot be resumed or continued: its workspace {workspace} is not part of this project"
 QUEUEING_TOOLS = frozenset({SPAWN, SPAWN_ONE, CONTINUE, NEW_ANSWER})  # their children wait for a slot
 
 
@@ -102,7 +102,7 @@ class Restorer:
         restorer = self._load_tree(tree_id, histories, overrides)
         if not restorer.unfinished:
             status = restorer.view.runs[0].status
-            raise ConfigError(f"{tree_id} has ended: {status}; `retinue continue {tree_id} TEXT` goes on from there")
+            raise ConfigError(f"{tree_id} has ended: {status}; `retinue continue {tree_id} TEXT` continues it")
         tree, work = restorer.resume()
         for run, services, written in work:
             self._driver.start(tree, run, services, written)
@@ -148,7 +148,7 @@ class Restorer:
         if old is None:
             raise NotFound(f"{tree} has no run {number}")
         if not is_live and any(each.ended is None for each in view.runs.values()):
-            raise ConfigError(f"{tree} was interrupted: `retinue resume {tree}` goes on with it")
+            raise ConfigError(f"{tree} was interrupted: `retinue resume {tree}` resumes it")
         if old.ended is None:
             raise ConfigError(f"{tree}/{number} is at work: `retinue send {tree}/{number} TEXT` tells it something")
         if old.spawned.server:
@@ -421,7 +421,7 @@ class TreeRestorer:
 
     def _count_held_slots(self, tree: Tree) -> int:
         """Count the runs that hold a slot while they wait for a child with a slot. With fewer slots, none of them
-        could go on."""
+        could continue."""
         held: set[int] = set()
         for view in self.unfinished:
             run = tree.runs[view.number]
@@ -504,7 +504,7 @@ def _runtime_of(view: RunView) -> object:
 
 
 def _find_team(view: Runs, run: RunView) -> RunView | None:
-    """Return the team whose work a run goes on with, or None. The run is the team itself, a member, or continues one
+    """Return the team whose work a run continues, or None. The run is the team itself, a member, or continues one
     of these. The new run takes the place of the team and works alone."""
     if run.find_presented() is not run:
         return run

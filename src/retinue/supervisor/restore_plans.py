@@ -1,5 +1,5 @@
 """Plans of restored runs, made from the log. The log cannot keep functions, models and types made in Python: they have
-to be given again. If one is missing, a ConfigError says so. No run goes on with less than it had."""
+to be given again. If one is missing, a ConfigError says so. No run continues with less than it had."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class PlanRestorer:
         self._runtime = overrides.runtime
 
     def add_members(self, team: Plan) -> None:
-        """Add the profiles of a team's members: one of them goes on without the team."""
+        """Add the profiles of a team's members: one of them may continue without the team."""
         self._profiles += tuple(team.children)
 
     def restore(self, view: RunView, parent: Plan | None) -> Plan:
@@ -121,7 +121,7 @@ class PlanRestorer:
         try:
             plan = self._with_tools(self._profile(spawned, parent), spawned, parent)
         except ConfigError as error:
-            raise ConfigError(f"{self._tree}/{view.number} cannot go on: {error}") from None
+            raise ConfigError(f"{self._tree}/{view.number} cannot be resumed or continued: {error}") from None
         return plan
 
     def _profile(self, spawned: RunSpawned, parent: Plan | None) -> Profile:

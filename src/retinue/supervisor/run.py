@@ -30,7 +30,7 @@ from retinue.supervisor.budgets import Account
 from retinue.supervisor.slots import SlotHolder
 from retinue.workspaces.run_folders import RunFolders
 
-LEFT_OPEN = "{tree} was left open: `retinue resume {tree}` goes on with it"
+LEFT_OPEN = "{tree} was left open: `retinue resume {tree}` resumes it"
 Relay = Callable[[str, str], Awaitable[Receipt]]  # the text, and the message id of a client
 
 
@@ -256,7 +256,7 @@ class Run(msgspec.Struct, eq=False):
         return self.withheld_calls is not None
 
     def interrupt_turn(self) -> bool:
-        """Break off the turn of a conversation, and the runs that the turn waits for. Background runs go on. Return
+        """Break off the turn of a conversation, and the runs that the turn waits for. Background runs continue. Return
         False if there is no turn, or if the run is stopping."""
         if self.message_task is None or self.message_task.done() or self.is_stopping:
             return False

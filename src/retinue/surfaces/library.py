@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class OpenOptions(TypedDict, total=False):
-    """The options of `open` beside `path` and `model`."""
+    """The options of `open` besides `path` and `model`."""
 
     approver: Approver | None
     mode: Mode | None

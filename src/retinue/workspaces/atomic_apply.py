@@ -39,7 +39,7 @@ MAX_JOURNAL_BYTES = 256 * 1024 * 1024
 PURPOSE = "apply journal"
 CHANGED = "{path} was changed while it was being replaced; everything is as it was before"
 BUSY = "another process is applying changes to this folder just now"
-UNPROVEN = "{staging} tells of an interrupted apply that you did not begin here, so it is not undone: move it away"
+UNPROVEN = "{staging} records an interrupted apply that you did not start here, so it is not undone: move it away"
 
 
 class Journal(msgspec.Struct, frozen=True):

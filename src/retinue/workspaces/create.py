@@ -55,7 +55,7 @@ TOO_LARGE = (
     "raise workspace_max_mib in retinue.yaml, or use scratch"
 )
 SLOW_PATTERNS = "git cannot tell which files are ignored: a pattern in .gitignore takes it too long; use workspace copy"
-GONE = "its workspace is gone: {path}; what it did there is lost, so it cannot go on"
+GONE = "its workspace is gone: {path}; what it did there is lost, so it cannot continue"
 CONTINUED_GONE = (
     "the workspace of the run that this one continues is gone: {path}; apply its changes (`retinue apply {run}`) and "
     "start a new run instead"

@@ -45,7 +45,8 @@ MAX_FILES = 50_000
 TRIES = 20
 SHOWN = 10
 OURS = (
-    "{folder} is in it, whose settings and logs the container could then write; watch from a folder that is not shared"
+    "it contains {folder}, and the container could change the settings and logs there: run `retinue watch` in a "
+    "folder that is not shared"
 )
 REPLACED = "changed by this run and by somebody else meanwhile, and now as this run left them: {files}"
 REMOVED = "removed by this run, although somebody else had changed them meanwhile: {files}"

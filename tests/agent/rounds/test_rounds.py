@@ -198,7 +198,7 @@ async def test_two_endings_in_one_reply_are_refused() -> None:
     both = {"tools": [*answer("a")["tools"], *vote("agent1")["tools"]]}
     _, events = await run_rounds(main([both, answer("one"), vote("agent1")]))
     assert [text for _, text in results(events)[:2]] == [
-        "One reply cannot call new_answer and vote: nothing of it was taken. Call one of them."
+        "One reply cannot call new_answer and vote together, so none of them ran. Call only one."
     ] * 2
     assert [each.text for each in bodies(events, RoundAnswered)] == ["one"]
 
@@ -220,7 +220,7 @@ async def test_words_without_a_call_are_the_first_answer_and_later_cost_a_remind
     assert (result.status, result.error_details) == ("failed", "it gave no answer")
     result, _ = await run_rounds(main(["x" * 70_000]), 1)
     assert len(result.final_response) == 64 * 1024
-    assert result.warning == "its answer was cut after 64 KiB: an answer can be no longer"
+    assert result.warning == "its answer was cut after 64 KiB: that is the longest possible answer"
 
 
 async def test_a_run_that_is_stopped_has_its_newest_answer_as_its_partial_text() -> None:

@@ -168,7 +168,7 @@ async def test_answer_and_vote_in_one_reply_are_refused() -> None:
     subject = team([answer("A"), both, vote("agent2")], [answer("B"), vote("agent2"), "presented"], refine=True)
     _, events = await run_team(subject)
     refused = [body.text for body in bodies(events, ToolResult, run=1) if not body.success]
-    assert refused == ["One reply cannot call new_answer and vote: nothing of it was taken. Call one of them."] * 2
+    assert refused == ["One reply cannot call new_answer and vote together, so none of them ran. Call only one."] * 2
     assert [given.label for given in bodies(events, AnswerGiven)] == ["agent1.1", "agent2.1"]
 
 
@@ -511,7 +511,7 @@ async def test_an_answer_in_text_is_cut_and_that_is_said() -> None:
     result, events = await run_team(team(["x" * 70_000, "final"], [answer("B")]))
     first = next(given for given in bodies(events, AnswerGiven) if given.label == "agent1.1")
     assert len(first.text) <= 64 * 1024
-    assert result.children[0].warning == "its answer was cut after 64 KiB: an answer can be no longer"
+    assert result.children[0].warning == "its answer was cut after 64 KiB: that is the longest possible answer"
 
 
 async def test_an_answer_is_bounded() -> None:

@@ -175,7 +175,7 @@ async def test_best_effort_the_collector_is_killed_in_the_middle(tmp_path: Path)
         assert (result["status"], result["tool_count"]) == ("done", 2)
         # Nothing waits for the failed post, so the run may have ended before it.
         said = (result.get("warning") or "") + complaint
-        assert said.count("the runs go on unreported (best_effort)") == 1
+        assert said.count("the runs continue unreported (best_effort)") == 1
 
 
 @pytest.mark.requirement("CPE-47")

@@ -211,8 +211,8 @@ def test_words_sent_in_the_container_are_read_on_the_host(place: Place) -> None:
         (["--outbox", "nowhere", "--allow-root", "."], "cannot open the outbox nowhere"),
         (["--outbox", "box", "--allow-root", "nowhere"], "--allow-root nowhere"),
         (["--outbox", "box", "--allow-root", "/"], "not the whole machine"),
-        (["--outbox", "box", "--allow-root", "."], "whose settings and logs the container could then write"),
-        (["--outbox", "box", "--allow-root", ".."], "watch from a folder that is not shared"),
+        (["--outbox", "box", "--allow-root", "."], "the container could change the settings and logs there"),
+        (["--outbox", "box", "--allow-root", ".."], "run `retinue watch` in a folder that is not shared"),
         (["--outbox", ".retinue/logs", "--allow-root", "box"], "may not be in the watcher's own"),
     ],
 )

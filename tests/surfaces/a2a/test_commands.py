@@ -88,9 +88,9 @@ async def examine(project: Project) -> list[Check]:
 
 WRONG: list[tuple[tuple[str, ...], str]] = [
     (("a2a", "add", "ftp://x"), "'ftp://x' is not an http or https URL"),
-    (("a2a", "add", "http://me:secret@x/"), "an address has no user's name in it"),
+    (("a2a", "add", "http://me:secret@x/"), "a URL may not contain a user name"),
     (("a2a", "call", "http://x", ""), "the task is empty"),
-    (("a2a", "add", "http://x", "--bearer-env", "A", "--api-key-env", "B"), "two ways in"),
+    (("a2a", "add", "http://x", "--bearer-env", "A", "--api-key-env", "B"), "not both"),
 ]
 
 
@@ -105,7 +105,7 @@ def test_wrong_words_are_one_line(tmp_path: Path) -> None:
 BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"argocd": {}}, "give it a 'url'"),
     ({"argocd": {"url": "nowhere"}}, "is not an http or https URL"),
-    ({"argocd": {"url": "http://x", "auth": {"bearer_env": "A", "api_key_env": "B"}}}, "more than one way in"),
+    ({"argocd": {"url": "http://x", "auth": {"bearer_env": "A", "api_key_env": "B"}}}, "may have only one of"),
     ({"argocd": {"url": "http://x", "auth": {"client_id_env": "A"}}}, "go together"),
     ({"argocd": {"url": "http://x", "auth": {"bearer_env": "not a name"}}}, "is not the name of a variable"),
     ({"argocd": {"url": "http://x", "allowed_hosts": ["http://y"]}}, "is not a host"),

@@ -126,7 +126,7 @@ async def test_a_killed_server_goes_on_when_it_is_started_again(tmp_path: Path) 
         http.headers["Authorization"] = f"Bearer {token}"
         again = (await http.post(server.url, json=body_of("message/send", message_of("go", **{
             "messageId": body["message"]["messageId"]})), timeout=60)).json()["result"]  # fmt: skip
-    assert any("going on with the task" in line for line in server.lines)
+    assert any("resuming the task" in line for line in server.lines)
     assert (again["id"], again["status"]["state"]) == (task, "completed")
     assert again["artifacts"][0]["parts"][0]["text"] == "It is over."
     log = project.retinue("tail", task, "--json").stdout
@@ -134,9 +134,9 @@ async def test_a_killed_server_goes_on_when_it_is_started_again(tmp_path: Path) 
 
 
 WRONG = [
-    (("--host", "0.0.0.0", "--no-token"), "--no-token lets in every program of this machine"),
-    (("--host", "0.0.0.0"), "say with --public-url"),
-    (("--no-token", "--token", "a"), "--no-token lets in every program"),
+    (("--host", "0.0.0.0", "--no-token"), "--no-token admits every program on this machine"),
+    (("--host", "0.0.0.0"), "with --public-url"),
+    (("--no-token", "--token", "a"), "--no-token admits every program"),
     (("--tls-cert", "c.pem"), "--tls-cert and --tls-key go together"),
     (("--public-url", "ftp://x"), "--public-url: 'ftp://x' is not an http or https URL"),
     (("--token", "a b"), "--token 'a b' must be"),

@@ -26,8 +26,8 @@ profiles:
 SUPERVISOR_YAML = """
 model: scripted:script.yaml
 a2a_agents:
-  argocd: {url: "%(argocd)s", description: Knows ArgoCD., reconnect: 60}
-  github: {url: "%(github)s", description: Knows GitHub., reconnect: 60}
+  argocd: {url: "%(argocd)s", description: Knows ArgoCD., reconnect_timeout: 60}
+  github: {url: "%(github)s", description: Knows GitHub., reconnect_timeout: 60}
 profiles:
   supervisor:
     description: Asks the others.

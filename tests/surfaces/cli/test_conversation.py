@@ -255,7 +255,7 @@ def test_kill_9_and_come_back(project: Project, open_tmux: Open) -> None:  # noq
     assert again.wait_for_end() == 0
     assert kinds(project).count("run.ended") == 1
     onward = open_tmux("resume", project.rows()[0]["tree"])
-    onward.read_until("has ended: your next message goes on")
+    onward.read_until("has ended: your next message continues it")
     say(onward, "hello again")
     onward.read_until("One.")
 

@@ -92,7 +92,7 @@ def test_doctor_says_what_is_wrong_and_a_user_can_take_the_state_over(clone: Pro
 def test_taken_over_state_still_has_no_journal_of_somebody_else(clone: Project) -> None:
     assert clone.retinue("trust", "--state", "--yes").returncode == 0
     text = one_line_error(clone.retinue("apply", "--yes"))
-    assert "tells of an interrupted apply that you did not begin here, so it is not undone: move it away" in text
+    assert "records an interrupted apply that you did not start here, so it is not undone: move it away" in text
     assert not (clone.folder / ".git/hooks/pre-commit").exists()
 
 
@@ -102,7 +102,7 @@ def test_a_journal_that_a_pull_brings_into_our_own_state_is_not_acted_on(project
     repository(project.folder)
     assert project.run("--yes", "--workspace", "copy", agents={"main": [shell("echo 1 > b"), "x"]}).returncode == 0
     plant_journal(project.folder / ".retinue/applying/0123", root=tmp_path, path="outside")
-    assert "that you did not begin here" in one_line_error(project.retinue("apply", "--yes"))
+    assert "that you did not start here" in one_line_error(project.retinue("apply", "--yes"))
     assert not (tmp_path / "outside").exists() and not (project.folder / "b").exists()
 
 
@@ -117,7 +117,7 @@ def test_even_our_own_journal_restores_only_what_an_apply_may_write(project: Pro
     plant_journal(staging, root=project.folder, path=path)
     journal = Journal(root=str(project.folder), paths=(path,), removed=(path,), folders=())
     write_journal(staging, journal)
-    assert "that you did not begin here" in one_line_error(project.retinue("apply", "--yes"))
+    assert "that you did not start here" in one_line_error(project.retinue("apply", "--yes"))
     assert staging.exists()
 
 
@@ -166,7 +166,7 @@ def test_a_log_never_loosens_the_runtime_that_the_settings_say(project: Project,
     project.runtime = ""
     done = project.retinue("resume", "--yes")
     assert (
-        "ran with runtime 'inherited'; it goes on with 'isolated' (--runtime inherited keeps it as it was)"
+        "ran with runtime 'inherited'; it resumes with 'isolated' (--runtime inherited keeps it as it was)"
         in done.stderr
     )
     assert done.returncode == 0 and not outside.exists()

@@ -230,7 +230,7 @@ def test_root_in_a_closed_project_is_refused_before_its_model_is_called(tmp_path
     agents = {"main": [shell("cat a.txt"), task, {"text": "end"}], "kid": [shell("cat a.txt"), {"text": "kid"}]}
     refused = project.run("--yes", "--runtime", "isolated", "--workspace", "shared", agents=agents)
     assert refused.returncode == 1
-    assert f"{project.folder} is closed to others: use workspace worktree or copy, or `chmod o+rx" in refused.stderr
+    assert f"may not read {project.folder}: use workspace worktree or copy, or `chmod o+rx" in refused.stderr
     assert "usage" not in [event["kind"] for event in project.events()]
     done = project.run("--yes", "--runtime", "isolated", agents=agents)
     assert (done.returncode, done.stdout) == (0, "end\n")

@@ -168,8 +168,8 @@ def test_a_bug_is_one_line_too_and_says_how_to_see_more(project: Project, tmp_pa
     [
         ("file", ".retinue is not a folder"),
         ("logs file", ".retinue/logs is not a folder"),
-        ("link", ".retinue is a link, and what is kept there would be wherever it leads"),
-        ("logs link", ".retinue/logs is a link, and what is kept there would be wherever it leads"),
+        ("link", ".retinue is a link, but must be a real folder"),
+        ("logs link", ".retinue/logs is a link, but must be a real folder"),
     ],
 )
 def test_logs_that_cannot_be_there_are_named_and_not_called_none(tmp_path: Path, made: str, said: str) -> None:

@@ -160,7 +160,7 @@ async def test_an_address_that_goes_away_and_comes_back(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("head", "body", "why"),
     [
-        ("401 Unauthorized", b"", "it answered HTTP 401; what opens it goes into mcp_servers.it.headers"),
+        ("401 Unauthorized", b"", "it answered HTTP 401; set its credentials in mcp_servers.it.headers"),
         ("200 OK\r\nContent-Type: text/html", b"<p>\x1b[31mhello", "Unexpected content type: text/html"),
         ("200 OK\r\nContent-Type: application/json", b"[1,2", "Failed to parse JSON response: "),
         ("307 Away\r\nLocation: http://example.com/", b"", "Redirect to http://example.com/ not followed"),

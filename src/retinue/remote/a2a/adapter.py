@@ -170,8 +170,8 @@ class A2aRun:
                     continue
                 vain = vain + 1 if time.monotonic() - began < LONGEST_WAIT else 0
                 wait = FIRST_WAIT if self._seen_at > began else min(wait * 2, LONGEST_WAIT)
-                if time.monotonic() - self._seen_at + wait > self._agent.reconnect or vain > MOST_VAIN:
-                    raise Disconnected(GONE.format(seconds=self._agent.reconnect, why=why))
+                if time.monotonic() - self._seen_at + wait > self._agent.reconnect_timeout or vain > MOST_VAIN:
+                    raise Disconnected(GONE.format(seconds=self._agent.reconnect_timeout, why=why))
                 self._connection.forget_card()
                 await asyncio.sleep(wait)
         except TaskNotFoundError:
@@ -400,7 +400,7 @@ class A2aRun:
         self._input.set_result(text)
 
     async def _tell(self, parts: list[Part], run: str = STARTED) -> None:
-        """Send a message to the task, or to a run below it, beside its stream."""
+        """Send a message to the task, or to a run below it, during its stream."""
         try:
             async with asyncio.timeout(self._agent.timeout):
                 await self._confirmed.wait()

@@ -156,7 +156,7 @@ class PeerConnection:
     # Calls
 
     async def get_client(self, *, streaming: bool = True) -> Client:
-        """Return the SDK's client for the agent. A client without `streaming` is for commands sent beside a stream."""
+        """Return the SDK's client for the agent. A client without `streaming` is for commands sent during a stream."""
         card = await self.open()
         if streaming not in self._clients:
             config = ClientConfig(
@@ -222,7 +222,7 @@ class PeerConnection:
                 if urlsplit(url).netloc.lower() not in self.agent.origins:
                     raise RetinueError(OTHER_HOST.format(url=self.agent.url, host=_shorten(urlsplit(url).netloc)))
                 return str(url)
-        raise RetinueError(f"nobody says where tokens for {self.agent.url} are had: give 'auth' a 'token_url'")
+        raise RetinueError(f"no token URL for {self.agent.url}: its card has none, so set 'token_url' in 'auth'")
 
     # HTTP
 
@@ -231,7 +231,7 @@ class PeerConnection:
             agent = self.agent
             self._http = httpx.AsyncClient(
                 transport=_BoundedTransport(agent.origins),
-                timeout=httpx.Timeout(agent.timeout, read=agent.silence, pool=None),
+                timeout=httpx.Timeout(agent.timeout, read=agent.idle_timeout, pool=None),
                 headers={"Accept-Encoding": "identity", "User-Agent": "retinue"},
                 follow_redirects=False,
                 trust_env=False,
@@ -264,7 +264,7 @@ class PeerConnection:
 def _read_variable(name: str) -> str:
     value = os.environ.get(name, "").strip()
     if not value:
-        raise RetinueError(f"the variable {name} is not set, which opens this agent")
+        raise RetinueError(f"the environment variable {name} is not set; this agent needs it")
     return value
 
 

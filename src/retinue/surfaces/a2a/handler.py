@@ -85,7 +85,7 @@ from retinue.surfaces.a2a.tasks import SURFACE, ServedTasks
 
 CANCEL_SECONDS = 40.0
 FILES_NOTE = "Files of this message are in your workspace: {names}"
-ENDED = "the task {task} has ended; a message with its contextId and without a taskId goes on from there"
+ENDED = "the task {task} has ended; a message with its contextId and without a taskId continues it"
 REPEATED = "client '{client}' sends the message '{name}' again: it gets the task {task}, which that message began"
 BUSY = "the server works on {count} tasks already, which is as many as it takes at once: try again later"
 NOT_ASKED = "questions of this server are answered by its host: it runs without --approve-by client"
@@ -317,7 +317,7 @@ class TaskHandler(RequestHandler):
         if not self._tasks.is_live(task):
             return
         is_stopped = self._options.on_disconnect == "cancel" and await self._control.cancel(task.tree)
-        how = "its task is cancelled (--on-disconnect cancel)" if is_stopped else "its task goes on"
+        how = "its task is cancelled (--on-disconnect cancel)" if is_stopped else "its task continues"
         _LOG.info("Stream of task %s ended by client disconnection", task.tree)
         self._screen.say(f"client '{task.request.client}' went away from {task.tree}: {how}")
 

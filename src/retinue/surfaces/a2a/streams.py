@@ -48,7 +48,7 @@ START, END, ANSWER, RESULT = (
     "current_result",
 )
 RESULT_ABOUT, ANSWER_ABOUT, PLAN_ABOUT = "Result of the request", "Answer, as it is written", "Execution plan"
-INTERRUPTED = "the server was stopped while it worked on this task, and could not go on with it"
+INTERRUPTED = "the server was stopped while it worked on this task, and could not resume it"
 STATES: dict[str, Any] = {
     "done": TaskState.TASK_STATE_COMPLETED,
     "cancelled": TaskState.TASK_STATE_CANCELED,

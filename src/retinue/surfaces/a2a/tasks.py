@@ -152,10 +152,10 @@ class ServedTasks:
             try:
                 await self._control.resume(task.tree, self._options.overrides)
             except RetinueError as error:
-                self._screen.say(f"warning: the task {task.tree} cannot go on: {error}")
+                self._screen.say(f"warning: the task {task.tree} cannot be resumed: {error}")
                 continue
             self.follow(task)
-            self._screen.say(f"going on with the task {task.tree}")
+            self._screen.say(f"resuming the task {task.tree}")
 
     async def close(self) -> None:
         await self._owner.close()

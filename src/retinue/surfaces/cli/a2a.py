@@ -72,15 +72,15 @@ try it:
 
 def configure_a2a(parser: argparse.ArgumentParser) -> None:
     actions = {
-        "serve": ("be an A2A agent that other programs can call", _configure_serve, _execute_serve),
-        "call": ("give a task to an agent elsewhere and print its answer", _configure_call, _execute_call),
-        "add": ("check an agent elsewhere and write it into retinue.yaml", _configure_add, _execute_add),
+        "serve": ("serve an agent of this project to A2A clients", _configure_serve, _execute_serve),
+        "call": ("give a task to an A2A agent and print its answer", _configure_call, _execute_call),
+        "add": ("check an A2A agent and add it to retinue.yaml", _configure_add, _execute_add),
     }
     add_actions(parser, actions)
 
 
 def execute_a2a(args: argparse.Namespace) -> int:
-    """Talk A2A (Agent2Agent): serve an agent of this project to other programs, or call agents elsewhere.
+    """Serve an agent of this project over A2A (Agent2Agent), or call other A2A agents.
 
     examples:
       retinue a2a serve --profile explorer
@@ -92,41 +92,45 @@ def execute_a2a(args: argparse.Namespace) -> int:
 
 
 def _configure_address(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="the address of the agent, below which its card is")
-    parser.add_argument("--bearer-env", metavar="VARIABLE", default="", help="the variable that has its bearer token")
-    parser.add_argument("--api-key-env", metavar="VARIABLE", default="", help="the variable that has its API key")
+    parser.add_argument("url", metavar="URL", help="base URL of the agent")
+    parser.add_argument(
+        "--bearer-env", metavar="VARIABLE", default="", help="the environment variable with its bearer token"
+    )
+    parser.add_argument(
+        "--api-key-env", metavar="VARIABLE", default="", help="the environment variable with its API key"
+    )
     parser.add_argument(
         "--allow-host",
         metavar="HOST",
         action="append",
         default=[],
-        help="a host, with its port, beside that of URL that the card may name; may be given more than once",
+        help="another HOST:PORT that the card may point to; can be given several times",
     )
 
 
 def _configure_call(parser: argparse.ArgumentParser) -> None:
     _configure_address(parser)
-    parser.add_argument("task", metavar="TEXT", help="what to do; - reads it from stdin, @FILE from a file")
+    parser.add_argument("task", metavar="TEXT", help="the task; - reads it from stdin, @FILE from a file")
     add_live_options(parser)
 
 
 def _configure_add(parser: argparse.ArgumentParser) -> None:
     _configure_address(parser)
-    parser.add_argument("--name", metavar="NAME", help="what its parents call it (the name in its card)")
+    parser.add_argument("--name", metavar="NAME", help="its name in this project (default: the name in its card)")
 
 
 def _read_agent(args: argparse.Namespace) -> A2aAgent:
     if args.bearer_env and args.api_key_env:
-        raise ConfigError("--bearer-env and --api-key-env are two ways in: give one")
+        raise ConfigError("use either --bearer-env or --api-key-env, not both")
     auth = AgentAuth(bearer_env=args.bearer_env, api_key_env=args.api_key_env)
     return A2aAgent(url=check_agent_url(args.url), auth=auth, allowed_hosts=tuple(args.allow_host))
 
 
 def _execute_call(args: argparse.Namespace) -> int:
-    """Give a task to an A2A agent and print its answer: a way to try one.
+    """Give a task to an A2A agent and print its answer.
 
-    It is a run like any other: you see live what the agent does, questions of the agent are asked here, Ctrl-C cancels
-    the task at the agent, and `retinue continue` goes on with the same conversation.
+    Use it to try an agent. You see live what the agent does, its questions are asked here, Ctrl-C cancels the task, and
+    `retinue continue` continues the same conversation.
 
     examples:
       retinue a2a call http://127.0.0.1:8001 "show version"
@@ -140,10 +144,10 @@ def _execute_call(args: argparse.Namespace) -> int:
 
 
 def _execute_add(args: argparse.Namespace) -> int:
-    """Check the card of an A2A agent and write the agent into retinue.yaml.
+    """Check the card of an A2A agent and add the agent to retinue.yaml.
 
-    From then on it is one of the agents that a parent may delegate to. Secrets are not written: --bearer-env and
-    --api-key-env name the variables that have them.
+    Your agents can then delegate to it. Secrets are not written: --bearer-env and --api-key-env name the environment
+    variables that hold them.
 
     examples:
       retinue a2a add http://127.0.0.1:8001
@@ -168,25 +172,29 @@ def _execute_add(args: argparse.Namespace) -> int:
     print(safe.escape_line(f"speaks {protocols}{', streams' if report.is_streaming else ', does not stream'}"))
     for note in report.notes:
         print(safe.escape_line(f"warning: {note}"))
-    print(safe.escape_line(f"written to {file} as '{name}'; if that is not trusted yet: retinue trust"))
+    print(safe.escape_line(f"written to {file} as '{name}'; if that file is not trusted yet, run `retinue trust`"))
     return 0
 
 
 def _configure_serve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--profile", metavar="NAME", help="the agent to serve (the primary of `retinue run`)")
-    parser.add_argument("--project", metavar="DIR", type=Path, help="the project, where that is not the current folder")
-    parser.add_argument("--host", metavar="ADDRESS", default=LOOPBACK, help=f"the address to listen on ({LOOPBACK})")
-    parser.add_argument("--port", metavar="N", type=parse_port, default=0, help="the port to listen on (a free one)")
-    parser.add_argument("--public-url", metavar="URL", help="the address that clients use, if a proxy is in between")
+    parser.add_argument("--profile", metavar="NAME", help="the agent to serve (default: the primary of `retinue run`)")
+    parser.add_argument("--project", metavar="DIR", type=Path, help="the project (default: the current folder)")
+    parser.add_argument(
+        "--host", metavar="ADDRESS", default=LOOPBACK, help=f"the address to listen on (default: {LOOPBACK})"
+    )
+    parser.add_argument(
+        "--port", metavar="N", type=parse_port, default=0, help="the port to listen on (default: a free one)"
+    )
+    parser.add_argument("--public-url", metavar="URL", help="the URL that clients use, if they come through a proxy")
     parser.add_argument(
         "--token",
         metavar="NAME",
         action="append",
         default=[],
-        help=f"a client, which gets a token of its own and sees its own tasks; may be given more than once "
-        f"({DEFAULT_TOKEN})",
+        help=f"create a token for client NAME (default: '{DEFAULT_TOKEN}'); a client sees only its own tasks; can be "
+        "given several times",
     )
-    parser.add_argument("--no-token", action="store_true", help="let in every program of this machine")
+    parser.add_argument("--no-token", action="store_true", help="admit every program on this machine")
     parser.add_argument("--tls-cert", metavar="FILE", type=Path, help="the TLS certificate; with --tls-key")
     parser.add_argument("--tls-key", metavar="FILE", type=Path, help="the private key of the certificate")
     parser.add_argument(
@@ -199,33 +207,36 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
         "--approve-by",
         choices=("host", "client"),
         default="host",
-        help="who answers what a run asks: host (you, with `retinue approve`), or the client of the task too",
+        help="who answers questions: host (you, with `retinue approve`), or client (the client of the task as well)",
     )
     parser.add_argument(
         "--on-disconnect",
         choices=("continue", "cancel"),
         default="continue",
-        help="what becomes of a task whose client goes away while it is streamed",
+        help="what happens to a task if its client disconnects from the stream",
     )
     parser.add_argument(
         "--wait-approvals",
         metavar="SECONDS",
         type=parse_seconds,
         default=WAIT_APPROVALS,
-        help=f"how long a question waits for `retinue approve` ({WAIT_APPROVALS:g}; 0: not at all)",
+        help=f"how long a question waits for `retinue approve` (default: {WAIT_APPROVALS:g}; 0: not at all)",
     )
     parser.add_argument(
         "--max-tasks",
         metavar="N",
         type=parse_whole,
         default=MAX_TASKS,
-        help=f"tasks at work at once ({MAX_TASKS}); more are refused",
+        help=f"how many tasks may run at once (default: {MAX_TASKS}); more are refused",
     )
     parser.add_argument(
         "--server-max-tokens", metavar="N", type=parse_limit_count, help="tokens that all tasks together may spend"
     )
     parser.add_argument(
-        "--server-max-cost", metavar="AMOUNT", type=parse_limit_amount, help="US dollars for all tasks together"
+        "--server-max-cost",
+        metavar="AMOUNT",
+        type=parse_limit_amount,
+        help="US dollars that all tasks together may spend",
     )
     add_level_options(parser)
     add_context_option(parser)
@@ -235,11 +246,11 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
 def _execute_serve(args: argparse.Namespace) -> int:
     """Serve an agent of this project over A2A: protocol 1.0 and 0.3, JSON-RPC and REST, on one address.
 
-    Each message is a task, each task a tree of runs like any other: `retinue ps`, `retinue tail -f` and `retinue
-    approve` work on them, and a server that is started again goes on with those that were cut off. Limits such as
-    --max-cost are for each task. Tasks work in copies: nothing of this project is changed until you say `retinue
-    apply`. Beyond this machine it listens only with --host, and always with tokens. The value of a token is made on
-    first use, or taken from RETINUE_A2A_TOKEN_NAME. Ctrl-C cancels what runs and stops; a second one kills.
+    Each message becomes a task, and each task is a tree of runs: `retinue ps`, `retinue tail -f` and `retinue approve`
+    work on it. After a restart, the server resumes tasks that were interrupted. Limits such as --max-cost apply to each
+    task. Tasks work in copies: your files change only when you run `retinue apply`. The server listens on loopback
+    unless you give --host; other addresses always need tokens. A token is created on first use, or taken from the
+    environment variable RETINUE_A2A_TOKEN_NAME. Ctrl-C cancels all tasks and stops; a second Ctrl-C kills them.
 
     examples:
       retinue a2a serve --profile explorer
@@ -266,7 +277,9 @@ def check_address(args: argparse.Namespace) -> None:
     """Raise ConfigError if the address options contradict each other or would admit unintended clients."""
     is_local = is_loopback(args.host)
     if args.no_token and (args.token or not is_local):
-        raise ConfigError("--no-token lets in every program of this machine: only without --token, and on loopback")
+        raise ConfigError(
+            "--no-token admits every program on this machine, so it needs a loopback --host and no --token"
+        )
     if (args.tls_cert is None) != (args.tls_key is None):
         raise ConfigError("--tls-cert and --tls-key go together")
     if args.public_url is not None:
@@ -274,7 +287,7 @@ def check_address(args: argparse.Namespace) -> None:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ConfigError(f"--public-url: {args.public_url!r} is not an http or https URL")
     elif args.host in ("0.0.0.0", "::", ""):
-        raise ConfigError(f"--host {args.host!r} is every address: say with --public-url which one clients use")
+        raise ConfigError(f"--host {args.host!r} means every address: give the one that clients use with --public-url")
     for name in args.token:
         check_name(name, what="--token")
 
@@ -331,7 +344,7 @@ def load_tokens(names: list[str], state: Path) -> dict[str, str]:
             raise ConfigError(f"{variable} is too short for a token: {MIN_TOKEN} characters or more")
         found[name] = given or load_token(_find_token_file(state, name), f"{TOKEN_PURPOSE} {name}")
     if len(set(found.values())) != len(found):
-        raise ConfigError("two clients have the same token: whose tasks are whose could not be told")
+        raise ConfigError("two clients have the same token: each client needs its own")
     return found
 
 

@@ -58,7 +58,7 @@ class Conversation:
     first `known` events go into the history of the input line; the first `shown` events are on screen already. `hosts`
     is True if the run ends with this process.
 
-    At the end, `parting` says how the user left: `ended` if the run has ended, `left` if runs go on without this
+    At the end, `parting` says how the user left: `ended` if the run has ended, `left` if runs continue without this
     terminal, `open` if the run stays open for its next message, `lost` if the process of the run is gone. It is empty
     if no run was started."""
 
@@ -316,7 +316,7 @@ class Conversation:
     # Leaving
 
     def ask_to_leave(self) -> None:
-        """Leave the conversation. If subagents are at work, first ask whether they go on in the background."""
+        """Leave the conversation. If subagents are at work, first ask whether they continue in the background."""
         children = self.list_children()
         if self.run is None:
             self._leave("")
@@ -564,7 +564,7 @@ COMMANDS = {
     "cost": Command("", "show tokens, cost and what is left of the budget", Commands._show_cost),
     "model": Command("[NAME]", "show the model, or ask another one from the next turn on", Commands._choose_model),
     "help": Command("", "show this", Commands._show_help),
-    "exit": Command("", "leave; asks whether subagents that are at work go on", Commands._leave),
+    "exit": Command("", "leave; asks whether subagents at work should continue", Commands._leave),
 }
 
 

@@ -72,7 +72,7 @@ def execute_gc(args: argparse.Namespace) -> int:
     if report.interrupted and not args.json:
         trees = ", ".join(report.interrupted)
         screen.print_warning(
-            f"kept, because `retinue resume` can go on with them (--interrupted removes them too): {trees}"
+            f"kept, because `retinue resume` can resume them (--interrupted removes them too): {trees}"
         )
     for problem in report.problems:
         screen.print_warning(problem)

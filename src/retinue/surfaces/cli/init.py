@@ -96,7 +96,7 @@ def configure_init(parser: argparse.ArgumentParser) -> None:
         "folder", metavar="FOLDER", nargs="?", type=Path, help="where to write the files (default: the project's root)"
     )
     parser.add_argument("--model", metavar="MODEL", help="the model to use")
-    parser.add_argument("--profile", metavar="NAME", default=REVIEWER, help=f"the agent's name ({REVIEWER})")
+    parser.add_argument("--profile", metavar="NAME", default=REVIEWER, help=f"the agent's name (default: {REVIEWER})")
     parser.add_argument("--yes", action="store_true", help="ask nothing and take the proposed answers")
 
 
@@ -354,7 +354,7 @@ def render_settings(plan: ProjectPlan) -> str:
     tools = ["read", "glob", "grep", *(["shell"] if plan.tests else [])]
     lines = [f"model: {_quote_text(model)}" if model else "#model: anthropic:NAME  # or openai:NAME, scripted:FILE"]
     if plan.exposed:
-        lines.append("expose_paths:  # what sandboxed runs may read beside their own folders")
+        lines.append("expose_paths:  # what sandboxed runs may read besides their own folders")
         lines += [f"  - {json.dumps(path, ensure_ascii=False)}" for path in plan.exposed]
     lines += ["approvals:", f"  mode: {plan.mode}  # {_MODE_NOTES[plan.mode]}"]
     if plan.tests and plan.allowed:

@@ -23,8 +23,8 @@ from retinue.surfaces.cli.start_line import clear_start_line, show_start_line
 COMMANDS = {
     "init": "write a retinue.yaml and a first agent for this project",
     "run": "run an agent on a task and print its answer",
-    "resume": "go on with a tree whose process is gone",
-    "continue": "give a run that has ended a new message",
+    "resume": "resume a tree whose process is gone",
+    "continue": "continue a run that has ended, with a new message",
     "demo": "watch a tree of agents at work; needs no key and no network",
     "ps": "list runs and their states",
     "show": "show everything about one run",
@@ -33,8 +33,8 @@ COMMANDS = {
     "send": "send a message to a run at work",
     "cancel": "cancel a run and everything below it",
     "approvals": "list the questions that wait for your answer",
-    "approve": "say yes to a tool call that waits for an answer",
-    "deny": "say no to a tool call, with a reason",
+    "approve": "approve a tool call that waits for an answer",
+    "deny": "deny a tool call, with a reason",
     "diff": "show the changes of a run in its copy of the project",
     "apply": "apply the changes of a run to the project",
     "mcp": "offer subagents to MCP clients such as Claude Code",
@@ -46,7 +46,7 @@ COMMANDS = {
     "trust": "trust this project's retinue.yaml",
     "doctor": "check the installation and the project",
     "completion": "print a completion script for your shell",
-    "help": "show this help, or that of a command",
+    "help": "show this help, or the help of a command",
 }
 MODULES = {
     "approve": "approvals", "deny": "approvals", "apply": "diff", "cancel": "send", "continue": "resume",
@@ -77,7 +77,7 @@ SHOW_WHERE = "RETINUE_TRACEBACK=1 in the environment shows where"
 NO_FOLDER = "the current folder is gone: change to one that exists"
 WIDEST = 100  # longer lines of prose are hard to read
 MOST_OPTIONS = 9  # a command with more has `[OPTIONS]` in its usage line
-LEAST_COLUMN = 26  # the least width of the second column beside the first
+LEAST_COLUMN = 26  # the least width of the second column next to the first
 BELOW = "      "
 _TWO_COLUMNS = re.compile(r"(\s+\S.*?)\s{2,}(\S.*)")
 # The headings of groups of commands, by the first command of each group.

@@ -25,19 +25,20 @@ CLIENTS = ("claude", "codex", "gemini", "opencode", "cursor", "vscode")
 WAIT_APPROVALS = 600.0
 SESSION_TIMEOUT = 1800.0
 AT_TERMINAL = (
-    "this speaks MCP on stdin and stdout, for a client that starts it (`retinue mcp install` tells one); Ctrl-C stops"
+    "this command speaks MCP on stdin and stdout and is started by an MCP client (`retinue mcp install` registers it); "
+    "Ctrl-C stops"
 )
 
 NO_SUBAGENTS = (
-    "this offers subagents, and 'enable_subagents' is false in {file}: set it to true, or offer one agent with "
-    "--profile NAME"
+    "`retinue mcp serve` offers subagents, but 'enable_subagents' is false in {file}: set it to true, or offer one "
+    "agent with --profile NAME"
 )
 
 
 def configure_mcp(parser: argparse.ArgumentParser) -> None:
     actions = {
-        "serve": ("be an MCP server, on stdio or over HTTP", _configure_serve, _execute_serve),
-        "install": ("tell an MCP client of this server", _configure_install, _execute_install),
+        "serve": ("start the MCP server, on stdio or over HTTP", _configure_serve, _execute_serve),
+        "install": ("register this server with an MCP client", _configure_install, _execute_install),
     }
     add_actions(parser, actions)
 
@@ -72,22 +73,23 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
         "--session-timeout",
         metavar="SECONDS",
         type=parse_seconds,
-        help=f"with --http: end a session and its subagents after this long without a request ({SESSION_TIMEOUT:g})",
+        help=f"with --http: end a session and its subagents after this long without a request (default: "
+        f"{SESSION_TIMEOUT:g})",
     )
     parser.add_argument(
         "--wait-approvals",
         metavar="SECONDS",
         type=parse_seconds,
         default=WAIT_APPROVALS,
-        help=f"how long a question waits for `retinue approve` if the client cannot ask ({WAIT_APPROVALS:g}; 0: not at "
-        "all)",
+        help=f"how long a question waits for `retinue approve` if the client cannot ask (default: {WAIT_APPROVALS:g}; "
+        "0: not at all)",
     )
     parser.add_argument(
         "--reply-within",
         metavar="SECONDS",
         type=parse_seconds,
-        help="answer each call after this long, with a handle if it is not done (50 for clients without progress, no "
-        "limit for others)",
+        help="answer each call after this long, with a handle if it is not done (default: 50 for clients without "
+        "progress, no limit for others)",
     )
     add_context_option(parser)
     add_options(parser)
@@ -99,7 +101,9 @@ def _configure_install(parser: argparse.ArgumentParser) -> None:
         "--write", action="store_true", help="write the client's file; keeps the old one as FILE.retinue-backup"
     )
     parser.add_argument("--project", metavar="DIR", type=Path, help="use this project wherever the client is started")
-    parser.add_argument("--name", metavar="NAME", default="retinue", help="what the client calls the server (retinue)")
+    parser.add_argument(
+        "--name", metavar="NAME", default="retinue", help="the name of the server in the client (default: retinue)"
+    )
     add_context_option(parser)
 
 

@@ -36,7 +36,7 @@ from retinue.surfaces.cli.talk import NOTHING_UNSENT, Opening, attach_conversati
 from retinue.surfaces.printer.terminal import can_draw
 
 BeginInTree = Callable[[Control, ResumeOverrides], Awaitable[RunHandle]]
-STRICTER = "{tree} ran with runtime '{runtime}'; it goes on with '{current}' (--runtime {runtime} keeps it as it was)"
+STRICTER = "{tree} ran with runtime '{runtime}'; it resumes with '{current}' (--runtime {runtime} keeps it as it was)"
 TALKS = "{tree} is a conversation: resume it at a terminal, or with --detach, and then `retinue send` reaches it"
 REQUEST_ANSWERED = (
     "{tree} was asked for through an outbox, and its request {request} is answered `disconnected` because its watcher "
@@ -130,7 +130,7 @@ def resume_conversation(args: argparse.Namespace, project: screen.ProjectLog, fo
     overrides = make_overrides(args, start)
     if found.ended:
         onward = msgspec.structs.replace(overrides, conversation=True)
-        screen.print_error(f"{found.tree} has ended: your next message goes on from there, in a new tree")
+        screen.print_error(f"{found.tree} has ended: your next message continues it in a new tree")
         opening = Opening(begin=lambda control, text: control.continue_run(found.tree, 0, text, onward))
     else:
         opening = Opening(

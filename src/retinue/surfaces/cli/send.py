@@ -30,7 +30,7 @@ def configure_send(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=parse_seconds,
         default=READ_SECONDS,
-        help=f"how long to wait for it to be read ({READ_SECONDS:g})",
+        help=f"how long to wait until the run reads it (default: {READ_SECONDS:g})",
     )
     parser.add_argument("--json", action="store_true", help="print the receipt as one JSON object")
 

@@ -66,7 +66,7 @@ def configure_talk(parser: argparse.ArgumentParser) -> None:
 def execute_talk(args: argparse.Namespace) -> int:
     """Talk with an agent that stays open between your messages.
 
-    Its subagents in the background go on meanwhile. What you type while it works is read at its next turn; Esc
+    Its subagents in the background continue meanwhile. What you type while it works is read at its next turn; Esc
     interrupts it. /help lists the commands. `retinue resume` comes back to a conversation that you left.
 
     examples:

@@ -20,7 +20,7 @@ HEADS = ("CALLS", "INPUT", "OUTPUT", "CACHED", "TOKENS", "COST")
 def configure_usage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--since", metavar="AGE", type=parse_age, help="count only calls of the last 7d, 12h or 30min")
     parser.add_argument(
-        "--by", metavar="|".join(BY), choices=list(BY), default="day", help="what each line stands for (day)"
+        "--by", metavar="|".join(BY), choices=list(BY), default="day", help="what each line adds up (default: day)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object with the rows and the total")
 

@@ -49,7 +49,7 @@ _ENTRY: Schema = {
         "workspace": {"type": "string", "description": "The folder it works in"},
         "state": {"type": "string", "description": "What it does this moment, such as waiting_approval"},
         "doing": {"type": "string", "description": "The last that is known of it"},
-        "continuable": {"type": "boolean", "description": "Whether continue_subagent can go on with it"},
+        "continuable": {"type": "boolean", "description": "Whether continue_subagent can continue it"},
         "timeout_seconds": _NUMBER,
         "elapsed_seconds": _NUMBER,
         "seconds_remaining": _NUMBER,

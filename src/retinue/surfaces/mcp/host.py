@@ -151,7 +151,7 @@ class ClientSession:
 
     async def run(self, exchange: Exchange, call: RunningCall) -> Reply:
         """Return the reply to a call. If the client cancels the call, cancel it together with the runs it made. If the
-        client only timed out, let the call go on."""
+        client only timed out, let the call continue."""
         try:
             is_done = await self._wait_with_progress(exchange, call)
         except asyncio.CancelledError:

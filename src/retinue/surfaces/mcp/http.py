@@ -195,7 +195,7 @@ class Endpoint(Listener):
         connection: ServerConnection,
     ) -> None:
         """Send the answer. A client of 2026-07-28 cancels by disconnecting. A client with a session may reconnect, so
-        its request goes on."""
+        its request continues."""
         accepted = request.headers.get("accept", "*/*")
         stream = _ResponseStream(connection, accepts_events="text/event-stream" in accepted or "*/*" in accepted)
         async with TaskOwner() as owner:  # ends both tasks: only one may read the connection at a time

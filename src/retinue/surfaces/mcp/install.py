@@ -1,7 +1,7 @@
 """Entries for `retinue mcp serve` in the configuration files of MCP clients: their location, content and installation.
 
 Installing adds one entry and changes nothing else. A file that cannot be read, or whose comments would be lost, is
-left alone, and the error says so. Every changed file is backed up beside the new one.
+left alone, and the error says so. Every changed file is backed up next to the new one.
 
 Some clients pass only a part of their environment to a server. Codex passes a few variables. Gemini CLI passes all but
 those that look like secrets, and only a few in a GitHub Action. The entries for these clients name the variables that

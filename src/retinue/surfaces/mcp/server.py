@@ -115,7 +115,7 @@ class Server:
 
 class Exchange:
     """A request in progress. `timed_out` means that the peer stopped waiting but still wants the result, so the work
-    started for the request goes on."""
+    started for the request continues."""
 
     def __init__(self, session: Session, request: Request, client: ClientInfo, channel: Channel) -> None:
         self.session = session

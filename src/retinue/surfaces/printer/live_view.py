@@ -399,7 +399,7 @@ def _layout_cancel(labels: Iterable[str], rows: int) -> list[Line]:
         (("mark", f"  [{place}] "), ("label", f"[{label}]")) for place, label in enumerate(labels, 1)
     ]
     return [
-        (("bad", "Cancel what? "), ("mark", "[a]ll"), ("plain", ", Esc goes on; Ctrl-C again cancels all")),
+        (("bad", "Cancel what? "), ("mark", "[a]ll"), ("plain", ", Esc cancels nothing; Ctrl-C again cancels all")),
         *choices[: max(0, rows - 1)],
     ]
 

@@ -151,7 +151,7 @@ class CallsInFlight:
         for _ in range(ATTEMPTS):
             decision = await call.link.ask_person(f"{PREFIX}{self._server}", fields, preview, _list_askers(params))
             if decision is None or isinstance(decision, Deny):
-                # Denied, or nobody can be asked. A server that gets "cancel" may go on waiting for another answer.
+                # Denied, or nobody can be asked. A server that gets "cancel" may keep waiting for another answer.
                 return types.ElicitResult(action="decline")
             fields = fields if decision.args is None else decision.args
             content = form.make_content(fields)

@@ -330,7 +330,7 @@ class Connection:
         async def check_status(response: httpx2.Response) -> None:
             if response.status_code in REFUSALS:
                 key = f"mcp_servers.{self.server.name}.headers"
-                self._refused = f"it answered HTTP {response.status_code}; what opens it goes into {key}"
+                self._refused = f"it answered HTTP {response.status_code}; set its credentials in {key}"
 
         timeout = httpx2.Timeout(HTTP_SECONDS, read=None)  # each call has its own timeout
         async with (
