@@ -60,12 +60,12 @@ def make_reporting(*, collects: bool, serves: bool, strict: bool, limits: Limits
     return Reporting(address, serves=serves, strict=strict, limits=limits, caller=caller)
 
 
-def connect_to_process(state: Path, pid: int) -> Control | None:
-    """Return the Control of the process `pid`, or None if the process has no control server."""
+def connect_to_process(state: Path, writer: str) -> Control | None:
+    """Return the Control of the process that writes as `writer`, or None if the process has no control server."""
     from retinue.control.address_files import find_address
     from retinue.control.client import ControlClient
 
-    address = find_address(state / "control", pid)
+    address = find_address(state / "control", writer)
     return None if address is None else ControlClient(address)
 
 
@@ -78,14 +78,14 @@ def connect_to_processes(state: Path) -> dict[int, Control]:
 
 
 def watch_process_lines(
-    state: Path, pid: int, tree: str, *, after: int, deltas: bool
+    state: Path, writer: str, tree: str, *, after: int, deltas: bool
 ) -> AsyncGenerator[bytes, None] | None:
-    """Watch a tree of the process `pid` as raw lines: events exactly as stored, deltas as `{"delta": ...}`. Return
-    None if the process has no control server."""
+    """Watch a tree of the process that writes as `writer`, as raw lines: events exactly as stored, deltas as
+    `{"delta": ...}`. Return None if the process has no control server."""
     from retinue.control.address_files import find_address
     from retinue.control.client import ControlClient
 
-    address = find_address(state / "control", pid)
+    address = find_address(state / "control", writer)
     return None if address is None else ControlClient(address).watch_lines(tree, after=after, deltas=deltas)
 
 

@@ -45,9 +45,9 @@ class AddressFile:
         os.close(self._fd)
 
 
-def find_address(folder: Path, pid: int) -> Address | None:
-    """Return the address of a process's control server, or None if it has none."""
-    return _read_address(folder / f"{pid}.json")
+def find_address(folder: Path, writer: str) -> Address | None:
+    """Return the address of the control server of a process, by its id in the log, or None if it has none."""
+    return next((address for address in find_addresses(folder) if address.writer == writer), None)
 
 
 def find_addresses(folder: Path) -> list[Address]:

@@ -54,7 +54,7 @@ class ControlClient:
     """The commands of Control, sent to another process. `address` comes from `address_files`."""
 
     def __init__(self, address: Address) -> None:
-        self.address = address
+        self.address, self.writer = address, address.writer
         self._channel = ControlChannel(address)
 
     # Starting runs

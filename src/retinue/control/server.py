@@ -63,6 +63,7 @@ class ControlServer(Listener):
         super().__init__("this control server", max_connections=MAX_CONNECTIONS)
         self._folder = state / FOLDER
         self._token = secrets.token_urlsafe(32)
+        self._writer = control.writer
         self._handlers = CommandHandlers(control, unattended=unattended)
         self._calls = _KeyedCalls()
         self._closing = asyncio.Event()
@@ -70,7 +71,9 @@ class ControlServer(Listener):
     async def __aenter__(self) -> ControlServer:
         port = self.listen()
         hide_secret(self._token)
-        self.address = protocol.Address(version=protocol.VERSION, pid=os.getpid(), port=port, token=self._token)
+        self.address = protocol.Address(
+            version=protocol.VERSION, pid=os.getpid(), port=port, token=self._token, writer=self._writer
+        )
         try:
             self._file = AddressFile(self._folder, self.address)
         except RetinueError:

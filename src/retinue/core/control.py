@@ -85,13 +85,13 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TreeInfo(msgspec.Struct, frozen=True):
-    """A tree in a list. `live` is True while its runs are at work; `pid` is then their process. `root` is the run
-    whose ending ends the tree."""
+    """A tree in a list. `live` is True while its runs are at work; `writer` is then the id of their process in the log.
+    `root` is the run whose ending ends the tree."""
 
     tree: str
     live: bool
     runs: list[Row]
-    pid: int | None = None
+    writer: str | None = None
     root: int = 0
 
 
@@ -107,6 +107,10 @@ class Changes(msgspec.Struct, frozen=True):
 
 class Control(Protocol):
     """The commands for runs, plus `watch`. `tree` and `run`, the number in the tree, name a run."""
+
+    @property
+    def writer(self) -> str:
+        """The id in the log of the process that has the runs; empty over the log alone."""
 
     async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
         """Wait until the MCP servers with tools for `profile` (None: any profile) are connected or have failed. Tell

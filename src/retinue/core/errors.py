@@ -62,11 +62,11 @@ class LogDamaged(LogError):
 
 
 class LogHeld(LogError):
-    """Another process holds the right to write a tree. `pid` is its process id, or 0 while unknown."""
+    """Another process holds the right to write a tree. `writer` is its id in the log, as in `StoredTree`."""
 
-    def __init__(self, message: str, *, pid: int) -> None:
+    def __init__(self, message: str, *, writer: str) -> None:
         super().__init__(message)
-        self.pid = pid
+        self.writer = writer
 
 
 class SpawnRefused(RetinueError):

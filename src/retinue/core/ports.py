@@ -430,16 +430,18 @@ Unfinished = Literal["live", "interrupted"]
 
 
 class StoredTree(msgspec.Struct, frozen=True, gc=False):
-    """A stored tree: its newest event, whether it has ended, and its current writing process, if any. `origin` is the
-    tree whose primary is continued. `reported` is the run id under which another process also shows the tree, as runs
-    of a tree of its own."""
+    """A stored tree: its newest event, and whether it has ended. `writer` is the id of the process that writes the
+    tree now, chosen by the log, and equal to its `Log.writer`; `pid` is its process id, for people, if it runs on this
+    machine. `origin` is the tree whose primary is continued. `reported` is the run id under which another process also
+    shows the tree, as runs of a tree of its own."""
 
     tree: str
     spawned_at: float
     last_seq: int
     last_at: float
     ended: bool
-    writer: int | None = None
+    writer: str | None = None
+    pid: int | None = None
     origin: str = ""
     reported: str = ""
 
@@ -585,6 +587,10 @@ class Log(LogReader, Protocol):
 
     @property
     def ahead(self) -> bool: ...
+
+    @property
+    def writer(self) -> str:
+        """The id under which this process writes, for others to find it by (`StoredTree.writer`)."""
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
         """Append an event. With `wait`, the returned awaitable (if any) is done when the event is written. Raises

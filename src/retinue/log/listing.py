@@ -18,12 +18,13 @@ LATEST = 10
 
 
 class Listing(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """One tree, folded from its events. `pid` is the process that still writes the tree, `last_at` and `last_seq` are
-    the time and number of its newest event."""
+    """One tree, folded from its events. `writer` and `pid` are the process that still writes the tree, as in
+    `StoredTree`; `last_at` and `last_seq` are the time and number of its newest event."""
 
     runs: Runs
     last_at: float
     last_seq: int
+    writer: str | None = None
     pid: int | None = None
 
     @property
@@ -32,7 +33,7 @@ class Listing(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def live(self) -> bool:
-        return self.pid is not None
+        return self.writer is not None
 
     @property
     def ended(self) -> bool:
@@ -104,15 +105,15 @@ async def load_listing(log: LogReader, tree: str) -> Listing:
 
     Looks up the writing process before reading, to see an ending written in between.
     """
-    writer = (await log.read_status(tree)).writer
+    stored = await log.read_status(tree)
     runs = Runs(tree)
     last_at, last_seq = 0.0, 0
     async for event in iterate_events(log, tree):
         runs.apply(event)
         last_at, last_seq = event.at, event.seq
-    for stored in await log.read_runs([tree]):
-        runs.restore(stored)  # in case its events are damaged
-    return Listing(runs, last_at=last_at, last_seq=last_seq, pid=writer)
+    for run in await log.read_runs([tree]):
+        runs.restore(run)  # in case its events are damaged
+    return Listing(runs, last_at=last_at, last_seq=last_seq, writer=stored.writer, pid=stored.pid)
 
 
 async def load_listings(
@@ -145,7 +146,13 @@ async def summarize_trees(
 ) -> list[Listing]:
     """List the given trees from the index of the log. Trees that were removed meanwhile are left out."""
     listings = {
-        stored.tree: Listing(Runs(stored.tree), last_at=stored.last_at, last_seq=stored.last_seq, pid=stored.writer)
+        stored.tree: Listing(
+            Runs(stored.tree),
+            last_at=stored.last_at,
+            last_seq=stored.last_seq,
+            writer=stored.writer,
+            pid=stored.pid,
+        )
         for stored in trees
     }
     for each in await log.read_runs(list(listings), on_problem):

@@ -27,6 +27,11 @@ class Holder(NamedTuple):
     pid: int
     first_batch: int
 
+    @property
+    def writer(self) -> str:
+        """The id of the process as a writer of the log."""
+        return str(self.pid)
+
 
 def try_lock(file: Path) -> int | None:
     """Take the lock of a log file and return its descriptor, or None if another process holds the lock. The lock lasts
@@ -49,9 +54,8 @@ async def wait_for_lock(file: Path) -> int:
         if lock is not None:
             return lock
         await asyncio.sleep(STEP_SECONDS)
-    holder = read_holder(file)
-    pid = 0 if holder is None else holder.pid
-    raise LogHeld(f"{file} is being written by process {pid}", pid=pid)
+    holder = read_holder(file) or Holder(0, 0)
+    raise LogHeld(f"{file} is being written by process {holder.pid}", writer=holder.writer)
 
 
 def sign_lock(lock: int, first_batch: int) -> None:

@@ -22,7 +22,8 @@ class MemoryLog(WatchableLog):
     def __init__(self) -> None:
         self._trees: defaultdict[str, list[Event]] = defaultdict(list)
         self._feeds = {}
-        self._writer: int | None = os.getpid()
+        self.writer = str(os.getpid())
+        self._is_open = True
 
     # Writing
 
@@ -40,7 +41,7 @@ class MemoryLog(WatchableLog):
         pass
 
     async def close(self) -> None:
-        self._writer = None
+        self._is_open = False
 
     # Reading
 
@@ -97,7 +98,7 @@ class MemoryLog(WatchableLog):
         found = [
             tree for tree, last_seq in trees.items() if (events := self._events(tree)) and events[-1].seq == last_seq
         ]
-        if self._writer is not None:
+        if self._is_open:
             return Removal(held=[self.location] if found else [])
         removed = [tree for tree in found if discard(tree)]
         for tree in () if dry_run else removed:
@@ -109,7 +110,8 @@ class MemoryLog(WatchableLog):
         return f"{count} tree{'' if count == 1 else 's'} in memory" if count else ""
 
     def _describe_tree(self, events: list[Event]) -> StoredTree:
-        return _fold_row(events).describe(self._writer)
+        row = _fold_row(events)
+        return row.describe(self.writer, os.getpid()) if self._is_open else row.describe(None, None)
 
     async def _make_feed(self, tree: str) -> Feed:
         events = self._events(tree)

@@ -71,6 +71,7 @@ class SqliteLog(SqliteReader, WatchableLog):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
+        self.writer = locks.Holder(os.getpid(), 0).writer
         self._feeds = {}
         self._own = FileWriter(*lock_free_file(folder), self._feeds)
         self._claimed: dict[str, FileWriter] = {}  # trees in other files than the one for new trees

@@ -368,7 +368,8 @@ def _load_status(file: Path, tree: str) -> StoredTree | None:
 
 
 def _describe_tree(row: TreeRow, holder: locks.Holder) -> StoredTree:
-    return row.describe(holder.pid if row.last_batch >= holder.first_batch else None)
+    is_live = row.last_batch >= holder.first_batch
+    return row.describe(holder.writer, holder.pid) if is_live else row.describe(None, None)
 
 
 def _list_batches(file: Path, since: float) -> Sequence[int]:

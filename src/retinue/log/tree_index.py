@@ -49,7 +49,7 @@ class TreeRow(Struct, eq=False, gc=False):
         elif kind is RunSpawned and self.ended:
             self.root, self.ended = event.run, False
 
-    def describe(self, writer: int | None) -> StoredTree:
+    def describe(self, writer: str | None, pid: int | None) -> StoredTree:
         """Return the tree as a `StoredTree`."""
         return StoredTree(
             tree=self.tree,
@@ -58,6 +58,7 @@ class TreeRow(Struct, eq=False, gc=False):
             last_at=self.last_at,
             ended=self.ended,
             writer=writer,
+            pid=pid,
             origin=self.origin,
             reported=self.reported,
         )

@@ -37,12 +37,14 @@ Seq = Annotated[int, msgspec.Meta(ge=0, lt=_MAX_SEQ)]
 
 
 class Address(msgspec.Struct, frozen=True):
-    """The port of a process's control server, and the token that its requests need."""
+    """The port of a process's control server, and the token that its requests need. `writer` is the id of the process
+    in the log."""
 
     version: int
     pid: int
     port: int
     token: str
+    writer: str
 
 
 # Requests. The fields of a request are the arguments of the Control method that it calls.

@@ -7,7 +7,6 @@ questions.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
@@ -54,11 +53,12 @@ def _refuse_command(what: str) -> Callable[..., Any]:
 
 
 class StoredControl:
-    """Control of the trees in a log, and their StoredChanges. `state` is the folder with the workspaces of their
-    runs."""
+    """Control of the trees in a log, and their StoredChanges. `state` is the folder with the workspaces of their runs.
+    Trees that this process itself writes, as `writer`, do not count as live."""
 
-    def __init__(self, log: LogReader, state: str) -> None:
+    def __init__(self, log: LogReader, state: str, *, writer: str = "") -> None:
         self._log = log
+        self.writer = writer
         self._state = state
         self._project = str(Path(state).parent)
 
@@ -79,9 +79,9 @@ class StoredControl:
 
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
         trees = await self._log.list_trees(only="live" if live else None)
-        others = [stored for stored in trees if not live or stored.writer != os.getpid()]
+        others = [stored for stored in trees if not live or stored.writer != self.writer]
         return [
-            describe_tree(each.runs, pid=None if each.ended or each.pid == os.getpid() else each.pid)
+            describe_tree(each.runs, writer=None if each.ended or each.writer == self.writer else each.writer)
             for each in await summarize_trees(self._log, others)
         ]
 
@@ -233,6 +233,6 @@ class StoredControl:
         """Do nothing: the log belongs to whoever opened it."""
 
 
-def describe_tree(view: Runs, *, pid: int | None = None, root: int = 0) -> TreeInfo:
+def describe_tree(view: Runs, *, writer: str | None = None, root: int = 0) -> TreeInfo:
     rows = [describe_view(each, view.tree) for each in view.runs.values()]
-    return TreeInfo(tree=view.tree, live=pid is not None, runs=rows, pid=pid, root=root)
+    return TreeInfo(tree=view.tree, live=writer is not None, runs=rows, writer=writer, root=root)

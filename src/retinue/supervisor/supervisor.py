@@ -8,7 +8,6 @@ sandboxes reach the parts as plans. For trees of other processes, `StoredControl
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
@@ -68,7 +67,8 @@ class Supervisor:
     def __init__(self, ports: SupervisorPorts) -> None:
         self._ports = ports
         self.log, self.state, self.servers, self.caller = ports.log, ports.state, ports.servers, ports.caller
-        self._stored = StoredControl(ports.log, str(ports.state.folder))
+        self.writer = ports.log.writer
+        self._stored = StoredControl(ports.log, str(ports.state.folder), writer=self.writer)
         self.trees = TreeRegistry(ports.log)
         self.approvals = Approvals(
             ports.clock, approver=ports.approver, terms=ports.terms, book=ports.book, project=ports.state.project
@@ -296,7 +296,7 @@ class Supervisor:
         found = [info for info in stored if info.tree not in self.trees]
         for tree in self.trees.values():
             root = 0 if tree.root is None else tree.root.ref.run
-            found.append(describe_tree(tree.view, pid=os.getpid(), root=root))
+            found.append(describe_tree(tree.view, writer=self.writer, root=root))
         return sorted(found, key=lambda info: info.runs[0].created_at, reverse=True)
 
     async def find_run(self, name: str) -> RunRef:

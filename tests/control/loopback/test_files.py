@@ -25,17 +25,21 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
         os.umask(before)
 
 
+def make_address(*, pid: int = os.getpid(), port: int = 2, token: str = "y", writer: str = "me") -> Address:
+    return Address(version=1, pid=pid, port=port, token=token, writer=writer)
+
+
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
 def test_modes_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     folder = tmp_path / "control"
-    file = AddressFile(folder, Address(1, os.getpid(), 1, "token"))
+    file = AddressFile(folder, make_address(port=1))
     assert (mode(folder), mode(file.path)) == (0o700, 0o600)
     file.remove()
     folder.chmod(0o777)
-    file = AddressFile(folder, Address(1, os.getpid(), 1, "token"))
+    file = AddressFile(folder, make_address(port=1))
     assert mode(folder) == 0o700
     file.remove()
 
@@ -44,7 +48,7 @@ async def test_the_file_says_where_the_server_is_and_goes_with_it(tmp_path: Path
     async with house(tmp_path) as h:
         [file] = (h.state / "control").iterdir()
         assert file.name == f"{os.getpid()}.json"
-        assert find_address(h.state / "control", os.getpid()) == h.server.address
+        assert find_address(h.state / "control", h.supervisor.log.writer) == h.server.address
         assert find_addresses(h.state / "control") == [h.server.address]
         assert len(h.server.address.token) >= 43
         assert await h.client.list_trees() == []
@@ -57,17 +61,17 @@ async def test_the_file_says_where_the_server_is_and_goes_with_it(tmp_path: Path
 async def test_each_server_has_a_token_of_its_own(tmp_path: Path) -> None:
     async with house(tmp_path / "a") as a, house(tmp_path / "b") as b:
         assert a.server.address.token != b.server.address.token
-        stranger = ControlClient(Address(1, 1, a.server.address.port, b.server.address.token))
+        stranger = ControlClient(make_address(port=a.server.address.port, token=b.server.address.token))
         with pytest.raises(RetinueError, match="token is missing or wrong"):
             await stranger.list_trees()
 
 
 @pytest.mark.finding("X1")
 def test_a_file_that_others_can_open_is_not_used_though_somebody_holds_its_lock(tmp_path: Path) -> None:
-    file = AddressFile(tmp_path, Address(1, os.getpid(), 2, "y"))
-    assert find_address(tmp_path, os.getpid()) is not None
+    file = AddressFile(tmp_path, make_address())
+    assert find_address(tmp_path, "me") is not None
     file.path.chmod(0o644)
-    assert find_address(tmp_path, os.getpid()) is None and find_addresses(tmp_path) == []
+    assert find_address(tmp_path, "me") is None and find_addresses(tmp_path) == []
     assert file.path.exists()
     file.remove()
 
@@ -76,18 +80,30 @@ def test_a_file_that_others_can_open_is_not_used_though_somebody_holds_its_lock(
 def test_a_file_whose_process_died_is_ignored_and_removed(tmp_path: Path) -> None:
     """Also when another process has got its number since: this one has ours."""
     left = tmp_path / f"{os.getpid()}.json"
-    left.write_text(json.dumps({"version": 1, "pid": os.getpid(), "port": 1, "token": "x"}))
-    assert find_address(tmp_path, os.getpid()) is None
+    left.write_text(json.dumps({"version": 1, "pid": os.getpid(), "port": 1, "token": "x", "writer": "me"}))
+    assert find_address(tmp_path, "me") is None
     assert not left.exists()
     left.write_text("{}")
-    file = AddressFile(tmp_path, Address(1, os.getpid(), 2, "y"))
-    assert find_addresses(tmp_path) == [Address(1, os.getpid(), 2, "y")]
+    file = AddressFile(tmp_path, make_address())
+    assert find_addresses(tmp_path) == [make_address()]
     file.remove()
+
+
+def test_a_process_is_found_by_its_id_in_the_log_whatever_that_looks_like(tmp_path: Path) -> None:
+    """No id leads out of the folder: files are named by processes."""
+    files = [
+        AddressFile(tmp_path / "control", make_address(pid=pid, writer=writer))
+        for pid, writer in ((70, "host-a:1f"), (71, "../71"))
+    ]
+    found = [find_address(tmp_path / "control", writer) for writer in ("host-a:1f", "../71", "70", "")]
+    assert [address and address.pid for address in found] == [70, 71, None, None]
+    for file in files:
+        file.remove()
 
 
 def test_what_is_no_file_of_ours_is_not_read(tmp_path: Path) -> None:
     folder = tmp_path / "control"
-    file = AddressFile(folder, Address(1, 77, 2, "y"))
+    file = AddressFile(folder, make_address(pid=77))
     (folder / "1.json").symlink_to(file.path)
     os.mkfifo(folder / "2.json")
     (folder / "3.json").mkdir()
@@ -95,7 +111,7 @@ def test_what_is_no_file_of_ours_is_not_read(tmp_path: Path) -> None:
     (folder / "5.txt").write_text("hello")
     (folder / "6.json").symlink_to("/dev/zero")
     assert [address.pid for address in find_addresses(folder)] == [77]
-    assert find_address(tmp_path / "nowhere", 1) is None
+    assert find_address(tmp_path / "nowhere", "me") is None
     assert find_addresses(tmp_path / "nowhere") == []
     file.remove()
 

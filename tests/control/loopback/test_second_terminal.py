@@ -149,7 +149,7 @@ def test_questions_are_listed_numbered_and_answered(project: Project) -> None:
 
 def test_a_number_is_never_the_beginning_of_an_id() -> None:
     asked = Approval("7bs9/0/12", "7bs9", 0, "/main", "main", "write", {}, "call_1_1", number=2)
-    waits = [Waiting(asked, 1, ControlClient(Address(version=1, pid=1, port=9, token="t")))]
+    waits = [Waiting(asked, 1, ControlClient(Address(version=1, pid=1, port=9, token="t", writer="1")))]
     assert match_questions(waits, "7b") == match_questions(waits, "2") == waits
     assert match_questions(waits, "7") == match_questions(waits, "1") == []
 

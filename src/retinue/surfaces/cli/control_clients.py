@@ -16,8 +16,8 @@ from retinue.surfaces.cli.output import ProjectLog
 
 async def connect_to_tree(project: ProjectLog, tree: str) -> Control | None:
     """Return the Control of the process that runs `tree`, or None if there is no process or no control server."""
-    pid = (await project.log.read_status(tree)).writer
-    return None if pid is None else connect_to_process(project.state, pid)
+    writer = (await project.log.read_status(tree)).writer
+    return None if writer is None else connect_to_process(project.state, writer)
 
 
 async def connect_to_run(project: ProjectLog, found: RunRef) -> Control | None:
@@ -26,13 +26,13 @@ async def connect_to_run(project: ProjectLog, found: RunRef) -> Control | None:
     Raises ConfigError if the process is gone or has no control server."""
     if await find_ending(project.log, found) is not None:
         return None
-    pid = (await project.log.read_status(found.tree)).writer
-    if pid is None:
+    writer = (await project.log.read_status(found.tree)).writer
+    if writer is None:
         raise ConfigError(f"{found.name} was interrupted, its process is gone: retinue resume {found.tree}")
-    control = connect_to_process(project.state, pid)
+    control = connect_to_process(project.state, writer)
     if control is None:
         raise ConfigError(
-            f"process {pid} runs {found.name} and has no control server: it was started with --no-control"
+            f"process {writer} runs {found.name} and has no control server: it was started with --no-control"
         )
     return control
 

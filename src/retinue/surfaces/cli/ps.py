@@ -95,10 +95,10 @@ def _list_runs(args: argparse.Namespace) -> int:
             f"\n{format_count(asking, 'run')} {'waits' if asking == 1 else 'wait'} for your answer: retinue approvals"
         )
     for each in found:
-        if each.pid is not None and any(view.ended is None for view in each.list_runs()):
-            has_server = find_address(project.state / "control", each.pid) is not None
+        if each.writer is not None and any(view.ended is None for view in each.list_runs()):
+            has_server = find_address(project.state / "control", each.writer) is not None
             how = "its control server is running" if has_server else "it has no control server"
-            print(f"\n{each.tree} runs in process {each.pid}; {how}")
+            print(f"\n{each.tree} runs in process {each.writer}; {how}")
     for each in found:
         if not each.live and not each.ended:
             print(f"\n{each.tree} was interrupted: retinue resume {each.tree}")

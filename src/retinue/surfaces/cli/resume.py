@@ -118,7 +118,7 @@ def resume_conversation(args: argparse.Namespace, project: screen.ProjectLog, fo
     if found.live:
         client = asyncio.run(control_clients.connect_to_tree(project, found.tree))
         if client is None:
-            raise ConfigError(f"process {found.pid} has {found.tree}, and no control server: leave it there first")
+            raise ConfigError(f"process {found.writer} has {found.tree}, and no control server: leave it there first")
         ref = asyncio.run(client.find_run(found.tree))
         conversation, code = asyncio.run(attach_conversation(args, client, ref, known=found.last_seq))
         if conversation.parting != "lost":
@@ -160,7 +160,7 @@ async def find_interrupted_tree(log: LogReader, name: str | None) -> Listing:
         )
     if found.live:
         raise ConfigError(
-            f"{found.tree} is not interrupted: process {found.pid} runs it (`retinue tail -f {found.tree}`)"
+            f"{found.tree} is not interrupted: process {found.writer} runs it (`retinue tail -f {found.tree}`)"
         )
     return found
 
@@ -254,27 +254,29 @@ def run_in_tree(
         start = keep_runtime(args, start, found)
         return run_tree(args, start, lambda control: begin(control, overrides), after=found.last_seq)
     except LogHeld as held:
-        client = _find_holder(project, found.tree, held.pid, limits=start.limits)
+        client = _find_holder(project, found.tree, held.writer, limits=start.limits)
         theirs = ResumeOverrides(model=start.model, unattended=start.parts.is_unattended)
-        return asyncio.run(_run_elsewhere(args, project, found, held.pid, begin(client, theirs)))
+        return asyncio.run(_run_elsewhere(args, project, found, held.writer, begin(client, theirs)))
 
 
-def _find_holder(project: screen.ProjectLog, tree: str, pid: int, *, limits: Limits) -> Control:
-    """Return the Control of the process `pid`, which writes the log of the tree.
+def _find_holder(project: screen.ProjectLog, tree: str, writer: str, *, limits: Limits) -> Control:
+    """Return the Control of the process that writes the log of the tree, as `writer`.
 
     Raises ConfigError if there is no control server, or if `limits` are set, which that process does not accept."""
-    control = connect_to_process(project.state, pid)
+    control = connect_to_process(project.state, writer)
     if control is None:
         raise ConfigError(
-            f"the log of {tree} is being written by process {pid}, which has no control server: try later"
+            f"the log of {tree} is being written by process {writer}, which has no control server: try later"
         )
     if limits != Limits():
-        raise ConfigError(f"process {pid} writes the log of {tree} and runs it: its limits cannot be changed from here")
+        raise ConfigError(
+            f"process {writer} writes the log of {tree} and runs it: its limits cannot be changed from here"
+        )
     return control
 
 
 async def _run_elsewhere(
-    args: argparse.Namespace, project: screen.ProjectLog, found: Listing, pid: int, starting: Awaitable[RunHandle]
+    args: argparse.Namespace, project: screen.ProjectLog, found: Listing, writer: str, starting: Awaitable[RunHandle]
 ) -> int:
     """Start the run in the process that writes the log of the tree, show it here, and return the exit code."""
     begun = await starting
@@ -283,7 +285,7 @@ async def _run_elsewhere(
         return 0
     printer = make_printer(args)
     printer.show_note(
-        f"{begun.tree} runs in process {pid}, which writes its log; that process decides what needs an approval"
+        f"{begun.tree} runs in process {writer}, which writes its log; that process decides what needs an approval"
     )
     runs = Runs(found.tree)
     async with aclosing(follow_lines(project.log, found.tree)) as lines:
@@ -295,5 +297,5 @@ async def _run_elsewhere(
                 break
     view = runs.runs.get(begun.number)
     if view is None or view.ended is None:
-        raise ConfigError(f"process {pid} is gone too: retinue resume {found.tree}")
+        raise ConfigError(f"process {writer} is gone too: retinue resume {found.tree}")
     return print_answer(Shown(view.result(found.tree), runs), printer, state=project.state, as_json=args.json)

@@ -141,8 +141,8 @@ async def _read_lines(
         async for stored in iterate_lines(project.log, tree, after=after):
             yield stored.line
         return
-    pid = (await project.log.read_status(tree)).writer
-    live = None if pid is None else watch_process_lines(project.state, pid, tree, after=after, deltas=deltas)
+    writer = (await project.log.read_status(tree)).writer
+    live = None if writer is None else watch_process_lines(project.state, writer, tree, after=after, deltas=deltas)
     if live is not None:
         try:
             async with aclosing(live) as lines:
