@@ -22,7 +22,6 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from retinue.concurrency import TaskOwner
-from retinue.control.collector import Collector, Downward, RunAdopter, generate_run_id
 from retinue.core.caller import NOBODY, Caller
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.events import Body, Event, RunEnded, RunSpawned, Thinking, ToolCall, ToolResult, UsageReported
@@ -35,6 +34,7 @@ from retinue.http.client import ClientConnection, IncompleteResponse, NoResponse
 from retinue.log.forwarding_log import ForwardingLog
 from retinue.protocol import inherited_limits
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS, ROUTE, Sender, encode_ending
+from retinue.remote.collector import Collector, Downward, RunAdopter, generate_run_id
 
 AGAIN_SECONDS = 5.0
 FAILED = "cannot report to the collector: {why}"

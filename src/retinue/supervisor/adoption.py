@@ -170,11 +170,6 @@ class Adoption:
         """True while a question of the peer has no answer."""
         return bool(self._asked or self._questions)
 
-    def anchor(self, key: str, run: int) -> None:
-        """Take reports about runs below our run number `run`, but none about this run itself."""
-        self._anchors.add(key)
-        self.place(key, self._tree.runs[run])
-
     def place(self, key: str, node: Run) -> None:
         """Take reports about `node` under this `key`, and about runs below it."""
         if key not in self._runs:
@@ -189,10 +184,13 @@ class Adoption:
         """Skip reports that an earlier process has written as events. `written` holds these events, in order."""
         self._written = deque((event.run, event.kind) for event in written)
 
-    def find_adopted(self, key: str) -> AdoptedRun | None:
-        """Return the run of ours that the peer's run has become with its first report."""
+    def find_status(self, key: str) -> str | None:
+        """Return the status of a run of the peer, "" if it has not ended, or None if no report has made it a run of
+        ours."""
         found = self._runs.get(key)
-        return found if isinstance(found, AdoptedRun) else None
+        if not isinstance(found, AdoptedRun):
+            return None
+        return found.view.status or ""
 
     def forget(self, key: str) -> None:
         """Reject all further reports about a run, and give up its open questions and unconfirmed messages."""
@@ -212,9 +210,13 @@ class Adoption:
 
     # Reports of the peer
 
-    def adopt(self, report: Report) -> RunEnded | None:
+    def adopt(self, report: Report, *, below: int | None = None) -> RunEnded | None:
         """Write a report of the peer as an event. Return the ending if the report ends a run other than an AdoptedRun,
-        for the driver of the run. Raises Rejected if the peer may not report this."""
+        for the driver of the run. A new run may be below our run number `below`, about which the peer reports nothing
+        itself. Raises Rejected if the peer may not report this."""
+        if below is not None and isinstance(report.body, RemoteSpawned):
+            self._anchors.add(report.body.parent)
+            self.place(report.body.parent, self._tree.runs[below])
         parent = self._runs.get(report.body.parent) if isinstance(report.body, RemoteSpawned) else None
         if parent is not None and (parent.ending or parent.stopping is not None):
             raise Rejected("parent_ended", report.run)
@@ -235,7 +237,8 @@ class Adoption:
             case RemoteDelta():
                 self._show(report.run, node, body)
             case RunEnded() if isinstance(node, AdoptedRun):
-                node.end(body.ending, partial=body.partial)
+                below: Status = "cancelled" if body.status == "cancelled" else "disconnected"
+                node.end(body.ending, partial=body.partial, below=below)
             case RunEnded():
                 return body
             case RunStarted(sandbox=sandbox):
@@ -407,9 +410,8 @@ class Adoption:
             place.set_result(self._tree.seq)
 
     def cancel(self, key: str) -> None:
-        if self._remote.capabilities.cancel:
-            with suppress(Undelivered):  # the run has ended here, whatever its peer still does
-                self._remote.cancel(key)
+        with suppress(Undelivered):  # the run has ended here, whatever its peer still does
+            self._remote.cancel(key)
 
 
 def make_adopted(  # noqa: PLR0913 - each by name

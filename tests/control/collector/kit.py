@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
-from retinue.control.collector import Collector
 from retinue.control.reporting import Reporting
 from retinue.core.events import Delta, Event
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, Task
 from retinue.protocol.reports import ADDRESS
+from retinue.remote.collector import Collector
 from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 from retinue.testing import scripted

@@ -15,7 +15,6 @@ import msgspec
 import retinue
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
-from retinue.control.collector import Downward
 from retinue.control.reporting import Publisher, Relay
 from retinue.core.caller import narrow_caller
 from retinue.core.errors import SpawnRefused
@@ -24,6 +23,7 @@ from retinue.core.ports import Outcome
 from retinue.core.profiles import Profile, Task
 from retinue.protocol import inherited_limits
 from retinue.protocol.reports import ADDRESS
+from retinue.remote.collector import Downward
 from retinue.supervisor.caller_limits import serve_caller
 from retinue.testing import scripted
 

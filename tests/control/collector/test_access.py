@@ -9,10 +9,10 @@ from typing import Any
 import apsw
 import pytest
 
-from retinue.control import collector as module
 from retinue.core.events import RunSpawned
 from retinue.core.ports import Outcome
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
+from retinue.remote import collector as module
 from tests.control.collector.kit import AT, Hall, Server, hall, of, runs_of
 from tests.control.loopback.kit import knock
 from tests.gates import hurry, pass_time

@@ -10,7 +10,6 @@ import pytest
 
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
-from retinue.control import collector as module
 from retinue.core.control import ResumeOverrides, SpawnBelow
 from retinue.core.errors import ConfigError
 from retinue.core.events import (
@@ -30,6 +29,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.usage import Usage
 from retinue.log.blocks import Blocks
 from retinue.log.records import fold_records
+from retinue.remote import collector as module
 from retinue.remote.port import RemoteRun, Undelivered
 from retinue.remote.validator import Bounds, clean_name
 from retinue.surfaces.printer.printer import Printer
@@ -194,6 +194,7 @@ async def test_how_a_server_says_it_ended(tmp_path: Path, end: dict[str, str], e
     [
         (Outcome("the answer"), "done", "the answer", "disconnected"),
         (Outcome("it broke", success=False), "failed", "it broke", "disconnected"),
+        (Outcome("", success=False), "failed", "subagent returned an unrecognized run state", "disconnected"),
         (None, "cancelled", "Subagent cancelled", "cancelled"),
     ],
 )

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from retinue.control.collector import Downward
 from retinue.control.reporting import Publisher, Relay
 from retinue.core.caller import NOBODY
 from retinue.core.events import RunEnded
 from retinue.core.limits import Limits
 from retinue.core.ports import Outcome
+from retinue.remote.collector import Downward
 from tests.control.collector.kit import hall, runs_of
 
 

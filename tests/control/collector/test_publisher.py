@@ -13,7 +13,6 @@ import pytest
 from retinue.build.parts import Parts
 from retinue.build.servers import make_reporting
 from retinue.build.supervisor import make_supervisor
-from retinue.control.collector import Collector, Downward
 from retinue.control.reporting import Poster, Publisher, Relay, Reporting
 from retinue.core.caller import NOBODY, Caller
 from retinue.core.errors import ConfigError
@@ -22,6 +21,7 @@ from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, Task
 from retinue.core.usage import Usage
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
+from retinue.remote.collector import Collector, Downward
 from retinue.supervisor.caller_limits import serve_caller
 from retinue.testing import ManualClock, scripted
 from tests.control.collector.kit import CHILD, hall, of, runs_of

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Protocol
@@ -28,25 +29,24 @@ from retinue.core.events import Body, RunEnded, Thinking, ToolCall, ToolResult, 
 from retinue.core.limits import DEFAULT_DEPTH, Limits
 from retinue.core.messages import RunRef
 from retinue.core.ports import Outcome
-from retinue.core.results import Ending, Status
+from retinue.core.results import Status, ending_texts
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.core.traces import baggage_of
 from retinue.http.listener import HOST, Listener
 from retinue.http.server import HttpError, Request, ServerConnection
-from retinue.log.runs import RunView
 from retinue.protocol import inherited_limits
 from retinue.protocol import reports as collected
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS, ROUTE, Reported, make_caller_tag, read_arguments
 from retinue.protocol.strict_json import InvalidBody
 from retinue.remote.port import Capabilities, Peer, RemoteRun, RemoteSpawned, Report, Undelivered
-from retinue.remote.validator import Bounds, Rejected, clean_name, cut_text
+from retinue.remote.validator import NAMELESS, Bounds, Rejected, clean_name
 
 MOST_CONNECTIONS = 1024
 BOUNDS = Bounds()
 SWEPT = 4096
 IDLE_SECONDS = 120.0
 END = "subagent_end"
-OURS = "\0"  # prefix of the keys of our own runs, to tell them from ids of a server
+OURS = "\0"  # prefix of the keys of our own runs: no id of a server has a control character in it
 NOT_YOURS = "run '{run}' is not below a call that was made on this server"
 UNKNOWN = "there is no run '{run}': report under the runId of the call, or name the run above it as parentRunID"
 HAS_ENDED = "run '{run}' has ended{how}: it is not wanted any more"
@@ -61,25 +61,7 @@ _REFUSALS = {
 RUNTIME = "foreign"  # the runtime of reported runs, and the tier of their calls
 
 
-class AdoptedRun(Protocol):
-    """A reported run as a run of our tree. `ending` is True once its ending is written or on the way."""
-
-    @property
-    def ending(self) -> bool: ...
-
-    @property
-    def view(self) -> RunView: ...
-
-    def stop(self, status: Status) -> bool:
-        """End the run here at once, and ask its server to stop it."""
-        ...
-
-    def end(self, ending: Ending) -> None:
-        """Write the ending of the run, unless it has one."""
-        ...
-
-
-class Adoption(Protocol):
+class ServerAdoption(Protocol):
     """The runs of one server in one tree."""
 
     @property
@@ -87,23 +69,21 @@ class Adoption(Protocol):
         """True if the tree has ended."""
         ...
 
-    def anchor(self, key: str, run: int) -> None:
-        """Take reports about runs below a run of ours, and none about that run itself."""
+    def adopt(self, report: Report, *, below: int | None = None) -> object:
+        """Write a report to our tree. The report of a new run may name the run of ours that made the call, by the
+        number `below`. Raises Rejected for a report that the server may not make."""
         ...
 
-    def adopt(self, report: Report) -> object:
-        """Write a report to our tree. Raises Rejected for a report that the server may not make."""
-        ...
-
-    def find_adopted(self, key: str) -> AdoptedRun | None:
-        """Return the run of ours that a reported run has become with its first report."""
+    def find_status(self, key: str) -> str | None:
+        """Return the status of a reported run, "" if it has not ended, or None if no report has made it a run of
+        ours."""
         ...
 
 
 class RunAdopter(Protocol):
     """The part of the supervisor that the collector uses."""
 
-    def adopt_runs(self, tree: str, peer: Peer, remote: RemoteRun, *, bounds: Bounds) -> Adoption | None:
+    def adopt_runs(self, tree: str, peer: Peer, remote: RemoteRun, *, bounds: Bounds) -> ServerAdoption | None:
         """Return the adoption of a peer's runs in a tree, or None if the tree is not at work."""
         ...
 
@@ -131,24 +111,26 @@ class _Server:
 class _ReportedRun:
     """A run id that one server may report, and the conversion of its events into reports.
 
-    `parent` is the key of the run above. `give_up` abandons the call, if the run is the call's own. `is_over` is True
-    once the call has returned. `open_calls` holds the run's tool calls without a result: id, tool name and monotonic
-    start time."""
+    `parent` is the key of the run above, or the number of the run of ours that made the call. `give_up` abandons the
+    call, if the run is the call's own. `is_over` is True once the call has returned. `open_calls` holds the run's tool
+    calls without a result: id, tool name and monotonic start time. `agent` is known once the run was reported."""
 
     server: _Server
     tree: str
-    parent: str
+    parent: str | int
     give_up: Callable[[], object] | None = None
     is_over: bool = False
     open_calls: list[tuple[str, str, float]] = field(default_factory=list)
     call_count: int = 0
+    agent: str = ""
 
     def make_spawn_report(self, event: Reported, *, size: int) -> Report:
         """Return the report that creates the run, made from the first event posted about it."""
         is_start = event.type == "subagent_start"
+        self.agent = clean_name(event.subagent_name) or NAMELESS
         body = RemoteSpawned(
-            parent=self.parent,
-            agent=event.subagent_name,
+            parent=self.parent if isinstance(self.parent, str) else f"{OURS}{self.parent}",
+            agent=self.agent,
             task=event.payload or "" if is_start else "",
             label=clean_name(event.run_id),
             subagent_id=event.run_id,
@@ -205,7 +187,7 @@ class _ServerRuns:
     """The commands for the runs that a server reports. The only supported command is to cancel a run by abandoning its
     call."""
 
-    capabilities = Capabilities(cancel=True)
+    capabilities = Capabilities()
 
     def __init__(self, runs: Mapping[str, _ReportedRun]) -> None:
         self._runs = runs
@@ -235,7 +217,7 @@ class Collector(Listener):
         self._servers: dict[str, _Server] = {}
         self._secrets: list[str] = []
         self._runs: dict[str, _ReportedRun] = {}
-        self._adoptions: dict[tuple[str, str], Adoption] = {}
+        self._adoptions: dict[tuple[str, str], ServerAdoption] = {}
         self._anchors: dict[tuple[str, int], str] = {}
         self._anchored: dict[str, tuple[str, int]] = {}
         self._tagged: dict[str, str] = {}
@@ -257,7 +239,7 @@ class Collector(Listener):
         run_id, started = generate_run_id(name), self._servers.get(server)
         if started is not None:
             started.open.add(run_id)
-            self._keep_run(run_id, _ReportedRun(started, ref.tree, _make_key(ref.run), give_up))
+            self._keep_run(run_id, _ReportedRun(started, ref.tree, ref.run, give_up))
         return run_id
 
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
@@ -278,15 +260,10 @@ class Collector(Listener):
             return
         run.is_over = True
         run.server.open.discard(run_id)
-        node = self._find_adopted(run_id)
-        if node is None:
-            return
         if outcome is None:
-            node.stop("cancelled")
-        elif outcome.success:
-            node.end(Ending("done", cut_text(outcome.text)))
+            self._end_run(run_id, run, "cancelled")
         else:
-            node.end(Ending("failed", cut_text(outcome.text), cut_text(outcome.text)))
+            self._end_run(run_id, run, "done" if outcome.success else "failed", outcome.text)
 
     def end_server(self, server: str) -> None:
         started = self._servers.pop(server, None)
@@ -294,15 +271,22 @@ class Collector(Listener):
             return
         del self._paths[f"/{started.secret}{ROUTE}"]
         for name, run in list(self._runs.items()):
-            node = self._find_adopted(name)
-            if run.server is started and node is not None and name not in started.open:  # open calls end by end_call
-                node.stop("disconnected")
+            if run.server is started and name not in started.open:  # open calls end by end_call
+                self._end_run(name, run, "disconnected")
 
-    def _find_adopted(self, run_id: str) -> AdoptedRun | None:
-        """Return the run in our tree that a reported run became with its first event, or None."""
+    def _end_run(self, run_id: str, run: _ReportedRun, status: Status, text: str = "") -> None:
+        """End a reported run, unless it has ended or was never reported."""
+        adoption = self._adoptions.get((run.server.secret, run.tree))
+        if adoption is not None:
+            error = text or ending_texts(status, name=run.agent, primary=False)[1]
+            with suppress(Rejected):
+                adoption.adopt(Report(run_id, RunEnded(status, text, 0, error)))
+
+    def _find_status(self, run_id: str) -> str | None:
+        """Return the status of a run, "" if it has not ended, or None if no event about it has been reported."""
         run = self._runs.get(run_id)
         adoption = None if run is None else self._adoptions.get((run.server.secret, run.tree))
-        return None if adoption is None else adoption.find_adopted(run_id)
+        return None if adoption is None else adoption.find_status(run_id)
 
     def _keep_run(self, run_id: str, run: _ReportedRun) -> None:
         self._runs[run_id] = run
@@ -353,18 +337,19 @@ class Collector(Listener):
                 return  # the run was never reported, so there is nothing to end
         elif run.server is not server:
             raise HttpError(403, NOT_YOURS.format(run=event.run_id))
-        node = self._find_adopted(event.run_id)
-        if run.is_over or (node is not None and node.ending):
+        status = self._find_status(event.run_id)
+        if run.is_over or status:
             if event.type == END:
                 return
-            how = "" if node is None or node.view.status is None else f" ({node.view.status})"
+            how = f" ({status})" if status else ""
             raise HttpError(409, HAS_ENDED.format(run=event.run_id, how=how))
         adoption = self._get_adoption(run)
         if adoption is None:
             raise HttpError(409, CALLER_ENDED.format(run=event.run_id))
-        if node is None:
-            _adopt(adoption, run.make_spawn_report(event, size=size))
-            if adoption.find_adopted(event.run_id) is None:
+        if status is None:
+            below = run.parent if isinstance(run.parent, int) else None
+            _adopt(adoption, run.make_spawn_report(event, size=size), below=below)
+            if adoption.find_status(event.run_id) is None:
                 return  # over the limit; the parent's log has a gap that says so
             self._keep_run(event.run_id, run)
             if event.root_id is None:
@@ -382,22 +367,20 @@ class Collector(Listener):
             raise HttpError(404, UNKNOWN.format(run=event.run_id))
         above, place = self._runs.get(key), self._anchored.get(key)
         if above is not None and above.server is server:
-            node = self._find_adopted(key)
-            return _ReportedRun(server, above.tree, above.parent if node is None or node.ending else key)
+            return _ReportedRun(server, above.tree, key if self._find_status(key) == "" else above.parent)
         if place is None:
             raise HttpError(403, NOT_YOURS.format(run=event.run_id))
-        return _ReportedRun(server, place[0], _make_key(place[1]))
+        return _ReportedRun(server, *place)
 
     def _find_plain_run(self, server: _Server) -> str | None:
         """Return the newest running run of the server that a plain CPE process reports, or None."""
         for run_id in reversed(list(server.plain)):
-            node = self._find_adopted(run_id)
-            if node is not None and not node.ending:
+            if self._find_status(run_id) == "":
                 return run_id
             del server.plain[run_id]
         return None
 
-    def _get_adoption(self, run: _ReportedRun) -> Adoption | None:
+    def _get_adoption(self, run: _ReportedRun) -> ServerAdoption | None:
         """Return the adoption of the server's runs in the run's tree, or None if the tree has ended."""
         if not self._down.runs.is_live(run.tree):
             return None
@@ -409,20 +392,12 @@ class Collector(Listener):
             if adoption is None:
                 return None
             self._adoptions[place] = adoption
-        if run.parent.startswith(OURS):
-            adoption.anchor(run.parent, int(run.parent.removeprefix(OURS)))
         return adoption
 
 
-def _make_key(run: int) -> str:
-    """Return the key of a run of ours that calls a server. No peer can use the key, because it contains a control
-    character."""
-    return f"{OURS}{run}"
-
-
-def _adopt(adoption: Adoption, report: Report) -> None:
+def _adopt(adoption: ServerAdoption, report: Report, *, below: int | None = None) -> None:
     try:
-        adoption.adopt(report)
+        adoption.adopt(report, below=below)
     except Rejected as rejected:
         status, text = _REFUSALS[rejected.code]
         raise HttpError(status, text.format(run=report.run, how="")) from None
