@@ -130,6 +130,14 @@ def test_every_id_that_our_own_format_gives_is_the_id_of_a_request(agent: str, n
     assert wire.parse_steer_name(wire.steer_name(name, 3)) == name
 
 
+def test_a_steer_carries_words_or_a_cancel_for_one_run() -> None:
+    assert wire.parse_steer(wire.encode_steer(3, "left")) == (3, "left")
+    assert wire.parse_steer(wire.encode_steer(3, None)) == (3, None)
+    for wrong in (b'{"run": 3}', b'{"run": 3, "cancel": "yes"}', b'{"run": true, "cancel": true}'):
+        with pytest.raises(wire.RequestError):
+            wire.parse_steer(wrong)
+
+
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_no_bytes_break_the_parsers(data: bytes) -> None:
     for parsing in (wire.parse_request, wire.parse_response):

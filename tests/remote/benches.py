@@ -162,7 +162,7 @@ async def outbox_bench(folder: Path) -> AsyncIterator[Bench]:
 class CollectorBench:
     """The collector, whose peer is an MCP server that posts. The run is that of a call made by the primary."""
 
-    capabilities = Capabilities(cancel=True)
+    capabilities = Capabilities()
 
     def __init__(self, server: Server, run_id: str, given_up: asyncio.Event) -> None:
         self.supervisor, self.tree, self.run = server.hall.supervisor, server.hall.tree, 1
@@ -227,7 +227,7 @@ async def collector_bench(folder: Path) -> AsyncIterator[Bench]:
 class A2aBench(_EventBench):
     """The A2A adapter, whose peer is the hand of another retinue."""
 
-    capabilities = Capabilities(send=True, cancel=True, answer=True, replay=True)
+    capabilities = Capabilities(send=True, answer=True, replay=True)
 
     def __init__(self, supervisor: Supervisor, tree: str, hand: Hand, server: Any) -> None:
         self.supervisor, self.tree, self.run = supervisor, tree, 0

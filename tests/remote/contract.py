@@ -188,7 +188,7 @@ CONTRACT: dict[Check, str] = {
     cannot_be_lied_to: "",
     ends_disconnected_when_the_peer_is_lost: "",
     takes_words_or_says_that_they_do_not_reach_it: "",
-    stops_when_it_is_cancelled: "cancel",
+    stops_when_it_is_cancelled: "",
     has_its_questions_answered_here: "answer",
 }
 

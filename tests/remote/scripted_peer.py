@@ -49,7 +49,7 @@ class ScriptedPeer:
 
 
 class ScriptedRun:
-    capabilities = Capabilities(send=True, cancel=True, answer=True, replay=True)
+    capabilities = Capabilities(send=True, answer=True, replay=True)
 
     def __init__(self, peer: ScriptedPeer, reference: str, cursor: int) -> None:
         self.reference, self._run, self._script, self._cursor = (

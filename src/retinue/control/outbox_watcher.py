@@ -192,13 +192,13 @@ class OutboxWatcher:
             reach_failpoint("cancel_seen")
             self._commands.start(self._cancel(name, tree))
 
-    async def _cancel(self, name: str, tree: str) -> None:
-        if await self._control.cancel(tree):
-            self._host.say(f"{name}: cancelled by the side that asked")
+    async def _cancel(self, name: str, tree: str, run: int = 0) -> None:
+        if await self._control.cancel(tree, run):
+            self._host.say(f"{name}: {f'run {run} ' if run else ''}cancelled by the side that asked")
 
     def _read_steer(self, file: str) -> None:
-        """Send the message in a steer file to its run, unless the sender withdraws the file first. The side that
-        removes the file has the message."""
+        """Send the message in a steer file to its run, or cancel the run, unless the sender withdraws the file first.
+        The side that removes the file has the message."""
         name = wire.parse_steer_name(file)
         if name is None or name not in self._trees:
             return
@@ -215,7 +215,9 @@ class OutboxWatcher:
             self._box.remove_entry(file)
             return
         if self._box.remove_entry(file):
-            self._commands.start(self._send(self._trees[name], run, text))
+            tree = self._trees[name]
+            command = self._cancel(name, tree, run) if text is None else self._send(tree, run, text)
+            self._commands.start(command)
 
     async def _send(self, tree: str, run: int, text: str) -> None:
         try:

@@ -224,17 +224,19 @@ def _read_spending(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: getattr(caller, name) for name in SPENDING_KEYS}
 
 
-def encode_steer(run: int, text: str) -> bytes:
-    """Encode a message for run number `run` of the tree that a request has become."""
-    return msgspec.json.encode({"version": VERSION, "run": run, "text": text})
+def encode_steer(run: int, text: str | None) -> bytes:
+    """Encode a message for run number `run` of the tree that a request has become. None cancels the run."""
+    command = {"cancel": True} if text is None else {"text": text}
+    return msgspec.json.encode({"version": VERSION, "run": run, **command})
 
 
-def parse_steer(data: bytes) -> tuple[int, str]:
+def parse_steer(data: bytes) -> tuple[int, str | None]:
+    """Return the number of a run, and the message for the run, or None to cancel the run. Raises RequestError."""
     fields = _decode_object(data)
     run = fields.get("run", 0)
     if fields.get("version", VERSION) != VERSION or isinstance(run, bool) or not isinstance(run, int) or run < 0:
         raise RequestError("words for a run need its number, and this version")
-    return run, _read_text(fields, "text")
+    return run, None if fields.get("cancel") is True else _read_text(fields, "text")
 
 
 def encode_response(response: Response) -> bytes:

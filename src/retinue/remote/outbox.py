@@ -38,6 +38,7 @@ UNCLAIMED = (
     "`retinue watch --outbox {folder} --allow-root PATH`"
 )
 TOO_MANY = f"the host takes no more than {wire.MOST_STEERS} words for one request"
+OVER = "the request is answered, so the host takes nothing for it any more"
 UNTAKEN = "no watcher has taken the words for {seconds:g} s; they were taken back"
 
 
@@ -64,7 +65,7 @@ class OutboxAdapter:
 class OutboxRun:
     """One request, from its request file to its response. The cursor is an offset in the events file."""
 
-    capabilities = Capabilities(send=True, cancel=True, replay=True)
+    capabilities = Capabilities(send=True, replay=True)
 
     def __init__(self, folder: Path, request: RemoteRequest, *, reference: str, offset: int) -> None:
         self.reference = reference
@@ -75,6 +76,7 @@ class OutboxRun:
         self._events: int | None = None
         self._rest = b""
         self._is_answered = False
+        self._is_over = False
 
     async def reports(self) -> AsyncGenerator[Report]:
         try:
@@ -87,6 +89,7 @@ class OutboxRun:
             finally:
                 self._tidy()
         finally:
+            self._is_over = True
             if self._events is not None:
                 os.close(self._events)
             self._box.close()
@@ -143,7 +146,7 @@ class OutboxRun:
                     yield Report(STARTED, Warned(text, code="unclaimed"))
             waited += POLL_SECONDS
             await asyncio.sleep(POLL_SECONDS)
-        self._is_answered = True
+        self._is_answered = self._is_over = True
         if response.warning:
             yield Report(STARTED, Warned(response.warning))
         yield Report(STARTED, self._make_ending(response))
@@ -197,6 +200,18 @@ class OutboxRun:
     async def send(self, run: str, text: str) -> None:
         """Write a message for a run to a separate file and wait for the host to remove the file, which means that the
         host has the message. After `STEER_SECONDS`, remove the file and raise Undelivered."""
+        name = self._write_steer(run, text)
+        waited = 0.0
+        while self._box.has_entry(name) and waited < STEER_SECONDS:
+            waited += POLL_SECONDS
+            await asyncio.sleep(POLL_SECONDS)
+        if self._box.remove_entry(name):
+            raise Undelivered(UNTAKEN.format(seconds=STEER_SECONDS))
+
+    def _write_steer(self, run: str, text: str | None) -> str:
+        """Write a message or a cancel for one run to a file, and return the name of the file."""
+        if self._is_over:
+            raise Undelivered(OVER)
         if self._steers == wire.MOST_STEERS:
             raise Undelivered(TOO_MANY)
         data, name = wire.encode_steer(int(run or 0), text), wire.steer_name(self.reference, self._steers)
@@ -207,18 +222,15 @@ class OutboxRun:
             self._box.put_message(name, data, reader=self._box.owner)
         except OSError as error:
             raise Undelivered(f"cannot write to the outbox: {error.strerror or error}") from None
-        waited = 0.0
-        while self._box.has_entry(name) and waited < STEER_SECONDS:
-            waited += POLL_SECONDS
-            await asyncio.sleep(POLL_SECONDS)
-        if self._box.remove_entry(name):
-            raise Undelivered(UNTAKEN.format(seconds=STEER_SECONDS))
+        return name
 
     def cancel(self, run: str) -> None:
+        """Cancel the whole request by its mark, or one run below by a message, which the host takes when it looks."""
         if run != STARTED:
-            raise Undelivered("only the whole request can be cancelled on the host")
-        with suppress(OSError):
-            self._box.create_mark(wire.cancel_name(self.reference))
+            self._write_steer(run, None)
+        elif not self._is_over:
+            with suppress(OSError):
+                self._box.create_mark(wire.cancel_name(self.reference))
 
     async def answer(self, run: str, approval_id: str, decision: Decision) -> None:
         raise Undelivered("questions are answered on the host")

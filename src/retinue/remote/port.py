@@ -24,11 +24,10 @@ STARTED = ""  # the id of the requested run among the runs of its peer
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The commands that a peer supports for its runs. `replay` means that `attach` reports everything after the cursor
-    again, and not only new events."""
+    """The commands that a peer supports for its runs, besides a cancel. `replay` means that `attach` reports everything
+    after the cursor again, and not only new events."""
 
     send: bool = False
-    cancel: bool = False
     answer: bool = False
     replay: bool = False
 

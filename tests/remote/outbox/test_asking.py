@@ -18,12 +18,12 @@ import retinue
 from retinue import Event, Profile, Task, tool
 from retinue.core.control import RunHandle
 from retinue.core.errors import ConfigError
-from retinue.core.events import Message, RunSpawned, ToolCall, Warned
+from retinue.core.events import Message, RunEnded, RunSpawned, ToolCall, Warned
 from retinue.core.messages import Call, Reply
 from retinue.core.ports import Clock
 from retinue.remote import outbox as delegated
 from retinue.supervisor import adoption, driver
-from retinue.testing import ManualClock
+from retinue.testing import ManualClock, scripted
 from tests.remote.outbox.kit import explorer, put, until
 from tests.sandbox.hosts import host
 from tests.sandbox.places import needs_bubblewrap
@@ -276,6 +276,29 @@ async def test_words_for_a_run_below_one_on_the_host_reach_that_one(tmp_path: Pa
         go.set()
         await run.result()
     assert heard == ["turn left"]
+
+
+async def test_a_cancel_of_a_run_below_one_on_the_host_reaches_that_one(tmp_path: Path) -> None:
+    child = Profile("listener", model=scripted({"listener": [{"hang": True}]}))
+    above = explorer([call("subagent_listener", task="x"), {"text": "over"}], tools=[child])
+    async with (
+        host(tmp_path, profiles=[above], runtime="inherited") as there,
+        retinue.open(path=tmp_path / ".retinue", outbox=there.outbox, mode="yes") as r,
+    ):
+        run = await r.spawn(HERE, "go")
+        async for event in run.events():
+            if event.run == 1 and event.kind == "run.started":
+                break
+        assert await r.control.cancel(run.tree, 1)
+        async with asyncio.timeout(100):  # on the host nothing else ends the child
+            assert (await run.result()).final_response == "over"
+        [tree] = there.trees
+        endings = {e.run: e.body.status for e in await there.supervisor.log.read(tree) if isinstance(e.body, RunEnded)}
+        assert endings == {0: "done", 1: "cancelled"}
+        assert any("run 1 cancelled by the side that asked" in text for text in there.said)
+        here = {e.run: e.body.status async for e in run.events() if isinstance(e.body, RunEnded)}
+        assert here == {0: "done", 1: "cancelled"}
+        assert os.listdir(there.outbox) == []
 
 
 async def test_words_that_were_sent_before_it_began_are_part_of_what_is_asked(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ class A2aRun:
     @property
     def capabilities(self) -> Capabilities:
         answer = self._can_answer or not self._known.typed
-        return Capabilities(send=True, cancel=True, answer=answer, replay=self._known.typed or not self._known.task)
+        return Capabilities(send=True, answer=answer, replay=self._known.typed or not self._known.task)
 
     # Reports
 
