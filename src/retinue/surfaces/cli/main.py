@@ -192,7 +192,7 @@ def make_parser(*chosen: str) -> tuple[Parser, dict[str, Parser]]:
         metavar="DIR",
         action="append",
         default=[],
-        help="run as if started in DIR; stands before COMMAND, and paths in other options are then relative to DIR",
+        help="run as if started in DIR; goes before COMMAND, and relative paths in other options start at DIR",
     )
     commands = top.add_subparsers(
         title="commands", prog=top.prog, dest="command", metavar="COMMAND", parser_class=Parser

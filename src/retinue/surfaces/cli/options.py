@@ -33,7 +33,7 @@ def add_level_options(parser: argparse.ArgumentParser) -> None:
     )
     level.add_argument("--quiet", action="store_true", help="show one line for each tool call")
     parser.add_argument(
-        "--plain", action="store_true", help="print blocks instead of the live view, as where there is no terminal"
+        "--plain", action="store_true", help="print blocks instead of the live view; the default without a terminal"
     )
 
 

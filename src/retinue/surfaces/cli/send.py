@@ -38,11 +38,11 @@ def configure_send(parser: argparse.ArgumentParser) -> None:
 def execute_send(args: argparse.Namespace) -> int:
     """Send a message to a run while it works.
 
-    The run reads it at its next turn, as words of the user. The receipt is one of
+    The run reads it at its next turn, as a message of the user. The receipt is one of
       delivered at turn N   the run has read it
-      queued                the run is in the middle of a turn, and reads it at the next one
+      queued                the run reads it at its next turn
       too late              the run has ended, or ended before another turn (exit code 1)
-      only watched here     the run is in an MCP server, which only reports it (exit code 1)
+      only watched here     the run is in an MCP server and takes no messages (exit code 1)
 
     examples:
       retinue send last "leave the tests alone"
