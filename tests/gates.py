@@ -1,7 +1,8 @@
 """Order and time in the hands of a test, so that none depends on which of two is faster.
 
 A `Gate` holds a command of an agent, in any process; a `HeldClock` holds the replies of a scripted model in this one;
-`pass_time` makes what is due later due now, and `hurry` does so until something has ended."""
+`pass_time` makes what is due later due now, and `hurry` does so until something has ended. `until` waits for something
+real, such as the work of another process. `limit_calls` counts steps, where a time would depend on the machine."""
 
 from __future__ import annotations
 
@@ -9,10 +10,13 @@ import asyncio
 import errno
 import os
 import shlex
+import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 from retinue.testing import ManualClock
@@ -20,6 +24,7 @@ from retinue.testing import ManualClock
 T = TypeVar("T")
 SECONDS = 200.0  # only ends what hangs
 STEP_SECONDS = 0.02
+POLL_SECONDS = 0.01
 
 
 class Gate:
@@ -54,10 +59,7 @@ class Gate:
 
     async def wait_for_arrival(self) -> int:
         """Do as `hold`, and let the loop go on meanwhile."""
-        async with asyncio.timeout(SECONDS):
-            while (fd := self._knock()) is None:
-                await asyncio.sleep(STEP_SECONDS)
-        return fd
+        return await until(self._knock)
 
     async def let_pass(self) -> None:
         """Do as `open`, and let the loop go on meanwhile."""
@@ -84,6 +86,34 @@ class HeldClock(ManualClock):
 
     async def sleep(self, seconds: float) -> None:
         await (self._released.wait() if seconds else asyncio.sleep(0))
+
+
+async def until(look: Callable[[], T | None]) -> T:
+    """Poll something real until there is something, and return that. Counts polls: `pass_time` does not end it."""
+    for _ in range(int(SECONDS / POLL_SECONDS)):
+        if found := look():
+            return found
+        await asyncio.sleep(POLL_SECONDS)
+    raise AssertionError("it never came true")
+
+
+@contextmanager
+def limit_calls(most: int) -> Iterator[None]:
+    """Fail as soon as the block has made more than `most` calls of functions, in Python or C."""
+    left = most
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal left
+        left -= event in ("call", "c_call")
+        if left < 0:
+            sys.setprofile(None)
+            raise AssertionError(f"more than {most} calls")
+
+    sys.setprofile(count)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
 
 
 async def pass_time(seconds: float) -> None:

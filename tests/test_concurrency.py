@@ -18,6 +18,7 @@ from retinue.concurrency import (
     run_until_first,
 )
 from retinue.testing import ManualClock
+from tests.gates import pass_time
 
 
 async def forever(ended: list[str], name: str = "") -> None:
@@ -121,7 +122,7 @@ async def test_work_is_finished_although_its_caller_is_cancelled_and_hurried_the
     caller = asyncio.create_task(finish_despite_cancel(work(), hurry=hurry))
     await started.wait()
     caller.cancel()
-    await asyncio.sleep(0.01)
+    await pass_time(0)
     assert not caller.done() and not hurries
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -12,6 +12,7 @@ from retinue.build.notifications import MAX_RUNNING, Notifier, make_notice_envir
 from retinue.config.settings import load_settings, restrict
 from retinue.core.approvals import Approval, QuestionChange, QuestionClosed
 from tests.control.loopback.test_second_terminal import GLOB, first, waiting, write
+from tests.gates import until as wait_until
 from tests.surfaces.cli.shell import Project, until
 
 KEPT = "cat > question.json; printf '%s' \"$RETINUE_QUESTION\" > line.txt; mv question.json told.json"
@@ -36,10 +37,8 @@ class Desk:
 
 
 async def wait_for(folder: Path, count: int) -> list[str]:
-    async with asyncio.timeout(30):
-        while len(found := os.listdir(folder)) < count:
-            await asyncio.sleep(0.01)
-    return sorted(found)
+    await wait_until(lambda: len(os.listdir(folder)) >= count)
+    return sorted(os.listdir(folder))
 
 
 async def test_a_command_ends_with_its_question_and_only_a_few_run_at_once(tmp_path: Path) -> None:
@@ -50,9 +49,7 @@ async def test_a_command_ends_with_its_question_and_only_a_few_run_at_once(tmp_p
         assert await wait_for(tmp_path, MAX_RUNNING) == [str(number) for number in range(MAX_RUNNING)]
         first_pid = int((tmp_path / "0").read_text())
         desk.changes.put_nowait(QuestionClosed("t/0/0", allowed=True))
-        async with asyncio.timeout(30):
-            while os.path.exists(f"/proc/{first_pid}"):
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: not os.path.exists(f"/proc/{first_pid}"))
         desk.changes.put_nowait(ask(99))
         assert "99" in await wait_for(tmp_path, MAX_RUNNING + 1)
     finally:
@@ -64,9 +61,7 @@ async def test_a_command_that_cannot_be_started_is_told_once(tmp_path: Path) -> 
     desk = Desk(tmp_path, str(tmp_path / "nothing"))
     desk.changes.put_nowait(ask(1))
     desk.changes.put_nowait(ask(2))
-    async with asyncio.timeout(30):
-        while not desk.warned:
-            await asyncio.sleep(0)
+    await wait_until(lambda: desk.warned)
     await asyncio.sleep(0)
     await desk.notifier.close()
     assert desk.warned == ["t/0/1: notify_command cannot be run: No such file or directory"]

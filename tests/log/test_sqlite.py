@@ -23,6 +23,7 @@ from retinue.core.ports import Log, LogReader
 from retinue.log import locks, schema, sqlite, sqlite_reader
 from retinue.log.sqlite import SqliteLog
 from retinue.log.sqlite_reader import SqliteReader
+from tests.gates import until
 from tests.log.contract import DurableLogContract, LogContract
 from tests.log.kit import fill, make_ended, make_event, make_spawned, write, write_files
 
@@ -463,8 +464,7 @@ async def test_an_index_that_cannot_be_written_costs_no_event(tmp_path: Path, ca
     log._own._write_index()
     await write(log, make_spawned(tree="t2"))
     blocker.execute("BEGIN IMMEDIATE")
-    while not caplog.messages:
-        await asyncio.sleep(0.001)
+    await until(lambda: caplog.messages)
     assert "cannot write the index of the log" in caplog.messages[0]
     assert [stored.tree for stored in await SqliteReader(tmp_path).list_trees()] == ["t2", "t1"]
     blocker.execute("ROLLBACK")

@@ -31,6 +31,7 @@ from retinue.models.wrappers import RedactingModel
 from retinue.sandbox.box import mask_outputs
 from retinue.supervisor.tree import _TEXT_FIELDS, redact
 from retinue.testing import scripted
+from tests.gates import pass_time, until
 from tests.log.kit import make_spawned
 from tests.models import wire
 from tests.models.kit import CLAUDE
@@ -167,8 +168,13 @@ async def test_the_whole_output_of_a_sandboxed_command_has_no_secret(
     project = repository(tmp_path / "p", keys=f"{KEY}\n" * 9)
     tmp_path.chmod(0o755)
     said = "seq 20000; cat keys; seq 20000"
-    agents = {"main": [shell(said), call("shell", command=f"{said}; sleep 60", timeout=0.7), "done"]}
-    _, events = await seen(project, agents, kind="copy", runtime="isolated")
+    waits = call("shell", command=f"{said}; touch said; sleep 1000", timeout=500)
+    playing = asyncio.create_task(
+        seen(project, {"main": [shell(said), waits, "done"]}, kind="copy", runtime="isolated")
+    )
+    await until(lambda: list((project / ".retinue").glob("**/said")))
+    await pass_time(500)
+    _, events = await playing
     outputs = project / ".retinue" / "runs" / events[0].tree / "0" / "outputs"
     texts = [file.read_text() for file in sorted(outputs.iterdir())]
     assert len(texts) == 2 and all(text.count(f"{secrets.HIDDEN}\n") == 9 and KEY not in text for text in texts)

@@ -22,6 +22,8 @@ from retinue.processes.group import (
     start_group,
     wait_until,
 )
+from tests.gates import pass_time
+from tests.gates import until as wait_for
 from tests.surfaces.cli.shell import until
 
 # A parent that ignores SIGTERM if told so, with a child that does the same; both say when they are ready.
@@ -74,13 +76,14 @@ async def test_waiting_for_the_exit_does_not_reap_and_has_an_end() -> None:
     await other.end(term=0)
 
 
-async def test_a_cancelled_end_is_finished_and_a_second_cancel_hurries_it() -> None:
-    group = started(STUBBORN)
+async def test_a_cancelled_end_is_finished_and_a_second_cancel_hurries_it(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    group = started(f"trap 'touch {asked}' TERM; (trap '' TERM; sleep 300) & echo ready; wait; wait; wait")
     ending = asyncio.create_task(group.end(term=300))
-    await asyncio.sleep(0.05)
+    await wait_for(asked.exists)
     ending.cancel()
-    await asyncio.sleep(0.05)
-    assert not ending.done()
+    await pass_time(0)
+    assert not ending.done() and has_living_member(group.pid)
     ending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await ending

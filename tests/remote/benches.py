@@ -24,9 +24,10 @@ from retinue.remote.port import STARTED, Capabilities, RemoteAdapter, RemoteSpaw
 from retinue.supervisor.supervisor import Supervisor
 from retinue.testing import scripted
 from tests.control.collector.kit import Server, hall
+from tests.gates import until
 from tests.remote.a2a_kit import Hand, serve_hand
 from tests.remote.contract import Bench
-from tests.remote.outbox.kit import put, until
+from tests.remote.outbox.kit import put
 from tests.remote.scripted_peer import PeerRun, ScriptedPeer, ScriptedRun
 
 PROFILE = Profile("explorer", "You explore.", model=scripted({}), runtime="delegated")

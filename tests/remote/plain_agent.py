@@ -8,14 +8,14 @@ from a2a.server.agent_execution import RequestContext
 from a2a.server.tasks import TaskUpdater
 from a2a.types import Part
 
+from tests.gates import until
 from tests.remote.a2a_kit import say, serve_agent
 
 
 async def main(port: int, gate: Path) -> None:
     async def act(updater: TaskUpdater, context: RequestContext) -> None:
         await say(updater, "🔧 Calling tool: **list_issues**\n")
-        while not gate.exists():
-            await asyncio.sleep(0.02)
+        await until(gate.exists)
         await say(updater, "✅ Tool **list_issues** completed\n")
         await updater.add_artifact([Part(text="3 issues are open")], name="answer")
         await updater.complete()

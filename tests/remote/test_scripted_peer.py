@@ -30,8 +30,9 @@ from retinue.core.usage import Usage
 from retinue.log.runs import Runs
 from retinue.remote.port import STARTED, RemoteSpawned
 from retinue.supervisor.supervisor import Supervisor
+from tests.gates import until
 from tests.remote.benches import PROFILE, make_supervisor
-from tests.remote.outbox.kit import FlatPrices, until
+from tests.remote.outbox.kit import FlatPrices
 from tests.remote.scripted_peer import PeerRun, ScriptedPeer
 
 ASKED = ApprovalAsked("theirs-1", "call-1", "shell", {"command": "make"})

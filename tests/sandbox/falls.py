@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from retinue import Event, Profile, Result
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
@@ -19,13 +21,13 @@ from retinue.core.events import Delta, RunEnded, RunStarted, ToolCall, ToolResul
 from retinue.core.limits import ResourceLimits
 from retinue.core.ports import Clock
 from retinue.core.profiles import Task
-from retinue.sandbox import builder, cgroups, tool_server_session
+from retinue.sandbox import builder, cgroups, process, tool_server_session
 from retinue.sandbox import container_image as image
 from retinue.sandbox.container import MAKER_LABEL, find_engine, name_maker
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.doctor import try_all
 from retinue.testing import scripted
-from tests.gates import HeldClock
+from tests.gates import HeldClock, until
 from tests.sandbox.scenes import Facts, project
 from tests.supervisor.tree.kit import call, main
 from tests.tools.web.kit import Web
@@ -137,10 +139,7 @@ def cmdline(pid: int) -> str:
 
 async def kill_tool_server(owner: Supervisor, tree: str) -> None:
     """Kill the last process that looks like one, when there is one: in a container the first process looks the same."""
-    async with asyncio.timeout(150):
-        while not (found := tool_servers()):
-            await asyncio.sleep(0.01)
-    os.kill(found[-1], signal.SIGKILL)
+    os.kill((await until(tool_servers))[-1], signal.SIGKILL)
 
 
 def tool_servers() -> list[int]:
@@ -152,9 +151,7 @@ def tool_servers() -> list[int]:
 async def kill_in_command(owner: Supervisor, tree: str) -> None:
     """Kill the tool server when the command of its call is at work."""
     workspace = Path(owner.trees[tree].runs[0].folders.path)
-    async with asyncio.timeout(150):
-        while not (workspace / "on").exists():
-            await asyncio.sleep(0.01)
+    await until((workspace / "on").exists)
     await kill_tool_server(owner, tree)
 
 
@@ -186,8 +183,7 @@ async def stubborn_tool(runtime: str) -> Facts:
 
     async def cancel(owner: Supervisor, tree: str) -> None:
         workspace = Path(owner.trees[tree].runs[0].folders.path)
-        while not (workspace / "on").exists():
-            await asyncio.sleep(0.01)
+        await until((workspace / "on").exists)
         assert await owner.cancel(tree)
 
     command = "trap '' TERM; (setsid sh -c \"trap '' TERM; sleep 77\" &) ; touch on; sleep 78"
@@ -196,30 +192,26 @@ async def stubborn_tool(runtime: str) -> Facts:
 
 @fall
 async def fill_when_cancelled(runtime: str) -> Facts:
-    """It hears SIGTERM, writes more than it may, and does not go: `late` is there if nobody looked meanwhile."""
-    is_late = False
+    """It stops its tool server, so that nobody answers the cancel, and then writes more than it may. The host waits for
+    the answer for ever: only the look at the size of the files can end it."""
 
     async def cancel(owner: Supervisor, tree: str) -> None:
-        nonlocal is_late
         run = owner.trees[tree].runs[0]
         workspace = Path(run.folders.path)
-        while not (workspace / "on").exists():
-            await asyncio.sleep(0.01)
+        await until((workspace / "on").exists)
         assert await owner.cancel(tree)
+        (workspace / "cancelled").touch()
         await run.join()
-        is_late = (workspace / "late").exists()
 
-    wait_for_signal = "trap 'told=1' TERM; touch on; while [ -z \"$told\" ]; do sleep 0.05; done"
     fill = "for i in $(seq 8); do head -c 1000000 /dev/zero > f$i; done"
-    replies = [call("shell", command=f"{wait_for_signal}; {fill}; sleep 3; touch late; sleep 60")]
-    before, tool_server_session.LOOK_SECONDS = tool_server_session.LOOK_SECONDS, 0.05
-    try:
-        facts = await play(
-            runtime, replies, resource_limits=ResourceLimits(workspace_bytes=3 * MIB), when=ToolCall, then=cancel
-        )
-    finally:
-        tool_server_session.LOOK_SECONDS = before
-    return facts | {"late": is_late}
+    command = f"kill -STOP $PPID; touch on; until [ -e cancelled ]; do sleep 0.05; done; {fill}; sleep 1000"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tool_server_session, "LOOK_SECONDS", 0.05)
+        patch.setattr(tool_server_session.ToolServerSandbox, "grace", 1000.0)
+        patch.setattr(process, "CANCEL_ASK_SECONDS", 1000.0)
+        replies = [call("shell", command=command)]
+        limits = ResourceLimits(workspace_bytes=3 * MIB)
+        return await play(runtime, replies, resource_limits=limits, when=ToolCall, then=cancel)
 
 
 @fall

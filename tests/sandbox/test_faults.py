@@ -27,7 +27,7 @@ from retinue.sandbox.channel import FrameChannel
 from retinue.sandbox.process import Process
 from retinue.sandbox.tool_server_session import ToolServerSandbox
 from retinue.testing import scripted
-from tests.gates import pass_time
+from tests.gates import pass_time, until
 from tests.sandbox.places import needs_bubblewrap
 from tests.sandbox.test_hostile import SERVES, NoProtection
 from tests.supervisor.tree.kit import bodies, call
@@ -97,8 +97,7 @@ class Wire:
     async def _hurry(self, pid: int) -> None:
         """Let the time pass at once in which the host waits for one who has stopped, and no longer."""
         process = self.processes[-1]
-        while read_state(pid) not in "TZX":
-            await asyncio.sleep(0.001)
+        await until(lambda: read_state(pid) in "TZX")
         while not process.is_killed and read_state(pid) == "T":
             await pass_time(1.0)
             await asyncio.sleep(0.001)  # what really happens, such as a commit, goes on meanwhile

@@ -23,7 +23,7 @@ from retinue.sandbox.hints import find_program_hint
 from retinue.sandbox.process import PreparedSandbox, Process
 from retinue.sandbox.tool_server_session import ToolServerSandbox
 from retinue.testing import scripted
-from tests.gates import Gate, pass_time
+from tests.gates import Gate, pass_time, until
 from tests.supervisor.tree.kit import bodies, call, main, spawn
 
 START = """
@@ -293,7 +293,5 @@ async def test_what_a_tool_server_says_on_stderr_never_holds_it_up(tmp_path: Pat
     events, _ = await play(script, replies=[ECHO, {"text": "x"}], state=tmp_path / ".retinue")
     assert bodies(events, ToolResult)[0].text == "said it all"
     [log] = (tmp_path / ".retinue").glob("runs/*/0/full_logs/tool_server.log")
-    async with asyncio.timeout(100):
-        while log.stat().st_size < 1024 * 1024:
-            await asyncio.sleep(0.01)
+    await until(lambda: log.stat().st_size >= 1024 * 1024)
     assert log.stat().st_size == 1024 * 1024

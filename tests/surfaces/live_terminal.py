@@ -4,7 +4,6 @@ Cheaper than tmux, and enough where the terminal itself is not what is tested.""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import threading
@@ -17,9 +16,9 @@ from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer.printer import Level
 from retinue.surfaces.printer.screen import Screen
 from retinue.surfaces.printer.terminal import Terminal
+from tests.gates import until
 
 COLUMNS, ROWS = 80, 24
-SECONDS = 60.0  # only ends what hangs
 
 
 class LiveTerminal:
@@ -69,9 +68,7 @@ class LiveTerminal:
         os.write(self._master, text.encode())
 
     async def wait_until(self, is_there: Callable[[], object]) -> None:
-        async with asyncio.timeout(SECONDS):
-            while not is_there():
-                await asyncio.sleep(0.005)
+        await until(is_there)
 
     async def sees(self, text: str) -> None:
         """Wait until a text is among the lines below."""

@@ -10,6 +10,7 @@ from retinue.core import secrets
 from retinue.core.events import Delta
 from retinue.tools.live_output import PIECE_CHARACTERS, LiveOutput
 from retinue.tools.truncate import Ends, clean_cut
+from tests.gates import until
 from tests.supervisor.tree.kit import call, main
 
 KEY = "sk-planted-0123456789abcdefghij"
@@ -26,9 +27,7 @@ class Screen:
         )
 
     async def sees(self, words: str) -> None:
-        async with asyncio.timeout(10):
-            while not any(words in text for text, _ in self.pieces):
-                await asyncio.sleep(0)
+        await until(lambda: any(words in text for text, _ in self.pieces))
 
     @property
     def text(self) -> str:

@@ -297,3 +297,4 @@ def test_files_do_not_add_up_to_a_bare_repository(folders: RealFolders, last: st
 def test_files_that_git_only_reads_are_written(folders: RealFolders) -> None:
     for name in (".gitignore", ".github/workflows/ci.yml", "git/HEAD", "HEAD", ".gitattributes", "a.git"):
         write(folders, name, b"x")
+        assert (folders.workspace / name).read_bytes() == b"x"

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from retinue.tools import command_process
 from retinue.tools.command_process import PASSED_VARIABLES, OutputPipe
 from retinue.tools.shell import Shell
 from retinue.tools.truncate import Ends
-from tests.gates import pass_time
+from tests.gates import pass_time, until
 from tests.tools.folders import RealFolders, make_folders, preview, use
 
 MARK = "echo $$ > pids.tmp; mv pids.tmp pids"
@@ -37,12 +36,6 @@ def is_alive(pid: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"
-
-
-async def until(test: Callable[[], bool], *, seconds: float = 150) -> None:
-    async with asyncio.timeout(seconds):
-        while not test():
-            await asyncio.sleep(0.01)
 
 
 async def pids_in(folders: RealFolders) -> list[int]:

@@ -18,6 +18,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 from retinue.testing import scripted
+from tests.gates import until
 
 GLOB = {"tools": [{"name": "glob", "args": {"pattern": "*"}}]}
 HANG = {"hang": True}
@@ -40,9 +41,8 @@ class House:
 
     async def questions(self, count: int = 1) -> list[Any]:
         """Waits until that many questions are open."""
-        while len(found := self.supervisor.approvals.pending()) < count:
-            await asyncio.sleep(0.001)
-        return found
+        await until(lambda: len(self.supervisor.approvals.pending()) >= count)
+        return self.supervisor.approvals.pending()
 
 
 @asynccontextmanager

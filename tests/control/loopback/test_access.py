@@ -10,7 +10,7 @@ import pytest
 from retinue.control.server import ROUTES
 from retinue.http import server as http
 from tests.control.loopback.kit import HANG, Response, house, knock, request
-from tests.gates import hurry
+from tests.gates import hurry, until
 
 GETS = ["/v1/trees", "/v1/pending", "/v1/watch"]
 POSTS = ["/v1/cancel", "/v1/send", "/v1/answer"]
@@ -111,8 +111,7 @@ async def test_gets_change_nothing(tmp_path: Path) -> None:
     async with house(tmp_path) as h:
         node = h.run({"main": [HANG]})
         tree = h.supervisor.trees[node.ref.tree]
-        while node.view.turns == 0:
-            await asyncio.sleep(0.001)
+        await until(lambda: node.view.turns)
         before = tree.seq
         for path in ("/v1/trees", "/v1/pending", f"/v1/pending?tree={tree.id}"):
             first, second = [await request(h.server, "GET", path) for _ in range(2)]

@@ -11,7 +11,7 @@ from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.errors import ControlUnreachable, NotFound
 from retinue.core.events import ApprovalDecided, Event, RunEnded, TurnStarted, encode_event
 from tests.control.loopback.kit import GLOB, HANG, WRITE, House, house
-from tests.gates import HeldClock, pass_time
+from tests.gates import HeldClock, pass_time, until
 
 ROUNDS = 60
 
@@ -113,8 +113,7 @@ async def test_a_watcher_that_does_not_read_holds_up_nobody_and_misses_nothing(t
         node = h.run({"main": [{**GLOB, "delay": 1}, *[read] * 10, HANG]}, clock=clock)
         tree = node.ref.tree
         _, writer = await stuck_watcher(h, tree)
-        while not h.server._connections:
-            await asyncio.sleep(0.01)
+        await until(lambda: h.server._connections)
         clock.release()
         last = 0
         async for item in h.client.watch(tree):  # a reader beside it has everything, at once
@@ -123,8 +122,7 @@ async def test_a_watcher_that_does_not_read_holds_up_nobody_and_misses_nothing(t
                 break
         assert last > 600
         await pass_time(server.STUCK_SECONDS)
-        while h.server._connections:  # the stuck one is dropped
-            await asyncio.sleep(0.01)
+        await until(lambda: not h.server._connections)  # the stuck one is dropped
         writer.close()
         h.supervisor.trees[tree].kill()
         seen = [item.seq async for item in h.client.watch(tree, after=300) if isinstance(item, Event)]
@@ -137,11 +135,12 @@ async def test_a_watch_beats_while_nothing_happens(tmp_path: Path, monkeypatch: 
     async with house(tmp_path) as h:
         node = h.run({"main": [HANG]})
         reader, writer = await stuck_watcher(h, node.ref.tree, limit=1 << 20)
-        for _ in range(3):
-            await reader.readuntil(b"\r\n1\r\n\n\r\n")
+        beat = b"1\r\n\n\r\n"
+        beats = [await reader.readuntil(b"\r\n" + beat) for _ in range(3)]
+        assert beats[1:] == [beat * 2] * 2  # and nothing else
+        assert len(h.server._connections) == 1
         writer.close()
-        while h.server._connections:  # hanging up is noticed
-            await asyncio.sleep(0.01)
+        await until(lambda: not h.server._connections)  # hanging up is noticed
 
 
 async def test_a_closing_server_cuts_no_last_words_and_leaves_no_connection(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from retinue import Profile
 from retinue.core.usage import Usage
 from retinue.files.mailbox import Mailbox
 from retinue.testing import scripted
+from tests.gates import until
 from tests.supervisor.tree.kit import call
 
 WORKS = [call("write", path="made.txt", content="made\n"), {"text": "done here"}]
@@ -45,12 +44,6 @@ async def answer(outbox: Path, name: str) -> dict[str, Any]:
     )
     found: dict[str, Any] = json.loads(file.read_bytes())
     return found
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(150):
-        while not true():
-            await asyncio.sleep(0.01)
 
 
 def hashes(folder: Path) -> dict[str, str]:

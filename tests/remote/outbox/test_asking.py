@@ -24,7 +24,8 @@ from retinue.core.ports import Clock
 from retinue.remote import outbox as delegated
 from retinue.supervisor import adoption, driver
 from retinue.testing import ManualClock, scripted
-from tests.remote.outbox.kit import explorer, put, until
+from tests.gates import until
+from tests.remote.outbox.kit import explorer, put
 from tests.sandbox.hosts import host
 from tests.sandbox.places import needs_bubblewrap
 from tests.supervisor.tree.kit import bodies, call, main, spawn

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.gates import until as until_true
 from tests.remote.outbox.kit import answer, ask, explorer
-from tests.remote.outbox.kit import until as until_true
 from tests.remote.outbox.test_kills import Place, stop, until
 from tests.sandbox.hosts import host
 from tests.supervisor.tree.kit import call

@@ -18,7 +18,8 @@ from retinue.control.outbox_watcher import HELD, OutboxWatcher
 from retinue.core.events import Inbox, RunSpawned
 from retinue.core.limits import Timeouts
 from retinue.files.mailbox import Mailbox
-from tests.remote.outbox.kit import FlatPrices, answer, ask, explorer, hashes, put, until
+from tests.gates import until
+from tests.remote.outbox.kit import FlatPrices, answer, ask, explorer, hashes, put
 from tests.sandbox.hosts import Host, host
 from tests.supervisor.tree.kit import call
 

@@ -87,6 +87,7 @@ async def test_null_is_unlimited() -> None:
             events.append(event)
             if most_at_once(events) == 20:
                 clock.release()
+    assert most_at_once(events) == 20
 
 
 @pytest.mark.requirement("P28")

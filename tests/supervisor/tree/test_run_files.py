@@ -20,9 +20,9 @@ from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.tree import Tree
 from retinue.testing import scripted
 from retinue.workspaces.run_folders import StateFolder
+from tests.gates import until as became_true
 from tests.log.kit import make_ended, make_spawned
 from tests.remote.outbox.kit import answer, ask, explorer
-from tests.remote.outbox.kit import until as became_true
 from tests.sandbox.hosts import host
 from tests.supervisor.tree.kit import call, main, spawn, until
 

@@ -16,6 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from retinue.files.state_owner import claim_state_folder
 from tests.gates import Gate
+from tests.gates import until as wait_until
 from tests.surfaces.cli.shell import Project
 from tests.surfaces.mcp.kit import BOTH, Server, listening
 
@@ -264,15 +265,12 @@ class LeavingHost:
     def __init__(self) -> None:
         self.url, self.names = "", list[str]()
         self.ended = 0
-        self.all_ended = asyncio.Event()
 
     async def end_session(self, session: object) -> None:
         self.ended += 1
         if self.ended == 1:
             async with httpx2.AsyncClient() as http:
                 await http.delete(self.url, headers={"Mcp-Session-Id": self.names[1]})
-        elif self.ended == 3:
-            self.all_ended.set()
 
     async def close(self) -> None: ...
 
@@ -292,4 +290,7 @@ async def test_a_client_that_leaves_while_idle_sessions_end_stops_none_of_their_
         host.url = endpoint.url
         answers = await asyncio.gather(*(http.post(endpoint.url, json=HELLO) for _ in range(3)))
         host.names += [answer.headers["mcp-session-id"] for answer in answers]
-        await asyncio.wait_for(host.all_ended.wait(), 20)
+        await wait_until(lambda: host.ended == 3)
+        ask = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+        answers = [await http.post(endpoint.url, json=ask, headers={"Mcp-Session-Id": name}) for name in host.names]
+        assert [answer.status_code for answer in answers] == [404] * 3

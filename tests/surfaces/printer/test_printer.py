@@ -103,7 +103,7 @@ def test_a_real_pipe_gets_each_block_whole() -> None:
     assert second.decode() == "#### anna thought trace\ngrößer\n\n"
 
 
-def test_a_reader_that_is_gone_means_silence() -> None:
+def test_a_reader_that_is_gone_means_silence(capfd: pytest.CaptureFixture[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     facts = Facts()
@@ -114,6 +114,7 @@ def test_a_reader_that_is_gone_means_silence() -> None:
     target.close()
     printer.show_event(facts(MAIN, Thinking("nor this, to a closed file")))
     Printer(target, color=False).show_note("made with a closed file")
+    assert capfd.readouterr() == ("", "")
 
 
 async def test_a_full_pipe_that_does_not_block_gets_everything() -> None:

@@ -11,7 +11,7 @@ import pytest
 from retinue.core.events import ToolResult
 from retinue.core.limits import INLINE_BYTES
 from retinue.tools.code_program import Channel, ToolError
-from tests.gates import pass_time
+from tests.gates import pass_time, until
 from tests.supervisor.tree.kit import bodies
 from tests.tools.code_mode.kit import run
 
@@ -38,8 +38,7 @@ def is_alive(pid: int) -> bool:
 
 async def test_a_timeout_ends_all_of_it_and_keeps_its_output(tmp_path: Path) -> None:
     running = asyncio.create_task(run(STUBBORN, timeout=100, tools=[], path=tmp_path / ".retinue"))
-    while not (tmp_path / "ready").exists():
-        await asyncio.sleep(0.01)
+    await until((tmp_path / "ready").exists)
     await pass_time(100)
     given, _, _ = await running
     assert given == "so far\n[timed out after 100s]"

@@ -17,10 +17,10 @@ import retinue
 from retinue import Event, Profile, Result
 from retinue.core.events import RunSpawned, ToolResult
 from retinue.testing import scripted
+from tests.gates import until
 from tests.surfaces.cli.fork_server import start_fork_server
 
 SERVERS = Path(__file__).parent / "servers"
-SECONDS = 150.0
 
 
 def program(name: str, *args: str, **more: Any) -> dict[str, Any]:
@@ -79,13 +79,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except OSError:
         return False
-
-
-async def until(test: Any, *, seconds: float = SECONDS) -> None:
-    """Waits for something that another process does."""
-    async with asyncio.timeout(seconds):
-        while not test():
-            await asyncio.sleep(0.02)
 
 
 @contextmanager

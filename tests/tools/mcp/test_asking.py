@@ -20,8 +20,9 @@ from retinue.core.events import ApprovalAsked, ApprovalDecided
 from retinue.core.messages import Call
 from retinue.core.ports import Outcome
 from retinue.core.rules import parse_rule
+from tests.gates import until
 from tests.supervisor.tree.kit import bodies
-from tests.tools.mcp.kit import call, main, offered, program, quick_program, results, run, turns, until
+from tests.tools.mcp.kit import call, main, offered, program, quick_program, results, run, turns
 
 READ = call("mcp__odd__read", path="notes.txt")
 MORPH = call("mcp__odd__morph")

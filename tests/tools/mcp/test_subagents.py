@@ -15,7 +15,8 @@ import retinue
 from retinue.core.events import ToolResult
 from retinue.core.messages import RunRef
 from retinue.core.ports import Outcome
-from tests.tools.mcp.kit import call, http_server, main, offered, quick_program, results, run, turns, until
+from tests.gates import until
+from tests.tools.mcp.kit import call, http_server, main, offered, quick_program, results, run, turns
 
 DELEGATE = call("mcp__calm__delegate", prompt="look")
 
