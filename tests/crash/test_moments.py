@@ -10,7 +10,7 @@ import pytest
 
 from retinue.core.events import RunEnded
 from tests.crash.tree import ANSWER, agents, check, events
-from tests.sandbox.falls import cmdline
+from tests.sandbox.crash_scenes import cmdline
 from tests.sandbox.places import needs_bubblewrap
 from tests.surfaces.cli.shell import Project, read_until, until
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.remote.benches import BENCHES
+from tests.remote.adapters import BENCHES
 from tests.remote.contract import Check, checks_for
 
 CASES = [

@@ -31,7 +31,7 @@ from retinue.log.runs import Runs
 from retinue.remote.port import STARTED, RemoteSpawned
 from retinue.supervisor.supervisor import Supervisor
 from tests.gates import until
-from tests.remote.benches import PROFILE, make_supervisor
+from tests.remote.adapters import PROFILE, make_supervisor
 from tests.remote.outbox.kit import FlatPrices
 from tests.remote.scripted_peer import PeerRun, ScriptedPeer
 

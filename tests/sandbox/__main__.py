@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 
-from tests.sandbox.falls import FALLS
+from tests.sandbox.crash_scenes import CRASH_SCENES
 from tests.sandbox.leftovers import nothing_left
 from tests.sandbox.places import make_image
 from tests.sandbox.scenes import SCENES
@@ -15,5 +15,5 @@ if runtime == "container":
 facts = []
 for scene in scenes:
     with nothing_left(runtime):
-        facts.append(asyncio.run({**SCENES, **FALLS}[scene](runtime)))
+        facts.append(asyncio.run({**SCENES, **CRASH_SCENES}[scene](runtime)))
 print(json.dumps(facts))

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from retinue.sandbox.container import find_engine
-from tests.sandbox.falls import containers, remains
+from tests.sandbox.crash_scenes import containers, remains
 
 SECONDS = 100.0
 

@@ -19,7 +19,7 @@ from retinue.processes import ordinary_user as ordinary
 from retinue.sandbox import container_image as image
 from retinue.sandbox.builder import find_system_program
 from retinue.sandbox.container import find_engine
-from tests.sandbox.falls import FALLS
+from tests.sandbox.crash_scenes import CRASH_SCENES
 from tests.sandbox.scenes import SCENES
 
 REPO = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ class Place:
         if not self.ordinary or not ROOT:
             if self.runtime == "container":
                 make_image()
-            return await {**SCENES, **FALLS}[scene](self.runtime)
+            return await {**SCENES, **CRASH_SCENES}[scene](self.runtime)
         return self.play_as_user(scene)[0]
 
     def play_as_user(self, *scenes: str, seconds: float = USER_SECONDS) -> list[Any]:

@@ -20,7 +20,7 @@ from retinue.core.events import ToolResult
 from retinue.sandbox import container_image as image
 from retinue.sandbox.builder import SandboxUnavailable
 from retinue.sandbox.container import MAKER_LABEL, find_engine, name_maker, sweep_orphans
-from tests.sandbox.falls import cmdline
+from tests.sandbox.crash_scenes import cmdline
 from tests.sandbox.places import make_image, needs_containers
 from tests.supervisor.tree.kit import bodies, call, main, until
 from tests.surfaces.cli.shell import until as wait_until

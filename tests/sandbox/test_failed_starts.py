@@ -20,7 +20,7 @@ from retinue.sandbox.bubblewrap import probe_bubblewrap
 from retinue.sandbox.builder import make_probe_box
 from retinue.sandbox.process import PreparedSandbox, Process
 from tests.sandbox import test_hostile
-from tests.sandbox.falls import remains
+from tests.sandbox.crash_scenes import remains
 from tests.sandbox.places import needs_bubblewrap
 from tests.supervisor.tree.kit import bodies, call
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.sandbox import leftovers
-from tests.sandbox.falls import cmdline
+from tests.sandbox.crash_scenes import cmdline
 from tests.sandbox.leftovers import nothing_left
 
 

@@ -1,5 +1,5 @@
-"""What an ordinary user can build, beside test_contract.py, test_falls.py and test_escapes.py: a sample of what is
-played elsewhere, and in `make soak` the escape list in a container of theirs."""
+"""What an ordinary user can build, beside test_contract.py, test_crashes_and_limits.py and test_escapes.py: a sample of
+what is played elsewhere, and in `make soak` the escape list in a container of theirs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from retinue.processes import ordinary_user as ordinary
 from retinue.sandbox.escapes import TRIES
 from tests.remote.outbox.test_kills import running
-from tests.sandbox.falls import FALLS
+from tests.sandbox.crash_scenes import CRASH_SCENES
 from tests.sandbox.places import ROOT, USERS_CONTAINER, Place, needs_bubblewrap, needs_users_containers
 from tests.sandbox.scenes import SCENES, in_process
 from tests.surfaces.cli.shell import until
@@ -24,13 +24,13 @@ LONG = {"stall", "timeout", "cancel_at_each_stage", "host_tools", "approvals_at_
 BOMBS = {"memory_bomb", "fork_bomb", "disk_fill"}
 TELL_OTHER_FACTS = {"escapes", "hosts"}
 SCENES_TRIED = random.Random(SEED).sample(sorted(SCENES.keys() - LONG), 2)
-FALLS_TRIED = random.Random(SEED).sample(sorted(FALLS.keys() - BOMBS - TELL_OTHER_FACTS), 1)
+CRASHES_TRIED = random.Random(SEED).sample(sorted(CRASH_SCENES.keys() - BOMBS - TELL_OTHER_FACTS), 1)
 
 
 @pytest.mark.parametrize(
-    ("place", "falls"),
+    ("place", "crashes"),
     [
-        pytest.param(USERS_CONTAINER, FALLS_TRIED, id="container", marks=[*needs_users_containers, pytest.mark.soak]),
+        pytest.param(USERS_CONTAINER, CRASHES_TRIED, id="container", marks=[*needs_users_containers, pytest.mark.soak]),
         pytest.param(
             Place("delegated", ordinary=True),
             [],
@@ -39,9 +39,9 @@ FALLS_TRIED = random.Random(SEED).sample(sorted(FALLS.keys() - BOMBS - TELL_OTHE
         ),
     ],
 )
-def test_a_sample_is_the_same_when_an_ordinary_user_plays_it(place: Place, falls: list[str]) -> None:
-    escapes = ["escapes"] if falls else []
-    played = place.play_as_user(*escapes, *SCENES_TRIED, *falls, seconds=SECONDS)
+def test_a_sample_is_the_same_when_an_ordinary_user_plays_it(place: Place, crashes: list[str]) -> None:
+    escapes = ["escapes"] if crashes else []
+    played = place.play_as_user(*escapes, *SCENES_TRIED, *crashes, seconds=SECONDS)
     if escapes:
         assert played.pop(0) == {"escaped": dict.fromkeys(TRIES, False), "left": []}
     for scene in SCENES_TRIED:

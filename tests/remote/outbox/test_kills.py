@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.remote.outbox.kit import ask, hashes
-from tests.sandbox.falls import cmdline
+from tests.sandbox.crash_scenes import cmdline
 from tests.sandbox.places import make_image, needs_bubblewrap, needs_containers
 from tests.supervisor.tree.kit import call
 from tests.surfaces.cli.shell import Project, environment, until

@@ -9,7 +9,7 @@ from retinue import Allow, Limits, Profile
 from retinue.config.project import load_project
 from retinue.core.events import RunSpawned, ToolResult
 from tests.docs.test_docs import ROOT, snippets
-from tests.supervisor.approvals.test_desk import WAIT, Pages, pages, waiting
+from tests.supervisor.approvals.test_pending import WAIT, Pages, pages, waiting
 from tests.supervisor.tree.kit import bodies, call, main, spawn, tree
 
 

@@ -12,7 +12,7 @@ from retinue.build.project import enable_rounds
 from retinue.core.rounds import Rounds
 from tests.agent.rounds.kit import answer, evaluator
 from tests.surfaces.cli.shell import Project, one_line_error
-from tests.surfaces.cli.test_manners import show_on_terminal
+from tests.surfaces.cli.test_help_and_run_names import show_on_terminal
 
 AGENTS: dict[str, Any] = {"main": [answer("one"), answer("two")], "round_evaluator": evaluator()}
 CRITERIA = """\

@@ -19,7 +19,7 @@ from retinue.processes.group import has_living_member
 from retinue.sandbox import bubblewrap, cgroups
 from retinue.sandbox.box import Box
 from tests.gates import until
-from tests.sandbox.falls import cmdline
+from tests.sandbox.crash_scenes import cmdline
 from tests.sandbox.places import PLACES, Place, make_image, needs_bubblewrap, needs_containers
 
 places = pytest.mark.parametrize("place", PLACES)

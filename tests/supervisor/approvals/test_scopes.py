@@ -8,7 +8,7 @@ import pytest
 import retinue
 from retinue import Allow, Approval, Context, Deny, Profile
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolCall, ToolResult, Warned
-from tests.supervisor.approvals.test_desk import WAIT, Pages, decided, pages, waiting
+from tests.supervisor.approvals.test_pending import WAIT, Pages, decided, pages, waiting
 from tests.supervisor.tree.kit import bodies, call, main, spawn
 
 KIDS = spawn({"task": "a", "subagent_type": "kid"}, {"task": "b", "subagent_type": "kid"})

@@ -33,12 +33,12 @@ from tests.supervisor.tree.kit import call, main
 from tests.tools.web.kit import Web
 from tests.tools.web.kit import answer as web_answer
 
-FALLS: dict[str, Callable[[str], Awaitable[Facts]]] = {}
+CRASH_SCENES: dict[str, Callable[[str], Awaitable[Facts]]] = {}
 MIB = 1024**2
 
 
-def fall(play: Callable[[str], Awaitable[Facts]]) -> Callable[[str], Awaitable[Facts]]:
-    FALLS[play.__name__] = play
+def crash_scene(play: Callable[[str], Awaitable[Facts]]) -> Callable[[str], Awaitable[Facts]]:
+    CRASH_SCENES[play.__name__] = play
     return play
 
 
@@ -160,7 +160,7 @@ SLEEPS = call("shell", command="touch on; sleep 60")
 AFTERWARDS = call("shell", command="ls; touch again")
 
 
-@fall
+@crash_scene
 async def killed_between_calls(runtime: str) -> Facts:
     clock = HeldClock()
 
@@ -172,12 +172,12 @@ async def killed_between_calls(runtime: str) -> Facts:
     return await play(runtime, replies, when=ToolResult, then=kill, clock=clock)
 
 
-@fall
+@crash_scene
 async def killed_in_a_tool(runtime: str) -> Facts:
     return await play(runtime, [WORDS | SLEEPS, AFTERWARDS, {"text": "over"}], when=ToolCall, then=kill_in_command)
 
 
-@fall
+@crash_scene
 async def stubborn_tool(runtime: str) -> Facts:
     """It does not hear SIGTERM, and has left the group, the session and its parent."""
 
@@ -190,7 +190,7 @@ async def stubborn_tool(runtime: str) -> Facts:
     return await play(runtime, [call("shell", command=command)], when=ToolCall, then=cancel)
 
 
-@fall
+@crash_scene
 async def fill_when_cancelled(runtime: str) -> Facts:
     """It stops its tool server, so that nobody answers the cancel, and then writes more than it may. The host waits for
     the answer for ever: only the look at the size of the files can end it."""
@@ -214,7 +214,7 @@ async def fill_when_cancelled(runtime: str) -> Facts:
         return await play(runtime, replies, resource_limits=limits, when=ToolCall, then=cancel)
 
 
-@fall
+@crash_scene
 async def daemons(runtime: str) -> Facts:
     """A command leaves processes behind that nobody would find."""
     command = (
@@ -223,7 +223,7 @@ async def daemons(runtime: str) -> Facts:
     return await play(runtime, [call("shell", command=command), {"text": "done"}])
 
 
-@fall
+@crash_scene
 async def memory_bomb(runtime: str) -> Facts:
     command = "python3 -c 'x = bytearray(10**9); x[::4096] = b\"x\" * len(x[::4096]); print(len(x))'"
     return await play(
@@ -231,7 +231,7 @@ async def memory_bomb(runtime: str) -> Facts:
     )
 
 
-@fall
+@crash_scene
 async def fork_bomb(runtime: str) -> Facts:
     command = "f() { sleep 3 & f; }; for i in 1 2 3 4 5 6 7 8; do f & done; wait; echo over"
     most = 0
@@ -247,7 +247,7 @@ async def fork_bomb(runtime: str) -> Facts:
     return facts | {"most": most}
 
 
-@fall
+@crash_scene
 async def disk_fill(runtime: str) -> Facts:
     command = "for i in $(seq 8); do head -c 1000000 /dev/zero > f$i; done; sleep 60"
     return await play(
@@ -255,7 +255,7 @@ async def disk_fill(runtime: str) -> Facts:
     )
 
 
-@fall
+@crash_scene
 async def large_file(runtime: str) -> Facts:
     command = "head -c 9000000 /dev/zero > big; ls -l big | cut -d' ' -f5"
     return await play(
@@ -263,7 +263,7 @@ async def large_file(runtime: str) -> Facts:
     )
 
 
-@fall
+@crash_scene
 async def large_calls(runtime: str) -> Facts:
     replies = [
         call("write", path="big", content="x" * 1_000_000),
@@ -274,7 +274,7 @@ async def large_calls(runtime: str) -> Facts:
     return await play(runtime, replies)
 
 
-@fall
+@crash_scene
 async def environment(runtime: str) -> Facts:
     os.environ["PLANTED_KEY"] = "secret"
     try:
@@ -283,7 +283,7 @@ async def environment(runtime: str) -> Facts:
         del os.environ["PLANTED_KEY"]
 
 
-@fall
+@crash_scene
 async def hosts(runtime: str) -> Facts:
     """A parent that may reach two hosts, and a child that may reach one of them."""
     python = image.PYTHON if runtime == "container" else builder.find_python()
@@ -320,7 +320,7 @@ async def hosts(runtime: str) -> Facts:
     }
 
 
-@fall
+@crash_scene
 async def escapes(runtime: str) -> Facts:
     escaped = await try_all(runtime)  # type: ignore[arg-type]
     return {"escaped": escaped, "left": await left(runtime)}
