@@ -19,7 +19,8 @@ from retinue.core.limits import Limits, Timeouts
 from retinue.core.profiles import Task
 from retinue.workspaces.delegated import UNUSED
 from retinue.workspaces.run_folders import RunFolders
-from tests.remote.outbox.kit import answer, ask, explorer, hashes, until
+from tests.gates import until
+from tests.remote.outbox.kit import answer, ask, explorer, hashes
 from tests.sandbox.hosts import host
 from tests.supervisor.tree.kit import call
 
