@@ -9,7 +9,6 @@ stopped here. Messages, cancels and answers go to the peer through the `RemoteRu
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
@@ -47,7 +46,7 @@ from retinue.supervisor.approvals import ASKS_PERSON, Approvals, judge_call
 from retinue.supervisor.budgets import NO_COST, Account, Amount
 from retinue.supervisor.run import Run
 from retinue.supervisor.slots import SlotHolder
-from retinue.supervisor.tree import Tree
+from retinue.supervisor.tree import RANDOM, Tree
 from retinue.workspaces.run_folders import RunFolders, StateFolder
 
 CONFIRM_SECONDS = 5.0
@@ -320,7 +319,7 @@ class Adoption:
                 model=body.model,
                 call_id=body.call_id,
                 trace_id=tree.trace_id,
-                span_id=f"{random.getrandbits(64):016x}",
+                span_id=f"{RANDOM.getrandbits(64):016x}",
                 server=self._peer.server,
                 remote_id=key,
             ),

@@ -7,7 +7,6 @@ A refused spawn makes no run. Depth comes from the tree, never from a claim of t
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,7 +36,7 @@ from retinue.supervisor.run import Run
 from retinue.supervisor.run_services import RunServices, SharedServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
-from retinue.supervisor.tree import Tree, TreeRegistry, choose_tree_class
+from retinue.supervisor.tree import RANDOM, Tree, TreeRegistry, choose_tree_class
 from retinue.workspaces.run_folders import RunFolders, StateFolder, resolve_context_paths
 from retinue.workspaces.workspace import Workspace, find_workspace, find_workspace_kind
 
@@ -336,7 +335,7 @@ class Spawner:
             timeout_seconds=run.seconds,
             max_turns=run.max_turns,
             trace_id=tree.trace_id,
-            span_id=f"{random.getrandbits(64):016x}",
+            span_id=f"{RANDOM.getrandbits(64):016x}",
         )
         if (own := run.own_account) is not None and own is not self.total:
             spawned = msgspec.structs.replace(spawned, max_tokens=own.tokens, max_cost=own.cost)

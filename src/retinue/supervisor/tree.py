@@ -29,8 +29,8 @@ from retinue.supervisor.slots import Slots
 
 _DIGITS = b"0123456789abcdefghjkmnpqrstvwxyz"  # without letters that look like digits
 _DIGIT_OF_BYTE = _DIGITS * 8
-_random = random.Random()  # not the generator of `random` itself, which a program may seed
-os.register_at_fork(after_in_child=_random.seed)
+RANDOM = random.Random()  # not the generator of `random` itself, which a program may seed
+os.register_at_fork(after_in_child=RANDOM.seed)
 W = TypeVar("W", bound=Log)
 B = TypeVar("B", bound=Body)
 USER = "user"
@@ -41,7 +41,7 @@ NOT_AT_WORK = Receipt("too_late", why="no such run is at work here")
 def new_tree_id() -> str:
     """Return twelve random characters, unique across processes and machines without coordination. Ids differ from the
     first character on, because people type only the beginning."""
-    return _random.randbytes(12).translate(_DIGIT_OF_BYTE).decode()
+    return RANDOM.randbytes(12).translate(_DIGIT_OF_BYTE).decode()
 
 
 class Tree:
@@ -66,7 +66,7 @@ class Tree:
         event `seq`."""
         self.id = new_tree_id() if restored is None else restored.tree
         self.trace_origin = NO_ORIGIN if trace is None else trace()
-        self.trace_id = self.trace_origin.traceparent[3:35] or f"{random.getrandbits(128):032x}"
+        self.trace_id = self.trace_origin.traceparent[3:35] or f"{RANDOM.getrandbits(128):032x}"
         self.runs: list[Run] = []
         self.view = Runs(self.id) if restored is None else restored
         self.slots = Slots(concurrent)

@@ -1,9 +1,14 @@
 """Ids of trees: unique wherever they are made, and different from the first letter on."""
 
 import os
+import random
 import re
+from pathlib import Path
 
+from retinue.core.events import RunSpawned
 from retinue.supervisor.tree import new_tree_id
+from tests.control.collector.kit import hall
+from tests.control.loopback.kit import house
 
 
 def test_ids_are_unique_and_differ_in_their_first_letters() -> None:
@@ -25,3 +30,26 @@ def test_a_forked_process_makes_other_ids() -> None:
     os.close(writing)
     with os.fdopen(reading) as pipe:
         assert pipe.read() != new_tree_id()
+
+
+async def test_trace_and_span_ids_differ_in_a_program_that_seeds_random(tmp_path: Path) -> None:
+    seen: list[RunSpawned] = []
+    async with house(tmp_path) as h:
+        for _ in range(2):
+            random.seed(7)
+            node = h.run({"main": ["end"]})
+            await node.join()
+            seen.append(node.view.spawned)
+    assert seen[0].trace_id != seen[1].trace_id
+    assert seen[0].span_id != seen[1].span_id
+
+
+async def test_span_ids_of_adopted_runs_differ_in_a_program_that_seeds_random(tmp_path: Path) -> None:
+    async with hall(tmp_path) as h:
+        server = h.server()
+        for _ in range(2):
+            random.seed(7)
+            await server.post(server.call(), "subagent_start")
+        events = await h.until("run.spawned", 3)
+    spans = [event.body.span_id for event in events if isinstance(event.body, RunSpawned)]
+    assert len(set(spans)) == 3
