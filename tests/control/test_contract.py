@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from retinue.core.approvals import Allow, Approval, Deny, QuestionClosed, describe_closing
-from retinue.core.caller import Caller
-from retinue.core.control import ClientOptions, Control, ResumeOverrides, RunHandle
+from retinue.core.caller import NOBODY, Caller
+from retinue.core.control import ClientOptions, Control, ResumeOverrides, RunHandle, SpawnBelow
 from retinue.core.errors import ConfigError, NoSlot, NotFound, RetinueError, SpawnRefused
 from retinue.core.events import (
     ApprovalDecided,
@@ -32,6 +32,7 @@ from retinue.core.messages import INTERRUPTED_TURN, Call, ToolTurn, UserTurn
 from retinue.core.ports import Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.log.threads import fold_thread
+from retinue.protocol.inherited_limits import to_environment
 from retinue.supervisor.restore_plans import CLIENT_LEFT
 from retinue.supervisor.stored_control import StoredControl
 from retinue.testing import scripted
@@ -287,11 +288,62 @@ async def test_a_client_is_run_0_and_leaves_with_its_children(kind: str, tmp_pat
 
 
 async def test_a_full_tree_refuses_a_run_that_does_not_queue(kind: str, tmp_path: Path) -> None:
-    options = ClientOptions(name="caller", task="x", limits=Limits(concurrent=1))
+    options = ClientOptions(name="caller", task="x", narrow=Limits(concurrent=1))
     async with control(kind, tmp_path, script={EXPLORER: [HANG]}) as (_, c), await c.open_client(options) as client:
         await client.spawn(EXPLORER, Task("a"), queue=False)
         with pytest.raises(NoSlot):
             await client.spawn(EXPLORER, Task("b"), queue=False)
+
+
+async def test_limits_of_a_client_beside_those_of_the_project_only_narrow(kind: str, tmp_path: Path) -> None:
+    options = ClientOptions(name="caller", task="x", narrow=Limits(concurrent=9, tokens=9_000_000))
+    limits = Limits(concurrent=1, tokens=5000)
+    async with control(kind, tmp_path, script={EXPLORER: [HANG]}, limits=limits) as (_, c):
+        async with await c.open_client(options) as client:
+            spawned = (await first(c, client.tree, RunSpawned)).body
+            assert isinstance(spawned, RunSpawned) and spawned.max_tokens == 5000
+            await client.spawn(EXPLORER, Task("a"), queue=False)
+            with pytest.raises(NoSlot):
+                await client.spawn(EXPLORER, Task("b"), queue=False)
+
+
+@pytest.mark.parametrize("given", [NOBODY, Caller(depth=9, tokens=9_000_000), Caller(depth=9, tokens=2000)])
+async def test_what_is_left_to_this_process_bounds_every_tree(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Caller
+) -> None:
+    """Whoever calls: a caller of another process can only narrow it."""
+    for name, value in to_environment(Caller(depth=1, tokens=5000)).items():
+        monkeypatch.setenv(name, value)
+    spawn = {"name": "spawn_subagents", "args": {"tasks": [{"task": "a"}]}}
+    script = {EXPLORER: [{"tools": [spawn]}, "end"]}
+    async with control(kind, tmp_path, script=script) as (_, c):
+        client = await c.open_client(ClientOptions(name="caller", task="x", caller=given))
+        child = await client.spawn(EXPLORER, Task("a"))  # the client itself uses up no level
+        trees = [await c.spawn(EXPLORER, Task("a"), caller=given), await c.spawn(EXPLORER, Task("a")), child]
+        for run in trees:
+            result = await run.result()
+            assert (result.status, list(result.children)) == ("done", [])
+        for run in (client, trees[0]):
+            spawned = (await first(c, run.tree, RunSpawned)).body
+            assert isinstance(spawned, RunSpawned)
+            assert spawned.max_tokens == min(5000, given.tokens or 5000)
+        with pytest.raises(ConfigError, match="give it no others"):
+            await c.spawn(EXPLORER, Task("a"), below=SpawnBelow(tree=client.tree), caller=given)
+        await client.close()
+
+
+async def test_a_process_with_no_level_left_starts_no_run_for_a_caller(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in to_environment(Caller(depth=0)).items():
+        monkeypatch.setenv(name, value)
+    async with control(kind, tmp_path, script={EXPLORER: ["x"]}) as (_, c):
+        for given in (None, NOBODY, Caller(depth=5)):
+            with pytest.raises(SpawnRefused):
+                await c.spawn(EXPLORER, Task("a"), caller=given)
+            async with await c.open_client(ClientOptions(name="caller", task="x", caller=given or NOBODY)) as client:
+                with pytest.raises(SpawnRefused):
+                    await client.spawn(EXPLORER, Task("a"))
 
 
 async def test_questions_wait_while_somebody_attends(kind: str, tmp_path: Path) -> None:
@@ -408,6 +460,8 @@ async def test_values_of_one_process_do_not_cross(kind: str, tmp_path: Path) -> 
             await c.continue_run("t", 0, "x", ResumeOverrides(limits=Limits(turns=1)))
         with pytest.raises(ConfigError, match="tools made in Python"):
             await c.open_client(ClientOptions(name="a", task="b", tools=[print]))
+        with pytest.raises(ConfigError, match="limits that replace"):
+            await c.open_client(ClientOptions(name="a", task="b", limits=Limits(concurrent=9)))
 
 
 SPAWN = Call("call_1", "spawn_subagents", {"tasks": [{"task": "look", "subagent_type": EXPLORER}]})

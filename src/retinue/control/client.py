@@ -46,6 +46,7 @@ REPLY_SECONDS = 15.0
 SILENT_SECONDS = 20.0
 REPLY_BYTES = 256 * 1024 * 1024
 ATTEMPTS = 2
+REPLACING_LIMITS = "limits that replace its own; `narrow` sends limits that hold in addition"
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ class ControlClient:
         starts_from: str = "",
     ) -> RunHandle:
         if limits is not None:
-            raise self._refuse("limits that replace its own; `narrow` sends limits that hold in addition")
+            raise self._refuse(REPLACING_LIMITS)
         if starts_from:
             raise self._refuse("a folder that becomes the workspace of a run")
         name = self._name_of(profile)
@@ -88,13 +89,15 @@ class ControlClient:
     async def open_client(self, options: ClientOptions) -> ClientHandle:
         if any(not isinstance(tool, str) for tool in options.tools or ()):
             raise self._refuse("tools made in Python; name its own")
+        if options.limits != Limits():
+            raise self._refuse(REPLACING_LIMITS)
         lines = self._channel.stream(
             protocol.OPEN_CLIENT,
             name=options.name,
             task=options.task,
             description=options.description,
             tools=options.tools,
-            limits=options.limits,
+            narrow=options.narrow,
             caller=options.caller,
         )
         ref = msgspec.json.decode(await anext(lines), type=RunRef)

@@ -73,14 +73,15 @@ NO_OVERRIDES = ResumeOverrides()
 
 class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a client: a program that delegates, represented by run 0 of a tree, which does no work itself. `task`
-    describes the client. `tools` are the tools its children may have. `caller` holds the limits left to a client that
-    is a run in another process."""
+    describes the client. `tools` are the tools its children may have. `limits` and `narrow` are as in `spawn`. `caller`
+    holds the limits left to a client that is a run in another process."""
 
     name: str
     task: str
     description: str = ""
     tools: Sequence[Any] | None = None
     limits: Limits = Limits()
+    narrow: Limits | None = None
     caller: Caller = NOBODY
 
 
@@ -131,9 +132,9 @@ class Control(Protocol):
 
         Raises ConfigError for a wrong profile, model or path, and SpawnRefused if the limits forbid the run. No run
         exists then. `limits` replace those of the project. `narrow` applies in addition: the smaller number counts. A
-        run for a `caller` uses up one of the caller's levels and is bound by the caller's remaining time and
-        budget. The scratch workspace of a primary takes over the folder `starts_from`, which works only in
-        process."""
+        run for a `caller` uses up one of the caller's levels and is bound by the caller's remaining time and budget,
+        and by those left to this process. Limits and a caller are only for primaries. The scratch workspace of a
+        primary takes over the folder `starts_from`, which works only in process."""
 
     async def open_client(self, options: ClientOptions) -> ClientHandle:
         """Start a run that represents a client. It ends when the handle is closed, or with the process or connection

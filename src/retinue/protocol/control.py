@@ -123,13 +123,14 @@ class SpawnRequest(Arguments, frozen=True):
 
 
 class OpenClientRequest(Arguments, frozen=True):
-    """A request to start a run that stands for this client while the stream is open. `tools` are names."""
+    """A request to start a run that stands for this client while the stream is open. `tools` are names. `narrow` can
+    only narrow the run's limits."""
 
     name: str
     task: str
     description: str = ""
     tools: list[str] | None = None
-    limits: Limits = Limits()
+    narrow: Limits | None = None
     caller: Caller = NOBODY
 
 

@@ -123,7 +123,8 @@ class Spawner:
         starts_from: str = "",
     ) -> Run:
         """Start a primary run in a new tree. Raises ConfigError for a wrong profile or model, and SpawnRefused if the
-        `caller`, a run in another process, has no level left. In both cases no run is made."""
+        `caller`, a run in another process, has no level left. In both cases no run is made. A given `caller` has been
+        narrowed to `ports.caller`."""
         if self._is_closed:
             raise RetinueError("this Retinue is closed")
         call = caller_limits.CALL.get()
@@ -145,7 +146,7 @@ class Spawner:
         words = (task.context, task.text, () if continued is None else continued.thread)
         account = open_account("", (whole, plan.profile.limits), self.total, plan, self._ports.prices, words)
         readable = resolve_context_paths(task.context_paths, base=self._state.project)
-        trace = (caller.trace or self._ports.trace) if caller is not NOBODY else self._ports.trace
+        trace = caller.trace or self._ports.trace
         tree = choose_tree_class()(self._trees.log, self._clock, concurrent=_set(primary.concurrent), trace=trace)
         seconds = primary.seconds if task.timeout_seconds is None else task.timeout_seconds
         run = self._start_run(
@@ -179,7 +180,7 @@ class Spawner:
         if narrow is not None:
             whole, primary = narrow.narrow(whole), narrow.narrow(primary)
             kept = narrow.narrow(given or Limits())
-        if caller is not NOBODY:
+        if caller != NOBODY:
             whole, primary = caller.narrow(whole), caller.narrow(primary)
             kept = Limits(depth=primary.depth).override(kept or Limits())
         return whole, primary, kept

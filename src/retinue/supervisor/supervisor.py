@@ -18,7 +18,7 @@ from msgspec import structs
 
 from retinue.agent.tool_calls import run_tool_call
 from retinue.core.approvals import Answered, Approval, Decision, QuestionChange
-from retinue.core.caller import NOBODY, Caller, narrow_caller
+from retinue.core.caller import Caller, narrow_caller
 from retinue.core.context import Context
 from retinue.core.control import (
     NO_OVERRIDES,
@@ -96,13 +96,15 @@ class Supervisor:
         starts_from: str = "",
     ) -> RunHandle:
         if below is not None:
-            if limits is not None or narrow is not None:
+            if limits is not None or narrow is not None or caller is not None:
                 raise ConfigError("a run below another one has the limits of its profile: give it no others")
             if starts_from:
                 raise ConfigError("only the workspace of a primary can start from a folder")
             return self._spawn_below(profile, task, below)
         if self.servers is not None:
             await self.servers.ready(profile)
+        if caller is not None:
+            caller = narrow_caller(self.find_served_caller() or self.caller, caller)
         run = self.spawner.spawn_primary(
             profile, task, limits=limits, narrow=narrow, caller=caller, starts_from=starts_from
         )
@@ -134,9 +136,11 @@ class Supervisor:
             return CLIENT_LEFT
 
         profile = Profile(options.name, call=stay, description=options.description, tools=options.tools)
-        caller = self.caller if options.caller is NOBODY else options.caller
+        caller = narrow_caller(self.caller, options.caller).as_client()
         await self.prepare(profile)
-        run = self.spawner.spawn_primary(profile, Task(options.task), limits=options.limits, caller=caller.as_client())
+        run = self.spawner.spawn_primary(
+            profile, Task(options.task), limits=options.limits, narrow=options.narrow, caller=caller
+        )
 
         async def leave() -> None:
             leaving.set()
