@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from retinue.core.approvals import Allow, Approval, Deny, QuestionClosed, describe_closing
-from retinue.core.caller import NOBODY, Caller
+from retinue.core.caller import NOBODY, Caller, ClientRequest
 from retinue.core.control import ClientOptions, Control, ResumeOverrides, RunHandle, SpawnBelow
 from retinue.core.errors import ConfigError, NoSlot, NotFound, RetinueError, SpawnRefused
 from retinue.core.events import (
@@ -458,6 +458,20 @@ async def test_values_of_one_process_do_not_cross(kind: str, tmp_path: Path) -> 
             await c.resume("t", ResumeOverrides(profiles=[profile]))
         with pytest.raises(ConfigError, match="limits for runs"):
             await c.continue_run("t", 0, "x", ResumeOverrides(limits=Limits(turns=1)))
+        of_client = {"call_id": "call_1", "request": ClientRequest("a", "b", "c", "d"), "new_files": ["a.txt"]}
+        for name, value in of_client.items():
+            with pytest.raises(ConfigError, match=f"the override `{name}`"):
+                await c.continue_run("t", 0, "x", ResumeOverrides(**{name: value}))
+        of_new_run: dict[str, Any] = {"seconds": 5.0, "files": True, "conversation": True}
+        for name, value in (of_client | of_new_run).items():
+            with pytest.raises(ConfigError, match=f"the override `{name}`"):
+                await c.resume("t", ResumeOverrides(**{name: value}))
+        with pytest.raises(NotFound):
+            await c.continue_run("t", 0, "x", ResumeOverrides(profiles=[], **of_new_run))
+        with pytest.raises(ConfigError, match="a runtime for runs"):
+            await c.resume("t", ResumeOverrides(runtime="isolated"))
+        with pytest.raises(ConfigError, match="a function to call"):
+            await c.prepare(EXPLORER, print)
         with pytest.raises(ConfigError, match="tools made in Python"):
             await c.open_client(ClientOptions(name="a", task="b", tools=[print]))
         with pytest.raises(ConfigError, match="limits that replace"):

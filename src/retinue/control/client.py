@@ -46,6 +46,11 @@ REPLY_SECONDS = 15.0
 SILENT_SECONDS = 20.0
 REPLY_BYTES = 256 * 1024 * 1024
 ATTEMPTS = 2
+KEPT_VALUES = {
+    "profiles": "profiles made in Python; it uses its own",
+    "limits": "limits for runs of its log; they keep those they have",
+    "runtime": "a runtime for runs of its log; they live where they did",
+}
 REPLACING_LIMITS = "limits that replace its own; `narrow` sends limits that hold in addition"
 R = TypeVar("R")
 T = TypeVar("T")
@@ -61,7 +66,8 @@ class ControlClient:
     # Starting runs
 
     async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
-        """Wait for the MCP servers of the other process. `say` is not used: that process informs its own user."""
+        if say is not None:
+            raise self._refuse("a function to call; it tells its own user which MCP servers it awaits")
         name = None if profile is None else self._name_of(profile)
         await self._channel.call(protocol.PREPARE, profile=name)
 
@@ -112,39 +118,29 @@ class ControlClient:
         raise ConfigError(ONLY_IN_PROCESS.format(what="serving a caller"))
 
     async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
-        self._check_overrides(overrides)
-        model, unattended = overrides.model, overrides.unattended
-        return RunHandle(self, await self._channel.call(protocol.RESUME, tree=tree, model=model, unattended=unattended))
+        sent = self._select_overrides(overrides, protocol.RESUME)
+        return RunHandle(self, await self._channel.call(protocol.RESUME, tree=tree, **sent))
 
     async def continue_run(
         self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES
     ) -> RunHandle:
-        self._check_overrides(overrides)
-        ref = await self._channel.call(
-            protocol.CONTINUE,
-            tree=tree,
-            run=run,
-            text=text,
-            model=overrides.model,
-            seconds=overrides.seconds,
-            files=overrides.files,
-            unattended=overrides.unattended,
-            conversation=overrides.conversation,
-        )
-        return RunHandle(self, ref)
+        sent = self._select_overrides(overrides, protocol.CONTINUE)
+        return RunHandle(self, await self._channel.call(protocol.CONTINUE, tree=tree, run=run, text=text, **sent))
 
     def _name_of(self, profile: Profile | str) -> str:
         if isinstance(profile, Profile):
             raise self._refuse("a profile made in Python; name one of its own")
         return profile
 
-    def _check_overrides(self, overrides: ResumeOverrides) -> None:
-        if overrides.profiles:
-            raise self._refuse("profiles made in Python; it uses its own")
-        if overrides.limits != Limits():
-            raise self._refuse("limits for runs of its log; they keep those they have")
-        if overrides.runtime is not None:
-            raise self._refuse("a runtime for runs of its log; they live where they did")
+    def _select_overrides(self, overrides: ResumeOverrides, command: Command[Any]) -> dict[str, Any]:
+        """Return the given overrides as arguments of `command`. Raises ConfigError for the first override that its
+        request has no field for."""
+        fields = msgspec.structs.asdict(overrides).items()
+        given = {name: value for name, value in fields if value not in ([], getattr(NO_OVERRIDES, name))}
+        for name in given:
+            if name not in command.request.__struct_fields__:
+                raise self._refuse(KEPT_VALUES.get(name, f"the override `{name}`"))
+        return given
 
     def _refuse(self, what: str) -> ConfigError:
         return ConfigError(f"process {self.address.pid} cannot be sent {what}")

@@ -115,7 +115,7 @@ class Control(Protocol):
 
     async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
         """Wait until the MCP servers with tools for `profile` (None: any profile) are connected or have failed. Tell
-        `say` which servers are awaited."""
+        `say`, which works only in process, which servers are awaited."""
 
     async def spawn(
         self,
