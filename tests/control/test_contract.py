@@ -12,7 +12,7 @@ import pytest
 from retinue.core.approvals import Allow, Approval, Deny, QuestionClosed, describe_closing
 from retinue.core.caller import NOBODY, Caller, ClientRequest
 from retinue.core.control import ClientOptions, Control, ResumeOverrides, RunHandle, SpawnBelow
-from retinue.core.errors import ConfigError, NoSlot, NotFound, RetinueError, SpawnRefused
+from retinue.core.errors import Ambiguous, ConfigError, LogHeld, NoSlot, NotFound, RetinueError, SpawnRefused
 from retinue.core.events import (
     ApprovalDecided,
     Delta,
@@ -265,6 +265,18 @@ async def test_what_is_not_there_is_not_found(kind: str, tmp_path: Path) -> None
             [item async for item in c.watch("nowhere")]
 
 
+@reading
+async def test_a_name_of_several_runs_is_ambiguous(kind: str, tmp_path: Path) -> None:
+    async with control(kind, tmp_path, script={EXPLORER: ["x"]}) as (h, c):
+        runs = [await find_starter(h, c).spawn(EXPLORER, Task("look")) for _ in range(2)]
+        for run in runs:
+            await run.result()
+        with pytest.raises(Ambiguous) as ambiguous:
+            await c.find_run("/main")
+        assert (ambiguous.value.name, len(ambiguous.value.candidates)) == ("/main", 2)
+        assert all(any(run.tree in line for line in ambiguous.value.candidates) for run in runs)
+
+
 async def test_limits_beside_those_of_the_project_only_narrow(kind: str, tmp_path: Path) -> None:
     async with control(kind, tmp_path, script={EXPLORER: [GLOB, GLOB, GLOB, "end"]}, limits=Limits(turns=3)) as (_, c):
         wide = await (await c.spawn(EXPLORER, Task("a"), narrow=Limits(turns=50))).result()
@@ -427,6 +439,19 @@ async def test_changes_of_a_copy_are_shown_and_applied_once(kind: str, tmp_path:
         assert (await c.changes(run.tree)).applied == str(tmp_path)
         with pytest.raises(RetinueError, match="already"):
             await run.apply()
+
+
+async def test_changes_of_a_run_at_work_are_shown_but_not_applied(kind: str, tmp_path: Path) -> None:
+    script = {EXPLORER: [WRITE, HANG]}
+    async with control(kind, tmp_path, script=script, workspace="copy", mode="yes") as (_, c):
+        run = await c.spawn(EXPLORER, Task("write"))
+        written = await first(c, run.tree, ToolResult)
+        await first(c, run.tree, TurnStarted, after=written.seq)
+        assert "+x" in await run.diff()
+        for refused in (c.changes(run.tree), c.apply(run.tree)):
+            with pytest.raises(RetinueError, match="has not ended yet"):
+                await refused
+        assert not (tmp_path / "a.txt").exists()
 
 
 async def test_an_ended_run_is_continued(kind: str, tmp_path: Path) -> None:
@@ -595,6 +620,17 @@ async def test_a_tree_whose_process_is_gone_is_resumed(kind: str, tmp_path: Path
             turn.text for turn in fold_thread(await h.supervisor.log.read(run.tree), 0) if isinstance(turn, UserTurn)
         ]
         assert said == ["hello", "more"]
+
+
+async def test_a_tree_whose_process_is_at_work_is_held(kind: str, tmp_path: Path) -> None:
+    script = {EXPLORER: ["one"]}
+    async with control(kind, tmp_path, script=script) as (_, owner), control(kind, tmp_path, script=script) as (_, c):
+        run = await owner.spawn(EXPLORER, Task("hello", conversation=True))
+        await first(owner, run.tree, RunWaiting)
+        with pytest.raises(LogHeld) as held:
+            await c.resume(run.tree)
+        assert held.value.writer == owner.writer
+        assert await run.state() == "waiting"
 
 
 async def test_closing_a_control_ends_the_runs_that_it_owns(kind: str, tmp_path: Path) -> None:

@@ -9,6 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.core.approvals import Allow, Approval, Deny
+from retinue.core.errors import (
+    Ambiguous,
+    ConfigError,
+    LogDamaged,
+    LogError,
+    LogHeld,
+    LogLost,
+    LogVersionError,
+    NoSlot,
+    NotFound,
+    RetinueError,
+    SpawnRefused,
+    ToolError,
+)
 from retinue.core.events import Delta
 from retinue.protocol import control as wire
 from retinue.protocol.strict_json import InvalidBody, decode_body, encode_body
@@ -55,3 +69,23 @@ def test_half_characters_travel_as_marks() -> None:
     asked = Approval("i", "t", 0, "/main", "main", "write", {"content": "\udc00", "n": float("inf")}, "c")
     [question] = msgspec.json.decode(encode_body([asked]), type=list[Approval])
     assert question.args == {"content": "?", "n": None}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LogHeld("held", writer="7-1"),
+        Ambiguous("a", ["a is one", "another"]),
+        *(
+            kind("why")
+            for kind in (
+                ConfigError, LogDamaged, LogError, LogLost, LogVersionError, NoSlot, NotFound, RetinueError,
+                SpawnRefused, ToolError,
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_an_error_keeps_its_type_and_its_fields(error: RetinueError) -> None:
+    reply = msgspec.json.decode(encode_body(wire.to_error_reply(error)), type=wire.ErrorReply)
+    there = wire.from_error_reply(reply)
+    assert (type(there), str(there), vars(there)) == (type(error), str(error), vars(error))

@@ -147,7 +147,7 @@ class Control(Protocol):
 
     async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
         """Resume a tree whose process is gone. Return the run whose ending ends the tree. Raises ConfigError if the
-        tree cannot be resumed."""
+        tree cannot be resumed, and LogHeld while another process may write the tree."""
 
     async def continue_run(
         self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES
@@ -191,7 +191,7 @@ class Control(Protocol):
 
     async def find_run(self, name: str) -> RunRef:
         """Return the run called `name`: `TREE/N`, a tree, a path, a label, a subagent id, or a unique prefix. Raises
-        NotFound, or ConfigError for an ambiguous name."""
+        NotFound or Ambiguous."""
 
     async def pending(self, tree: str | None = None) -> list[Approval]:
         """Return the unanswered questions, in the order they were asked."""

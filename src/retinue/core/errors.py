@@ -33,9 +33,10 @@ class NotFound(ConfigError):
 
 
 class Ambiguous(ConfigError):
-    """A name given by a person could mean several things; `candidates` describes each on one line."""
+    """A `name` given by a person could mean several things; `candidates` describes each on one line."""
 
     def __init__(self, name: str, candidates: Sequence[str]) -> None:
+        self.name = name
         self.summary = f"'{name}' could be any of"
         self.candidates = tuple(candidates)
         super().__init__(f"{self.summary} {'; '.join(candidates)}")

@@ -6,6 +6,7 @@ method of Control with the fields of the request.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Annotated, Any, Generic, TypeVar
@@ -15,7 +16,20 @@ import msgspec
 from retinue.core.approvals import Allow, Answered, Approval, Deny, QuestionChange, QuestionClosed
 from retinue.core.caller import NOBODY, Caller
 from retinue.core.control import Changes, SpawnBelow, TreeInfo
-from retinue.core.errors import ConfigError, LogError, NoSlot, NotFound, RetinueError, SpawnRefused, ToolError
+from retinue.core.errors import (
+    Ambiguous,
+    ConfigError,
+    LogDamaged,
+    LogError,
+    LogHeld,
+    LogLost,
+    LogVersionError,
+    NoSlot,
+    NotFound,
+    RetinueError,
+    SpawnRefused,
+    ToolError,
+)
 from retinue.core.events import Delta, Event, decode_event
 from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
@@ -152,11 +166,15 @@ class AnswerRequest(Arguments, frozen=True):
     surface: str = ""
 
 
-class ErrorReply(msgspec.Struct, frozen=True):
-    """The body of every error. `code` names the exception that the client raises."""
+class ErrorReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of every error. `code` names the exception that the client raises: `writer` is that of LogHeld, `name`
+    and `candidates` those of Ambiguous."""
 
     error: str
     code: str = ""
+    writer: str = ""
+    name: str = ""
+    candidates: Sequence[str] = ()
 
 
 # The table
@@ -239,9 +257,14 @@ def encode_query(request: Arguments) -> dict[str, str]:
 
 # Errors
 
-_ERRORS: dict[str, type[RetinueError]] = {
+_ERRORS: dict[str, type[RetinueError]] = {  # a class comes before its base
     "not_found": NotFound,
+    "ambiguous": Ambiguous,
     "config": ConfigError,
+    "log_held": LogHeld,
+    "log_lost": LogLost,
+    "log_version": LogVersionError,
+    "log_damaged": LogDamaged,
     "log": LogError,
     "no_slot": NoSlot,
     "spawn_refused": SpawnRefused,
@@ -251,10 +274,20 @@ _ERRORS: dict[str, type[RetinueError]] = {
 
 def to_error_reply(error: RetinueError) -> ErrorReply:
     code = next((code for code, kind in _ERRORS.items() if isinstance(error, kind)), "")
+    match error:
+        case LogHeld(writer=writer):
+            return ErrorReply(error=str(error), code=code, writer=writer)
+        case Ambiguous(name=name, candidates=candidates):
+            return ErrorReply(error=str(error), code=code, name=name, candidates=candidates)
     return ErrorReply(error=str(error), code=code)
 
 
 def from_error_reply(reply: ErrorReply) -> RetinueError:
+    match reply.code:
+        case "log_held":
+            return LogHeld(reply.error, writer=reply.writer)
+        case "ambiguous":
+            return Ambiguous(reply.name, reply.candidates)
     return _ERRORS.get(reply.code, RetinueError)(reply.error)
 
 
