@@ -37,7 +37,9 @@ from retinue.supervisor.restore_plans import CLIENT_LEFT
 from retinue.supervisor.stored_control import StoredControl
 from retinue.testing import scripted
 from tests.control.loopback.kit import GLOB, HANG, WRITE, House, house
+from tests.control.loopback.test_second_terminal import first as run_in_first_terminal
 from tests.gates import HeldClock
+from tests.surfaces.cli.shell import Project
 
 reading = pytest.mark.parametrize("kind", ["local", "loopback", "stored"])
 
@@ -310,13 +312,15 @@ async def test_a_full_tree_refuses_a_run_that_does_not_queue(kind: str, tmp_path
 async def test_limits_of_a_client_beside_those_of_the_project_only_narrow(kind: str, tmp_path: Path) -> None:
     options = ClientOptions(name="caller", task="x", narrow=Limits(concurrent=9, tokens=9_000_000))
     limits = Limits(concurrent=1, tokens=5000)
-    async with control(kind, tmp_path, script={EXPLORER: [HANG]}, limits=limits) as (_, c):
-        async with await c.open_client(options) as client:
-            spawned = (await first(c, client.tree, RunSpawned)).body
-            assert isinstance(spawned, RunSpawned) and spawned.max_tokens == 5000
-            await client.spawn(EXPLORER, Task("a"), queue=False)
-            with pytest.raises(NoSlot):
-                await client.spawn(EXPLORER, Task("b"), queue=False)
+    async with (
+        control(kind, tmp_path, script={EXPLORER: [HANG]}, limits=limits) as (_, c),
+        await c.open_client(options) as client,
+    ):
+        spawned = (await first(c, client.tree, RunSpawned)).body
+        assert isinstance(spawned, RunSpawned) and spawned.max_tokens == 5000
+        await client.spawn(EXPLORER, Task("a"), queue=False)
+        with pytest.raises(NoSlot):
+            await client.spawn(EXPLORER, Task("b"), queue=False)
 
 
 @pytest.mark.parametrize("given", [NOBODY, Caller(depth=9, tokens=9_000_000), Caller(depth=9, tokens=2000)])
@@ -631,6 +635,32 @@ async def test_a_tree_whose_process_is_at_work_is_held(kind: str, tmp_path: Path
             await c.resume(run.tree)
         assert held.value.writer == owner.writer
         assert await run.state() == "waiting"
+
+
+@reading
+async def test_nobody_waits_for_a_run_that_was_interrupted(kind: str, tmp_path: Path) -> None:
+    script = {EXPLORER: ["one"]}
+    async with house(tmp_path, script=script) as gone:
+        run = await gone.supervisor.spawn(EXPLORER, Task("hello", conversation=True))
+        await first(gone.supervisor, run.tree, RunWaiting)
+    async with control(kind, tmp_path, script=script) as (_, c):
+        assert await c.result(run.tree) is None
+        with pytest.raises(ConfigError, match=f"{run.tree}/0 was interrupted: `retinue resume {run.tree}` resumes it"):
+            await c.wait(run.tree)
+
+
+@reading
+async def test_live_trees_are_those_of_the_process_of_this_control(kind: str, tmp_path: Path) -> None:
+    project = Project(tmp_path / "project")
+    with run_in_first_terminal(project, {"main": [GLOB, HANG]}):
+        async with control(kind, project.folder, script={EXPLORER: [HANG]}) as (h, c):
+            [elsewhere] = [info.tree for info in await c.list_trees()]
+            here = await find_starter(h, c).spawn(EXPLORER, Task("look"))
+            await first(find_starter(h, c), here.tree, TurnStarted)
+            listed = {info.tree: info for info in await c.list_trees()}
+            assert listed.keys() == {here.tree, elsewhere} and listed[elsewhere].live
+            live = [info.tree for info in await c.list_trees(live=True)]
+            assert live == ([] if kind == "stored" else [here.tree])
 
 
 async def test_closing_a_control_ends_the_runs_that_it_owns(kind: str, tmp_path: Path) -> None:

@@ -71,11 +71,12 @@ async def test_commands_that_need_a_process_are_refused(tmp_path: Path) -> None:
             control.resume(tree),
             control.continue_run(tree, 0, "more"),
             control.open_client(ClientOptions(name="caller", task="x")),
+            control.change_model(tree, 0, "nobody:knows"),
         ):
             with pytest.raises(ConfigError, match="no process is running this tree"):
                 await refused
         assert await control.cancel(tree) is False
-        assert (await control.send(tree, 0, "x")).state == "too_late"
+        assert (await control.send(tree, 0, "x", source="main", message_id="m1")).state == "too_late"
         assert await control.answer("any", Allow(), by="x") == "unknown"
         async with control.attend(tree):
             assert await control.pending() == []

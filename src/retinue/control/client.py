@@ -19,6 +19,7 @@ import msgspec
 from retinue.core.approvals import Answered, Approval, Decision, QuestionChange
 from retinue.core.caller import Caller
 from retinue.core.control import (
+    INTERRUPTED,
     NO_OVERRIDES,
     ONLY_IN_PROCESS,
     Changes,
@@ -201,7 +202,7 @@ class ControlClient:
                     break
         result = await self.result(tree, run)
         if result is None:
-            raise RetinueError(f"{tree}/{run} was interrupted: `retinue resume {tree}` resumes it")
+            raise ConfigError(INTERRUPTED.format(tree=tree, run=run))
         return result
 
     async def result(self, tree: str, run: int = 0) -> Result[Any] | None:

@@ -29,6 +29,7 @@ MCP_CLIENT = "mcp-client"  # the agent of a run that represents an MCP client
 MCP_CLIENT_DESCRIPTION = "An MCP client: run 0 of the tree of what it delegates"
 ONLY_IN_PROCESS = "{what} works only in the process that has the runs"
 ONLY_WATCHED = "{who} is only watched here: it runs {where}, which words from here do not reach"
+INTERRUPTED = "{tree}/{run} was interrupted: `retinue resume {tree}` resumes it"
 RAN_ELSEWHERE = "{who} ran in the MCP server '{server}': it cannot be continued from here"
 BETWEEN_REPLIES = "\n\n"
 
@@ -178,7 +179,8 @@ class Control(Protocol):
         """Stop a whole tree at once, without waiting for its cleanup."""
 
     async def wait(self, tree: str, run: int = 0) -> Result[Any]:
-        """Wait for a run to end and return its result. A failed run is a Result, not an exception."""
+        """Wait for a run to end and return its result. A failed run is a Result, not an exception. Raises ConfigError
+        if the run was interrupted."""
 
     async def result(self, tree: str, run: int = 0) -> Result[Any] | None:
         """Return the result of a run, or None if it has not ended."""
@@ -187,7 +189,8 @@ class Control(Protocol):
         """Return the current state of a run, as a row of a list. Raises NotFound."""
 
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
-        """Return the trees, newest first. With `live`, return only trees at work in the process of this Control."""
+        """Return the trees, newest first. With `live`, return only trees at work in the process of this Control; over
+        the log alone there are none."""
 
     async def find_run(self, name: str) -> RunRef:
         """Return the run called `name`: `TREE/N`, a tree, a path, a label, a subagent id, or a unique prefix. Raises

@@ -11,20 +11,29 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from retinue.core.approvals import Answered, Approval, Decision, QuestionChange
 from retinue.core.caller import Caller
 from retinue.core.changes import ApplyPlan, RunCopy
 from retinue.core.control import (
+    INTERRUPTED,
+    NO_OVERRIDES,
     Changes,
+    ClientHandle,
+    ClientOptions,
+    Control,
+    ResumeOverrides,
+    RunHandle,
+    SpawnBelow,
     TreeInfo,
 )
 from retinue.core.errors import ConfigError, NotFound, RetinueError
 from retinue.core.events import Delta, Event
+from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader, Receipt, Row
-from retinue.core.profiles import Profile
+from retinue.core.profiles import Profile, Task
 from retinue.core.results import ChangedFile, Result
 from retinue.log import lookup
 from retinue.log.listing import summarize_trees
@@ -43,15 +52,6 @@ from retinue.workspaces.copies import (
 NO_PROCESS = "no process is running this tree, and {what} needs one"
 
 
-def _refuse_command(what: str) -> Callable[..., Any]:
-    """Return a command that raises ConfigError, because no process runs the tree."""
-
-    async def refuse(*_: object, **__: object) -> NoReturn:
-        raise ConfigError(NO_PROCESS.format(what=what))
-
-    return refuse
-
-
 class StoredControl:
     """Control of the trees in a log, and their StoredChanges. `state` is the folder with the workspaces of their runs.
     Trees that this process itself writes, as `writer`, do not count as live."""
@@ -67,7 +67,7 @@ class StoredControl:
     async def wait(self, tree: str, run: int = 0) -> Result[Any]:
         result = await self.result(tree, run)
         if result is None:
-            raise ConfigError(f"{tree}/{run} was interrupted: `retinue resume {tree}` resumes it")
+            raise ConfigError(INTERRUPTED.format(tree=tree, run=run))
         return result
 
     async def result(self, tree: str, run: int = 0) -> Result[Any] | None:
@@ -78,11 +78,11 @@ class StoredControl:
         return describe_view(await self._find_view(tree, run), tree)
 
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
-        trees = await self._log.list_trees(only="live" if live else None)
-        others = [stored for stored in trees if not live or stored.writer != self.writer]
+        if live:
+            return []
         return [
             describe_tree(each.runs, writer=None if each.ended or each.writer == self.writer else each.writer)
-            for each in await summarize_trees(self._log, others)
+            for each in await summarize_trees(self._log, await self._log.list_trees())
         ]
 
     async def find_run(self, name: str) -> RunRef:
@@ -189,16 +189,37 @@ class StoredControl:
     async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
         """Do nothing: no run is started here."""
 
-    spawn = _refuse_command("a new run")
-    open_client = _refuse_command("a client")
-    resume = _refuse_command("resuming a tree")
-    continue_run = _refuse_command("continuing a run")
-    change_model = _refuse_command("another model")
+    async def spawn(
+        self,
+        profile: Profile | str,
+        task: Task,
+        *,
+        limits: Limits | None = None,
+        narrow: Limits | None = None,
+        below: SpawnBelow | None = None,
+        caller: Caller | None = None,
+        starts_from: str = "",
+    ) -> RunHandle:
+        raise ConfigError(NO_PROCESS.format(what="a new run"))
+
+    async def open_client(self, options: ClientOptions) -> ClientHandle:
+        raise ConfigError(NO_PROCESS.format(what="a client"))
+
+    async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
+        raise ConfigError(NO_PROCESS.format(what="resuming a tree"))
+
+    async def continue_run(
+        self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES
+    ) -> RunHandle:
+        raise ConfigError(NO_PROCESS.format(what="continuing a run"))
+
+    async def change_model(self, tree: str, run: int, model: str) -> str:
+        raise ConfigError(NO_PROCESS.format(what="another model"))
 
     def serve_caller(self, caller: Caller) -> AbstractContextManager[None]:
         raise ConfigError(NO_PROCESS.format(what="serving a caller"))
 
-    async def send(self, tree: str, run: int, text: str) -> Receipt:
+    async def send(self, tree: str, run: int, text: str, *, source: str = "user", message_id: str = "") -> Receipt:
         return Receipt("too_late", why="no such run is at work here")
 
     async def cancel(self, tree: str, run: int = 0) -> bool:
@@ -231,6 +252,10 @@ class StoredControl:
 
     async def close(self) -> None:
         """Do nothing: the log belongs to whoever opened it."""
+
+
+if TYPE_CHECKING:
+    _stored: type[Control] = StoredControl  # mypy checks that every command is there
 
 
 def describe_tree(view: Runs, *, writer: str | None = None, root: int = 0) -> TreeInfo:
