@@ -580,7 +580,7 @@ async def test_a_conversation_waits_is_interrupted_and_ends_once(kind: str, tmp_
         assert [info.runs[0].state for info in await c.list_trees(live=True)] == ["waiting"]
         with pytest.raises(NotFound, match="unknown model"):
             await c.change_model(tree, 0, "nobody:knows")
-        with pytest.raises(ConfigError, match="no conversation"):
+        with pytest.raises(ConfigError, match="not an open conversation"):
             await c.change_model("nowhere", 0, "nobody:knows")
         assert await c.end_conversation(tree) is True
         result = await run.result()
