@@ -159,7 +159,7 @@ async def test_gc_keeps_what_can_go_on(tmp_path: Path) -> None:
     db = apsw.Connection(str(state / "logs/0001.db"))
     db.execute("DELETE FROM batches WHERE id = (SELECT max(id) FROM batches)")  # the second tree never got its ending
     db.close()
-    take_over_state(state)  # makes the index again from what is left
+    await take_over_state(state)  # makes the index again from what is left
     report = await remove_old_trees(open_reader(state), state / "runs", before=later)
     assert len(report.interrupted) == 1 and report.removed == []
     report = await remove_old_trees(open_reader(state), state / "runs", before=later, interrupted=True)

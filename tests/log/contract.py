@@ -621,6 +621,18 @@ class DurableLogContract:
         assert len(await second.read("t1")) in (1, 1500)
         await second.close()
 
+    async def test_events_are_adopted_unless_a_process_writes_them(self, backend: DurableBackend) -> None:
+        async with opened(backend) as log:
+            await fill(log, 3)
+            with pytest.raises(LogError):
+                await backend.reader().adopt_events()
+        reader = backend.reader()
+        await reader.adopt_events()
+        assert seqs(await reader.read("t1")) == [1, 2, 3] and await reader.check_health()
+        backend.destroy("t1")
+        with pytest.raises(LogError):
+            await reader.adopt_events()
+
     async def test_events_that_were_never_written_are_told_of_at_the_end(self, backend: DurableBackend) -> None:
         log = backend.open()
         await fill(log, 3, end=False)
@@ -665,6 +677,7 @@ class DurableLogContract:
         reader = backend.reader()
         assert [stored.tree for stored in await reader.list_trees(problems.append)] == ["t2"]
         assert len(problems) == 1 and "\n" not in str(problems[0])
+        assert reader.cure and "\n" not in reader.cure + reader.location
         assert [event.tree async for event in reader.read_kind(RunSpawned.kind, problems.append)] == ["t2"]
         assert len(problems) == 2
         assert await reader.check_health(problems.append) == ""

@@ -1,11 +1,13 @@
 """Factories of logs: in memory or durable, observed by telemetry, with a failpoint for crash tests.
 
-Commands that only read import this module, so it imports little at the top.
+Only this module chooses the backend of a log, so a setting for another backend is read here and nowhere else. Commands
+that only read import this module, so it imports little at the top.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +17,12 @@ from retinue.core.traces import FindOrigin, Telemetry, TraceOrigin
 from retinue.files.atomic import replace_file
 from retinue.files.content import read_small_file
 from retinue.files.opening import RefusedFile
-from retinue.files.state_owner import adopt_state_folder, claim_state_folder, verify_state_folder
+from retinue.files.state_owner import LOG_FOLDER, adopt_state_folder, claim_state_folder, verify_state_folder
 
 if TYPE_CHECKING:
     from retinue.build.parts import Parts
     from retinue.core.changes import StoredChanges
 
-LOGS = "logs"
 IGNORE_ALL = b"*\n"
 
 
@@ -35,7 +36,7 @@ def open_log(state: Path | None) -> Log:
 
     claim_state_folder(state)
     _ignore_state(state / ".gitignore")
-    return SqliteLog(state / LOGS)
+    return SqliteLog(state / LOG_FOLDER)
 
 
 def open_reader(state: Path) -> LogReader:
@@ -45,7 +46,7 @@ def open_reader(state: Path) -> LogReader:
     from retinue.log.sqlite_reader import SqliteReader
 
     verify_state_folder(state)
-    return SqliteReader(state / LOGS)
+    return SqliteReader(state / LOG_FOLDER)
 
 
 def open_stored_changes(state: Path) -> StoredChanges:
@@ -55,28 +56,27 @@ def open_stored_changes(state: Path) -> StoredChanges:
     return StoredControl(open_reader(state), str(state))
 
 
-def take_over_state(state: Path) -> None:
-    """Make the user the owner of a state folder and all events in it.
+async def take_over_state(state: Path) -> None:
+    """Make the user the owner of a state folder and of all events in its log.
 
-    Raises LogError if a log is unreadable or another process is writing it."""
-    from retinue.log.sqlite_reader import SqliteReader
-
+    Raises LogError if the log is unreadable or another process is writing it."""
     adopt_state_folder(state)
-    SqliteReader(state / LOGS).reseal_files()
+    await open_reader(state).adopt_events()
 
 
 def has_log(state: Path) -> bool:
     """Return True if the state folder has a log, perhaps an empty one."""
-    return (state / LOGS).is_dir()
+    from retinue.log.sqlite_setup import has_folder
+
+    return has_folder(state / LOG_FOLDER)
 
 
-def describe_log_library() -> str:
-    """Return the versions of the library that stores logs. Raises ConfigError if the library cannot be loaded."""
-    try:
-        import apsw
-    except ImportError as error:
-        raise ConfigError(f"apsw cannot be loaded: {error}") from None
-    return f"{apsw.sqlite_lib_version()} in apsw {apsw.apsw_version()}"
+def find_log_library() -> tuple[str, Callable[[], str]]:
+    """Return the name of the library that stores logs, and the function that describes its version. The function
+    raises ConfigError if the library cannot be loaded."""
+    from retinue.log.sqlite_setup import LIBRARY, describe_library
+
+    return LIBRARY, describe_library
 
 
 def _ignore_state(ignore: Path) -> None:

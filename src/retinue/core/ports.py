@@ -524,6 +524,10 @@ class LogReader(Protocol):
     def location(self) -> str:
         """The place of the log, for messages."""
 
+    @property
+    def cure(self) -> str:
+        """The advice to a person about a part of the log that cannot be read."""
+
     async def list_trees(
         self,
         on_problem: OnProblem = ignore_problem,
@@ -570,6 +574,10 @@ class LogReader(Protocol):
     ) -> Removal:
         """Remove the events of trees whose newest event still has the number given in `trees`. `discard` is called for
         each tree while nobody can write it; the tree stays if it returns False. With `dry_run` no event is removed."""
+
+    async def adopt_events(self) -> None:
+        """Make the user the owner of all stored events, whoever wrote them. Raises LogError if a part of the log cannot
+        be read, or while another process writes it."""
 
     async def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
         """Check the stored events, newest first, for a reasonable time. Return a short summary of the log, empty if

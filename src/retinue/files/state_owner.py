@@ -24,7 +24,8 @@ from retinue.files.private import make_private_folder
 from retinue.files.user_key import has_signature, sign_data
 
 OWNER_FILE = "owner.json"
-STATE_FOLDERS = ("logs", "runs", "control", "outbox", "applying", "mcp")
+LOG_FOLDER = "logs"
+STATE_FOLDERS = (LOG_FOLDER, "runs", "control", "outbox", "applying", "mcp")
 PURPOSE = "state folder"
 MAX_BYTES = 16 * 1024
 OTHERS_MAY_WRITE = 0o022

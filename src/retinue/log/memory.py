@@ -18,6 +18,7 @@ class MemoryLog(WatchableLog):
 
     ahead = True
     location = "the log in memory"
+    cure = "start the process again"
 
     def __init__(self) -> None:
         self._trees: defaultdict[str, list[Event]] = defaultdict(list)
@@ -104,6 +105,9 @@ class MemoryLog(WatchableLog):
         for tree in () if dry_run else removed:
             del self._trees[tree]
         return Removal(removed=removed)
+
+    async def adopt_events(self) -> None:
+        pass
 
     async def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
         count = len(await self.list_trees())

@@ -64,6 +64,10 @@ class SqliteReader:
     def location(self) -> str:
         return str(self.folder)
 
+    @property
+    def cure(self) -> str:
+        return f"move it out of {self.folder}; the other logs are read all the same"
+
     async def read_kind(
         self, kind: str, on_problem: OnProblem = ignore_problem, *, since: float = 0.0
     ) -> AsyncIterator[Event]:
@@ -194,9 +198,8 @@ class SqliteReader:
                 problems.append(f"cannot clean up {file}: {one_line(error)}")
         return Removal(removed=removed, held=held, problems=problems, freed_bytes=freed)
 
-    def reseal_files(self) -> None:
-        """Make the user the owner of all events. Raises LogError if a file is unreadable or another process is writing
-        it."""
+    @make_awaitable
+    def adopt_events(self) -> None:
         for file in self.list_files():
             lock = locks.try_lock(file)
             if lock is None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from retinue import build
-from retinue.build.logs import describe_log_library, has_log, open_reader
+from retinue.build.logs import find_log_library, has_log, open_reader
 from retinue.build.models import LibraryPrices, ModelSource
 from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
@@ -167,7 +167,7 @@ def check_system(checked: CheckedProject) -> Iterator[Check]:
     cure = "" if new_enough else f"install Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
     yield Check("python", "ok" if new_enough else "fail", f"{platform.python_version()} at {sys.executable}", cure)
     yield Check("retinue", "ok", f"{get_version()} at {Path(build.__file__).parents[1]}")
-    yield _check_sqlite()
+    yield _check_log_library()
     yield _check_git()
     yield _check_shell()
     yield _check_disk(checked.folder)
@@ -209,11 +209,12 @@ def check_telemetry(_: CheckedProject) -> Iterator[Check]:
     yield Check("telemetry", "ok", f"installed; {named}")
 
 
-def _check_sqlite() -> Check:
+def _check_log_library() -> Check:
+    name, describe = find_log_library()
     try:
-        return Check("sqlite", "ok", describe_log_library())
+        return Check(name, "ok", describe())
     except ConfigError as error:
-        return Check("sqlite", "fail", str(error), "install Retinue again")
+        return Check(name, "fail", str(error), "install Retinue again")
 
 
 OLDEST_GIT = (2, 29)  # the first version with `git init --object-format`
@@ -366,9 +367,8 @@ def check_logs(checked: CheckedProject) -> Iterator[Check]:
     except RetinueError as error:
         yield Check("logs", "fail", str(error), f"see that you can read {log.location}")
         return
-    cure = f"move it out of {log.location}; the other logs are read all the same"
     for problem in problems:
-        yield Check("logs", "fail", str(problem), cure)
+        yield Check("logs", "fail", str(problem), log.cure)
     if found:
         yield Check("logs", "ok", found)
 

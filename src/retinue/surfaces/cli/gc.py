@@ -65,8 +65,8 @@ def execute_gc(args: argparse.Namespace) -> int:
             f"kept, because its changes were not applied: {', '.join(runs)} "
             f"(`retinue diff {runs[0]}`, `retinue apply {runs[0]}`, or --force)"
         )
-    for file in report.held:
-        screen.print_warning(f"{file} holds old trees and is being written by another process: left for later")
+    for part in report.held:
+        screen.print_warning(f"{part} holds old trees and is being written by another process: left for later")
     for skipped in report.skipped:
         screen.print_warning(f"{skipped}: left as it is")
     if report.interrupted and not args.json:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -92,7 +93,7 @@ def _take_over_state(state: Path, *, yes: bool) -> int:
 
     if not _confirm(f"{state} was not made here by you; to take it over", yes=yes, ask=ask):
         return 1
-    take_over_state(state)
+    asyncio.run(take_over_state(state))
     print(f"{safe.escape_line(str(state))} is yours.")
     return 0
 
