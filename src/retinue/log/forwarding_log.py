@@ -10,15 +10,14 @@ such an event is on disk, before anybody hears of it), `before-KIND` (right befo
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Awaitable
-from typing import Any, NoReturn
+from typing import Any
 
 from retinue.concurrency import call_when_done
 from retinue.core.errors import ConfigError
 from retinue.core.events import KINDS, Event
 from retinue.core.ports import Log
+from retinue.files.failpoints import kill_own_process
 
 BEFORE = "before-"
 CLEANUP = "cleanup"
@@ -61,16 +60,11 @@ class FailingLog(ForwardingLog):
             return self._log.append(event, wait)
         written = self._log.append(event, True) if self._point == event.kind else None
         if written is None:
-            _die()
-        call_when_done(written, lambda _: _die())
+            kill_own_process()
+        call_when_done(written, lambda _: kill_own_process())
         return asyncio.get_running_loop().create_future() if wait else None  # never done: the process dies first
 
     async def close(self) -> None:
         if self._point == CLEANUP:
-            _die()
+            kill_own_process()
         await self._log.close()
-
-
-def _die() -> NoReturn:
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise SystemExit  # unreachable: no process survives SIGKILL
