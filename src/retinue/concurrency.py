@@ -94,6 +94,11 @@ class TaskOwner:
             self._on_error(error)
 
 
+def start_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start a task that the caller owns: the caller awaits it, or cancels it, before it returns or closes."""
+    return asyncio.get_running_loop().create_task(work)
+
+
 class RateLimit:
     """A token bucket: at most `rate` actions a second, and up to `burst` at once after a pause."""
 
@@ -181,7 +186,7 @@ async def run_in_thread(work: Callable[[threading.Event], T]) -> T:
 
     A cancelled caller waits a short time for the thread to stop, so that a write ends before its run does."""
     stop = threading.Event()
-    task = TaskOwner().start_thread(lambda: work(stop))
+    task = start_task(asyncio.to_thread(work, stop))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from retinue.concurrency import TaskOwner
+from retinue.concurrency import start_task
 from retinue.core.limits import ResourceLimits
 from retinue.processes.group import is_alive
 from retinue.sandbox.box import Box
@@ -142,7 +142,7 @@ class ContainerProcess(Process):
 
     def _kill(self) -> None:
         if self._killing is None and not self._has_exited:
-            self._killing = TaskOwner().start(self._kill_all())
+            self._killing = start_task(self._kill_all())
 
     async def _kill_all(self) -> None:
         """Kill the container repeatedly until it is gone. A container that is just being created is not found at

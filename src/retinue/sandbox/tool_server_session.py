@@ -14,13 +14,13 @@ import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from retinue.concurrency import TaskOwner
+from retinue.concurrency import TaskOwner, start_task
 from retinue.core.errors import Failed, Limited, RetinueError, Stop, ToolError
 from retinue.core.events import UNKNOWN_AFTER_CRASH, UNKNOWN_AFTER_CRASH_TEXT, RunStarted, Warned
 from retinue.core.limits import CANCEL_ASK_SECONDS, INLINE_BYTES, MIB, TERM_SECONDS, ResourceLimits
@@ -527,7 +527,7 @@ class ToolServerSession:
 
 async def _prepare_sandbox(builder: SandboxBuilder, box: Box) -> PreparedSandbox:
     """Prepare the sandbox in a thread, because changing the owner of a large workspace takes a while."""
-    prepared = TaskOwner().start_thread(partial(builder.prepare, box))
+    prepared = start_task(asyncio.to_thread(builder.prepare, box))
     try:
         return await asyncio.shield(prepared)
     except asyncio.CancelledError:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from retinue.agent.runs import run_job
-from retinue.concurrency import TaskOwner, call_when_done
+from retinue.concurrency import call_when_done, start_task
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
 from retinue.core.control import Control
 from retinue.core.errors import Disconnected, Failed, Limited, RetinueError, StreamCut, Unconfirmed
@@ -159,7 +159,7 @@ class Driver:
             adoption.place(below.view.spawned.remote_id, below)
         adoption.restore(run.remote_tail)
         run.set_relay(partial(adoption.send, STARTED))
-        reading = TaskOwner().start(_read(tree, run, adapter, remote, adoption))
+        reading = start_task(_read(tree, run, adapter, remote, adoption))
         try:
             ended = await asyncio.shield(reading)
             run.keep_partial(ended.partial)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET
 
-from retinue.concurrency import TaskOwner
+from retinue.concurrency import start_task
 from retinue.core import secrets
 from retinue.core.approvals import Allow, Decision, Deny, describe_denial
 from retinue.core.control import Control, ResumeOverrides
@@ -513,7 +513,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
     # Conversations
 
     async def run_interruptible(self, work: Coroutine[Any, Any, T]) -> T | None:
-        run, task = self.run, TaskOwner().start(work)
+        run, task = self.run, start_task(work)
         run.attach_message(task)
         try:
             if run.leaving:
