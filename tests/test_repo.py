@@ -59,9 +59,16 @@ def test_a_shared_temporary_folder_gets_only_names_of_this_user() -> None:
 # uses elsewhere are right: the task of a run belongs to its driver, a live view stops its own process on Ctrl-Z, and
 # `retinue run --detach` leaves its terminal. The list of places says how many, and a new one goes through the home.
 MECHANISMS = {
-    "files/": r"O_NOFOLLOW|O_EXCL|os\.replace\(|os\.link\(|\.rename\(|mkstemp|fsync\(|rmtree\(|0o700",
-    "processes/": r"os\.kill\(|killpg|\.terminate\(|start_new_session|setsid\(",
-    "concurrency.py": r"\bcreate_task\(|ensure_future\(",
+    "files/": (
+        r"O_NOFOLLOW|O_EXCL|os\.replace\(|os\.link\(|\.rename\(|mkstemp|mkdtemp|fsync\(|rmtree\b|copytree\(|chmod\(|0o700"
+    ),
+    "processes/": (
+        r"os\.kill\(|killpg|\.terminate\(|start_new_session|setsid\(|Popen\(|create_subprocess|subprocess\.run\("
+        r"|(?:process|victim)\.kill\b"
+    ),
+    "concurrency.py": r"\bcreate_task\(|ensure_future\(|TaskOwner\(\)\.start",
+    "http/": r"\b(?:import|from) h11\b",
+    "config/yaml.py": r"\b(?:import|from) yaml\b",
 }
 KEYWORD_RULE = "records are built by keyword"
 OWNER_RULE = "state is written by its module"

@@ -7,6 +7,7 @@ import ast
 import importlib.util
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from importlib.machinery import SourceFileLoader
@@ -22,6 +23,12 @@ MOST_PERCENT = {  # to be lowered, never raised
     "one_word_functions_percent": 4.5,
     "one_word_methods_percent": 41.4,
     "vague_words_percent": 3.9,
+}
+
+ADVICE = {
+    "relative docstrings": "start a docstring with a verb or a noun",
+    "participle names": "name a function by a verb with an object",
+    "class names that stand twice": "one name, one meaning in the whole package",
 }
 
 
@@ -52,7 +59,11 @@ def measure_words() -> dict[str, Any]:
 @cache
 def list_exceptions() -> dict[str, list[str]]:
     """List what breaks each rule now, as `module:name`."""
-    return {"relative docstrings": sorted(find_relative()), "participle names": sorted(find_participles())}
+    return {
+        "relative docstrings": sorted(find_relative()),
+        "participle names": sorted(find_participles()),
+        "class names that stand twice": find_repeated_classes(),
+    }
 
 
 def find_relative() -> Iterator[str]:
@@ -69,11 +80,22 @@ def find_participles() -> Iterator[str]:
                 yield f"{module.name}:{node.name}"
 
 
-@pytest.mark.parametrize("rule", ["relative docstrings", "participle names"])
+def find_repeated_classes() -> list[str]:
+    """List the names of public classes that more than one module of the package defines."""
+    names = Counter(
+        node.name
+        for module in load_modules()
+        for node in module.tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    return sorted(name for name, count in names.items() if count > 1)
+
+
+@pytest.mark.parametrize("rule", ADVICE)
 def test_no_new_exception(rule: str) -> None:
     allowed, found = json.loads(ALLOWED.read_text())[rule], list_exceptions()[rule]
     new = sorted(set(found) - set(allowed))
-    assert not new, f"{rule}: start a docstring with a verb or a noun, name a function by a verb with an object: {new}"
+    assert not new, f"{rule}: {ADVICE[rule]}: {new}"
     stale = sorted(set(allowed) - set(found))
     assert not stale, f"no exception any more, run `python -m tests.test_words`: {stale}"
 

@@ -79,6 +79,12 @@ def test_the_loop_is_three_clicks_from_the_readme() -> None:
     assert "../src/retinue/agent/loop.py" in find_links(ROOT / "docs/architecture.md")
 
 
+def test_the_loop_fits_on_a_screen() -> None:
+    tree = ast.parse((ROOT / "src/retinue/agent/loop.py").read_text())
+    [found] = [node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef) and node.name == "run_turns"]
+    assert (found.end_lineno or 0) - found.lineno < 50
+
+
 def test_the_words_of_the_code_are_classes_of_the_linked_modules() -> None:
     page = ROOT / "docs/architecture.md"
     table = page.read_text().partition("\n## Words of the code\n")[2]
