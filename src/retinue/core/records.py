@@ -105,6 +105,16 @@ class CallRecord:
     result: ToolResult | None = None
     steps: list[Step] = field(default_factory=list)
 
+    def apply(self, body: ApprovalAsked | ApprovalDecided | ToolResult) -> None:
+        """Add an event of the call."""
+        match body:
+            case ApprovalAsked():
+                self.asked = body
+            case ApprovalDecided():
+                self.decided = body
+            case ToolResult():
+                self.result = body
+
 
 @dataclass
 class TurnRecord:
@@ -118,6 +128,16 @@ class TurnRecord:
     calls: dict[str, CallRecord] = field(default_factory=dict)
     whole: bool = False
     usage: Usage = NO_USAGE
+
+    def set_reply(self, reply: Reply | None) -> None:
+        self.reply = reply
+
+    def add_usage(self, usage: Usage) -> None:
+        self.usage += usage
+
+    def end(self) -> None:
+        """Mark the turn as whole. A turn without any text or call has an empty reply."""
+        self.whole, self.reply = True, self.reply or Reply()
 
 
 @dataclass
@@ -136,6 +156,16 @@ class RunRecord:
     ended: RunEnded | None = None
     cut: str = ""
     events: int = 0
+
+    def count_event(self) -> None:
+        self.events += 1
+
+    def cut_off(self, why: str) -> None:
+        """Let the record stop here, before the run's own ending."""
+        self.cut = why
+
+    def end(self, ended: RunEnded) -> None:
+        self.ended = ended
 
     @property
     def instructions(self) -> str:

@@ -78,9 +78,9 @@ class _RunFold:
         if record.cut or record.ended is not None:
             return
         if isinstance(body, RunResumed):
-            record.cut = RESUMED
+            record.cut_off(RESUMED)
             return
-        record.events += 1
+        record.count_event()
         self._thread.apply(body)
         match body:
             case TurnStarted():
@@ -92,7 +92,7 @@ class _RunFold:
             case RunWaiting(after="interrupted"):  # the loop adds the same notice
                 self._inbox.insert(0, Inbox(INTERRUPTED_TURN, source=NOTICE))
             case RunWaiting(after="failed" | "refused"):
-                record.cut = NO_REPLY
+                record.cut_off(NO_REPLY)
             case Message() if body.host:
                 self._find_steps().append(body)
             case ToolCall() if body.host:
@@ -100,7 +100,7 @@ class _RunFold:
             case ApprovalAsked() | ApprovalDecided() | ToolResult() if body.call_id in self._open_calls:
                 self._apply_to_call(self._open_calls[body.call_id], body)
             case RunEnded():
-                record.ended = body
+                record.end(body)
             case _:
                 if record.turns:
                     self._apply_to_turn(record.turns[-1], body)
@@ -117,15 +117,15 @@ class _RunFold:
         """Complete the record after the last event."""
         record, ended = self.record, self.record.ended
         if not record.cut:
-            record.cut = NEVER_ENDED if ended is None else _ENDED_FROM_OUTSIDE.get(ended.status, "")
+            record.cut_off(NEVER_ENDED if ended is None else _ENDED_FROM_OUTSIDE.get(ended.status, ""))
         if not record.turns or record.turns[-1].whole:
             return
         last = record.turns[-1]
         if ended is not None and ended.status == "refused":
             thoughts = () if last.reply is None else last.reply.thoughts
-            last.reply = Reply(ended.final_response, thoughts=thoughts, usage=last.usage, refused=True)
+            last.set_reply(Reply(ended.final_response, thoughts=thoughts, usage=last.usage, refused=True))
         elif last.reply is not None and not last.calls and record.cut:
-            last.reply = None  # its calls were never written
+            last.set_reply(None)  # its calls were never written
 
     def _find_steps(self, within: str = "") -> list[Step]:
         """Return the list of steps for an action of a host function: the steps of call `within`, else of the model's
@@ -141,16 +141,11 @@ class _RunFold:
             self._find_steps(body.within).append(call)
 
     def _apply_to_call(self, call: CallRecord, body: ApprovalAsked | ApprovalDecided | ToolResult) -> None:
-        match body:
-            case ApprovalAsked():
-                call.asked = body
-            case ApprovalDecided():
-                call.decided = body
-            case ToolResult():
-                call.result = body
-                del self._open_calls[body.call_id]
-                if call.body.tier == "none":
-                    self._add_problem(body)
+        call.apply(body)
+        if isinstance(body, ToolResult):
+            del self._open_calls[body.call_id]
+            if call.body.tier == "none":
+                self._add_problem(body)
 
     def _add_problem(self, body: ToolResult) -> None:
         """Add the result of a call that could not run to the reply as its `problem`, so that a replay refuses the call
@@ -161,16 +156,16 @@ class _RunFold:
                 structs.replace(call, problem=body.text) if call.id == body.call_id else call
                 for call in turn.reply.calls
             )
-            turn.reply = structs.replace(turn.reply, calls=tuple(calls))
+            turn.set_reply(structs.replace(turn.reply, calls=tuple(calls)))
 
     def _apply_to_turn(self, turn: TurnRecord, body: Body | Unknown) -> None:
         """Add an event of the model's turn: usage, thought, message, call or result."""
         match body:
             case UsageReported():
-                turn.usage += body.usage
+                turn.add_usage(body.usage)
             case TurnEnded():
-                turn.whole, turn.reply = True, turn.reply or Reply()
+                turn.end()
             case Thinking() | Message() | ToolCall() | ToolResult():
-                turn.reply = extend_reply(turn.reply or Reply(), body, strict=False)
+                turn.set_reply(extend_reply(turn.reply or Reply(), body, strict=False))
         if isinstance(body, ToolCall) and body.tier != "provider":
             turn.calls[body.call_id] = self._open_calls[body.call_id] = CallRecord(body)
