@@ -15,9 +15,8 @@ from msgspec import UNSET
 
 import retinue.config.settings as module
 from retinue.agent.plans import SPAWNING, WEB
-from retinue.config.limits import LIMIT_KEYS
 from retinue.config.schema import list_settings
-from retinue.config.settings import Settings, load_settings
+from retinue.config.settings import LIMIT_KEYS, Settings, load_settings
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS

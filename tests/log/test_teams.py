@@ -6,11 +6,10 @@ import pytest
 
 from retinue import Event
 from retinue.core.events import AnswerGiven, Delta, ToolCall, VoteCast, decode_event, encode_event
-from retinue.log.activity import Activity, Entries
+from retinue.log.activity import Activity, Entries, describe_team
 from retinue.log.blocks import Blocks
 from retinue.log.notices import NoticeFold, Words
 from retinue.log.runs import Runs
-from retinue.log.teams import describe_team
 from retinue.log.transcripts import format_transcript
 from retinue.protocol.notices import Notice
 from retinue.surfaces.printer.printer import Printer

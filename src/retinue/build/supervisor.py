@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from retinue.agent.plans import Models, ProfilePlanner, Runtimes
 from retinue.build.logs import open_observed_log
 from retinue.build.models import LibraryPrices, ModelSource, find_cassette_wrapper
-from retinue.build.notifications import Notifier
 from retinue.build.parts import Parts
 from retinue.build.project import find_evaluator
 from retinue.build.remote_agents import RemoteAgents
 from retinue.build.sandboxes import make_placement
 from retinue.build.servers import make_reporting, make_tool_servers, serve_control
 from retinue.concurrency import SystemClock
+from retinue.control.notifications import Notifier
 from retinue.core import secrets
 from retinue.core.approvals import Approval
 from retinue.core.control import Control

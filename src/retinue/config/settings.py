@@ -67,7 +67,7 @@ profiles:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -87,7 +87,6 @@ from retinue.config.coordination import (
     check_orchestrator,
 )
 from retinue.config.files import read_text
-from retinue.config.limits import make_limits
 from retinue.config.located import Node
 from retinue.config.location import Place
 from retinue.config.models import PROVIDERS
@@ -149,7 +148,23 @@ from retinue.core.servers import McpServer, server_of
 
 _RULES = list_of(text_for(parse_rule, RULE_PATTERN), what="a list of rules")
 _COST = Kind(lambda node: parse_amount(node.number(minimum=0)), NUMBER.schema)
+# The keys of limits, the same in retinue.yaml and on the command line (`max_turns`, `--max-turns`).
+LIMIT_KEYS = {
+    "turns": "max_turns",
+    "seconds": "timeout",
+    "depth": "max_depth",
+    "concurrent": "max_concurrent",
+    "tokens": "max_tokens",
+    "cost": "max_cost",
+    "stall": "stall",
+}
 _SERVER_EXAMPLE = '{files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}}'
+
+
+def make_limits(get: Callable[[str], Any]) -> Limits:
+    """Return the limits from `get`, which returns the value of a key: UNSET if the key is not set, None for no
+    limit."""
+    return Limits(**{limit: get(key) for limit, key in LIMIT_KEYS.items()})
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ text.
 `Entries` gives the permanent lines, one compact entry per call. It builds on `Blocks`, which decides which replies to
 show and which to hold back. A call gets its entry when its result arrives, with its diff or the tail of its output.
 Texts of models and tools are not escaped.
+
+`describe_team` is one line about a team: its progress, or its outcome.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from retinue.core.events import (
     RunResumed,
     RunSpawned,
     RunStarted,
+    TeamDecided,
     Thinking,
     ToolCall,
     ToolResult,
@@ -39,10 +42,10 @@ from retinue.core.events import (
 )
 from retinue.core.messages import ASKER, USER_WORDS
 from retinue.core.results import FINAL_ANSWER
-from retinue.log.blocks import TEAM_TOOLS, Block, Blocks, Span, make_call_spans
+from retinue.core.teams import TeamState
+from retinue.log.blocks import TEAM_TOOLS, Block, Blocks, Span, format_count, make_call_spans
 from retinue.log.runs import NOTHING, Runs, RunView
 from retinue.log.summaries import describe_call, shorten_text, summarize_result
-from retinue.log.teams import describe_team
 
 SPOKEN_CHARACTERS = 4000
 SLOW_MS = 1000
@@ -388,3 +391,32 @@ def _draw_change(args: dict[str, Any]) -> str:
     lines = [f"- {line}" for line in old.split("\n")] if isinstance(old, str) and old else []
     added = [f"+ {line}" for line in new.rstrip("\n").split("\n")] if isinstance(new, str) and new else []
     return "\n".join([*lines, *added])
+
+
+def describe_team(team: RunView) -> str:
+    """Describe the progress or outcome of a team, such as `team of 3: 2 answered, 1 at work`."""
+    size = f"team of {len(team.members)}"
+    state = team.team or TeamState()
+    lost = [f"{len(state.lost)} lost"] if state.lost else []
+    decided = state.decided
+    if decided is not None:
+        return f"{size}: {', '.join([*_describe_decision(decided, is_over=team.ended is not None), *lost])}"
+    if team.ended is not None:
+        return f"{size}: {', '.join([format_count(len(state.all_answers), 'answer'), *lost])}"
+    active = [member.agent for member in team.members if member.agent not in state.lost]
+    answered = [agent for agent in active if agent in state.answers]
+    if len(answered) < len(active):
+        done = [f"{len(answered)} answered", f"{len(active) - len(answered)} at work"]
+    else:
+        voted = [agent for agent in active if agent in state.votes]
+        done = ["all answered", f"{len(voted)} voted", f"{len(active) - len(voted)} at work"]
+    return f"{size}: {', '.join([*done, *lost])}"
+
+
+def _describe_decision(decided: TeamDecided, *, is_over: bool) -> list[str]:
+    if decided.strategy == "synthesize":
+        return [f"{decided.member} {'made' if is_over else 'makes'} one answer of all"]
+    if is_over:
+        return [f"decided for {decided.winner}", decided.reason]
+    presents = [] if decided.presenter is None else [f"{decided.member} presents"]
+    return [f"decided for {decided.winner}", *presents]

@@ -20,8 +20,8 @@ from retinue.core.errors import ConfigError, ControlUnreachable, RetinueError
 from retinue.core.events import Delta, Event, Inbox, RunEnded, RunSpawned, RunWaiting, TurnStarted
 from retinue.core.ports import Receipt
 from retinue.core.results import ChangedFile, format_changed_files
+from retinue.log.activity import describe_team
 from retinue.log.runs import Runs, RunView
-from retinue.log.teams import describe_team
 from retinue.surfaces.cli.live_screen import LiveScreen
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer import colors, safe

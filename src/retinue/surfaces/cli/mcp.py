@@ -229,7 +229,7 @@ def _make_host(args: argparse.Namespace) -> Host:
     import msgspec
 
     from retinue.build.parts import MAIN, add_profiles, find_profile
-    from retinue.config.limits import make_limits
+    from retinue.config.settings import make_limits
     from retinue.core.limits import Limits
     from retinue.surfaces.cli import output
     from retinue.surfaces.cli.startup import check_sandbox, prepare, require_model

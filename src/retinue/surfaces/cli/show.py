@@ -15,12 +15,12 @@ from retinue.build.logs import open_stored_changes
 from retinue.core.results import ToolLog, format_changed_files
 from retinue.core.usage import Usage
 from retinue.log.accounts import format_cost, sum_subtree_bill
+from retinue.log.activity import describe_team
 from retinue.log.blocks import Role, describe_basis, format_count, format_json, make_call_spans
 from retinue.log.listing import Listing, load_listing
 from retinue.log.reading import iterate_events
 from retinue.log.runs import RunView
 from retinue.log.summaries import summarize_result
-from retinue.log.teams import describe_team
 from retinue.log.transcripts import Action, fold_actions, format_transcript
 from retinue.protocol.subagent_tools import INTERRUPTED
 from retinue.surfaces.cli import output as screen

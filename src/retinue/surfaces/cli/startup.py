@@ -21,11 +21,10 @@ from retinue.build.project import load_project_parts
 from retinue.build.sandboxes import build_image, find_container_engine, make_placement
 from retinue.config import trust
 from retinue.config.files import exists, read_text
-from retinue.config.limits import make_limits
 from retinue.config.location import suggest
 from retinue.config.models import explain_missing_model
 from retinue.config.project import SETTINGS_FILE, Project, find_project
-from retinue.config.settings import parse_settings, restrict
+from retinue.config.settings import make_limits, parse_settings, restrict
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, RuntimeName

@@ -1,25 +1,49 @@
-"""The Control that serves MCP clients, and the subagents that a client can name: the runs of its own tree, the runs it
-continued in other trees, and the project's earlier runs.
+"""The Control that serves MCP clients, the subagents that a client can name, and the progress of its trees.
+
+A client can name the runs of its own tree, the runs it continued in other trees, and the project's earlier runs. The
+progress of a tree is its latest event on one line, and its numbered questions, for calls that wait.
 
 Knows Control and the readable side of the log, but nothing of the supervisor.
 """
 
 from __future__ import annotations
 
+import asyncio
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 
 from retinue.build.logs import open_reader
 from retinue.build.parts import MAIN, Parts
+from retinue.concurrency import TaskOwner
+from retinue.core.approvals import Approval
 from retinue.core.control import MCP_CLIENT, Control, ResumeOverrides, RunHandle
 from retinue.core.errors import NotFound
+from retinue.core.events import (
+    AnswerGiven,
+    ApprovalAsked,
+    Delta,
+    Event,
+    MemberLost,
+    RunEnded,
+    RunSpawned,
+    TeamDecided,
+    ToolCall,
+    VoteCast,
+)
 from retinue.core.messages import ASKER, RunRef
 from retinue.core.ports import Receipt, Row, Ticket
 from retinue.core.profiles import Profile
+from retinue.log.blocks import make_call_spans, make_team_spans
 from retinue.log.listing import load_listing, load_listings
 from retinue.log.reading import wait_until_read
-from retinue.log.runs import describe_view
+from retinue.log.runs import Runs, describe_view
 from retinue.protocol.subagent_tools import KnownRun, find_known
+from retinue.surfaces.printer import safe
+from retinue.surfaces.printer.printer import format_question
+
+LINE_CHARACTERS = 200
+_TASK_CHARACTERS = 60
 
 
 class Backend:
@@ -118,3 +142,76 @@ class Backend:
             for view in tree.list_runs()
             if f"{tree.tree}/{view.number}" not in known and not (view.number == 0 and view.agent == MCP_CLIENT)
         ]
+
+
+class ChangeSignal:
+    """A signal that wakes all waiting tasks on each change. `next` is a future that completes at the next change. It
+    is shared by all waiting tasks, so never cancel it."""
+
+    def __init__(self) -> None:
+        self.next: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def notify(self) -> None:
+        self.next.set_result(None)
+        self.next = asyncio.get_running_loop().create_future()
+
+
+class TreeProgress:
+    """A watcher that follows one tree from its first event until the tree has ended or `close` is called. Then it
+    calls `on_end`."""
+
+    def __init__(self, backend: Backend, tree: str, changes: ChangeSignal, on_end: Callable[[], object]) -> None:
+        self._backend, self._tree = backend, tree
+        self._runs = Runs(tree)
+        self._question_numbers: dict[str, int] = {}
+        self.last_lines: dict[int, str] = {}  # by run
+        self.latest_line = ""
+        self._changes = changes
+        self._tasks = TaskOwner(on_error=lambda _: None)  # a tree that cannot be followed has no progress
+        self._tasks.start(self._follow()).add_done_callback(lambda _: on_end())
+
+    async def _follow(self) -> None:
+        async with aclosing(self._backend.control.watch(self._tree)) as events:
+            async for event in events:
+                if not isinstance(event, Delta):
+                    self._apply(event)
+                    self._changes.notify()
+
+    def _apply(self, event: Event) -> None:
+        self._runs.apply(event)
+        body = event.body
+        if isinstance(body, ApprovalAsked):
+            self._question_numbers[body.approval_id] = len(self._question_numbers) + 1
+        if event.agent == MCP_CLIENT:
+            return
+        run = self._runs.runs.get(event.run)
+        label = f"[{run.label}] " if run is not None else ""
+        match body:
+            case RunSpawned():
+                text = body.task[:_TASK_CHARACTERS]
+            case ToolCall():
+                text = "".join(part for _, part in make_call_spans(body.name, body.args))
+            case AnswerGiven() | VoteCast() | MemberLost() | TeamDecided():
+                text = "".join(part for _, part in make_team_spans(body))
+            case RunEnded():
+                text = f"ended: {body.status}"
+            case _:
+                return
+        self.latest_line = self.last_lines[event.run] = safe.escape_line(f"{label}{text}")[:LINE_CHARACTERS]
+
+    def count_runs(self) -> tuple[int, int]:
+        """Return the numbers of running and of ended subagents, without the client's own run."""
+        views = [view for view in self._runs.runs.values() if view.agent != MCP_CLIENT]
+        ended = sum(view.ended is not None for view in views)
+        return len(views) - ended, ended
+
+    def describe_question(self, asked: Approval) -> dict[str, str]:
+        """Return an open question and the command that answers it."""
+        number = self._question_numbers.get(asked.id, asked.id)
+        return {
+            "question": format_question(asked)[:LINE_CHARACTERS],
+            "answer": self._backend.make_command(f"approve {number}"),
+        }
+
+    async def close(self) -> None:
+        await self._tasks.close(None)

@@ -46,8 +46,7 @@ from retinue.protocol.subagent_tools import (
     take_page,
 )
 from retinue.protocol.subagents import GRANT_HINT, describe_profile
-from retinue.surfaces.mcp.backend import Backend
-from retinue.surfaces.mcp.progress import ChangeSignal, TreeProgress
+from retinue.surfaces.mcp.backend import Backend, ChangeSignal, TreeProgress
 from retinue.surfaces.mcp.texts import make_error_result
 
 CLIENT_LEFT = "the client has left"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from retinue.build.notifications import MAX_RUNNING, Notifier, make_notice_environment
 from retinue.config.settings import load_settings, restrict
+from retinue.control.notifications import MAX_RUNNING, Notifier, make_notice_environment
 from retinue.core.approvals import Approval, QuestionChange, QuestionClosed
 from tests.control.loopback.test_second_terminal import GLOB, first, waiting, write
 from tests.gates import until as wait_until
