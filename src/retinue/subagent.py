@@ -40,9 +40,9 @@ from retinue.core.usage import Usage
 from retinue.log.runs import Runs, RunView
 from retinue.log.summaries import describe_call
 from retinue.log.threads import Thread
+from retinue.protocol.subagents import make_subagent_spec
 from retinue.surfaces import library
 from retinue.surfaces.library import OpenOptions, Retinue
-from retinue.tools import subagents
 
 __all__ = [
     "METADATA_MAX_SUBAGENT_DEPTH",
@@ -300,7 +300,7 @@ class SubagentTool:
         _check_hooks(hooks)
         if isinstance(hooks, AgentHooks):
             self.profile = replace(self.profile, hooks=hooks)
-        spec = subagents.SubagentTool(self.profile).spec
+        spec = make_subagent_spec(self.profile)
         self.name: str = spec.name
         self.display_name: str = spec.display_name
         self.description: str = spec.description

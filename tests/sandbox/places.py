@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from retinue.processes import ordinary_user as ordinary
 from retinue.sandbox import container_image as image
+from retinue.sandbox import ordinary_user as ordinary
 from retinue.sandbox.builder import find_system_program
 from retinue.sandbox.container import find_engine
 from tests.sandbox.crash_scenes import CRASH_SCENES

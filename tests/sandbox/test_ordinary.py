@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from retinue.processes import ordinary_user as ordinary
+from retinue.sandbox import ordinary_user as ordinary
 from retinue.sandbox.escapes import TRIES
 from tests.remote.outbox.test_kills import running
 from tests.sandbox.crash_scenes import CRASH_SCENES

@@ -114,6 +114,16 @@ def is_telemetry_wanted(setting: bool | None) -> bool:
     return bool(setting)
 
 
+def describe_telemetry() -> str:
+    """Describe whether the packages for telemetry are installed, and whether the environment names a collector."""
+    from retinue.telemetry.providers import is_installed, is_requested, make_telemetry_command
+
+    if not is_installed():
+        return f"not installed: {make_telemetry_command()}"
+    named = "OTEL_EXPORTER_OTLP_ENDPOINT is set" if is_requested(os.environ) else "no collector is named"
+    return f"installed; {named}"
+
+
 def _read_environment_trace() -> TraceOrigin:
     from retinue.protocol.inherited_limits import from_environment
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from retinue.concurrency import SystemClock
 from retinue.config.models import PROVIDERS
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.messages import Model, RunRef
@@ -65,6 +66,11 @@ class ModelSource:
         for model in made.values():
             if hasattr(model, "aclose"):
                 await model.aclose()
+
+
+def check_model(name: str, project: Path) -> None:
+    """Make a model and forget it. Raises RetinueError if it cannot be made."""
+    _make_model(name, project, SystemClock())
 
 
 def import_provider(model: str) -> None:

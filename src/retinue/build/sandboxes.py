@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -106,6 +107,20 @@ def plant_escape_attempts(runtime: RuntimeName) -> Iterator[tuple[Attempts, Part
                 dialer=attempts.dialer,
             ),
         )
+
+
+def probe_sandbox(parts: Parts, runtime: RuntimeName, reach: Reach = "none") -> Sequence[str]:
+    """Start a sandbox, check it from inside, and return the parts of it that work. `reach` is its network access.
+    Raises ConfigError, which says what to install or set."""
+    started = make_placement(parts).runtime(runtime, reach).started
+    return () if started is None else started.sandbox
+
+
+def run_as_user(argv: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a command of root as an ordinary user. Raises OSError or SubprocessError."""
+    from retinue.sandbox.ordinary_user import run_as_user
+
+    return run_as_user(argv, seconds=seconds)
 
 
 def find_container_engine() -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from retinue.core.errors import ToolError
 from retinue.core.limits import MAX_TASKS_PER_SPAWN
+from retinue.core.messages import ToolSpec
 from retinue.core.ports import Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result, TeamReport
@@ -21,6 +22,20 @@ LISTED_CHANGES = 50
 OPERATION = "spawn_subagents"
 SPAWN_ONE = "spawn_agent"
 GRANT_HINT = "The user can grant it with --context-path, or with context_paths in retinue.yaml."
+
+SUBAGENT_DESCRIPTION = (
+    "Spawn a subagent named '{name}' to handle a task. "
+    "The subagent will work independently and return only its final response."
+)
+SUBAGENT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "task": {"type": "string", "description": "The task or question for the subagent to handle"},
+        "task_context": {"type": "string", "description": "Background the subagent needs, put into its instructions"},
+        "background": {"type": "boolean", "description": "Return agent:N at once; a notice comes when it has ended"},
+    },
+    "required": ["task"],
+}
 
 TASK_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -54,6 +69,19 @@ SPAWN_SCHEMA: dict[str, Any] = {
     },
     "required": ["tasks"],
 }
+
+
+def make_spawn_spec(name: str, description: str, schema: dict[str, Any], title: str) -> ToolSpec:
+    """Return the spec of a tool that spawns subagents."""
+    return ToolSpec(name, description, schema, tier="confirm", display_name=title, waits=True, spawns=True)
+
+
+def make_subagent_spec(profile: Profile) -> ToolSpec:
+    """Return the spec of `subagent_{name}`, the tool that spawns one subagent with a profile."""
+    about = describe_profile(profile)
+    sentence = SUBAGENT_DESCRIPTION.format(name=profile.name)
+    description = f"{sentence} {about}" if about else sentence
+    return make_spawn_spec(f"subagent_{profile.name}", description, SUBAGENT_SCHEMA, f"Subagent: {profile.name}")
 
 
 def describe_profile(profile: Profile) -> str:

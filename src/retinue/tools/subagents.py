@@ -38,30 +38,13 @@ from retinue.tools.arguments import read_argument, show_arguments
 from retinue.tools.paths import resolve_readable
 from retinue.tools.truncate import truncate_text
 
-SUBAGENT_DESCRIPTION = (
-    "Spawn a subagent named '{name}' to handle a task. "
-    "The subagent will work independently and return only its final response."
-)
 SHORTEST_ANSWER = 512
 GENERIC = Profile(
     UNTYPED,
     "You are a subagent. Do the task you are given, on your own, and end with a short, complete answer: "
     "it is all that the agent who asked you will see.",
 )
-_SUBAGENT_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "task": {"type": "string", "description": "The task or question for the subagent to handle"},
-        "task_context": {"type": "string", "description": "Background the subagent needs, put into its instructions"},
-        "background": {"type": "boolean", "description": "Return agent:N at once; a notice comes when it has ended"},
-    },
-    "required": ["task"],
-}
 NOT_BELOW = "There is no subagent '{name}' below this run; list_subagents says which there are."
-
-
-def _make_spawn_spec(name: str, description: str, schema: dict[str, Any], title: str) -> ToolSpec:
-    return ToolSpec(name, description, schema, tier="confirm", display_name=title, waits=True, spawns=True)
 
 
 class SubagentTool:
@@ -71,14 +54,7 @@ class SubagentTool:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        about = words.describe_profile(profile)
-        sentence = SUBAGENT_DESCRIPTION.format(name=profile.name)
-        self.spec = _make_spawn_spec(
-            f"subagent_{profile.name}",
-            f"{sentence} {about}" if about else sentence,
-            _SUBAGENT_SCHEMA,
-            f"Subagent: {profile.name}",
-        )
+        self.spec = words.make_subagent_spec(profile)
 
     async def preview(self, call: Call, folders: Folders) -> str:
         return show_arguments(call.args, "task", "task_context")
@@ -107,10 +83,10 @@ class SpawnAgent(SubagentTool):
 
     def __init__(self) -> None:
         super().__init__(GENERIC)
-        self.spec = _make_spawn_spec(
+        self.spec = words.make_spawn_spec(
             words.SPAWN_ONE,
             "Spawn a general subagent to handle one task. It works independently and returns only its final response.",
-            _SUBAGENT_SCHEMA,
+            words.SUBAGENT_SCHEMA,
             "Spawn agent",
         )
 
@@ -119,7 +95,7 @@ class SpawnSubagents:
     """`spawn_subagents`: spawns many children at once, queued when the tree is full. Its schema lists `profiles`."""
 
     def __init__(self, profiles: Sequence[Profile] = ()) -> None:
-        self.spec = _make_spawn_spec(
+        self.spec = words.make_spawn_spec(
             words.OPERATION,
             "Delegate tasks to subagents that work in parallel, each on its own and in its own workspace. "
             "Returns every subagent's answer, or with background=true at once.",

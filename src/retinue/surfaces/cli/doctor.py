@@ -22,15 +22,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from retinue import build
-from retinue.build.logs import find_log_library, has_log, open_reader
-from retinue.build.models import LibraryPrices, ModelSource
+from retinue.build.logs import describe_telemetry, find_log_library, has_log, open_reader
+from retinue.build.models import LibraryPrices, check_model
 from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
 from retinue.build.remote_agents import inspect_agent
-from retinue.build.sandboxes import build_image, make_placement, plant_escape_attempts
+from retinue.build.sandboxes import build_image, plant_escape_attempts, probe_sandbox, run_as_user
 from retinue.build.servers import make_tool_servers
 from retinue.build.supervisor import open_control
-from retinue.concurrency import SystemClock
 from retinue.config.coordination import to_members
 from retinue.config.files import exists
 from retinue.config.models import PROVIDERS, Provider, find_default_model, find_install_command
@@ -49,11 +48,9 @@ from retinue.core.usage import Usage
 from retinue.files.state_owner import STATE_FOLDERS, verify_state_folder
 from retinue.files.user_key import check_user_key
 from retinue.log.blocks import format_count
-from retinue.processes.ordinary_user import run_as_user
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.main import get_version
 from retinue.surfaces.printer import safe
-from retinue.telemetry import providers
 
 State = Literal["ok", "warn", "fail"]
 OLDEST_PYTHON = (3, 11)
@@ -175,16 +172,15 @@ def check_system(checked: CheckedProject) -> Iterator[Check]:
 
 def check_sandboxes(checked: CheckedProject) -> Iterator[Check]:
     """Start each sandbox and check it from inside, then report the hosts that sandboxed runs may reach."""
-    runtimes = make_placement(replace(checked.parts, fallback=None))
     for name in SANDBOXES:
         try:
-            started = runtimes.runtime(name).started
+            working = probe_sandbox(replace(checked.parts, fallback=None), name)
         except RetinueError as error:
             needed = name == checked.parts.runtime and checked.parts.fallback is None
             text = f"runtime `{name}` is not possible here: {error}"
             yield Check("sandbox", "fail" if needed else "warn", text, WITHOUT_SANDBOX if needed else "")
         else:
-            yield Check("sandbox", "ok", f"runtime `{name}` works: {', '.join(started.sandbox if started else ())}")
+            yield Check("sandbox", "ok", f"runtime `{name}` works: {', '.join(working)}")
     yield _check_network(checked.parts.network or ())
 
 
@@ -202,11 +198,7 @@ def check_control(checked: CheckedProject) -> Iterator[Check]:
 
 def check_telemetry(_: CheckedProject) -> Iterator[Check]:
     """Check that the packages for telemetry are installed. Settings and environment decide whether spans are sent."""
-    if not providers.is_installed():
-        yield Check("telemetry", "ok", f"not installed: {providers.make_telemetry_command()}")
-        return
-    named = "OTEL_EXPORTER_OTLP_ENDPOINT is set" if providers.is_requested(os.environ) else "no collector is named"
-    yield Check("telemetry", "ok", f"installed; {named}")
+    yield Check("telemetry", "ok", describe_telemetry())
 
 
 def _check_log_library() -> Check:
@@ -460,7 +452,7 @@ def _list_members(project: Project) -> Iterator[Member]:
 
 def _check_model(checked: CheckedProject, model: str, limits: list[Limits], prices: Prices) -> Iterator[Check]:
     try:
-        ModelSource(checked.folder, SystemClock())(model)
+        check_model(model, checked.folder)
     except RetinueError as error:
         yield Check("model", "fail", str(error), _find_cure(model))
         return
@@ -556,8 +548,7 @@ async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
     if runtime not in SANDBOXES:
         raise NotTried(f"runtime {runtime!r} is not a sandbox")
     with plant_escape_attempts(runtime) as (made, parts):
-        started = make_placement(parts).runtime(runtime, "hosts").started
-        sandbox = () if started is None else started.sandbox
+        sandbox = probe_sandbox(parts, runtime, "hosts")
         if not set(sandbox) >= NEEDED:
             raise NotTried(f"only these of its parts work: {', '.join(sandbox)}")
         result = await play(parts, made.model)
