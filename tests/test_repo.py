@@ -72,10 +72,14 @@ MECHANISMS = {
 }
 KEYWORD_RULE = "records are built by keyword"
 OWNER_RULE = "state is written by its module"
+BUILD_RULE = "build passes on no class from below"
+# Surfaces may import the other packages themselves.
+BELOW_BUILD = ("agent", "control", "models", "remote", "sandbox", "supervisor", "telemetry", "tools", "workspaces")
 ADVICE = {
     **{home: f"use retinue/{home} instead" for home in MECHANISMS},
     KEYWORD_RULE: f"name the arguments: a record takes at most {MOST_POSITIONAL} by position",
     OWNER_RULE: "call a method of the object: only the module that defines an object writes its fields",
+    BUILD_RULE: "give surfaces a Control, a value or a role of core, or a function",
 }
 
 
@@ -161,13 +165,50 @@ def find_foreign_writes(trees: dict[str, ast.Module]) -> Iterator[str]:
                 yield f"{name}:{node.attr}"
 
 
+def find_passed_classes(trees: dict[str, ast.Module]) -> Iterator[str]:
+    """Yield `file:name` for each name that surfaces import from build and that comes from a package below, or whose
+    signature names a class from there."""
+    imports = {name: dict(list_imported_names(tree)) for name, tree in trees.items()}
+    surfaces = [name for name in trees if name.startswith("surfaces/") or name == "subagent.py"]
+    taken = {source for name in surfaces for source in imports[name].values() if source.startswith("retinue.build.")}
+    for source in sorted(taken):
+        module, _, name = source.rpartition(".")
+        file = f"{module.removeprefix('retinue.').replace('.', '/')}.py"
+        if file not in trees:
+            continue
+        own = [node for node in trees[file].body if getattr(node, "name", "") == name]
+        used = {name} if not own else set(list_signature_names(own[0]))
+        for each in sorted(used):
+            if imports[file].get(each, "").startswith(tuple(f"retinue.{package}." for package in BELOW_BUILD)):
+                yield f"{file}:{each}"
+
+
+def list_imported_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield each name that a module imports from another, also lazily, with its full name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def list_signature_names(node: ast.stmt) -> Iterator[str]:
+    """Yield the names in the annotations of a function, or in the bases and fields of a class."""
+    signature: list[ast.AST | None] = []
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        signature = [node.args, node.returns]
+    elif isinstance(node, ast.ClassDef):
+        signature = [*node.bases, *(field for field in node.body if isinstance(field, ast.AnnAssign))]
+    for part in signature:
+        yield from (each.id for each in ast.walk(part) if isinstance(each, ast.Name)) if part is not None else ()
+
+
 @cache
 def count_exceptions() -> dict[str, Counter[str]]:
     """Count the places that break each rule now."""
     mechanisms = {home: Counter(find_second_mechanisms(home)) for home in MECHANISMS}
     trees = {name: ast.parse(text) for name, text in load_source().items()}
     records, writes = find_positional_records(trees), find_foreign_writes(trees)
-    return {**mechanisms, KEYWORD_RULE: Counter(records), OWNER_RULE: Counter(writes)}
+    passed = find_passed_classes(trees)
+    return {**mechanisms, KEYWORD_RULE: Counter(records), OWNER_RULE: Counter(writes), BUILD_RULE: Counter(passed)}
 
 
 @pytest.mark.parametrize("rule", ADVICE)
@@ -207,6 +248,23 @@ def test_a_write_to_the_state_of_another_module_is_found() -> None:
     }
     found = ["driver.py:state", "driver.py:turns", "viewer.py:turns", "viewer.py:turns"]
     assert sorted(find_foreign_writes(trees)) == found
+
+
+def test_a_class_from_below_that_build_passes_on_is_found() -> None:
+    trees = {
+        "build/parts.py": ast.parse(
+            "from retinue.agent.replay import Replay\nfrom retinue.core.control import Control\n"
+            "if TYPE_CHECKING:\n    from retinue.sandbox.escapes import Attempts\n"
+            "def plant() -> Iterator[tuple[Attempts, Control]]: ...\n"
+            "def start() -> Control:\n    from retinue.supervisor.supervisor import Supervisor\n"
+            "    return Supervisor()"
+        ),
+        "surfaces/cli/run.py": ast.parse(
+            "from retinue.build.parts import plant, start\n"
+            "if TYPE_CHECKING:\n    from retinue.build.parts import Replay"
+        ),
+    }
+    assert list(find_passed_classes(trees)) == ["build/parts.py:Replay", "build/parts.py:Attempts"]
 
 
 def test_fragments_wait_only_for_a_version_without_a_section() -> None:

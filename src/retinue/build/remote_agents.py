@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from retinue.core.plans import Job, Runtime
 from retinue.core.ports import Link
-from retinue.core.remote_agents import A2aAgent
+from retinue.core.remote_agents import A2aAgent, AgentReport
 from retinue.remote.port import RemoteRuntime
 
 if TYPE_CHECKING:
     from retinue.remote.a2a.adapter import A2aAdapter
-    from retinue.remote.a2a.connection import AgentReport
 
 A2A = "a2a"
 

@@ -109,10 +109,10 @@ def plant_escape_attempts(runtime: RuntimeName) -> Iterator[tuple[Attempts, Part
         )
 
 
-def probe_sandbox(parts: Parts, runtime: RuntimeName, reach: Reach = "none") -> Sequence[str]:
-    """Start a sandbox, check it from inside, and return the parts of it that work. `reach` is its network access.
-    Raises ConfigError, which says what to install or set."""
-    started = make_placement(parts).runtime(runtime, reach).started
+def probe_runtime(parts: Parts, runtime: RuntimeName, *, proxied: bool = False) -> Sequence[str]:
+    """Check that a runtime works here, a sandbox from inside, and return the parts of the sandbox that work. With
+    `proxied`, its runs reach some hosts through a proxy. Raises ConfigError, which says what to install or set."""
+    started = make_placement(parts).runtime(runtime, "hosts" if proxied else "none").started
     return () if started is None else started.sandbox
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a remote agent: its address, its credentials and its timeouts."""
+"""The configuration of a remote agent: its address, its credentials and its timeouts. Also the facts of its card."""
 
 from __future__ import annotations
 
@@ -55,3 +55,15 @@ def read_host(url: str) -> str:
     """Return the host and port of a URL, in lower case."""
     rest = url.partition("://")[2]
     return re.split(r"[/?#]", rest, maxsplit=1)[0].lower()
+
+
+class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about an agent from its card."""
+
+    name: str
+    description: str
+    version: str
+    protocols: tuple[str, ...]
+    is_streaming: bool
+    is_retinue: bool
+    notes: tuple[str, ...] = ()

@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import msgspec
 from a2a.client import Client, ClientConfig, ClientFactory
 from a2a.client.card_resolver import parse_agent_card
 from a2a.client.client import ClientCallContext
@@ -26,7 +25,7 @@ from google.protobuf.json_format import MessageToDict, ParseError
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.core.limits import EVENT_BYTES
-from retinue.core.remote_agents import A2aAgent
+from retinue.core.remote_agents import A2aAgent, AgentReport
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.protocol.a2a import EXTENSION
 from retinue.protocol.strict_json import InvalidBody, decode_body
@@ -47,18 +46,6 @@ OTHER_HOST = (
 
 class Unreachable(RetinueError):
     """Raised when the agent cannot be reached now. Nothing of the request was sent."""
-
-
-class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about an agent from its card."""
-
-    name: str
-    description: str
-    version: str
-    protocols: tuple[str, ...]
-    is_streaming: bool
-    is_retinue: bool
-    notes: tuple[str, ...] = ()
 
 
 class PeerConnection:

@@ -27,7 +27,7 @@ from retinue.build.models import LibraryPrices, check_model
 from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
 from retinue.build.remote_agents import inspect_agent
-from retinue.build.sandboxes import build_image, plant_escape_attempts, probe_sandbox, run_as_user
+from retinue.build.sandboxes import build_image, plant_escape_attempts, probe_runtime, run_as_user
 from retinue.build.servers import make_tool_servers
 from retinue.build.supervisor import open_control
 from retinue.config.coordination import to_members
@@ -174,7 +174,7 @@ def check_sandboxes(checked: CheckedProject) -> Iterator[Check]:
     """Start each sandbox and check it from inside, then report the hosts that sandboxed runs may reach."""
     for name in SANDBOXES:
         try:
-            working = probe_sandbox(replace(checked.parts, fallback=None), name)
+            working = probe_runtime(replace(checked.parts, fallback=None), name)
         except RetinueError as error:
             needed = name == checked.parts.runtime and checked.parts.fallback is None
             text = f"runtime `{name}` is not possible here: {error}"
@@ -548,7 +548,7 @@ async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
     if runtime not in SANDBOXES:
         raise NotTried(f"runtime {runtime!r} is not a sandbox")
     with plant_escape_attempts(runtime) as (made, parts):
-        sandbox = probe_sandbox(parts, runtime, "hosts")
+        sandbox = probe_runtime(parts, runtime, proxied=True)
         if not set(sandbox) >= NEEDED:
             raise NotTried(f"only these of its parts work: {', '.join(sandbox)}")
         result = await play(parts, made.model)

@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from retinue.build.parts import MAIN, Parts
 from retinue.build.project import load_project_parts
-from retinue.build.sandboxes import build_image, find_container_engine, make_placement
+from retinue.build.sandboxes import build_image, find_container_engine, probe_runtime
 from retinue.config import trust
 from retinue.config.files import exists, read_text
 from retinue.config.location import suggest
@@ -173,7 +173,7 @@ def check_sandbox(start: StartUp, profile: Profile) -> StartUp:
     If the runtime does not work, ask the user at a terminal for another, or raise ConfigError."""
     wanted = profile.runtime or start.parts.runtime
     try:
-        make_placement(start.parts).runtime(wanted)
+        probe_runtime(start.parts, wanted)
     except ConfigError as error:
         text = f"runtime '{wanted}' is not possible here: {error}"
         if not start.asks or profile.runtime is not None:
@@ -205,13 +205,13 @@ def _ask_runtime(parts: Parts, engine: str | None) -> Parts:
 def _make_container_ready(parts: Parts) -> None:
     """Check that containers work, and build the default image if it is missing. Raises ConfigError."""
     try:
-        make_placement(parts).runtime(CONTAINER)
+        probe_runtime(parts, CONTAINER)
     except ConfigError:
         if parts.image is not None:
             raise
         output.print_error(BUILDING_IMAGE)
         build_image()
-        make_placement(parts).runtime(CONTAINER)
+        probe_runtime(parts, CONTAINER)
 
 
 def _write_runtime(parts: Parts, file: Path) -> None:
