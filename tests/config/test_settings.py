@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 
@@ -16,11 +17,17 @@ from msgspec import UNSET
 import retinue.config.settings as module
 from retinue.agent.plans import SPAWNING, WEB
 from retinue.config.schema import list_settings
-from retinue.config.settings import LIMIT_KEYS, Settings, load_settings
+from retinue.config.settings import Settings, load_settings
 from retinue.core.errors import ConfigError
-from retinue.core.limits import Limits
+from retinue.core.limits import LIMIT_KEYS, Limits
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS
+from retinue.surfaces.cli import a2a, mcp
+from retinue.surfaces.cli.demo import configure_demo
 from retinue.surfaces.cli.options import add_options
+from retinue.surfaces.cli.replay import configure_replay
+from retinue.surfaces.cli.resume import configure_continue, configure_resume
+from retinue.surfaces.cli.run import configure_run
+from retinue.surfaces.cli.watch import configure_watch
 from retinue.tools.local import LOCAL
 from tests.config.conftest import Write
 
@@ -187,7 +194,34 @@ def test_each_limit_is_an_option_too_whose_help_says_the_declared_default() -> N
     options = {action.dest: action for action in parser._actions}
     settings = {each.name: each for each in list_settings(Settings)}
     for key in LIMIT_KEYS.values():
-        default = settings[key].default
+        default = settings[key.name].default
         shown = "no limit" if default is None else str(default)
-        assert f"(default: {shown}" in (options[key].help or ""), key
-        assert options[key].default is settings[key].unset is UNSET
+        assert f"(default: {shown}" in (options[key.name].help or ""), key
+        assert options[key.name].default is settings[key.name].unset is UNSET
+
+
+def read_option_help(configure: Callable[[argparse.ArgumentParser], None]) -> dict[str, str]:
+    """Read the help of each option of a command."""
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    return {action.dest: action.help or "" for action in parser._actions}
+
+
+def test_commands_that_go_on_with_a_tree_say_that_its_limits_stay() -> None:
+    for configure in (configure_resume, configure_continue):
+        found = read_option_help(configure)
+        assert all(found[key.name].endswith("(default: as before)") for key in LIMIT_KEYS.values())
+
+
+def test_the_help_of_a_timeout_names_the_runs_that_it_bounds() -> None:
+    serve_mcp, serve_a2a = mcp._configure_serve, a2a._configure_serve
+    commands = {configure_run: "the primary", serve_mcp: "each subagent", serve_a2a: "each task"}
+    for configure, timed in {**commands, configure_watch: "each requested run"}.items():
+        assert read_option_help(configure)["timeout"].startswith(f"seconds that {timed} may take (default: ")
+    assert read_option_help(serve_mcp)["timeout"].endswith("(default: 1800)")
+
+
+def test_a_command_without_a_live_view_does_not_offer_to_leave_it_out() -> None:
+    offering = [configure_run, configure_resume, configure_demo]
+    others = [configure_watch, configure_replay, a2a._configure_serve]
+    assert ["plain" in read_option_help(each) for each in offering + others] == [True] * 3 + [False] * 3

@@ -124,9 +124,9 @@ from retinue.config.schema import (
 from retinue.config.servers import NEW_SERVERS, SERVERS, TOOL_NAMES, check_tools
 from retinue.config.yaml import parse_yaml
 from retinue.core.limits import (
-    DEFAULT_CONCURRENT,
     DEFAULT_DEPTH,
     DEFAULT_TURNS,
+    LIMIT_KEYS,
     RETENTION_DAYS,
     SETUP_SECONDS,
     SPAWNED_SECONDS,
@@ -148,23 +148,17 @@ from retinue.core.servers import McpServer, server_of
 
 _RULES = list_of(text_for(parse_rule, RULE_PATTERN), what="a list of rules")
 _COST = Kind(lambda node: parse_amount(node.number(minimum=0)), NUMBER.schema)
-# The keys of limits, the same in retinue.yaml and on the command line (`max_turns`, `--max-turns`).
-LIMIT_KEYS = {
-    "turns": "max_turns",
-    "seconds": "timeout",
-    "depth": "max_depth",
-    "concurrent": "max_concurrent",
-    "tokens": "max_tokens",
-    "cost": "max_cost",
-    "stall": "stall",
-}
 _SERVER_EXAMPLE = '{files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}}'
 
 
 def make_limits(get: Callable[[str], Any]) -> Limits:
     """Return the limits from `get`, which returns the value of a key: UNSET if the key is not set, None for no
     limit."""
-    return Limits(**{limit: get(key) for limit, key in LIMIT_KEYS.items()})
+    return Limits(**{limit: get(key.name) for limit, key in LIMIT_KEYS.items()})
+
+
+def _describe_limit(name: str, more: str = "null: no limit") -> str:
+    return f"{LIMIT_KEYS[name].help}; {more}"
 
 
 @dataclass(frozen=True)
@@ -339,24 +333,16 @@ class Settings:
         trust=TrustRule("any value", lambda value, _: ((), [Loosening("", " ".join(value))])),
     )
     max_depth: int | UnsetType = limit(
-        WHOLE, "levels of subagents below the primary; 0: none", default=DEFAULT_DEPTH, null="refused"
+        WHOLE, _describe_limit("depth", "0: none"), default=LIMIT_KEYS["depth"].default, null="refused"
     )
     max_concurrent: int | UnsetType | None = limit(
-        WHOLE, "subagents of a tree at once; null is unlimited", default=DEFAULT_CONCURRENT
+        WHOLE, _describe_limit("concurrent"), default=LIMIT_KEYS["concurrent"].default
     )
-    max_turns: int | UnsetType | None = limit(WHOLE, "turns of one run; null is unlimited", default=DEFAULT_TURNS)
-    timeout: float | UnsetType | None = limit(NUMBER, "seconds of the primary; null is unlimited", example="600")
-    stall: float | UnsetType | None = limit(
-        NUMBER,
-        "seconds without an event in a run and below it until it counts as stalled; null: no limit",
-        example="300",
-    )
-    max_tokens: int | UnsetType | None = limit(
-        WHOLE, "tokens a whole tree may spend; null is unlimited", example="2000000"
-    )
-    max_cost: Decimal | UnsetType | None = limit(
-        _COST, "the same in US dollars; needs models whose price is known", example="5.00"
-    )
+    max_turns: int | UnsetType | None = limit(WHOLE, _describe_limit("turns"), default=LIMIT_KEYS["turns"].default)
+    timeout: float | UnsetType | None = limit(NUMBER, _describe_limit("seconds"), example="600")
+    stall: float | UnsetType | None = limit(NUMBER, _describe_limit("stall"), example="300")
+    max_tokens: int | UnsetType | None = limit(WHOLE, _describe_limit("tokens"), example="2000000")
+    max_cost: Decimal | UnsetType | None = limit(_COST, _describe_limit("cost"), example="5.00")
     network: tuple[str, ...] | str | None = setting(
         NETWORK,
         "hosts that agents and sandboxed commands may reach: a list, none or full",

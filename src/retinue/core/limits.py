@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -25,6 +25,28 @@ MIB = 1024**2
 WORKSPACE_MIB = 2048
 RETENTION_DAYS = 30.0
 SETUP_SECONDS = 600.0
+
+
+class LimitKey(NamedTuple):
+    """The key of a limit in retinue.yaml, which is also its option (`max_turns`, `--max-turns`). `default` is None if
+    there is no limit."""
+
+    name: str
+    help: str
+    default: float | None = None
+
+
+LIMIT_KEYS = {  # by field of Limits; declared here because the command line must not load all settings for its help
+    "turns": LimitKey("max_turns", "turns of each run, which are calls of its model", DEFAULT_TURNS),
+    "seconds": LimitKey("timeout", "seconds that the primary may take"),
+    "depth": LimitKey("max_depth", "levels of subagents below the primary", DEFAULT_DEPTH),
+    "concurrent": LimitKey("max_concurrent", "subagents of a tree at once", DEFAULT_CONCURRENT),
+    "tokens": LimitKey("max_tokens", "tokens that a whole tree may spend"),
+    "cost": LimitKey("max_cost", "US dollars that a whole tree may spend; needs models whose price is known"),
+    "stall": LimitKey(
+        "stall", "seconds without an event in a run and below it until you are warned; it ends after twice that"
+    ),
+}
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -238,9 +238,9 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
         type=parse_limit_amount,
         help="US dollars that all tasks together may spend",
     )
-    add_level_options(parser)
+    add_level_options(parser, has_live_view=False)
     add_context_option(parser)
-    add_options(parser)
+    add_options(parser, timed="each task")
 
 
 def _execute_serve(args: argparse.Namespace) -> int:

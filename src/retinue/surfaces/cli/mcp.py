@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retinue.core.errors import ConfigError
+from retinue.core.limits import SPAWNED_SECONDS
 from retinue.surfaces.cli.main import add_actions
 from retinue.surfaces.cli.options import add_context_option, add_options, parse_context_paths, parse_port, parse_seconds
 from retinue.surfaces.printer import safe
@@ -92,7 +93,7 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
         "progress, no limit for others)",
     )
     add_context_option(parser)
-    add_options(parser)
+    add_options(parser, timed="each subagent", timeout=SPAWNED_SECONDS)
 
 
 def _configure_install(parser: argparse.ArgumentParser) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 
 from msgspec import UNSET
 
 from retinue.core.errors import ConfigError
+from retinue.core.limits import LIMIT_KEYS
 from retinue.core.profiles import RUNTIMES, WORKSPACES
 
 AGES = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
@@ -23,8 +25,8 @@ RUN_HELP = f"{NAMED_RUN_HELP} (default: last)"
 TREE_HELP = "a tree or a run in it, named as for `retinue show` (default: last)"
 
 
-def add_level_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the detail and the form of live output."""
+def add_level_options(parser: argparse.ArgumentParser, *, has_live_view: bool = True) -> None:
+    """Add the options for the detail of live output, and for its form if the command `has_live_view`."""
     level = parser.add_mutually_exclusive_group()
     level.add_argument(
         "--verbose",
@@ -32,13 +34,14 @@ def add_level_options(parser: argparse.ArgumentParser) -> None:
         help="show long texts and results in full; the live view also keeps what agents think",
     )
     level.add_argument("--quiet", action="store_true", help="show one line for each tool call")
-    parser.add_argument(
-        "--plain", action="store_true", help="print blocks instead of the live view; the default without a terminal"
-    )
+    if has_live_view:
+        parser.add_argument(
+            "--plain", action="store_true", help="print blocks instead of the live view; the default without a terminal"
+        )
 
 
-def add_live_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every command that runs one tree and shows it."""
+def add_live_options(parser: argparse.ArgumentParser, *, keeps_limits: bool = False) -> None:
+    """Add the options of every command that runs one tree and shows it. `keeps_limits` is that of `add_options`."""
     parser.add_argument("--json", action="store_true", help="print the whole result as one JSON object")
     add_level_options(parser)
     parser.add_argument("--detach", action="store_true", help="run in the background and print the id of the tree")
@@ -49,7 +52,7 @@ def add_live_options(parser: argparse.ArgumentParser) -> None:
         help="without a terminal: how long a question waits for `retinue approve` "
         f"({DETACHED_WAIT_SECONDS:g} with --detach)",
     )
-    add_options(parser)
+    add_options(parser, keeps_limits=keeps_limits)
 
 
 def add_primary_options(parser: argparse.ArgumentParser, *, verb: str) -> None:
@@ -86,8 +89,17 @@ def parse_context_paths(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(granted)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every command that runs agents."""
+def add_options(
+    parser: argparse.ArgumentParser,
+    *,
+    timed: str = "the primary",
+    timeout: float | None = None,
+    keeps_limits: bool = False,
+) -> None:
+    """Add the options of every command that runs agents.
+
+    `timed` are the runs that --timeout bounds, and `timeout` is its default. With `keeps_limits`, the limits of an
+    existing tree stay as they are, unless an option changes them."""
     parser.add_argument(
         "--model",
         metavar="MODEL",
@@ -118,33 +130,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="inside a container: the folder shared with `retinue watch` on the host, for --runtime delegated",
     )
-    limits = parser.add_argument_group("limits", "0 means 0, not unlimited")
-    for name, metavar, parse, text in (
-        ("--max-depth", "N", parse_whole, "levels of subagents below the primary (default: 3)"),
-        ("--max-concurrent", "N", parse_limit_count, "subagents at once (default: 8; `none`: no limit)"),
-        (
-            "--max-turns",
-            "N",
-            parse_limit_count,
-            "turns of each run, which are calls of its model (default: 100; `none`: no limit)",
-        ),
-        ("--timeout", "SECONDS", parse_seconds, "time for the whole run (default: no limit)"),
-        (
-            "--stall",
-            "SECONDS",
-            parse_seconds,
-            "warn if nothing happens in a run and below it for this long, and end it after twice that "
-            "(default: no limit)",
-        ),
-        ("--max-tokens", "N", parse_limit_count, "tokens the whole tree may spend (default: no limit)"),
-        (
-            "--max-cost",
-            "AMOUNT",
-            parse_limit_amount,
-            "US dollars the whole tree may spend (default: no limit); the prices of its models must be known",
-        ),
-    ):
-        limits.add_argument(name, metavar=metavar, type=parse, default=UNSET, help=text)
+    _add_limits(parser, timed=timed, timeout=timeout, keeps_limits=keeps_limits)
+
+
+def _add_limits(parser: argparse.ArgumentParser, *, timed: str, timeout: float | None, keeps_limits: bool) -> None:
+    group = parser.add_argument_group("limits", "0 means 0, not unlimited")
+    parsers: dict[str, tuple[str, Callable[[str], object]]] = {
+        "depth": ("N", parse_whole),
+        "concurrent": ("N", parse_limit_count),
+        "turns": ("N", parse_limit_count),
+        "seconds": ("SECONDS", parse_seconds),
+        "stall": ("SECONDS", parse_seconds),
+        "tokens": ("N", parse_limit_count),
+        "cost": ("AMOUNT", parse_limit_amount),
+    }
+    for limit, (metavar, parse) in parsers.items():
+        key = LIMIT_KEYS[limit]
+        text, default = key.help, key.default
+        if limit == "seconds":
+            text, default = text.replace("the primary", timed), timeout
+        unlimited = "; `none`: no limit" if default is not None and parse is parse_limit_count else ""
+        shown = "as before" if keeps_limits else "no limit" if default is None else f"{default:g}{unlimited}"
+        option = f"--{key.name.replace('_', '-')}"
+        group.add_argument(option, metavar=metavar, type=parse, default=UNSET, help=f"{text} (default: {shown})")
 
 
 def parse_model(args: argparse.Namespace) -> str | None:

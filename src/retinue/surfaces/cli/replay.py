@@ -39,7 +39,7 @@ def configure_replay(parser: argparse.ArgumentParser) -> None:
         help="use the instructions, skills and tools of the project's files as they are now",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="with --from-disk: the retinue.yaml to use")
-    add_level_options(parser)
+    add_level_options(parser, has_live_view=False)
 
 
 def execute_replay(args: argparse.Namespace) -> int:

@@ -52,7 +52,7 @@ def configure_resume(parser: argparse.ArgumentParser) -> None:
         help="a tree: its id or a unique beginning of it, `last` for the newest, @2 for the one before (default: the "
         "newest that was interrupted)",
     )
-    add_live_options(parser)
+    add_live_options(parser, keeps_limits=True)
 
 
 def execute_resume(args: argparse.Namespace) -> int:
@@ -174,7 +174,7 @@ def _has_work(found: Listing) -> bool:
 def configure_continue(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", help=NAMED_RUN_HELP)
     parser.add_argument("text", metavar="TEXT", help="the new message; - reads it from stdin, @FILE from a file")
-    add_live_options(parser)
+    add_live_options(parser, keeps_limits=True)
 
 
 def execute_continue(args: argparse.Namespace) -> int:

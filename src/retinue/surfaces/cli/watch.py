@@ -37,14 +37,14 @@ def configure_watch(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="a folder whose files runs may get copies of; can be given several times",
     )
-    add_level_options(parser)
+    add_level_options(parser, has_live_view=False)
     parser.add_argument(
         "--wait-approvals",
         metavar="SECONDS",
         type=parse_seconds,
         help="without a terminal: how long a question waits for `retinue approve`",
     )
-    add_options(parser)
+    add_options(parser, timed="each requested run")
 
 
 def execute_watch(args: argparse.Namespace) -> int:
