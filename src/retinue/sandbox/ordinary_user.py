@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from retinue.processes.group import run_program
+
 USER, NAME = 23_456, "retinue-ordinary"
 MORE_IDS = f"{NAME}:1879048192:65536\n"
 PACKAGE = Path(__file__).parents[2]
@@ -40,9 +42,8 @@ def run_as_user(argv: Sequence[str], *, seconds: float, also: Sequence[str] = ()
     leave = ["setpriv", "--reuid", str(USER), "--regid", str(USER), "--clear-groups", "--inh-caps=-all"]
     before = [*NAMESPACES, "/bin/sh", "-c", script, "sh", *leave]
     try:
-        return subprocess.run(
-            [*before, *argv], cwd="/", env=env, capture_output=True, text=True, timeout=seconds, check=False
-        )
+        done = run_program([*before, *argv], cwd="/", env=env, seconds=seconds)
+        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
