@@ -446,7 +446,7 @@ async def test_another_model_answers_from_the_next_turn_on_also_after_a_crash(tm
         assert await r.control.change_model(talk.run.tree, 0, other) == other
         await talk.say("and you?")
         before = list(await r.control.log.read(talk.run.tree))
-        with pytest.raises(ConfigError, match="no conversation"):
+        with pytest.raises(ConfigError, match="is not an open conversation"):
             await r.control.change_model(talk.run.tree, 1, other)
     async with crash.after(before) as r:
         again = Talk(await r.resume(before[0].tree, profiles=[profile]))
