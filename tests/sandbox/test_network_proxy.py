@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,8 +59,11 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 @asynccontextmanager
 async def proxied(folder: Path, web: Web, hosts: Sequence[str] = HOSTS) -> AsyncIterator[Asking]:
     asking = Asking(folder / "proxy")
-    link: Any = SimpleNamespace(emit=lambda body: asking.refused.append(body.text))
-    proxy = RunProxy(folder, parse_hosts(hosts), link, dialer=web)
+
+    def emit(body: Any) -> None:
+        asking.refused.append(body.text)
+
+    proxy = RunProxy(folder, parse_hosts(hosts), emit, dialer=web)
     await proxy.open()
     try:
         yield asking

@@ -121,13 +121,13 @@ class HostExecution:
         offered = tool.program_tools if isinstance(tool, ExecutePython) else ()
         self._program_tools = {spec.name: spec for spec in offered}
         self._program_calls = 0
-        self._output = LiveOutput(lambda text, _: link.show_output(call.id, text), masks=True)
+        self._output = LiveOutput(lambda text, _: link.local_calls.show_output(call.id, text), masks=True)
 
     async def wait_for_expiry(self) -> None:
         if self._deadline is None and self._seconds is not None:
             self._deadline = deadline = Deadline(self._seconds, LoopClock(), self._expired.set)
             if self._waits_for_people:
-                self._forget_questions = self._link.on_question(
+                self._forget_questions = self._link.local_calls.on_question(
                     lambda waits: deadline.pause() if waits else deadline.resume()
                 )
         await self._expired.wait()
@@ -141,7 +141,7 @@ class HostExecution:
         if _is_deep(args):
             return Made(error=TOO_DEEP)
         self._program_calls += 1
-        call_id = self._link.claim_call_id(f"{self._call_id}.{self._program_calls}")
+        call_id = self._link.local_calls.claim_call_id(f"{self._call_id}.{self._program_calls}")
         call = Call(call_id, name, args, within=self._call_id)
         written = msgspec.structs.replace(spec, host=True)
         try:

@@ -92,11 +92,12 @@ class LoopState:
         """Complete a turn that was broken off: the text so far becomes the model's reply, and every call gets a result.
         Add the `note` for the model after them."""
         reply = self.thread[-1]
-        if isinstance(reply, AssistantTurn):
-            self.outcomes |= link.break_off_calls([call for call in reply.calls if call.id not in self.outcomes])
-            self.add_results(reply.calls)
-        elif spoken := link.keep_spoken():
-            self.thread.append(AssistantTurn(spoken))
+        calls = reply.calls if isinstance(reply, AssistantTurn) else ()
+        broken = link.conversation.break_off_turn([call for call in calls if call.id not in self.outcomes])
+        self.outcomes |= broken.outcomes
+        self.add_results(calls)
+        if broken.spoken:
+            self.thread.append(AssistantTurn(broken.spoken))
         if note:
             self.thread.append(UserTurn(note, NOTICE))
 

@@ -474,12 +474,14 @@ def _bind_subagent_tools(
 ) -> None:
     """Tell the spawn tool which profiles exist, except a reserved evaluator. Give a run that can spawn the tools to
     control its subagents, and remove them from any other run: there they would only lengthen the prompt."""
+    reserved: Sequence[Profile] = ()
     if reserves_evaluator:
-        children = [child for child in children if child.name.casefold() != ROUND_EVALUATOR]
+        reserved = [child for child in children if child.name.casefold() == ROUND_EVALUATOR]
+        children = [child for child in children if child not in reserved]
         for name in [name for name in tools if name.casefold() == f"subagent_{ROUND_EVALUATOR}"]:
             del tools[name]
     if "spawn_subagents" in tools:
-        tools["spawn_subagents"] = SpawnSubagents(children)
+        tools["spawn_subagents"] = SpawnSubagents(children, reserved=reserved)
     if not can_spawn:
         for name in subagent_tools.TOOLS:
             tools.pop(name, None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -20,9 +20,23 @@ from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny, de
 from retinue.core.errors import ConfigError, Unconfirmed
 from retinue.core.events import Inbox, Message
 from retinue.core.limits import Limits
-from retinue.core.messages import REMINDER, Call, Reply, Request, ToolSpec, UserTurn
+from retinue.core.messages import REMINDER, Call, Reply, Request, ToolSpec, Turn, UserTurn
 from retinue.core.plans import Job, Plan, Planner
-from retinue.core.ports import Folders, Link, Order, Outcome, Preview, skip_preview
+from retinue.core.ports import (
+    ChildCommands,
+    ChildRuns,
+    ConversationTurns,
+    FileExchange,
+    Folders,
+    Link,
+    LocalCalls,
+    Order,
+    Outcome,
+    Preview,
+    RunState,
+    TeamPlace,
+    skip_preview,
+)
 from retinue.core.profiles import Profile, Task
 from retinue.core.records import CallRecord, Difference, EndOfRecord, RunRecord, Step, diff_lines
 from retinue.core.results import FINAL_ANSWER, Ending, ending_texts
@@ -129,7 +143,7 @@ class Replay:
             asked_by_model=False,
             continues=record.spawned.continues,
         )
-        [ticket] = await link.spawn([order])
+        [ticket] = await link.children.spawn_runs([order])
         self._mark_spawned({record.number})
         return ticket.run
 
@@ -201,7 +215,7 @@ class ReplayedRun:
     async def run_job(self, job: Job, link: Link) -> Ending:
         """Play the run: the loop in this process, on a link that plays the record. A run without a model repeats the
         recorded steps of its callable. Nothing leaves the process or touches a file."""
-        replay_link = cast("Link", ReplayLink(link, self))
+        replay_link = ReplayLink(link, self)
         try:
             if job.plan.model is None:
                 await self.play_steps(self.record.steps, replay_link)
@@ -226,7 +240,7 @@ class ReplayedRun:
                 if not step.spawned.background:
                     foreground.append(run)
         if foreground:
-            await link.wait(foreground)
+            await link.children.wait_for(foreground)
 
     async def finish_children(self, link: Link) -> None:
         """Wait for all runs below, so that none is stopped before its record ends."""
@@ -235,7 +249,7 @@ class ReplayedRun:
             await self._spawn(record, link)
         if self.children:
             with suppress(EndOfRecord):
-                await link.wait(self.children)
+                await link.children.wait_for(self.children)
 
     def make_ending(self) -> Ending:
         """Return the recorded ending, or `disconnected` if the record has none."""
@@ -309,8 +323,38 @@ class ReplayLink:
         self._open_calls: set[str] = set()
         self._calls_done = asyncio.Event()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._link, name)
+        self.ref, self.emit, self.lend, self.withdraw = link.ref, link.emit, link.lend, link.withdraw
+
+    async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
+        return await self._link.complete(turn, system, thread, tools)
+
+    @property
+    def state(self) -> RunState:
+        return self._link.state
+
+    @property
+    def children(self) -> ChildRuns:
+        return self._link.children
+
+    @property
+    def commands(self) -> ChildCommands:
+        return self._link.commands
+
+    @property
+    def conversation(self) -> ConversationTurns:
+        return self._link.conversation
+
+    @property
+    def team(self) -> TeamPlace:
+        return self._link.team
+
+    @property
+    def files(self) -> FileExchange:
+        return self._link.files
+
+    @property
+    def local_calls(self) -> LocalCalls:
+        return self._link.local_calls
 
     def write_calls(self, calls: Sequence[tuple[Call, ToolSpec]]) -> None:
         self._link.write_calls([(call, spec) for call, spec in calls if self._run.find_call(call.id) is not None])
@@ -331,7 +375,7 @@ class ReplayLink:
         decision = await self._link.begin(call, judged, preview)
         if record.result is None and not call.within:  # a program's call ends with the program
             if not spec.host:
-                await self._run.play_steps(record.steps, cast("Link", self))
+                await self._run.play_steps(record.steps, self)
             self._close_call(call)
             if self._open_calls:
                 await self._calls_done.wait()

@@ -146,7 +146,7 @@ async def run_rounds(job: Job, link: Link) -> Ending:
     conductor, state = RoundConductor(job.plan.rounds), LoopState(job)
     while True:
         ending = await run_turns(state, job, link)
-        if ending.status != "done" or conductor.is_over(link.round_state):
+        if ending.status != "done" or conductor.is_over(link.state.rounds):
             return ending
         source, outcome = await conductor.take_text(link, state.turn, state.last_text)
         if outcome.ending is not None:
@@ -173,7 +173,7 @@ def format_rules(rounds: Rounds) -> str:
 
 
 class RoundConductor:
-    """The steps of a run from round to round. It holds no state of the run: `link.round_state` does."""
+    """The steps of a run from round to round. It holds no state of the run: `link.state.rounds` does."""
 
     def __init__(self, plan: RoundsPlan) -> None:
         self._plan, self._rounds = plan, plan.rounds
@@ -187,32 +187,32 @@ class RoundConductor:
         return await self._give_answer(link, call.id, read_argument(call, "content", str))
 
     async def _give_answer(self, link: Link, call_id: str, content: str) -> Outcome:
-        answer = link.round_state.find_answer(call_id)
+        answer = link.state.rounds.find_answer(call_id)
         if answer is None:
-            if self.is_over(link.round_state):
+            if self.is_over(link.state.rounds):
                 raise ToolError(SPENT.format(count=self._rounds.answers))
-            _check_checklist(link.round_state, NEW_ANSWER)
+            _check_checklist(link.state.rounds, NEW_ANSWER)
             check_content(content)
             answer = await self._keep_answer(link, call_id, content)
         if answer.round >= self._rounds.answers:
             return Outcome(LAST, ending=Ending("done", answer.text))
-        evaluated = link.round_state.evaluated.get(answer.round + 1)
+        evaluated = link.state.rounds.evaluated.get(answer.round + 1)
         if evaluated is None:
             evaluated = await self._evaluate(link, answer)
         return Outcome(self._describe_basis(answer, evaluated))
 
     async def _keep_answer(self, link: Link, call_id: str, content: str) -> RoundAnswered:
-        number = link.round_state.number
+        number = link.state.rounds.number
         label = f"{AGENT}.{number}"
-        snapshot = await link.publish_workspace(f"{link.ref.run}-{label}")
-        text, file = link.fit_event_text(content)
+        snapshot = await link.files.publish_workspace(f"{link.ref.run}-{label}")
+        text, file = link.files.fit_event_text(content)
         answer = RoundAnswered(round=number, label=label, call_id=call_id, text=text, file=file, snapshot=snapshot)
         link.emit(answer)
         return answer
 
     async def call_vote(self, call: Call, link: Link) -> Outcome:
         choice, reason = read_argument(call, "agent_id", str), read_argument(call, "reason", str, "")
-        state = link.round_state
+        state = link.state.rounds
         if state.voted is None:
             if not state.answers:
                 raise ToolError(NO_ANSWER_YET)
@@ -224,7 +224,7 @@ class RoundConductor:
             if found.snapshot and found is not newest and found.snapshot != newest.snapshot:
                 _warn_once(link, OLDER_FILES.format(label=found.label, newest=newest.label, files=found.snapshot))
             link.emit(RoundVoted(call_id=call.id, choice=found.label, reason=reason[:REASON_CHARACTERS]))
-            state = link.round_state
+            state = link.state.rounds
         assert state.voted is not None
         chosen = state.find_choice(state.voted.choice)
         assert chosen is not None
@@ -233,7 +233,7 @@ class RoundConductor:
     async def take_text(self, link: Link, turn: int, text: str) -> tuple[str, Outcome]:
         """Take text of the run that came without a tool call. Return the source of the reply, and the reply to the run
         as an Outcome."""
-        state, cause = link.round_state, f"turn {turn}"
+        state, cause = link.state.rounds, f"turn {turn}"
         if not state.answers or state.find_answer(cause) is not None:
             if not text.strip():
                 return NOTICE, Outcome("", ending=Ending("failed", "it gave no answer", "it gave no answer"))
@@ -253,13 +253,13 @@ class RoundConductor:
         number = answer.round + 1
         order = Order(self._plan.evaluator, self._make_task(link, number), call_id=answer.call_id, asked_by_model=False)
         try:
-            [ticket] = await link.spawn([order])
+            [ticket] = await link.children.spawn_runs([order])
         except SpawnRefused as refused:
             problems = (f"the evaluator could not be started: {refused}",)
             evaluated = RoundEvaluated(round=number, basis="checklist", problems=problems)
         else:
-            [result] = await link.wait([ticket.run])
-            handed = await link.read_handed_files(ticket.run, (PACKET_FILE, TASKS_FILE), FILE_BYTES)
+            [result] = await link.children.wait_for([ticket.run])
+            handed = await link.files.read_handed_files(ticket.run, (PACKET_FILE, TASKS_FILE), FILE_BYTES)
             evaluated = read_evaluation(handed, round=number, evaluator_run=ticket.run, status=result.status)
         if evaluated.problems:
             _warn_once(link, f"round {number}: {'; '.join(evaluated.problems)}")
@@ -267,11 +267,11 @@ class RoundConductor:
         return evaluated
 
     def _make_task(self, link: Link, number: int) -> Task:
-        rounds, answers = self._rounds, link.round_state.answers
+        rounds, answers = self._rounds, link.state.rounds.answers
         text = EVALUATOR_TASK.format(
             number=number,
             count=rounds.answers,
-            task=link.task.text,
+            task=link.state.task.text,
             criteria=rounds.format_criteria(),
             answers=format_answers(shorten_older(answers)),
             files=f"{SNAPSHOTS}\n\n" if any(answer.snapshot for answer in answers) else "",
@@ -300,13 +300,13 @@ class RoundConductor:
     # Plan, checklist and improvements
 
     async def call_get_task_plan(self, call: Call, link: Link) -> Outcome:
-        state = link.round_state
+        state = link.state.rounds
         if state.plan is None:
             raise ToolError(NO_PLAN if state.answers else FIRST_ROUND.format(what="task plan"))
         return _reply({**state.plan, "round": state.number})
 
     async def call_submit_checklist(self, call: Call, link: Link) -> Outcome:
-        state = link.round_state
+        state = link.state.rounds
         if state.basis is None:
             raise ToolError(FIRST_ROUND.format(what="checklist"))
         if state.basis == "tasks":
@@ -325,13 +325,13 @@ class RoundConductor:
                 below=tuple(below),
             )
             link.emit(accepted)
-        checked = link.round_state.checked
+        checked = link.state.rounds.checked
         assert checked is not None
         reply = {"status": "accepted", "verdict": checked.verdict, "below": list(checked.below)}
         return _reply({**reply, "next": GO_ON if checked.verdict == "iterate" else GO_VOTE})
 
     async def call_propose_improvements(self, call: Call, link: Link) -> Outcome:
-        state = link.round_state
+        state = link.state.rounds
         if state.checked is None or state.checked.verdict != "iterate":
             return _refuse([NO_VERDICT], resubmit=False)
         wanted = call.args.get("improvements")
@@ -377,7 +377,7 @@ def read_evaluation(handed: HandedFiles, *, round: int, evaluator_run: int, stat
 
 def _warn_once(link: Link, text: str) -> None:
     """Write a warning, unless an earlier process has written it."""
-    if text not in link.round_state.warned:
+    if text not in link.state.rounds.warned:
         link.emit(Warned(text, code=CODE))
 
 

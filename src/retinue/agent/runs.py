@@ -50,7 +50,7 @@ def run_job(job: Job, link: Link) -> Awaitable[Ending]:
     if job.plan.team is not None:  # needs no sandbox: its members have sandboxes, files and setup of their own
         return run_team(job, link)
     sandbox: Sandbox = job.plan.runtime  # type: ignore[assignment] # remote runs are driven through their adapters
-    session = sandbox.open(job, link)
+    session = sandbox.open(job, link.emit)
     if session is not None:
         return _run_in_session(session, job, link)
     return _run_with_files(job, link) if job.task.files else run_agent(job, link)
@@ -133,7 +133,7 @@ async def run_conversation(job: Job, link: Link) -> Ending:
     state = LoopState(job)
     waits = job.past is not None and job.past.waits
     waiting = RunWaiting() if waits else await _answer_message(state, job, link)
-    while await link.wait_for_message(waiting):
+    while await link.conversation.wait_for_message(waiting):
         state.begin_message()
         waiting = await _answer_message(state, job, link)
     return Ending("done", state.answer)
@@ -142,7 +142,7 @@ async def run_conversation(job: Job, link: Link) -> Ending:
 async def _answer_message(state: LoopState, job: Job, link: Link) -> RunWaiting:
     """Run the turns of one message, and return how they went. Leave the thread in a form readable for a model."""
     try:
-        ending = await link.run_interruptible(run_turns(state, job, link))
+        ending = await link.conversation.run_interruptible(run_turns(state, job, link))
     except TurnsSpent as error:
         return RunWaiting("limited", f"{error}; your next message gets as many again")
     except ModelError as error:

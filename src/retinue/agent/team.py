@@ -80,7 +80,7 @@ async def run_team(job: Job, link: Link) -> Ending:
         )
         for profile in job.plan.children
     ]
-    tickets = await link.spawn(orders)
+    tickets = await link.children.spawn_runs(orders)
     return await team.run([ticket.run for ticket in tickets])
 
 
@@ -98,7 +98,7 @@ async def run_member(job: Job, link: Link) -> Ending:
         ending = await run_turns(state, job, link)
         if ending.status != "done":
             return ending
-        team = await link.join_team()
+        team = await link.team.join_team()
         outcome = await team.take_text(link, state.turn, state.last_text)
         if outcome.ending is not None:
             return outcome.ending
@@ -115,12 +115,12 @@ class Coordinator:
 
     @property
     def _state(self) -> TeamState:
-        return self._link.team_state
+        return self._link.state.team
 
     async def run(self, runs: Sequence[int]) -> Ending:
         """Wait for the members, and return the ending of the team."""
         self._runs = dict(zip(self._order, runs, strict=True))
-        self._link.lead_team(self)
+        self._link.team.lead_team(self)
         owner = TaskOwner()
         tasks = [owner.start(self._follow_member(agent, run)) for agent, run in self._runs.items()]
         try:
@@ -132,7 +132,7 @@ class Coordinator:
     async def _follow_member(self, agent: str, run: int) -> Result[Any]:
         """Wait for the ending of a member. If it is not `done`, the team loses this member's answer, and nothing
         else."""
-        [result] = await self._link.wait([run])
+        [result] = await self._link.children.wait_for([run])
         state = self._state
         if result.status != "done" and state.decided is None and agent not in state.lost:
             reason = result.error_details or ""
@@ -161,10 +161,10 @@ class Coordinator:
     async def _keep_answer(self, link: Link, call_id: str, content: str) -> None:
         agent = link.ref.agent
         label = f"{agent}.{len(self._state.answers.get(agent, ())) + 1}"
-        snapshot = await link.publish_workspace(f"{self._link.ref.run}-{label}")
+        snapshot = await link.files.publish_workspace(f"{self._link.ref.run}-{label}")
         if self._state.decided is not None:  # meanwhile: all other members were lost
             return
-        text, file = link.fit_event_text(content)
+        text, file = link.files.fit_event_text(content)
         answer = AnswerGiven(
             member=agent, label=label, member_run=link.ref.run, call_id=call_id, text=text, file=file, snapshot=snapshot
         )
@@ -271,7 +271,7 @@ class Coordinator:
         while not self._has_step(agent):
             waiting = self._waiting[agent] = asyncio.get_running_loop().create_future()
             try:
-                await link.wait_for_others(waiting)
+                await link.team.wait_for_others(waiting)
             finally:
                 del self._waiting[agent]
         if self._is_presenter(agent):
@@ -319,7 +319,7 @@ class Coordinator:
             else:
                 lost.append(f"the presenter {decided.member} ended {result.status}, so its answer stands as it was")
         warning = "; ".join(lost)
-        if lost and warning not in self._link.team_state.warned:  # else an earlier process wrote it
+        if lost and warning not in self._link.state.team.warned:  # else an earlier process wrote it
             self._link.emit(Warned(warning, code="team"))
         return Ending("done", text)
 

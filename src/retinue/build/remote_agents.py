@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from retinue.core.plans import Job, Runtime
-from retinue.core.ports import Link
+from retinue.core.ports import Emit
 from retinue.core.remote_agents import A2aAgent, AgentReport
 from retinue.remote.port import RemoteRuntime
 
@@ -36,7 +36,7 @@ class RemoteAgents:
             await adapter.close()
 
 
-async def _prepare_nothing(job: Job, link: Link) -> None:
+async def _prepare_nothing(job: Job, emit: Emit) -> None:
     """Prepare nothing, since a remote agent reads no folder of ours."""
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from copy import copy
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from retinue.core.approvals import Deny, describe_denial, describe_edit
+from retinue.core.approvals import Decision, Deny, describe_denial, describe_edit
 from retinue.core.control import Control, RunHandle
 from retinue.core.events import Body, Message, Warned
-from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Link, Order, Outcome, skip_preview
+from retinue.core.messages import Call, RunRef, ToolSpec
+from retinue.core.ports import Link, Order, Outcome, Row, skip_preview
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import OutputT, Result
 
@@ -21,14 +22,28 @@ METADATA_SUBAGENT_DEPTH = "subagent_depth"
 METADATA_MAX_SUBAGENT_DEPTH = "max_subagent_depth"
 
 
+class HostServices(Protocol):
+    """The services of a run for Python functions and MCP tools, which run on the host."""
+
+    def spill(self, name: str) -> Path: ...
+
+    def record_activity(self) -> None: ...
+
+    async def ask_person(
+        self, name: str, args: dict[str, Any], preview: str, asker: Sequence[str] = ()
+    ) -> Decision | None: ...
+
+
 class Context:
     """A run, seen from inside. `handle` is the run as other code sees it. `metadata` holds the depth of the run and
     the maximum depth."""
 
-    __slots__ = ("_asked", "_control", "_schedule", "link", "metadata", "workspace")
+    __slots__ = ("_asked", "_control", "_host", "_link", "_schedule", "metadata", "workspace")
 
-    def __init__(self, link: Link, *, control: Control, workspace: str, metadata: dict[str, Any]) -> None:
-        self.link: Link = link
+    def __init__(
+        self, link: Link, host: HostServices, *, control: Control, workspace: str, metadata: dict[str, Any]
+    ) -> None:
+        self._link, self._host = link, host
         self._control = control
         self._asked = 0
         self._schedule: Callable[..., Any] | None = None  # set for a thread outside the event loop
@@ -36,24 +51,28 @@ class Context:
         self.metadata: dict[str, Any] = metadata
 
     @property
+    def ref(self) -> RunRef:
+        return self._link.ref
+
+    @property
     def handle(self) -> RunHandle:
-        return RunHandle(self._control, self.link.ref)
+        return RunHandle(self._control, self._link.ref)
 
     @property
     def tree(self) -> str:
-        return self.link.ref.tree
+        return self._link.ref.tree
 
     @property
     def run(self) -> int:
-        return self.link.ref.run
+        return self._link.ref.run
 
     @property
     def path(self) -> str:
-        return self.link.ref.path
+        return self._link.ref.path
 
     @property
     def label(self) -> str:
-        return self.link.ref.label
+        return self._link.ref.label
 
     def emit(self, text: str) -> None:
         """Show `text` to the user, as a message of this run."""
@@ -62,6 +81,29 @@ class Context:
     def warn(self, text: str) -> None:
         """Warn the user. The warning stays in the run's result."""
         self._say(Warned(str(text)))
+
+    def record_activity(self) -> None:
+        """Record activity in a call that writes no event, to keep the run from counting as stalled."""
+        self._host.record_activity()
+
+    def spill(self, name: str) -> Path:
+        """Return a new file that the run can read, for a result that does not fit inline."""
+        return self._host.spill(name)
+
+    async def ask_person(
+        self, name: str, args: dict[str, Any], preview: str, asker: Sequence[str] = ()
+    ) -> Decision | None:
+        """Ask a person, regardless of the rules and the mode. Return None if nobody can be asked. `asker` are ids
+        under which a run of a peer, below this one, may be reported: the question then belongs to that run."""
+        return await self._host.ask_person(name, args, preview, asker)
+
+    def list_children(self) -> list[Row]:
+        """Return the runs below this run, ended ones too, in the order of creation."""
+        return self._link.children.list_runs()
+
+    async def wait_for_children(self, runs: Sequence[int]) -> list[Result[Any]]:
+        """Return the results of runs below this run, once all have ended."""
+        return await self._link.children.wait_for(runs)
 
     def aside(self, schedule: Callable[..., Any]) -> Context:
         """Return a copy of this context for a thread outside the event loop. `schedule` runs its messages on the
@@ -72,33 +114,33 @@ class Context:
 
     def _say(self, body: Body) -> None:
         if self._schedule is None:
-            self.link.emit(body)
+            self._link.emit(body)
         else:
-            self._schedule(self.link.emit, body)
+            self._schedule(self._link.emit, body)
 
     async def approve(self, action: str, **args: Any) -> bool:
         """Ask the user to approve `action`. Return False if the user denies it or changes the arguments. Without an
         approver the run ends."""
         self._asked += 1
         call = Call(f"ctx_{action}_{self._asked}", action, args)
-        decision = await self.link.begin(call, ToolSpec(action, "", {}, tier="confirm", host=True), skip_preview)
+        decision = await self._link.begin(call, ToolSpec(action, "", {}, tier="confirm", host=True), skip_preview)
         if isinstance(decision, Deny):
             said = describe_denial(decision)
         elif decision.args is not None and decision.args != args:
             said = describe_edit(decision.args)
         else:
             said = ""
-        self.link.finish(call, Outcome(said or "allowed", not said), 0)
+        self._link.finish(call, Outcome(said or "allowed", not said), 0)
         return not said
 
     async def spawn(self, profile: Profile[OutputT] | str, task: str | Task) -> RunHandle[OutputT]:
         """Start a child run. Raises SpawnRefused. `await child.result()` waits for the child; meanwhile the slot of
         this run is free for others."""
         wanted = task if isinstance(task, Task) else Task(task)
-        [ticket] = await self.link.spawn([Order(profile, wanted, asked_by_model=False)])
-        return RunHandle(self._control, ticket.ref, wait=partial(_wait_for_child, self.link, ticket.run))
+        [ticket] = await self._link.children.spawn_runs([Order(profile, wanted, asked_by_model=False)])
+        return RunHandle(self._control, ticket.ref, wait=partial(_wait_for_child, self._link, ticket.run))
 
 
 async def _wait_for_child(link: Link, run: int) -> Result[Any]:
-    [result] = await link.wait([run])
+    [result] = await link.children.wait_for([run])
     return result

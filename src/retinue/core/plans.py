@@ -13,7 +13,7 @@ from retinue.core.context import Context
 from retinue.core.events import RunStarted, Warned
 from retinue.core.messages import Model, Reply, RunRef, ToolSpec, Turn
 from retinue.core.network import Hosts
-from retinue.core.ports import Folders, Link, Outcome, RunSession, Tool
+from retinue.core.ports import Emit, Folders, Link, Outcome, RunSession, Tool
 from retinue.core.profiles import RUNTIMES, Profile, RuntimeName, Task
 from retinue.core.results import Ending
 from retinue.core.rounds import Rounds
@@ -134,8 +134,9 @@ class Sandbox(Runtime, Protocol):
     @property
     def started(self) -> RunStarted: ...
 
-    def open(self, job: Job, link: Link) -> RunSession | None:
-        """Return the session of one run, with nothing started yet, or None if the plan's tools need no session."""
+    def open(self, job: Job, emit: Emit) -> RunSession | None:
+        """Return the session of one run, with nothing started yet, or None if the plan's tools need no session. The
+        session writes its warnings with `emit`."""
 
 
 class Planner(Protocol):

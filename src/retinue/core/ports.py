@@ -1,8 +1,8 @@
 """The ports: interfaces that let imports point down.
 
-A port has two implementations, or is the role of one consumer. Three have one implementation each. Through `Link` and
-`RunningTeam`, tools and the loop reach packages above them; a replay wraps the link. `ToolServers` keeps the MCP
-library out of processes that use no MCP server.
+A port has two implementations, or is the role of one consumer with at most three methods. The supervisor and a replay
+implement `Link`. Through its roles, and through `RunningTeam`, tools and the loop reach packages above them.
+`ToolServers` has one implementation. It keeps the MCP library out of processes that use no MCP server.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from retinue.core.teams import TeamState
 from retinue.core.usage import NO_USAGE, Usage
 
 T = TypeVar("T")
+STATUS_FILE = "full_logs/status.json"  # in the folder of a run whose state is kept as files
+Emit = Callable[[Body], Any]  # writes an event of a run
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
@@ -230,17 +232,29 @@ class HandedFiles(msgspec.Struct, frozen=True, gc=False):
     refused: Mapping[str, str] = {}
 
 
+class RunState(msgspec.Struct, frozen=True, gc=False):
+    """The state of a run at one moment. `team` holds the answers and votes in its thread, if it leads a team. `rounds`
+    holds its rounds. `runs_folder` has the folders of all runs of its tree, by number."""
+
+    task: Task
+    runs_folder: str
+    team: TeamState
+    rounds: RoundState
+
+
 class Link(Protocol):
-    """The only connection between a run and the supervisor. In process, its methods are plain calls."""
+    """The only connection between a run and the supervisor. In process, its methods are plain calls.
+
+    The link itself has the services that every run uses. The others are roles, one per consumer."""
 
     @property
     def ref(self) -> RunRef: ...
 
     @property
-    def task(self) -> Task: ...
+    def state(self) -> RunState: ...
 
     @property
-    def emit(self) -> Callable[[Body], Any]:
+    def emit(self) -> Emit:
         """A function that takes an event body. The event becomes visible when its batch is written."""
 
     def write_calls(self, calls: Sequence[tuple[Call, ToolSpec]]) -> None:
@@ -253,71 +267,18 @@ class Link(Protocol):
 
         A call that must not happen twice is on disk before this method returns."""
 
-    def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:
-        """Write the outcome of a call as the model will see it."""
-
-    async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
-        """Make one model call and return the reply. The host makes the call and writes its events."""
-
     def lend(self, call: Call) -> Awaitable[Outcome]:
         """Run a tool on the host."""
+
+    def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:
+        """Write the outcome of a call as the model will see it."""
 
     def withdraw(self, call: Call) -> None:
         """Write a result for a call that a program made and no longer waits for. Do nothing if the run is being
         stopped: it ends as a whole."""
 
-    def show_output(self, call_id: str, text: str) -> None:
-        """Show a piece of a call's output to current watchers."""
-
-    def claim_call_id(self, wanted: str) -> str:
-        """Return `wanted`, with a suffix if another call of the run has this id."""
-
-    def spill(self, name: str) -> Path:
-        """Return a new file that the run can read, for a tool that runs in the supervisor's process."""
-        ...
-
-    def record_activity(self) -> None:
-        """Record activity in a call that writes no event, to keep the run from counting as stalled."""
-        ...
-
-    async def ask_person(
-        self, name: str, args: dict[str, Any], preview: str, asker: Sequence[str] = ()
-    ) -> Decision | None:
-        """Ask a person, regardless of the rules and the mode. Return None if nobody can be asked. `asker` are ids
-        under which a run of a peer, below this one, may be reported: the question then belongs to that run."""
-        ...
-
-    def on_question(self, listener: Callable[[bool], None]) -> Callable[[], None]:
-        """Call `listener` with True when a person is asked about the run, and with False when the question is closed.
-        Return a function that removes the listener."""
-
-    async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
-        """Create child runs, all or none. Raises SpawnRefused."""
-
-    def wait(self, runs: Sequence[int]) -> Awaitable[list[Result[Any]]]:
-        """Return the results of these runs below this one, once all have ended."""
-
-    def agents(self) -> list[Row]:
-        """Return the runs below this one."""
-
-    def ticket(self, run: int) -> Ticket:
-        """Return the ticket of a run below this one. This and the following methods raise ToolError for any other
-        run."""
-
-    async def wait_for_any(self, runs: Sequence[int], seconds: float | None) -> None:
-        """Wait until one of `runs` has ended, for at most `seconds`."""
-
-    async def cancel_run(self, run: int) -> bool:
-        """Stop a run and all runs below it. Return False if there is nothing to stop."""
-
-    async def send_message(self, run: int, text: str, *, seconds: float) -> Receipt:
-        """Send a message from this run to another, and wait at most `seconds` until it is read."""
-
-    async def continue_run(self, run: int, text: str, *, seconds: float | None, call_id: str) -> Ticket:
-        """Start a run from the conversation of an ended run. Raises ToolError if the run cannot be continued."""
-
-    def profiles(self) -> Sequence[Profile]:
-        """Return the profiles available to child runs."""
+    async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
+        """Make one model call and return the reply. The host makes the call and writes its events."""
 
     def inbox(self) -> Sequence[UserTurn]:
         """Return the messages that arrived since the last turn."""
@@ -326,24 +287,80 @@ class Link(Protocol):
         """Wait until a message arrives or no background child is left. Return False if there is no message. A
         conversation does not wait for its children here."""
 
+    @property
+    def children(self) -> ChildRuns: ...
+
+    @property
+    def commands(self) -> ChildCommands: ...
+
+    @property
+    def conversation(self) -> ConversationTurns: ...
+
+    @property
+    def team(self) -> TeamPlace: ...
+
+    @property
+    def files(self) -> FileExchange: ...
+
+    @property
+    def local_calls(self) -> LocalCalls: ...
+
+
+class ChildRuns(Protocol):
+    """The runs below a run, for the tools that spawn and list them. Raises ToolError for any other run."""
+
+    async def spawn_runs(self, orders: Sequence[Order]) -> list[Ticket]:
+        """Create child runs, all or none. Raises SpawnRefused."""
+
+    async def wait_for(
+        self, runs: Sequence[int], *, any: bool = False, seconds: float | None = None
+    ) -> list[Result[Any]]:
+        """Return the results of these runs, once all have ended. With `any`, wait for the first ending, for at most
+        `seconds`, and return the results of the ended runs."""
+
+    def list_runs(self) -> list[Row]:
+        """Return the runs below this run, ended ones too, in the order of creation."""
+
+
+class ChildCommands(Protocol):
+    """The commands of a run to the runs below it. Raises ToolError for any other run."""
+
+    def cancel_run(self, run: int) -> bool:
+        """Stop a run and all runs below it. Return False if there is nothing to stop."""
+
+    async def send_message(self, run: int, text: str, *, seconds: float) -> Receipt:
+        """Send a message to another run, and wait at most `seconds` until it is read."""
+
+    async def continue_run(self, run: int, text: str, *, seconds: float | None, call_id: str) -> int:
+        """Start a run from the conversation of an ended run, and return its number. Raises ToolError if the run cannot
+        be continued."""
+
+
+class BrokenTurn(msgspec.Struct, frozen=True, gc=False):
+    """A turn that was broken off: the text `spoken` by the model so far, and the outcomes of the calls, by id."""
+
+    spoken: str
+    outcomes: Mapping[str, Outcome]
+
+
+class ConversationTurns(Protocol):
+    """The services for a run that answers message after message."""
+
     async def run_interruptible(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Run the turns for one message of a conversation. Return None if the user interrupted them."""
+        """Run the turns for one message. Return None if the user interrupted them."""
 
-    def keep_spoken(self) -> str:
-        """Write the text produced by the model in an interrupted turn, and return the text."""
-        ...
-
-    def break_off_calls(self, calls: Sequence[Call]) -> dict[str, Outcome]:
-        """Write the results of calls that the user interrupted, and return them by call id."""
+    def break_off_turn(self, calls: Sequence[Call]) -> BrokenTurn:
+        """Write the text that the model produced in a turn that was broken off, and the results of the turn's
+        unfinished `calls`."""
         ...
 
     async def wait_for_message(self, waiting: RunWaiting) -> bool:
         """Write that the conversation waits, and wait until a message arrives. Return False if the conversation should
         end."""
 
-    @property
-    def team_state(self) -> TeamState:
-        """The answers and votes in the thread of this run, which leads a team."""
+
+class TeamPlace(Protocol):
+    """The place of a run in a team, as its leader or a member."""
 
     def lead_team(self, team: RunningTeam) -> None:
         """Let the member runs below this run find their team."""
@@ -351,16 +368,16 @@ class Link(Protocol):
     async def join_team(self) -> RunningTeam:
         """Return the team that this run is a member of."""
 
-    async def publish_workspace(self, name: str) -> str:
-        """Copy the current files of the run to a folder that its sibling runs can read. Return the folder, or '' if
-        there is nothing to read."""
-
     async def wait_for_others(self, awaited: Awaitable[None]) -> None:
         """Wait for other members of the team without a slot. The time does not count as a stall."""
 
-    @property
-    def round_state(self) -> RoundState:
-        """The rounds in the thread of this run."""
+
+class FileExchange(Protocol):
+    """The files that runs hand to each other."""
+
+    async def publish_workspace(self, name: str) -> str:
+        """Copy the current files of the run to a folder that its sibling runs can read. Return the folder, or '' if
+        there is nothing to read."""
 
     async def read_handed_files(self, run: int, names: Sequence[str], limit: int) -> HandedFiles:
         """Read files at the top of the workspace that an ended run below this one hands over: its own workspace, or
@@ -369,6 +386,22 @@ class Link(Protocol):
 
     def fit_event_text(self, text: str) -> tuple[str, str]:
         """Return the text cut to fit an event, and the file with the whole text if it was cut."""
+        ...
+
+
+class LocalCalls(Protocol):
+    """The services for the calls of local tools while they run."""
+
+    def claim_call_id(self, wanted: str) -> str:
+        """Return `wanted`, with a suffix if another call of the run has this id."""
+        ...
+
+    def show_output(self, call_id: str, text: str) -> None:
+        """Show a piece of a call's output to current watchers."""
+
+    def on_question(self, listener: Callable[[bool], None]) -> Callable[[], None]:
+        """Call `listener` with True when a person is asked about the run, and with False when the question is closed.
+        Return a function that removes the listener."""
 
 
 class RunningTeam(Protocol):

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from retinue.core.errors import ToolError
-from retinue.core.messages import Call
-from retinue.core.ports import Receipt, Row
+from retinue.core.messages import Call, RunRef
+from retinue.core.ports import STATUS_FILE, Receipt, Row, Ticket
 from retinue.protocol.subagents import OPERATION, describe_status, make_blocking_reply
 
 Reply = dict[str, Any]
@@ -177,6 +177,25 @@ class KnownRun:
     @property
     def has_ended(self) -> bool:
         return self.row.result is not None
+
+    def make_ticket(self, folder: str) -> Ticket:
+        """Return the ticket of the run. `folder` is the folder of the run, or '' if it has no status file."""
+        row = self.row
+        ref = RunRef(
+            tree=self.tree,
+            run=row.run,
+            path=row.path,
+            label=row.label,
+            agent=row.agent,
+            subagent_id=row.subagent_id,
+        )
+        return Ticket(
+            run=row.run,
+            ref=ref,
+            workspace=row.workspace,
+            timeout_seconds=row.timeout_seconds,
+            status_file=f"{folder}/{STATUS_FILE}" if folder else "",
+        )
 
     @property
     def status(self) -> str:

@@ -18,7 +18,7 @@ from retinue.core.caller import Caller
 from retinue.core.events import Body, Delta, Event, RunSpawned, UsageReported
 from retinue.core.messages import RunRef
 from retinue.core.plans import Job
-from retinue.core.ports import Link
+from retinue.core.ports import Emit
 
 STARTED = ""  # the id of the requested run among the runs of its peer
 
@@ -192,7 +192,7 @@ class RemoteRuntime(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     adapter: RemoteAdapter
-    prepare: Callable[[Job, Link], Awaitable[None]]
+    prepare: Callable[[Job, Emit], Awaitable[None]]
     started: None = None
 
     @property

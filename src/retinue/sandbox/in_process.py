@@ -8,7 +8,7 @@ from retinue.core.events import RunStarted
 from retinue.core.limits import CANCEL_ASK_SECONDS
 from retinue.core.messages import Call
 from retinue.core.plans import Job
-from retinue.core.ports import Execution, Folders, Link, LocalTool, Outcome
+from retinue.core.ports import Emit, Execution, Folders, LocalTool, Outcome
 
 
 class InProcess:
@@ -18,7 +18,7 @@ class InProcess:
     grace = CANCEL_ASK_SECONDS
     started = RunStarted()
 
-    def open(self, job: Job, link: Link) -> None:
+    def open(self, job: Job, emit: Emit) -> None:
         """Return no session, because the run's tools are already bound to this object."""
 
     async def preview(self, tool: LocalTool, call: Call, folders: Folders) -> str:

@@ -22,7 +22,7 @@ from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError, ToolError
 from retinue.core.events import Warned
 from retinue.core.network import Hosts, allows_host, canonicalize_name
-from retinue.core.ports import Link
+from retinue.core.ports import Emit
 from retinue.http.server import MAX_HEAD_BYTES, HttpError, ServerConnection
 from retinue.tools.dialer import Dialer, PrivateAddress, Streams, dial_host
 
@@ -59,9 +59,9 @@ class RunProxy:
 
     The user learns of a refused request at once, the model by a note after the output of the failed command."""
 
-    def __init__(self, folder: Path, hosts: Hosts, link: Link, *, dialer: Dialer) -> None:
+    def __init__(self, folder: Path, hosts: Hosts, emit: Emit, *, dialer: Dialer) -> None:
         self.path = folder / SOCKET
-        self._hosts, self._link, self._dialer = hosts, link, dialer
+        self._hosts, self._emit, self._dialer = hosts, emit, dialer
         self._tasks = TaskOwner()
         self._server: asyncio.Server | None = None
         self._known_reasons: set[str] = set()
@@ -147,7 +147,7 @@ class RunProxy:
             self._pending.append(reason)
         if reason not in self._known_reasons and len(self._known_reasons) < MAX_REASONS:
             self._known_reasons.add(reason)
-            self._link.emit(Warned(reason, code="network_refused"))
+            self._emit(Warned(reason, code="network_refused"))
         return HttpError(403, reason)
 
     async def _dial(self, route: Route) -> Streams:

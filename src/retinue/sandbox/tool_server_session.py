@@ -27,7 +27,7 @@ from retinue.core.limits import CANCEL_ASK_SECONDS, INLINE_BYTES, MIB, TERM_SECO
 from retinue.core.messages import Call
 from retinue.core.network import Hosts
 from retinue.core.plans import Job
-from retinue.core.ports import Execution, Folders, Link, LocalTool, Made, Outcome
+from retinue.core.ports import Emit, Execution, Folders, LocalTool, Made, Outcome
 from retinue.core.rules import CODE_MODE
 from retinue.files.trees import measure_folder
 from retinue.protocol import tool_server as frames
@@ -103,15 +103,15 @@ class ToolServerSandbox:
         builder: SandboxBuilder,
         *,
         resource_limits: ResourceLimits | None = None,
-        make_proxy: Callable[[Path, Hosts, Link], RunProxy] | None = None,
+        make_proxy: Callable[[Path, Hosts, Emit], RunProxy] | None = None,
     ) -> None:
         self.builder, self.resource_limits, self.make_proxy = builder, resource_limits or ResourceLimits(), make_proxy
         self.name = builder.name
         self.protections = (*builder.protections, *([] if make_proxy is None else ["proxy"]))
         self.started = RunStarted(self.name, self.protections)
 
-    def open(self, job: Job, link: Link) -> ToolServerSession:
-        session = ToolServerSession(self, job, link)
+    def open(self, job: Job, emit: Emit) -> ToolServerSession:
+        session = ToolServerSession(self, job, emit)
         session.check_workspace()
         return session
 
@@ -339,9 +339,9 @@ class ToolServerSession:
     setup = None
     has_copy = False
 
-    def __init__(self, sandbox: ToolServerSandbox, job: Job, link: Link) -> None:
+    def __init__(self, sandbox: ToolServerSandbox, job: Job, emit: Emit) -> None:
         assert isinstance(job.folders, RunFolders)
-        self._sandbox, self._job, self._link, self._own = sandbox, job, link, job.folders
+        self._sandbox, self._job, self._emit, self._own = sandbox, job, emit, job.folders
         job.folders.spill_for_sandbox()
         self._lock = asyncio.Lock()
         self._starts = 0
@@ -468,7 +468,7 @@ class ToolServerSession:
                 raise Failed(FOREIGN_OBJECTS.format(path=path))
         async with AsyncExitStack() as undo:
             if self._sandbox.make_proxy is not None:
-                proxy = self._sandbox.make_proxy(Path(box.outputs).parent, self._job.plan.network, self._link)
+                proxy = self._sandbox.make_proxy(Path(box.outputs).parent, self._job.plan.network, self._emit)
                 await proxy.open()
                 undo.push_async_callback(proxy.close)
                 box = replace(box, proxy=str(proxy.path))
@@ -482,7 +482,7 @@ class ToolServerSession:
                 self._own.give_outputs(prepared.user)
                 if self._user is None:
                     for path in find_closed_paths(box):
-                        self._link.emit(Warned(CLOSED.format(path=path), code="closed_path"))
+                        self._emit(Warned(CLOSED.format(path=path), code="closed_path"))
                 self._user = prepared.user
             await connection.greet()
             undo.pop_all()

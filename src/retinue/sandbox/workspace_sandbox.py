@@ -13,7 +13,7 @@ from retinue.core.errors import Failed, RetinueError
 from retinue.core.events import RunStarted, Warned
 from retinue.core.messages import Call
 from retinue.core.plans import Job, Sandbox
-from retinue.core.ports import Execution, Folders, Link, LocalTool, Outcome, RunSession, SandboxSession, Setup
+from retinue.core.ports import Emit, Execution, Folders, LocalTool, Outcome, RunSession, SandboxSession, Setup
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.tools.local import LOCAL
 from retinue.workspaces.create import Workspaces
@@ -30,14 +30,14 @@ class WorkspaceSandbox:
         self.name, self.grace = inner.name, inner.grace
         self.started: RunStarted = inner.started
 
-    def open(self, job: Job, link: Link) -> RunSession | None:
-        inner = self._inner.open(job, link)
+    def open(self, job: Job, emit: Emit) -> RunSession | None:
+        inner = self._inner.open(job, emit)
         folders = job.folders
         if not isinstance(folders, RunFolders) or not (_has_copy(folders) or _can_publish(folders, job)):
             return inner
         is_set_up = job.past is not None and job.past.set_up
         setup = None if folders.workspace_copy is None or is_set_up else self._setup
-        return _WorkspaceSession(inner, folders, job, link, setup=setup, workspaces=self._workspaces)
+        return _WorkspaceSession(inner, folders, job, emit, setup=setup, workspaces=self._workspaces)
 
 
 def _can_publish(folders: RunFolders, job: Job) -> bool:
@@ -69,12 +69,12 @@ class _WorkspaceSession:
         inner: RunSession | None,
         own: RunFolders,
         job: Job,
-        link: Link,
+        emit: Emit,
         *,
         setup: Setup | None,
         workspaces: Workspaces,
     ) -> None:
-        self._inner, self._own, self._job, self._link = inner, own, job, link
+        self._inner, self._own, self._job, self._emit = inner, own, job, emit
         self._workspaces = workspaces
         self.has_copy = _has_copy(own)
         self._is_lost = False
@@ -86,7 +86,7 @@ class _WorkspaceSession:
     async def make_workspace(self) -> None:
         if self.has_copy:
             try:
-                await self._workspaces.make(self._own, self._link)
+                await self._workspaces.make(self._own, self._emit)
             except Failed:
                 self._is_lost = True
                 raise
@@ -125,7 +125,7 @@ class _WorkspaceSession:
             try:  # carry on the files of the continued run, even if this run did not use them
                 await self.make_workspace()
             except Failed as error:
-                self._link.emit(Warned(str(error), code="workspace"))
+                self._emit(Warned(str(error), code="workspace"))
         if self._is_lost:
             return
         if own.workspace_copy is not None and not own.is_made and not self._was_made():
@@ -136,7 +136,7 @@ class _WorkspaceSession:
             except (RetinueError, OSError) as error:
                 found = [f"what it changed was not looked at: {error}"]
             for text in found:
-                self._link.emit(Warned(text, code="workspace"))
+                self._emit(Warned(text, code="workspace"))
 
 
 def _record_results(job: Job, folders: RunFolders) -> list[str]:

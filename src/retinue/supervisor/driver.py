@@ -125,7 +125,7 @@ class Driver:
 
     def _make_context(self, run: Run, services: RunServices) -> Context:
         metadata = {METADATA_SUBAGENT_DEPTH: run.depth, METADATA_MAX_SUBAGENT_DEPTH: run.max_depth}
-        context = Context(services, control=self._control, workspace=run.folders.path, metadata=metadata)
+        context = Context(services, services, control=self._control, workspace=run.folders.path, metadata=metadata)
         run.attach_context(context)
         return context
 
@@ -140,7 +140,7 @@ class Driver:
     ) -> Ending:
         """Run a run at a peer until it has ended there. If this task is cancelled, cancel the run at the peer and wait
         for its last reports."""
-        await runtime.prepare(job, services)
+        await runtime.prepare(job, services.emit)
         adapter = runtime.adapter
         remote = await self._begin_remote(tree, run, adapter)
         who = f"the peer of '{adapter.name}'"

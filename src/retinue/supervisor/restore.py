@@ -20,7 +20,7 @@ from msgspec import UNSET
 
 from retinue.core.approvals import Allow, Decision, Deny
 from retinue.core.control import RAN_ELSEWHERE, ResumeOverrides
-from retinue.core.errors import ConfigError, NotFound, ToolError
+from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import (
     UNKNOWN_AFTER_CRASH,
     UNKNOWN_AFTER_CRASH_TEXT,
@@ -29,7 +29,6 @@ from retinue.core.events import (
     RunRemote,
     RunResumed,
     RunSpawned,
-    ToolResult,
     UsageReported,
     Warned,
     decode_raw,
@@ -37,7 +36,7 @@ from retinue.core.events import (
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, RunRef, ToolSpec
 from retinue.core.plans import Plan
-from retinue.core.ports import Order, Outcome, Preview, Ticket
+from retinue.core.ports import Order, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.teams import NEW_ANSWER
 from retinue.log.runs import Runs, RunView
@@ -59,12 +58,14 @@ from retinue.supervisor.adoption import AdoptedRun, make_adopted
 from retinue.supervisor.apply_changes import APPLY
 from retinue.supervisor.approvals import Approvals, judge_call, write_started
 from retinue.supervisor.budgets import NO_COST, Account, Amount, check_price
+from retinue.supervisor.child_services import ChildServices
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import find_hidden_paths, narrowed
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.restore_plans import PlanRestorer, end_client, restore_workspace_kind
 from retinue.supervisor.run import Run
-from retinue.supervisor.run_services import NOTHING_TO_RUN, RunServices
+from retinue.supervisor.run_events import write_lost_result
+from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.spawner import Continued, Spawner, find_depth, make_folders, start_from_workspace
@@ -448,8 +449,7 @@ class TreeRestorer:
                 text, outcome = (
                     (NOT_RUN_TEXT, "") if call.tier == "none" else (UNKNOWN_AFTER_CRASH_TEXT, UNKNOWN_AFTER_CRASH)
                 )
-                tree.write(run, ToolResult(call.call_id, call.name, text, success=False, outcome=outcome))
-                outcomes[call.call_id] = Outcome(text, success=False)
+                outcomes[call.call_id] = write_lost_result(tree, run, call.call_id, call.name, text, code=outcome)
                 del still_open[call.call_id]
         run.slot.begin_calls(len(still_open))
         known_now = {**history.outcomes, **outcomes}
@@ -531,57 +531,50 @@ def restore_task(spawned: RunSpawned) -> Task:
 
 class ResumedServices(RunServices, eq=False):
     """The services of a resumed run. Calls that have a result are not made again. A call that was logged without a
-    result is asked about again, gets its earlier answer, or is simply run again. Earlier children stay its children.
-    `open_calls` holds the calls without a result, by id."""
+    result is asked about again, gets its earlier answer, or is simply run again. Earlier children stay its children."""
 
-    open_calls: dict[str, OpenCall] = msgspec.field(default_factory=dict)
+    _open_calls: dict[str, OpenCall] = msgspec.field(default_factory=dict)
+
+    @property
+    def children(self) -> ResumedChildServices:
+        return ResumedChildServices(self._tree, self._run, self._shared)
 
     def write_calls(self, calls: Sequence[tuple[Call, ToolSpec]]) -> None:
-        super().write_calls([(call, spec) for call, spec in calls if call.id not in self.open_calls])
+        super().write_calls([(call, spec) for call, spec in calls if call.id not in self._open_calls])
 
-    async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
-        before = self.open_calls.pop(call.id, None)
-        if before is None:
-            return await super().begin(call, spec, preview)
-        self._check_wanted()
-        try:
-            return await self._begin_again(before, call, spec, preview)
-        except ToolError:
-            raise  # from the preview: the call gets a result
-        except BaseException:
-            self.run.slot.drop_call()
-            raise
+    def _write_call(self, call: Call, spec: ToolSpec) -> Awaitable[None] | None:
+        return None if call.id in self._open_calls else super()._write_call(call, spec)
 
-    async def _begin_again(self, before: OpenCall, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
-        run = self.run
-        if spec.tier == "none":
-            return NOTHING_TO_RUN
-        if spec.server:
-            spec = self._seal(call, spec)
-        said = before.decision
-        if isinstance(said, Deny):
+    async def _recall_decision(self, call: Call, spec: ToolSpec) -> Decision | None:
+        before = self._open_calls.pop(call.id, None)
+        said = None if before is None else before.decision
+        if before is None or isinstance(said, Deny):
             return said
-        edited = None if said is None else said.args
-        verdict = judge_call(run, spec, call if edited is None else Call(call.id, call.name, edited))
-        if (
-            said is not None and verdict.what != "deny" and call.name != APPLY and before.seal == spec.seal
-        ):  # a yes is to the files, and to the MCP tool, as they were then
-            await write_started(self.tree, run, call)
-            return said
-        if self._find_spawned(call.id) or (verdict.what == "allow" and not verdict.rule):
-            return Allow()
-        return await self._decide(call, spec, preview, verdict)
+        if said is not None and call.name != APPLY and before.seal == spec.seal:
+            # a yes is to the files, and to the MCP tool, as they were then
+            edited = call if said.args is None else Call(call.id, call.name, said.args)
+            if judge_call(self._run, spec, edited).what != "deny":
+                await write_started(self._tree, self._run, call)
+                return said
+        return Allow() if find_spawned(self._run, call.id) else None
 
-    async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
-        made = self._find_spawned(orders[0].call_id)[: len(orders)]
+
+class ResumedChildServices(ChildServices, eq=False):
+    """The services of a resumed run for the runs below it. A call that spawned children before the crash gets these
+    back."""
+
+    async def spawn_runs(self, orders: Sequence[Order]) -> list[Ticket]:
+        made = find_spawned(self.run, orders[0].call_id)[: len(orders)]
         rest = orders[len(made) :]
-        return [child.ticket() for child in made] + (await super().spawn(rest) if rest else [])
+        return [child.ticket() for child in made] + (await super().spawn_runs(rest) if rest else [])
 
-    def _find_spawned(self, call_id: str) -> list[Run]:
-        """Return the children that this call spawned before the crash."""
-        return [child for child in self.run.children if call_id and child.view.spawned.call_id == call_id]
+
+def find_spawned(run: Run, call_id: str) -> list[Run]:
+    """Return the children that this call of a run spawned before the crash."""
+    return [child for child in run.children if call_id and child.view.spawned.call_id == call_id]
 
 
 def restore_services(services: RunServices, open_calls: Mapping[str, OpenCall]) -> ResumedServices:
-    """Return the services of a resumed run with these open calls."""
-    return ResumedServices(**msgspec.structs.asdict(services), open_calls=dict(open_calls))
+    """Return the services of a resumed run with these calls without a result."""
+    known = msgspec.structs.asdict(services)
+    return ResumedServices(**{**known, "_open_calls": dict(open_calls)})

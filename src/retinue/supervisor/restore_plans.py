@@ -39,10 +39,10 @@ async def end_client(task: str, ctx: Context) -> str:
     which nobody else reads. Safe to call again, because it only waits."""
     answers: dict[int, str] = {}
     while True:
-        children = [row for row in ctx.link.agents() if row.parent == ctx.run and row.result is None]
+        children = [row for row in ctx.list_children() if row.parent == ctx.run and row.result is None]
         if not children:
             return "\n\n".join(answers.values()) or CLIENT_LEFT
-        results = await ctx.link.wait([row.run for row in children])
+        results = await ctx.wait_for_children([row.run for row in children])
         for row, result in zip(children, results, strict=True):
             answers[row.run] = f"{row.label}: {result.final_response or result.error_details or result.status}"
 

@@ -22,7 +22,7 @@ from retinue.core.errors import RetinueError
 from retinue.core.events import Body, Event, Warned
 from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Past, Plan
-from retinue.core.ports import Clock, Policy, Receipt, RunningTeam, Ticket, Timer
+from retinue.core.ports import STATUS_FILE, Clock, Policy, Receipt, RunningTeam, Ticket, Timer
 from retinue.core.profiles import Task
 from retinue.core.results import Result, Status
 from retinue.log.runs import RunView
@@ -146,6 +146,12 @@ class Run(msgspec.Struct, eq=False):
             raise RetinueError(LEFT_OPEN.format(tree=self.ref.tree))
         return self.result()
 
+    def check_wanted(self) -> None:
+        """Raise CancelledError if the run was told to stop or is ending. A run that ignores the cancel gets nothing
+        more."""
+        if self.stopping is not None or self.ending:
+            raise asyncio.CancelledError
+
     def ticket(self) -> Ticket:
         """Return the ticket of the run, for the tool that spawned it."""
         return Ticket(
@@ -153,7 +159,7 @@ class Run(msgspec.Struct, eq=False):
             ref=self.ref,
             workspace=self.folders.path,
             timeout_seconds=self.seconds,
-            status_file=f"{self.folders.own}/full_logs/status.json",
+            status_file=f"{self.folders.own}/{STATUS_FILE}",
         )
 
     def lasting_path(self) -> str:

@@ -33,8 +33,9 @@ from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import find_hidden_paths, narrowed
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.run import Run
-from retinue.supervisor.run_services import RunServices, SharedServices
+from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
+from retinue.supervisor.shared_services import SharedServices
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.tree import RANDOM, Tree, TreeRegistry, choose_tree_class
 from retinue.workspaces.run_folders import RunFolders, StateFolder, resolve_context_paths
@@ -100,7 +101,7 @@ class Spawner:
             prices=ports.prices,
             files=files,
             spawn_children=self.spawn_children,
-            control=control,
+            continue_run=control.continue_run,
         )
         self._is_closed = False
         self.limits = ports.limits.override(DEFAULTS)
@@ -356,7 +357,7 @@ class Spawner:
         return _add_task_fields(spawned, task)
 
     def make_services(self, tree: Tree, run: Run) -> RunServices:
-        return RunServices(tree=tree, run=run, shared=self._services)
+        return RunServices(tree, run, self._services)
 
     def _grant_paths(self, task: Task) -> Task:
         """Return a primary's task with the paths that the user grants to every primary. The log keeps them, so that a

@@ -60,12 +60,12 @@ class CoordinationTool:
 
 async def _give_answer(call: Call, link: Link) -> Outcome:
     content = read_argument(call, "content", str)
-    return await (await link.join_team()).give_answer(link, call.id, content)
+    return await (await link.team.join_team()).give_answer(link, call.id, content)
 
 
 async def _cast_vote(call: Call, link: Link) -> Outcome:
     choice, reason = read_argument(call, "agent_id", str), read_argument(call, "reason", str, "")
-    return await (await link.join_team()).cast_vote(link, call.id, choice, reason)
+    return await (await link.team.join_team()).cast_vote(link, call.id, choice, reason)
 
 
 # A team member has these tools in addition to those of its profile.

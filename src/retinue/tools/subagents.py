@@ -67,12 +67,12 @@ class SubagentTool:
         background = read_argument(call, "background", bool, default=False)
         order = Order(self.profile, Task(task, context=context), call.id, background, queue=self.queues)
         try:
-            [ticket] = await link.spawn([order])
+            [ticket] = await (children := link.children).spawn_runs([order])
         except SpawnRefused as refused:
             return Outcome(str(refused), success=False)
         if background:
             return Outcome(f"agent:{ticket.run}")
-        [result] = await link.wait([ticket.run])
+        [result] = await children.wait_for([ticket.run])
         return Outcome(result.final_response, result.success, data=result)
 
 
@@ -92,9 +92,11 @@ class SpawnAgent(SubagentTool):
 
 
 class SpawnSubagents:
-    """`spawn_subagents`: spawns many children at once, queued when the tree is full. Its schema lists `profiles`."""
+    """`spawn_subagents`: spawns many children at once, queued when the tree is full. Its schema lists `profiles`, but
+    not those in `reserved`, which the supervisor refuses."""
 
-    def __init__(self, profiles: Sequence[Profile] = ()) -> None:
+    def __init__(self, profiles: Sequence[Profile] = (), *, reserved: Sequence[Profile] = ()) -> None:
+        self._profiles = (*profiles, *reserved)
         self.spec = words.make_spawn_spec(
             words.OPERATION,
             "Delegate tasks to subagents that work in parallel, each on its own and in its own workspace. "
@@ -119,12 +121,12 @@ class SpawnSubagents:
         background = bool(call.args.get("background", False))
         try:
             orders = self._make_orders(call, folders, link, background)
-            tickets = await link.spawn(orders)
+            tickets = await link.children.spawn_runs(orders)
         except (ToolError, SpawnRefused) as error:
             return encode_reply(words.make_error_reply(str(error)), success=False)
         if background:
             return encode_reply(words.make_background_reply(tickets))
-        results = await link.wait([ticket.run for ticket in tickets])
+        results = await link.children.wait_for([ticket.run for ticket in tickets])
         return self.reply(list(zip(results, tickets, strict=True)), folders)
 
     @staticmethod
@@ -141,9 +143,13 @@ class SpawnSubagents:
 
     def _make_orders(self, call: Call, folders: Folders, link: Link, background: bool) -> list[Order]:
         """Make the orders of a call. All are checked before the first child is spawned."""
-        known = {profile.name.lower(): profile for profile in link.profiles()}
+        known = {profile.name.lower(): profile for profile in self._profiles}
         mine = link.ref.run, call.id  # children that this same call made before a crash do not count as running
-        running = {row.subagent_id for row in link.agents() if row.status is None and (row.parent, row.call_id) != mine}
+        running = {
+            row.subagent_id
+            for row in link.children.list_runs()
+            if row.status is None and (row.parent, row.call_id) != mine
+        }
         orders = []
         tasks = words.read_tasks(call.args)
         busy = sorted(task.subagent_id for _, task in tasks if task.subagent_id in running and task.subagent_id)
@@ -212,7 +218,7 @@ class ListAgents:
         return ""
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
-        rows = link.agents()
+        rows = link.children.list_runs()
         return Outcome("\n".join(_format_line(row) for row in rows) or "No sub-agents have been spawned.", data=rows)
 
 
@@ -254,7 +260,7 @@ class GetAgent:
         wanted = call.args.get("agent_id")
         if isinstance(wanted, bool) or not isinstance(wanted, int):
             raise ToolError("get_agent: 'agent_id' must be an integer")
-        row = next((row for row in link.agents() if row.run == wanted), None)
+        row = next((row for row in link.children.list_runs() if row.run == wanted), None)
         if row is None:
             raise ToolError(f"There is no agent:{wanted} below this run.")
         if row.result is None:
@@ -324,7 +330,9 @@ class LinkScope:
 
     def _list_below(self) -> list[KnownRun]:
         tree = self._link.ref.tree
-        return [KnownRun(tree, row, is_live=True, is_here=True, own_tree=True) for row in self._link.agents()]
+        return [
+            KnownRun(tree, row, is_live=True, is_here=True, own_tree=True) for row in self._link.children.list_runs()
+        ]
 
     async def find(self, name: str) -> KnownRun:
         found = find_known(self._list_below(), self._link.ref.tree, name)
@@ -346,28 +354,28 @@ class LinkScope:
         return next(each for each in self._list_below() if each.row.run == known.row.run)
 
     async def wait_for_first(self, running: Sequence[KnownRun], seconds: float | None) -> None:
-        await self._link.wait_for_any([known.row.run for known in running], seconds)
+        await self._link.children.wait_for([known.row.run for known in running], any=True, seconds=seconds)
 
     async def cancel(self, known: KnownRun) -> bool:
-        return await self._link.cancel_run(known.row.run)
+        return self._link.commands.cancel_run(known.row.run)
 
     async def send(self, known: KnownRun, text: str, *, seconds: float) -> Receipt:
-        return await self._link.send_message(known.row.run, text, seconds=seconds)
+        return await self._link.commands.send_message(known.row.run, text, seconds=seconds)
 
     async def continue_run(
         self, call: Call, known: KnownRun, message: str, seconds: float | None
     ) -> tuple[KnownRun, Reply]:
         number = known.row.run
         if (known.row.parent, known.row.call_id) != (self._link.ref.run, call.id):
-            number = (await self._link.continue_run(number, message, seconds=seconds, call_id=call.id)).run
-        await self._link.wait([number])
+            number = await self._link.commands.continue_run(number, message, seconds=seconds, call_id=call.id)
+        await self._link.children.wait_for([number])
         continued = next(each for each in self._list_below() if each.row.run == number)
         [entry] = await self.make_entries([continued])
         return continued, entry
 
     async def make_entries(self, ended: Sequence[KnownRun]) -> list[Reply]:
         results: list[tuple[Result[Any], Ticket]] = [
-            (known.row.result, self._link.ticket(known.row.run)) for known in ended if known.row.result is not None
+            (known.row.result, self._make_ticket(known)) for known in ended if known.row.result is not None
         ]
         entries: list[Reply] = SpawnSubagents.reply(results, self._folders).data["results"] if results else []
         self.given += tuple(ticket.run for _, ticket in results)
@@ -381,4 +389,7 @@ class LinkScope:
         return {}
 
     async def describe_activity(self, known: KnownRun) -> Reply:
-        return {"status_file": self._link.ticket(known.row.run).status_file}
+        return {"status_file": self._make_ticket(known).status_file}
+
+    def _make_ticket(self, known: KnownRun) -> Ticket:
+        return known.make_ticket(f"{self._link.state.runs_folder}/{known.row.run}")

@@ -22,7 +22,7 @@ from retinue.core.errors import ConfigError, Failed, RetinueError
 from retinue.core.events import Warned
 from retinue.core.limits import MIB, WORKSPACE_MIB
 from retinue.core.plans import Job
-from retinue.core.ports import Link
+from retinue.core.ports import Emit
 from retinue.files.atomic import create_folder, move_folder
 from retinue.files.content import read_small_file
 from retinue.files.private import make_private_folder
@@ -95,18 +95,18 @@ class Workspaces:
         threads."""
         await self._tasks.wait(CLOSE_SECONDS)
 
-    async def make_above(self, job: Job, link: Link) -> None:
+    async def make_above(self, job: Job, emit: Emit) -> None:
         """Create the workspaces that a remote run may read: those of its ancestors, and the source of its own."""
         folders = job.folders
         if isinstance(folders, RunFolders):
             needed = folders if folders.starts_from else folders.parent
             if needed is not None:
-                await self.make(needed, link)
+                await self.make(needed, emit)
 
-    async def make(self, folders: RunFolders, link: Link) -> None:
+    async def make(self, folders: RunFolders, emit: Emit) -> None:
         """Create a run's workspace, after the workspaces of its ancestors. Raises Failed."""
         if folders.parent is not None:
-            await self.make(folders.parent, link)
+            await self.make(folders.parent, emit)
         copy, own = folders.workspace_copy, folders.own
         if folders.is_made or not (copy is not None or folders.starts_from):
             return
@@ -125,7 +125,7 @@ class Workspaces:
         if not folders.is_made:
             folders.mark_made()
             if skipped.count:
-                link.emit(Warned(f"not in the workspace: {skipped}", code="workspace_skipped"))
+                emit(Warned(f"not in the workspace: {skipped}", code="workspace_skipped"))
 
     def prepare_scratch(self, folders: RunFolders, stop: threading.Event) -> Skipped:
         """Fill a run's empty scratch folder with the files of the folder it starts from. Returns the skipped entries.

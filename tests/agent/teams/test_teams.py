@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -477,10 +478,11 @@ class SlowLink:
 
     def __init__(self) -> None:
         self.ref = RunRef(tree="t", run=1, path="/main", label="", agent="agent1", subagent_id="x")
-        self.team_state, self.copied = TeamState(), asyncio.Event()
+        self.state, self.copied = SimpleNamespace(team=TeamState()), asyncio.Event()
+        self.files = self
 
     def emit(self, body: Any) -> None:
-        self.team_state.apply(body)
+        self.state.team.apply(body)
 
     def fit_event_text(self, text: str) -> tuple[str, str]:
         return text, ""
@@ -503,8 +505,8 @@ async def test_an_answer_that_is_copied_when_the_team_decides_comes_too_late() -
     coordinator._advance()
     link.copied.set()
     await call
-    assert link.team_state.decided.winner == "agent1.1"
-    assert [each.label for each in link.team_state.answers["agent1"]] == ["agent1.1"]
+    assert link.state.team.decided.winner == "agent1.1"
+    assert [each.label for each in link.state.team.answers["agent1"]] == ["agent1.1"]
 
 
 async def test_an_answer_in_text_is_cut_and_that_is_said() -> None:

@@ -37,7 +37,7 @@ async def main(run_id: str, meta: str) -> str:
     @retinue.tool(tier="observe")
     async def ask_server(ctx: retinue.Context) -> str:
         """Ask the next server."""
-        ref = ctx.link.ref
+        ref = ctx.ref
         called = relay.call("next", ref, "ask")
         env = {**os.environ, **relay.environment("next")}
         words = [sys.executable, __file__, called, json.dumps(dict(relay.meta(ref)))]

@@ -74,8 +74,9 @@ class OrderBook:
 
     def __init__(self) -> None:
         self.orders: list[Order] = []
+        self.children = self
 
-    async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
+    async def spawn_runs(self, orders: Sequence[Order]) -> list[Ticket]:
         self.orders += orders
         ref = RunRef("t", 7, "/main/kid-7", "look", "kid", "kid_1")
         return [Ticket(run=7, ref=ref, workspace="", timeout_seconds=None, status_file="") for _ in orders]

@@ -244,14 +244,14 @@ async def test_a_call_that_was_allowed_runs_only_as_what_it_was() -> None:
         tools = r.control.servers.find("mcp__odd")  # type: ignore[union-attr]
         found, spec = tools["mcp__odd__read"], tools["mcp__odd__read"].spec
         allowed = Call("one", spec.name, {"path": "x"})
-        assert await ctx.link.begin(allowed, spec, "") == Allow()
+        assert await ctx._link.begin(allowed, spec, "") == Allow()
         morph = Call("two", "mcp__odd__morph", {})
-        await ctx.link.begin(morph, tools["mcp__odd__morph"].spec, "")
-        ctx.link.finish(morph, await ctx.link.lend(morph), 0)
+        await ctx._link.begin(morph, tools["mcp__odd__morph"].spec, "")
+        ctx._link.finish(morph, await ctx._link.lend(morph), 0)
         await until(lambda: found.spec.seal != spec.seal)
         with pytest.raises(ToolError) as raised:
-            await ctx.link.lend(allowed)
-        ctx.link.finish(allowed, Outcome(str(raised.value), success=False), 0)
+            await ctx._link.lend(allowed)
+        ctx._link.finish(allowed, Outcome(str(raised.value), success=False), 0)
         return str(raised.value)
 
     async with retinue.open(mode="yes", mcp_servers=odd_server()) as r:

@@ -31,8 +31,8 @@ from retinue.core.events import (
     ToolCall,
     VoteCast,
 )
-from retinue.core.messages import ASKER, RunRef
-from retinue.core.ports import Receipt, Row, Ticket
+from retinue.core.messages import ASKER
+from retinue.core.ports import STATUS_FILE, Receipt, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.log.blocks import make_call_spans, make_team_spans
 from retinue.log.listing import load_listing, load_listings
@@ -99,11 +99,8 @@ class Backend:
     # Subagents
 
     def make_ticket(self, known: KnownRun) -> Ticket:
-        row = known.row
-        ref = RunRef(known.tree, row.run, row.path, row.label, row.agent, row.subagent_id)
-        file = self.state / "runs" / known.tree / str(row.run) / "full_logs" / "status.json"
-        status_file = str(file) if known.is_here or file.exists() else ""
-        return Ticket(row.run, ref, row.workspace, row.timeout_seconds, status_file)
+        folder = self.state / "runs" / known.tree / str(known.row.run)
+        return known.make_ticket(str(folder) if known.is_here or (folder / STATUS_FILE).exists() else "")
 
     async def find_run(self, name: str, client: str | None, others: Mapping[str, KnownRun]) -> KnownRun:
         """Return the subagent `name` from the tree of `client`, from `others` or from the project's logs. Raises

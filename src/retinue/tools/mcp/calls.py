@@ -21,8 +21,8 @@ from referencing.exceptions import Unresolvable
 
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Deny
+from retinue.core.context import Context
 from retinue.core.errors import ToolError
-from retinue.core.ports import Link
 from retinue.core.servers import PREFIX
 from retinue.protocol.inherited_limits import ASKER_KEY
 from retinue.tools.bounded_schema import BoundedSchema, SchemaTooCostly
@@ -41,7 +41,7 @@ YES = "yes"
 class ServerCall:
     """One call of a run. `seconds` is how long the server may be silent; None means as long as the run has."""
 
-    link: Link
+    context: Context
     tool: str
     seconds: float | None
     meta: dict[str, Any]
@@ -102,7 +102,7 @@ class CallsInFlight:
 
         async def progress(done: float, total: float | None, message: str | None) -> None:
             call.restart_timer()
-            call.link.record_activity()
+            call.context.record_activity()
 
         try:
             return await client.call_tool(tool, args, progress_callback=progress, meta=call.meta or None)  # type: ignore[arg-type]
@@ -129,7 +129,7 @@ class CallsInFlight:
         current, note = _CURRENT.get(), ""
         call = current if current in in_flight else in_flight[0]
         if call is not current and len(in_flight) > 1:
-            note = UNCERTAIN.format(calls=", ".join(f"{each.tool} of {each.link.ref.path}" for each in in_flight))
+            note = UNCERTAIN.format(calls=", ".join(f"{each.tool} of {each.context.path}" for each in in_flight))
         asking = self._tasks.start(self._ask(call, params, note))
         call.asking.add(asking)
         call.restart_timer()
@@ -149,7 +149,7 @@ class CallsInFlight:
         asked = f"{form.preview}\n{note}".strip()
         preview, fields = asked, form.fields
         for _ in range(ATTEMPTS):
-            decision = await call.link.ask_person(f"{PREFIX}{self._server}", fields, preview, _list_askers(params))
+            decision = await call.context.ask_person(f"{PREFIX}{self._server}", fields, preview, _list_askers(params))
             if decision is None or isinstance(decision, Deny):
                 # Denied, or nobody can be asked. A server that gets "cancel" may keep waiting for another answer.
                 return types.ElicitResult(action="decline")

@@ -52,7 +52,7 @@ class ConnectedTool:
         return self._last_listed.spec
 
     async def __call__(self, args: dict[str, Any], context: Context) -> Outcome:
-        connection, link = self._connection, context.link
+        connection, ref = self._connection, context.ref
         listed = connection.tools.get(self._name)
         if connection.state != "up":
             raise ToolError(connection.unavailable_reason)
@@ -60,18 +60,18 @@ class ConnectedTool:
             raise ToolError(GONE.format(tool=self._name, server=connection.server.name))
         args = listed.check_arguments(args)
         collector, run_id = connection.collector, ""
-        meta = {} if collector is None else dict(collector.meta(link.ref))
+        meta = {} if collector is None else dict(collector.meta(ref))
         seconds = None if listed.runs_agents else connection.server.timeout  # an agent may take as long as its run
-        call = ServerCall(link=link, tool=self._name, seconds=seconds, meta=meta)
+        call = ServerCall(context=context, tool=self._name, seconds=seconds, meta=meta)
         if listed.runs_agents:
             run_id = uuid.uuid4().hex
             if collector is not None:
-                run_id = collector.call(connection.server.name, link.ref, listed.name, call.give_up)
+                run_id = collector.call(connection.server.name, ref, listed.name, call.give_up)
             args = {**args, RUN_ID: run_id}
         outcome: Outcome | None = None
         try:
             result = await connection.call_tool(listed.name, args, call)
-            outcome = _make_outcome(result, link.spill)
+            outcome = _make_outcome(result, context.spill)
         except ToolError as error:
             outcome = Outcome(str(error), success=False)
             raise
