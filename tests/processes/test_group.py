@@ -169,3 +169,18 @@ def test_a_process_is_alive_until_it_is_reaped_and_no_process_has_a_huge_pid() -
     group.kill()
     assert not is_alive(group.pid)
     assert not is_alive(10**12)
+
+
+def test_a_program_that_fails_before_it_has_read_its_input_says_why() -> None:
+    much = b"x" * 10_000_000
+    done = run_program(
+        ["/bin/sh", "-c", "echo no space left >&2; exit 3"], seconds=20, write_input=lambda pipe: pipe.write(much)
+    )
+    assert (done.returncode, done.stderr) == (3, b"no space left\n")
+    with pytest.raises(BrokenPipeError):
+        run_program(["/bin/true"], seconds=20, write_input=lambda pipe: pipe.write(much))
+
+
+def test_a_program_that_does_not_read_its_input_is_ended_in_time() -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_program(["/bin/sleep", "300"], seconds=0.5, write_input=lambda pipe: pipe.write(b"x" * 10_000_000))

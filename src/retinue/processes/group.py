@@ -13,6 +13,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from typing import IO, NamedTuple
 from retinue.concurrency import finish_despite_cancel
 
 TERM_SECONDS = 5.0
+LAST_WORDS_SECONDS = 2.0  # for the output of a program that reads no more input
 REAP_SECONDS = 2.0
 POLL_SECONDS = 0.02
 # Blocks on stdin until our process is gone for any reason, then ends the group if it does not exit by itself.
@@ -175,15 +177,20 @@ def run_program(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a program to its end and return its output. Blocks. `write_input` writes its input; without it there is none.
 
-    `seconds` after the input was written, kills the whole group and raises `subprocess.TimeoutExpired`. An error of
-    `write_input` kills the group too."""
+    Kills the whole group and raises `subprocess.TimeoutExpired` if the program takes more than `seconds` to read its
+    input, or more than `seconds` after that. An error of `write_input` kills the group too. A program that fails
+    before it has read all of its input says why in its own output."""
     stdin = subprocess.DEVNULL if write_input is None else subprocess.PIPE
     group = start_group(argv, cwd=cwd, env=env, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    unread: BrokenPipeError | None = None
     with group.process:  # closes the pipes
         try:
             if write_input is not None and group.process.stdin is not None:
-                write_input(group.process.stdin)
-            stdout, stderr = group.process.communicate(timeout=seconds)
+                unread = _write_input(group, group.process.stdin, write_input, seconds)
+            try:
+                stdout, stderr = group.process.communicate(timeout=seconds if unread is None else LAST_WORDS_SECONDS)
+            except subprocess.TimeoutExpired as error:
+                raise unread or error from None
         finally:
             if group.process.returncode is None:
                 group.signal(signal.SIGKILL)
@@ -191,7 +198,34 @@ def run_program(
                 if group.process.stdin is not None:
                     with suppress(OSError):  # the rest of the input has no reader
                         group.process.stdin.close()
+    if unread is not None and group.process.returncode == 0:
+        raise unread
     return subprocess.CompletedProcess(list(argv), group.process.returncode, stdout, stderr)
+
+
+def _write_input(
+    group: ProcessGroup, pipe: IO[bytes], write: Callable[[IO[bytes]], object], seconds: float
+) -> BrokenPipeError | None:
+    """Write the input of a program. Return an error if the program no longer reads it. Raises TimeoutExpired, and
+    kills the group, if the program does not read it all within `seconds`."""
+    is_late = threading.Event()
+
+    def end_group() -> None:
+        is_late.set()
+        group.signal(signal.SIGKILL)  # closes the pipe, so that the write returns
+
+    timer = threading.Timer(seconds, end_group)
+    timer.start()
+    try:
+        write(pipe)
+        pipe.flush()
+    except BrokenPipeError as error:
+        if is_late.is_set():
+            raise subprocess.TimeoutExpired(group.process.args, seconds) from None
+        return error
+    finally:
+        timer.cancel()
+    return None
 
 
 async def wait_until(test: Callable[[], bool], seconds: float | None) -> bool:
