@@ -14,13 +14,15 @@ import msgspec
 
 from retinue.build import supervisor as supervisors
 from retinue.build.parts import Parts
+from retinue.build.remote_agents import RemoteAgents, prepare_nothing
 from retinue.core.approvals import Allow, Decision, Deny
 from retinue.core.events import Body, Inbox, RunEnded, Thinking, ToolCall, ToolResult, UsageReported
 from retinue.core.messages import ASKER
+from retinue.core.plans import Runtime
 from retinue.core.profiles import Profile, Task
 from retinue.core.remote_agents import A2aAgent
 from retinue.remote.outbox import OutboxRun
-from retinue.remote.port import STARTED, Capabilities, RemoteAdapter, RemoteSpawned
+from retinue.remote.port import STARTED, Capabilities, RemoteAdapter, RemoteRuntime, RemoteSpawned
 from retinue.supervisor.supervisor import Supervisor
 from retinue.testing import scripted
 from tests.control.collector.kit import Server, hall
@@ -33,8 +35,23 @@ from tests.remote.scripted_peer import PeerRun, ScriptedPeer, ScriptedRun
 PROFILE = Profile("explorer", "You explore.", model=scripted({}), runtime="delegated")
 
 
+SCRIPTED = Profile("explorer", "You explore.", model=scripted({}))
+
+
+class ScriptedAgents(RemoteAgents):
+    """One agent that is elsewhere: the profile `SCRIPTED`, behind an adapter of the test's own."""
+
+    def __init__(self, adapter: RemoteAdapter) -> None:
+        super().__init__()
+        self._runtime = RemoteRuntime(adapter=adapter, prepare=prepare_nothing)
+
+    def find_runtime(self, profile: Profile) -> Runtime | None:
+        return self._runtime if profile.name == SCRIPTED.name else super().find_runtime(profile)
+
+
 def make_supervisor(folder: Path, adapter: RemoteAdapter | None = None, **parts: Any) -> Supervisor:
-    return supervisors.make_supervisor(Parts(**{"project": folder, "adapter": adapter, "wait_approvals": 60, **parts}))
+    agents = None if adapter is None else ScriptedAgents(adapter)
+    return supervisors.make_supervisor(Parts(**{"project": folder, "wait_approvals": 60, **parts}), agents)
 
 
 class ScriptedBench:
@@ -72,7 +89,7 @@ async def _silent(_: PeerRun) -> None:
 async def scripted_bench(folder: Path) -> AsyncIterator[Bench]:
     peer = ScriptedPeer(_silent)
     supervisor = make_supervisor(folder, peer)
-    node = supervisor.spawner.spawn_primary(PROFILE, Task("go"))
+    node = supervisor.spawner.spawn_primary(SCRIPTED, Task("go"))
     await until(lambda: bool(peer.runs))
     try:
         yield ScriptedBench(supervisor, node.ref.tree, peer.runs[0])

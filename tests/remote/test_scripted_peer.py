@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import aclosing
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from retinue.log.runs import Runs
 from retinue.remote.port import STARTED, RemoteSpawned
 from retinue.supervisor.supervisor import Supervisor
 from tests.gates import until
-from tests.remote.adapters import PROFILE, make_supervisor
+from tests.remote.adapters import SCRIPTED, make_supervisor
 from tests.remote.outbox.kit import FlatPrices
 from tests.remote.scripted_peer import PeerRun, ScriptedPeer
 
@@ -71,7 +73,7 @@ async def test_limits_and_trace_travel_down_and_the_reference_is_logged_before_t
     peer = ScriptedPeer(script)
     limits = Limits(depth=2, tokens=500, cost=Decimal("0.50"))
     supervisor = make_supervisor(tmp_path, peer, limits=limits, prices=FlatPrices())
-    node = supervisor.spawner.spawn_primary(PROFILE, Task("look", context="mind the gap", timeout_seconds=60))
+    node = supervisor.spawner.spawn_primary(SCRIPTED, Task("look", context="mind the gap", timeout_seconds=60))
     await node.join()
     request = peer.runs[0].request
     assert (request.profile, request.text, request.workspace) == ("explorer", "mind the gap\n\nlook", str(tmp_path))
@@ -93,7 +95,7 @@ async def test_a_run_streams_asks_hears_and_spends_from_our_budget(tmp_path: Pat
         run.say(ending("over"))
 
     supervisor = make_supervisor(tmp_path, ScriptedPeer(script), limits=Limits(tokens=500))
-    node = supervisor.spawner.spawn_primary(PROFILE, Task("look"))
+    node = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
     await until(lambda: bool(supervisor.approvals.pending()))
     assert node.view.state == "waiting_approval"
     supervisor.approvals.answer(supervisor.approvals.pending()[0].id, Allow(), by="user")
@@ -110,6 +112,19 @@ async def test_a_run_streams_asks_hears_and_spends_from_our_budget(tmp_path: Pat
     await supervisor.close()
 
 
+async def test_a_peer_that_uses_no_folder_of_ours_has_none_made(tmp_path: Path) -> None:
+    async def script(run: PeerRun) -> None:
+        run.say(ending("over"))
+
+    peer = ScriptedPeer(script)
+    supervisor = make_supervisor(tmp_path, peer)
+    node = supervisor.spawner.spawn_primary(replace(SCRIPTED, workspace="scratch"), Task("look"))
+    await node.join()
+    assert peer.runs[0].request.workspace == os.path.realpath(node.folders.path)
+    assert not Path(node.folders.path).exists()
+    await supervisor.close()
+
+
 async def test_without_anybody_to_ask_the_answer_is_no(tmp_path: Path) -> None:
     async def script(run: PeerRun) -> None:
         run.say(ASKED)
@@ -117,7 +132,7 @@ async def test_without_anybody_to_ask_the_answer_is_no(tmp_path: Path) -> None:
         run.say(ending(decision.reason if isinstance(decision, Deny) else "allowed"))
 
     supervisor = make_supervisor(tmp_path, ScriptedPeer(script), wait_approvals=None)
-    node = supervisor.spawner.spawn_primary(PROFILE, Task("look"))
+    node = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
     await node.join()
     assert node.result().final_response == "nobody could be asked"
     await supervisor.close()
@@ -141,7 +156,7 @@ async def test_a_peer_that_lies_changes_nothing_but_its_own_run(tmp_path: Path, 
 
     peer = ScriptedPeer(script)
     supervisor = make_supervisor(tmp_path, peer)
-    node = supervisor.spawner.spawn_primary(PROFILE, Task("look"))
+    node = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
     await node.join()
     events, result = await supervisor.log.read(node.ref.tree), node.result()
     assert (result.status, result.final_response, result.usage.total_tokens, result.total_turns) == (
@@ -162,7 +177,7 @@ async def test_a_peer_that_hangs_up_leaves_a_run_that_is_disconnected_with_what_
         run.lose()
 
     supervisor = make_supervisor(tmp_path, ScriptedPeer(script))
-    node = supervisor.spawner.spawn_primary(PROFILE, Task("look"))
+    node = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
     await node.join()
     result = node.result()
     assert result.status == "disconnected" and "the peer hung up" in (result.error_details or "")
@@ -192,12 +207,12 @@ async def test_after_a_crash_the_run_is_attached_to_and_nothing_is_lost_or_writt
 
     peer = ScriptedPeer(script)
     first = make_supervisor(tmp_path, peer)
-    tree = first.spawner.spawn_primary(PROFILE, Task("look")).ref.tree
+    tree = first.spawner.spawn_primary(SCRIPTED, Task("look")).ref.tree
     before = (await written(first, tree, Message, 3))[: 2 + crash]
     second = make_supervisor(tmp_path, peer)
     for event in before:
         second.log.append(event)
-    run = await second.resume(tree, ResumeOverrides(profiles=[PROFILE]))
+    run = await second.resume(tree, ResumeOverrides(profiles=[SCRIPTED]))
     peer.runs[0].say(ending("over"))
     await run.result()
     events = await second.log.read(tree)
@@ -220,12 +235,12 @@ async def test_a_question_that_was_open_at_the_crash_is_asked_again(tmp_path: Pa
 
     peer = ScriptedPeer(script)
     first = make_supervisor(tmp_path, peer)
-    tree = first.spawner.spawn_primary(PROFILE, Task("look")).ref.tree
+    tree = first.spawner.spawn_primary(SCRIPTED, Task("look")).ref.tree
     before = await written(first, tree, ApprovalAsked)
     second = make_supervisor(tmp_path, peer)
     for event in before:
         second.log.append(event)
-    run = await second.resume(tree, ResumeOverrides(profiles=[PROFILE]))
+    run = await second.resume(tree, ResumeOverrides(profiles=[SCRIPTED]))
     await until(lambda: bool(second.approvals.pending()))
     second.approvals.answer(second.approvals.pending()[0].id, Allow(), by="user")
     assert (await run.result()).final_response == "Allow"

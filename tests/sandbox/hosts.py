@@ -14,6 +14,7 @@ from typing import Any
 import retinue
 from retinue import Event, Limits, Profile, Result
 from retinue.build.parts import Parts, find_profile
+from retinue.build.remote_agents import RemoteAgents
 from retinue.build.supervisor import make_supervisor
 from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import OutboxWatcher
@@ -43,6 +44,7 @@ async def host(
     limits: Limits | None = None,
     runtime: str = "isolated",
     begun: Callable[[RunFolders], None] = lambda _: None,
+    agents: RemoteAgents | None = None,
     **options: Any,
 ) -> AsyncIterator[Host]:
     """Watches a new outbox while it is entered. Each run's folders go to `begun`, before the run takes a step."""
@@ -55,7 +57,7 @@ async def host(
     wanted = {"mode": "yes", "runtime": runtime, **options}
     parts = Parts(project, project / ".retinue", limits=limits or Limits(), **wanted)
     known = {profile.name: profile for profile in profiles}
-    owner = make_supervisor(parts)
+    owner = make_supervisor(parts, agents)
     here = Host(folder, outbox, owner, [], [])
 
     def note(ref: RunRef, _: str) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,14 @@ def test_a_child_is_never_sandboxed_less_than_its_parent() -> None:
     for wish in (None, "inherited", "isolated"):
         runtime, below, _ = place(Profile("b", runtime=wish), parent)  # type: ignore[arg-type]
         assert (runtime.name, below) == ("isolated", "isolated")
+
+
+@pytest.mark.parametrize("wish", [None, "inherited", "isolated"])
+def test_a_profile_whose_agent_is_elsewhere_is_placed_there(wish: Any) -> None:
+    there = Sandboxed()
+    place = Placement({}, mode="inherited", find_remote=lambda profile: there if profile.name == "away" else None)
+    runtime, below, notes = place(Profile("away", runtime=wish), None)
+    assert runtime is there and (below, notes) == (wish or "inherited", ())
 
 
 @pytest.mark.finding("S13")

@@ -17,7 +17,6 @@ from retinue.core.servers import McpServer
 from retinue.core.team_members import TeamSettings
 from retinue.core.teams import Member
 from retinue.core.traces import Telemetry
-from retinue.remote.port import RemoteAdapter
 from retinue.tools.dialer import Dialer
 from retinue.tools.subagents import GENERIC
 
@@ -58,7 +57,6 @@ class Parts:
     image               the container image; `container_flags` are added to podman or docker run
     resource_limits     the resource limits of each sandboxed run
     outbox              the folder for the requests of delegated runs
-    adapter             starts delegated runs instead of the outbox (no file can set it)
     mcp_servers         the MCP servers whose tools runs may use
     serves_requests     other processes delegate the primaries: `retinue watch`
     best_effort         in an MCP server: runs continue even if their events do not reach the collector
@@ -103,7 +101,6 @@ class Parts:
     container_flags: Sequence[str] = ()
     resource_limits: ResourceLimits = ResourceLimits()  # noqa: RUF009 - frozen
     outbox: Path | None = None
-    adapter: RemoteAdapter | None = None
     mcp_servers: Sequence[McpServer] = ()
     serves_requests: bool = False
     best_effort: bool = False

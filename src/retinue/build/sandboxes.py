@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retinue.build.parts import Parts
-from retinue.build.remote_agents import RemoteAgents
+from retinue.build.remote_agents import RemoteAgents, refuse_remote
 from retinue.core.errors import ConfigError
 from retinue.core.plans import Runtime, Sandbox
 from retinue.core.profiles import RuntimeName
@@ -32,21 +32,18 @@ NO_OUTBOX = (
 
 
 def make_placement(parts: Parts, workspaces: Workspaces | None = None, agents: RemoteAgents | None = None) -> Placement:
-    """Return the runtimes that runs can be placed in. `agents` are the remote A2A agents.
+    """Return the runtimes that runs can be placed in. `agents` are the agents that are elsewhere.
 
     A sandbox is probed when the first run needs it, before any model is called."""
     workspaces = workspaces or Workspaces()
     add_workspaces = partial(WorkspaceSandbox, setup=parts.setup, workspaces=workspaces)
 
     def make_delegated(_: Reach) -> RemoteRuntime:
-        from retinue.remote.outbox import NAME, OutboxAdapter
+        from retinue.remote.outbox import OutboxAdapter
 
-        adapter = parts.adapter
-        if adapter is None:
-            if parts.outbox is None:
-                raise ConfigError(NO_OUTBOX)
-            adapter = OutboxAdapter(parts.outbox)
-        return RemoteRuntime(name=NAME, adapter=adapter, prepare=workspaces.make_above)
+        if parts.outbox is None:
+            raise ConfigError(NO_OUTBOX)
+        return RemoteRuntime(adapter=OutboxAdapter(parts.outbox), prepare=workspaces.make_for_peer)
 
     makers: dict[RuntimeName, Callable[[Reach], Runtime]] = {
         "inherited": lambda _: add_workspaces(IN_PROCESS),
@@ -58,7 +55,7 @@ def make_placement(parts: Parts, workspaces: Workspaces | None = None, agents: R
         makers,
         mode=parts.runtime,
         fallback=parts.fallback,
-        find_remote=None if agents is None else agents.find_runtime,
+        find_remote=refuse_remote if agents is None else agents.find_runtime,
     )
 
 

@@ -15,7 +15,7 @@ from retinue.build.logs import open_observed_log
 from retinue.build.models import LibraryPrices, ModelSource, find_cassette_wrapper
 from retinue.build.parts import Parts
 from retinue.build.project import find_evaluator
-from retinue.build.remote_agents import RemoteAgents
+from retinue.build.remote_agents import RemoteAgents, refuse_remote
 from retinue.build.sandboxes import make_placement
 from retinue.build.servers import make_reporting, make_tool_servers, serve_control
 from retinue.concurrency import SystemClock
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from retinue.core.records import ReplayableTree, RunRecord
 
 
-def make_supervisor(parts: Parts) -> Supervisor:
-    """Build a supervisor. Must be called in the event loop of its runs."""
+def make_supervisor(parts: Parts, agents: RemoteAgents | None = None) -> Supervisor:
+    """Build a supervisor, which closes `agents`. Must be called in the event loop of its runs."""
     secrets.learn_secrets(os.environ)
     with suppress(OSError):  # if the system refuses: runs without a sandbox have the user's authority anyway
         hide_process()
@@ -71,7 +71,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
         limits=parts.limits,
         caller=caller,
     )
-    agents = RemoteAgents()
+    agents = agents or RemoteAgents()
     workspaces = Workspaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
     collector = None if reporting is None else reporting.collector
     servers = make_tool_servers(parts.mcp_servers, parts.project, parts.state, collector)
@@ -167,7 +167,9 @@ def make_replay(
         planner = _make_planner(
             parts,
             models=lambda _: model,
-            runtimes=Placement(dict.fromkeys(RUNTIMES, lambda _: IN_PROCESS), mode="inherited"),
+            runtimes=Placement(
+                dict.fromkeys(RUNTIMES, lambda _: IN_PROCESS), mode="inherited", find_remote=refuse_remote
+            ),
             default_model=model,
             network=parse_hosts(parts.network or ()),
         )

@@ -187,13 +187,18 @@ class RemoteAdapter(Protocol):
 
 
 class RemoteRuntime(msgspec.Struct, frozen=True, kw_only=True):
-    """The runtime of runs that `adapter` starts at a peer. The peer reports when they have started. `prepare` creates
-    the workspaces above such a run, which the peer may read."""
+    """The runtime of runs that `adapter` starts at a peer. `prepare` creates the workspaces that the peer may use."""
 
-    name: str
     adapter: RemoteAdapter
     prepare: Callable[[Job, Emit], Awaitable[None]]
-    started: None = None
+
+    @property
+    def name(self) -> str:
+        return self.adapter.name
+
+    @property
+    def started(self) -> None:
+        """None, because the peer reports when a run has started."""
 
     @property
     def grace(self) -> float:

@@ -14,7 +14,6 @@ from retinue.core.events import Warned
 from retinue.core.network import FULL, Hosts
 from retinue.core.plans import Plan, Runtime
 from retinue.core.profiles import RUNTIMES, Profile, RuntimeName
-from retinue.core.remote_agents import A2aAgent
 
 Reach = Literal["none", "hosts", "full"]
 SANDBOXED: tuple[RuntimeName, ...] = ("isolated", "container")
@@ -25,7 +24,7 @@ class Placement:
     """Chooses and creates runtimes.
 
     `makers` maps names to functions that create a runtime with the given network reach, or raise ConfigError with
-    advice. `find_remote` returns the runtime for an A2A agent."""
+    advice. `find_remote` returns the runtime of a profile whose agent is elsewhere, and None for other profiles."""
 
     def __init__(
         self,
@@ -33,7 +32,7 @@ class Placement:
         *,
         mode: RuntimeName,
         fallback: RuntimeName | None = None,
-        find_remote: Callable[[A2aAgent], Runtime] | None = None,
+        find_remote: Callable[[Profile], Runtime | None] = lambda _: None,
     ) -> None:
         self._makers = makers
         self._find_remote = find_remote
@@ -54,10 +53,9 @@ class Placement:
             wanted = parent.floor
         if wanted == "delegated" and parent is not None and parent.floor == "isolated":
             wanted = "isolated"  # its tools already have a sandbox here, so nothing is delegated to the host
-        if profile.a2a is not None:
-            if self._find_remote is None:
-                raise ConfigError(f"the agent '{profile.name}' is elsewhere, and is not called from here")
-            return self._find_remote(profile.a2a), wanted, ()
+        remote = self._find_remote(profile)
+        if remote is not None:
+            return remote, wanted, ()
         reach: Reach = "full" if network == FULL else "hosts" if network else "none"
         runtime, notes = self._find_runtime(wanted if profile.call is None else "inherited", reach)
         return runtime, wanted, notes

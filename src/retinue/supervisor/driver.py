@@ -367,7 +367,7 @@ def _request_of(tree: Tree, run: Run, clock: Clock) -> RemoteRequest:
         text="\n\n".join(words),
         before=_before(run),
         continues="" if run.history is None else run.history.reference,
-        workspace=os.path.realpath(folders.workspace),
+        workspace=os.path.realpath(folders.path),
         readable=[os.path.realpath(path) for path in folders.readable if Path(path).exists()],
         limits=left_to(tree, run, clock),
     )

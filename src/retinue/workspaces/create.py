@@ -95,13 +95,15 @@ class Workspaces:
         threads."""
         await self._tasks.wait(CLOSE_SECONDS)
 
-    async def make_above(self, job: Job, emit: Emit) -> None:
-        """Create the workspaces that a remote run may read: those of its ancestors, and the source of its own."""
+    async def make_for_peer(self, job: Job, emit: Emit) -> None:
+        """Create the folders that the peer of a remote run may use: the workspaces of its ancestors, and its own
+        workspace, with the files it starts from."""
         folders = job.folders
         if isinstance(folders, RunFolders):
             needed = folders if folders.starts_from else folders.parent
             if needed is not None:
                 await self.make(needed, emit)
+            make_private_folder(folders.path)
 
     async def make(self, folders: RunFolders, emit: Emit) -> None:
         """Create a run's workspace, after the workspaces of its ancestors. Raises Failed."""

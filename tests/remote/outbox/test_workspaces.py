@@ -15,12 +15,15 @@ from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import OutboxWatcher
 from retinue.core.control import Control, RunHandle, SpawnBelow
 from retinue.core.errors import ConfigError
+from retinue.core.events import RunEnded
 from retinue.core.limits import Limits, Timeouts
 from retinue.core.profiles import Task
 from retinue.workspaces.delegated import UNUSED
 from retinue.workspaces.run_folders import RunFolders
 from tests.gates import until
+from tests.remote.adapters import SCRIPTED, ScriptedAgents
 from tests.remote.outbox.kit import answer, ask, explorer, hashes
+from tests.remote.scripted_peer import PeerRun, ScriptedPeer
 from tests.sandbox.hosts import host
 from tests.supervisor.tree.kit import call
 
@@ -104,6 +107,19 @@ async def test_a_run_that_needs_no_workspace_changes_nothing(work: Path, has_fil
         ask(there.outbox, "a", workspace=str(folder))
         said = await answer(there.outbox, "a")
         assert (said["final_response"], said.get("warning", "")) == ("nothing to do", "")
+    assert hashes(work) == before
+
+
+async def test_a_request_for_an_agent_that_is_elsewhere_changes_no_files(work: Path) -> None:
+    async def script(run: PeerRun) -> None:
+        run.say(RunEnded("done", "from elsewhere", 0))
+
+    before = hashes(work)
+    agents = ScriptedAgents(ScriptedPeer(script))
+    async with host(work, profiles=[SCRIPTED], runtime="inherited", agents=agents) as there:
+        ask(there.outbox, "a", workspace=str(work))
+        said = await answer(there.outbox, "a")
+        assert (said["final_response"], said["warning"]) == ("from elsewhere", UNUSED)
     assert hashes(work) == before
 
 
