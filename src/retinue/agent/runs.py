@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,7 +22,6 @@ from retinue.agent.team import run_member, run_team
 from retinue.agent.tool_calls import run_tool_call
 from retinue.core.errors import ModelError, RetinueError, TurnsSpent
 from retinue.core.events import RunWaiting
-from retinue.core.limits import EVENT_BYTES
 from retinue.core.messages import (
     INTERRUPTED_TURN,
     USERS_OWN,
@@ -33,11 +31,10 @@ from retinue.core.messages import (
 from retinue.core.plans import SETUP, Job, Sandbox
 from retinue.core.ports import Link, RunSession, Setup
 from retinue.core.results import Ending, ending_texts
-from retinue.files.atomic import replace_file
-from retinue.files.content import read_small_file
 from retinue.tools.answer import make_output, to_plain
 from retinue.tools.functions import as_text
 from retinue.tools.shell import Shell
+from retinue.workspaces.run_files import put_files
 
 LAST_CHARACTERS = 300
 SETUP_SPEC = ToolSpec(SETUP, "", {}, tier=USERS_OWN, display_name=SETUP, host=True)
@@ -58,7 +55,8 @@ def run_job(job: Job, link: Link) -> Awaitable[Ending]:
 
 async def _run_with_files(job: Job, link: Link) -> Ending:
     """Copy the files of the task into the workspace, then run the job."""
-    await asyncio.to_thread(_copy_files, job)
+    is_resumed = job.past is not None
+    await asyncio.to_thread(put_files, job.folders, job.task.files, is_resumed=is_resumed)
     return await run_agent(job, link)
 
 
@@ -72,19 +70,6 @@ async def _run_in_session(session: RunSession, job: Job, link: Link) -> Ending:
         return await (_run_with_files(job, link) if job.task.files else run_agent(job, link))
     finally:
         await session.close()
-
-
-def _copy_files(job: Job) -> None:
-    """Copy the files of the task into the workspace, unless an earlier process has copied them. A link with the name
-    of a file is replaced, not followed."""
-    for file in map(Path, job.task.files):
-        target = job.folders.workspace / file.name
-        if job.past is not None and target.exists():
-            continue
-        try:
-            replace_file(target, read_small_file(file, EVENT_BYTES))
-        except OSError as error:
-            raise RetinueError(f"the file {file.name} of the task could not be copied: {error}") from None
 
 
 def run_agent(job: Job, link: Link) -> Awaitable[Ending]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Sequence
 
 import msgspec
@@ -11,13 +10,11 @@ import msgspec
 from retinue.core.errors import RetinueError
 from retinue.core.events import Warned
 from retinue.core.ports import HandedFiles, RunningTeam
-from retinue.files.content import read_small_file
-from retinue.files.opening import RefusedFile, open_folder
 from retinue.supervisor.child_services import find_below
 from retinue.supervisor.run import Run
 from retinue.supervisor.tree import Tree
 from retinue.workspaces.recording import NO_SNAPSHOT, publish_so_far
-from retinue.workspaces.run_folders import RunFolders
+from retinue.workspaces.run_files import read_files
 from retinue.workspaces.workspace import is_empty_folder
 
 
@@ -63,36 +60,10 @@ class FileServices(msgspec.Struct, eq=False, gc=False):
             decided = None if team is None else team.decided
             given = [each for each in wanted.children if decided is None or each.ref.run == decided.member_run]
         for each in given:  # of an undecided team, the first member that has the first file
-            handed = await asyncio.to_thread(read_own_files, each.folders, names, limit)
+            handed = await asyncio.to_thread(read_files, each.folders, names, limit)
             if names[0] in handed.found:
                 break
         return handed
 
     def fit_event_text(self, text: str) -> tuple[str, str]:
         return self.run.folders.fit_event_text(text)
-
-
-def read_own_files(folders: RunFolders, names: Sequence[str], limit: int) -> HandedFiles:
-    """Read files from the workspace of a run. A shared workspace is refused: none of its files is known to be the
-    run's own."""
-    found: dict[str, bytes] = {}
-    refused: dict[str, str] = {}
-    if folders.is_shared:
-        return HandedFiles(refused=dict.fromkeys(names, "is not read from a shared workspace"))
-    try:
-        folder = open_folder(folders.path)
-    except OSError:
-        return HandedFiles()
-    try:
-        for name in names:
-            try:
-                found[name] = read_small_file(name, limit, dir_fd=folder)
-            except FileNotFoundError:
-                continue
-            except RefusedFile as error:
-                refused[name] = error.text
-            except OSError as error:
-                refused[name] = f"cannot be read: {error.strerror}"
-    finally:
-        os.close(folder)
-    return HandedFiles(found, refused)
