@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.core.events import UNKNOWN_AFTER_CRASH, UNKNOWN_AFTER_CRASH_TEXT
+from retinue.core.events import LOST_SANDBOX_TEXT, UNKNOWN_AFTER_CRASH
 from retinue.core.limits import ResourceLimits
 from retinue.processes.group import has_living_member
 from retinue.sandbox import bubblewrap, cgroups
@@ -38,7 +38,7 @@ async def test_a_sandbox_that_is_killed_costs_the_call_in_flight_and_starts_agai
     told = await place.play("killed_in_a_tool")
     assert (told["status"], told["endings"], told["tokens"], told["left"]) == ("done", 1, 7, [])
     assert told["outcomes"] == [UNKNOWN_AFTER_CRASH, ""]
-    assert told["results"] == [UNKNOWN_AFTER_CRASH_TEXT, "on\n"]
+    assert told["results"] == [LOST_SANDBOX_TEXT, "on\n"]
 
 
 @places

@@ -166,10 +166,12 @@ class ToolStarted(Body, frozen=True, tag="tool.started"):
 
 
 UNKNOWN_AFTER_CRASH = "unknown_after_crash"
-UNKNOWN_AFTER_CRASH_TEXT = (
-    f"{UNKNOWN_AFTER_CRASH}: the process died while this call was being made, so nobody knows whether it took effect. "
-    "It was not repeated. Look at how things are before you make it again."
+_UNKNOWN_TEXT = (
+    "{code}: {what} while this call was being made, so nobody knows whether it took effect. It was not repeated. Look "
+    "at how things are before you make it again."
 )
+UNKNOWN_AFTER_CRASH_TEXT = _UNKNOWN_TEXT.format(code=UNKNOWN_AFTER_CRASH, what="the process died")
+LOST_SANDBOX_TEXT = _UNKNOWN_TEXT.format(code=UNKNOWN_AFTER_CRASH, what="the sandbox was lost")
 
 
 INTERRUPTED = "interrupted"

@@ -111,10 +111,8 @@ class ReportValidator:
         if self._is_within_bounds(report) or isinstance(report.body, RunEnded):
             for body in (report.spent, report.body):
                 found += [] if body is None else self._check_body(report.run, body, known)
-        elif not known.is_cut:
-            known.is_cut = True
-            most = f"{self._bounds.reports} events or {self._bounds.mib} MiB"
-            found.append(Gap(1, f"{self._who} reports more than {most}; the rest is not shown"))
+        else:
+            found += self._cut_off(known)
         if report.size > EVENT_BYTES:
             found = [_remove_values(body) for body in found]
         return [msgspec.structs.replace(report, body=body) for body in found]
@@ -130,6 +128,14 @@ class ReportValidator:
         self._reports += 1
         self._bytes += report.size
         return self._reports <= self._bounds.reports and self._bytes <= self._bounds.mib * 1024 * 1024
+
+    def _cut_off(self, known: _PeerRun) -> list[Gap]:
+        """Return the gap for a run whose reports are beyond the bounds from now on, unless it has one."""
+        if known.is_cut:
+            return []
+        known.is_cut = True
+        most = f"{self._bounds.reports} events or {self._bounds.mib} MiB"
+        return [Gap(1, f"{self._who} reports more than {most}; the rest is not shown")]
 
     def _is_sound_delta(self, delta: RemoteDelta, known: _PeerRun) -> bool:
         """Return True if a delta can be shown. It must belong to the run's current turn, or to the next turn, whose
@@ -150,7 +156,9 @@ class ReportValidator:
         if parent.depth >= self._bounds.depth:
             raise Rejected("too_deep", report.run)
         self._spawns += 1
-        if not self._is_within_bounds(report) or self._spawns > self._bounds.runs:
+        if not self._is_within_bounds(report):
+            return [Report(body.parent, gap) for gap in self._cut_off(parent)]
+        if self._spawns > self._bounds.runs:
             if self._spawns != self._bounds.runs + 1:
                 return []
             reason = f"{self._who} reports more than {self._bounds.runs} runs; the rest is not shown"

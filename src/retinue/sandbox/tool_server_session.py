@@ -22,7 +22,7 @@ import msgspec
 
 from retinue.concurrency import TaskOwner, start_task
 from retinue.core.errors import Failed, Limited, RetinueError, Stop, ToolError
-from retinue.core.events import UNKNOWN_AFTER_CRASH, UNKNOWN_AFTER_CRASH_TEXT, RunStarted, Warned
+from retinue.core.events import LOST_SANDBOX_TEXT, UNKNOWN_AFTER_CRASH, RunStarted, Warned
 from retinue.core.limits import CANCEL_ASK_SECONDS, INLINE_BYTES, MIB, TERM_SECONDS, ResourceLimits
 from retinue.core.messages import Call
 from retinue.core.network import Hosts
@@ -417,7 +417,7 @@ class ToolServerSession:
                 if result.file:
                     await asyncio.to_thread(mask_outputs, server.box.outputs, only=result.file)
                 return self._make_outcome(tool, result, server)
-        return Outcome(UNKNOWN_AFTER_CRASH_TEXT, success=False, code=UNKNOWN_AFTER_CRASH)
+        return Outcome(LOST_SANDBOX_TEXT, success=False, code=UNKNOWN_AFTER_CRASH)
 
     async def close(self) -> None:
         """End the sandbox. Raises an error that ends the run if it occurred while no call was running."""

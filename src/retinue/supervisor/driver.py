@@ -33,14 +33,16 @@ from retinue.remote.port import (
     Peer,
     RemoteAdapter,
     RemoteRequest,
+    RemoteRun,
     RemoteRuntime,
     Report,
     StartedRun,
     Undelivered,
 )
-from retinue.remote.validator import Rejected
+from retinue.remote.validator import Bounds, Rejected
 from retinue.supervisor.adoption import Adoption
 from retinue.supervisor.approvals import Approvals
+from retinue.supervisor.budgets import Account
 from retinue.supervisor.caller_limits import left_to
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.run import Run
@@ -145,15 +147,7 @@ class Driver:
         remote = await self._begin_remote(tree, run, adapter)
         who = f"the peer of '{adapter.name}'"
         peer = Peer(runtime=adapter.name, who=who, where=f"at {who}")
-        adoption = Adoption(
-            tree,
-            peer,
-            remote,
-            clock=self._clock,
-            state=self._state,
-            approvals=self._approvals,
-            account=run.account,
-        )
+        adoption = self.make_adoption(tree, peer, remote, account=run.account)
         adoption.place(STARTED, run)
         for below in _runs_of_peer(run):
             adoption.place(below.view.spawned.remote_id, below)
@@ -175,6 +169,27 @@ class Driver:
             with suppress(asyncio.CancelledError, Exception):
                 await reading
             adoption.close()
+
+    def make_adoption(
+        self,
+        tree: Tree,
+        peer: Peer,
+        remote: RemoteRun,
+        *,
+        account: Account | None = None,
+        bounds: Bounds | None = None,
+    ) -> Adoption:
+        """Return the Adoption of a peer's runs in a tree. `account` pays for the runs that we started."""
+        return Adoption(
+            tree,
+            peer,
+            remote,
+            clock=self._clock,
+            state=self._state,
+            approvals=self._approvals,
+            account=account,
+            bounds=bounds,
+        )
 
     async def _begin_remote(self, tree: Tree, run: Run, adapter: RemoteAdapter) -> StartedRun:
         """Start the run at the peer, or attach to it if the log has its reference."""

@@ -74,7 +74,7 @@ class Supervisor:
             ports.clock, approver=ports.approver, terms=ports.terms, book=ports.book, project=ports.state.project
         )
         self._files = RunFiles(ports.log, ports.state)
-        driver = Driver(ports, self.trees, self, self.approvals, self._files)
+        driver = self._driver = Driver(ports, self.trees, self, self.approvals, self._files)
         self.spawner = Spawner(ports, self.trees, driver, self, self.approvals, self._files)
         self._restorer = Restorer(ports, self.trees, driver, self.spawner, self.approvals, self._files)
 
@@ -178,11 +178,7 @@ class Supervisor:
     def adopt_runs(self, tree: str, peer: Peer, remote: RemoteRun, *, bounds: Bounds | None = None) -> Adoption | None:
         """Return the Adoption for runs that a peer reports in `tree`, or None if the tree is not running."""
         found = self.trees.get(tree)
-        if found is None:
-            return None
-        return Adoption(
-            found, peer, remote, clock=self._ports.clock, state=self.state, approvals=self.approvals, bounds=bounds
-        )
+        return None if found is None else self._driver.make_adoption(found, peer, remote, bounds=bounds)
 
     def is_live(self, tree: str) -> bool:
         """Return True for a tree that is at work in this process."""
