@@ -9,7 +9,7 @@ ids that the peer gives them; the requested run is `STARTED`.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 
@@ -191,14 +191,11 @@ class RemoteRuntime(msgspec.Struct, frozen=True, kw_only=True):
 
     adapter: RemoteAdapter
     prepare: Callable[[Job, Emit], Awaitable[None]]
+    started: ClassVar[None] = None  # the peer reports when a run has started
 
     @property
     def name(self) -> str:
         return self.adapter.name
-
-    @property
-    def started(self) -> None:
-        """None, because the peer reports when a run has started."""
 
     @property
     def grace(self) -> float:
