@@ -21,6 +21,8 @@ from retinue.surfaces.cli.host_process import open_process
 class FakeControl:
     """A Control that gets SIGTERM while it closes, if `terminated`."""
 
+    writer = "w1"
+
     def __init__(self, *, terminated: bool = False, error: RetinueError | None = None) -> None:
         self.steps: list[str] = []
         self.cancelled = asyncio.Event()
