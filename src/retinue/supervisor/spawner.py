@@ -132,15 +132,7 @@ class Spawner:
         caller = caller or (self._ports.caller if call is None else call.caller)
         if caller.depth == 0:
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
-        task = self._grant_paths(task)
-        plan = self._ports.planner.plan(profile, task=task, parent=None)
-        task, plan = self._grant_rounds(profile, task, plan)
-        if task.conversation and (not plan.profile.has_model or plan.profile.output is not None):
-            raise ConfigError(NO_CONVERSATION.format(name=plan.profile.name))
-        if task.conversation and task.rounds is not None:
-            raise ConfigError("a conversation cannot work in rounds: leave one of them out")
-        if starts_from and (plan.team is not None or plan.profile.workspace != "scratch"):
-            raise ConfigError(NO_SCRATCH.format(name=plan.profile.name))
+        task, plan = self._plan_primary(profile, task, starts_from)
         whole, primary, kept = self._merge_limits(plan.profile.limits, limits, narrow, caller)
         if primary.depth == 0:
             plan = self._ports.planner.plan(profile, task=task, parent=None, can_spawn=False)
@@ -169,6 +161,20 @@ class Spawner:
         )
         self._trees.add(tree, root=run)
         return run
+
+    def _plan_primary(self, profile: Profile | str, task: Task, starts_from: str) -> tuple[Task, Plan]:
+        """Return a primary's task, with the paths and rounds that the settings grant, and its plan. Raises ConfigError
+        for a task that does not fit the profile."""
+        task = self._grant_paths(task)
+        plan = self._ports.planner.plan(profile, task=task, parent=None)
+        task, plan = self._grant_rounds(profile, task, plan)
+        if task.conversation and (not plan.profile.has_model or plan.profile.output is not None):
+            raise ConfigError(NO_CONVERSATION.format(name=plan.profile.name))
+        if task.conversation and task.rounds is not None:
+            raise ConfigError("a conversation cannot work in rounds: leave one of them out")
+        if starts_from and (plan.team is not None or plan.profile.workspace != "scratch"):
+            raise ConfigError(NO_SCRATCH.format(name=plan.profile.name))
+        return task, plan
 
     def _merge_limits(
         self, own: Limits, given: Limits | None, narrow: Limits | None, caller: Caller
