@@ -11,7 +11,8 @@ import retinue
 from retinue import Allow, Approval, Context, Deny, Task, tool
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor as built
-from retinue.core.events import ToolCall
+from retinue.core.events import ToolCall, ToolResult
+from retinue.core.limits import INLINE_BYTES
 from retinue.core.rules import Verdict
 from retinue.testing import allow_all
 from tests.supervisor.tree.kit import bodies, call, main
@@ -128,3 +129,15 @@ async def test_denying_without_words_is_fine(tmp_path: Path) -> None:
         run = await r.spawn(main({"main": [call("shell", command="x"), {"text": "{{last_result}}"}]}), "go")
         assert (await run.result()).final_response == "The user denied this call."
         assert (await r.control.log.read(run.tree))[-1].kind == "run.ended"
+
+
+async def test_the_text_of_a_refused_call_is_cut_like_any_result(tmp_path: Path) -> None:
+    script = {"main": [call("x/../" + "x" * 200_000), {"text": "end"}]}
+    async with retinue.open(tmp_path / ".retinue") as r:
+        run = await r.spawn(main(script), "go")
+        assert (await run.result()).status == "done"
+        [refused] = bodies(await r.control.log.read(run.tree), ToolResult)
+        kept = Path(refused.file).read_text()
+        assert Path(refused.file).name.startswith("001-x_.._xxx")
+    assert not refused.success and len(refused.text) <= INLINE_BYTES
+    assert kept.startswith("Unknown tool 'x/../xxx") and len(kept) > 200_000

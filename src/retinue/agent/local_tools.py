@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from retinue.agent.tool_calls import run_tool_call
+from retinue.agent.tool_calls import run_caller_call
 from retinue.concurrency import Deadline, LoopClock
+from retinue.core.approvals import PROGRAM_ENDED
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.plans import HostTool, Plan
@@ -144,11 +145,8 @@ class HostExecution:
         call_id = self._link.local_calls.claim_call_id(f"{self._call_id}.{self._program_calls}")
         call = Call(call_id, name, args, within=self._call_id)
         written = msgspec.structs.replace(spec, host=True)
-        try:
-            done = await run_tool_call(call, HostedTool(spec), self.folders, self._link, written)
-        except asyncio.CancelledError:  # the program ended before this call, or the run is being stopped
-            self._link.withdraw(call)
-            raise
+        tool, link = HostedTool(spec), self._link
+        done = await run_caller_call(call, tool, self.folders, link, written, given_up=PROGRAM_ENDED)
         made = _read_value(name, done.outcome)
         return msgspec.structs.replace(made, note=f"{name}: {done.changed}") if done.changed else made
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 import msgspec
 
 from retinue.agent.local_tools import bind_tool
-from retinue.agent.tool_calls import FinishedCall, HookedTool, make_refused_spec, refuse_call, run_tool_call
+from retinue.agent.tool_calls import FinishedCall, HookedTool, RefusedTool, make_refused_spec, run_tool_call
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import TurnsSpent
 from retinue.core.events import Inbox, TurnEnded, TurnStarted
@@ -230,7 +230,7 @@ def _find_problem(call: Call, job: Job) -> str:
 def _run_call(call: Call, job: Job, link: Link) -> Awaitable[FinishedCall]:
     problem = _find_problem(call, job)
     if problem:
-        return refuse_call(call, problem, link)
+        return run_tool_call(call, RefusedTool(call, problem), job.folders, link)
     bound = bind_tool(job.plan.tools[call.name], job.plan, job.session)
     hooks = job.plan.profile.hooks
     return run_tool_call(call, bound if hooks is None else HookedTool(bound, hooks), job.folders, link)

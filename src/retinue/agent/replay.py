@@ -323,7 +323,7 @@ class ReplayLink:
         self._open_calls: set[str] = set()
         self._calls_done = asyncio.Event()
 
-        self.ref, self.emit, self.lend, self.withdraw = link.ref, link.emit, link.lend, link.withdraw
+        self.ref, self.emit, self.lend, self.give_up = link.ref, link.emit, link.lend, link.give_up
 
     async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
         return await self._link.complete(turn, system, thread, tools)

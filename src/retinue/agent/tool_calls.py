@@ -6,7 +6,9 @@ This module knows the tool, and the link that logs, judges and asks. It does not
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import re
 import time
 from functools import partial
 
@@ -15,13 +17,14 @@ import msgspec
 from retinue.core.approvals import Deny, describe_denial, describe_edit
 from retinue.core.errors import Stop, ToolError
 from retinue.core.limits import INLINE_BYTES
-from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Folders, Link, Outcome, Tool, skip_preview
+from retinue.core.messages import NOTHING_TO_RUN, Call, ToolSpec
+from retinue.core.ports import Folders, Link, Outcome, Tool
 from retinue.core.profiles import ToolHooks
 from retinue.core.sendable import repair_text
 from retinue.tools.arguments import find_unknown_argument
 from retinue.tools.truncate import truncate_text
 
+FILE_NAME_CHARACTERS = 64
 _LOG = logging.getLogger(__name__)
 
 
@@ -101,22 +104,43 @@ async def run_tool_call(
     return FinishedCall(outcome, shown, changed)
 
 
-async def refuse_call(call: Call, problem: str, link: Link) -> FinishedCall:
-    """Log a call that names no tool or cannot be read, with its problem as the result. Nothing runs."""
-    await link.begin(call, make_refused_spec(call), skip_preview)
-    outcome = Outcome(problem, success=False)
-    link.finish(call, outcome, 0)
-    return FinishedCall(outcome, outcome)
+async def run_caller_call(
+    call: Call, tool: Tool, folders: Folders, link: Link, spec: ToolSpec | None = None, *, given_up: str
+) -> FinishedCall:
+    """Run one call of a caller outside the loop: a program of code mode, or a client. If the caller gives the call up,
+    `given_up` is the result. A Stop in a program ends its whole run."""
+    started = time.monotonic()
+    try:
+        return await run_tool_call(call, tool, folders, link, spec)
+    except (asyncio.CancelledError, Stop) as error:
+        if not (call.within and isinstance(error, Stop)):
+            link.give_up(call, given_up, round((time.monotonic() - started) * 1000))
+        raise
+
+
+class RefusedTool:
+    """The tool of a call that names no tool or cannot be read. Runs nothing: the problem is the result."""
+
+    def __init__(self, call: Call, problem: str) -> None:
+        self.spec, self._problem = make_refused_spec(call), problem
+
+    async def preview(self, call: Call, folders: Folders) -> str:
+        return ""
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        raise ToolError(self._problem)
 
 
 def make_refused_spec(call: Call) -> ToolSpec:
     """Return the spec under which a refused call is logged."""
-    return ToolSpec(call.name, "", {}, tier="none")
+    return ToolSpec(call.name, "", {}, tier=NOTHING_TO_RUN)
 
 
 def fit_inline(outcome: Outcome, call: Call, folders: Folders) -> Outcome:
-    """Cut the text to the size that goes to the model, and keep the whole text in a file."""
+    """Cut the text to the size that goes to the model, and keep the whole text in a file. The name of the call may be
+    any text that a model wrote."""
     if outcome.file:
         return outcome
-    text, file = truncate_text(outcome.text, spill=lambda: folders.spill(f"{call.name}.txt"))
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", call.name[:FILE_NAME_CHARACTERS])
+    text, file = truncate_text(outcome.text, spill=lambda: folders.spill(f"{name}.txt"))
     return msgspec.structs.replace(outcome, text=text, file=str(file or ""))

@@ -17,6 +17,7 @@ Scope = Literal["call", "run", "tool", "project"]
 SCOPES: tuple[Scope, ...] = typing.get_args(Scope)
 Answered = Literal["taken", "stale", "unknown"]
 INPUT_REQUIRED = "input_required"  # tool name of an agent's free-text question, which only a person can answer
+PROGRAM_ENDED = "The program that made this call ended before it; nobody waited for its result."
 
 
 class Approval(msgspec.Struct, frozen=True, gc=False):

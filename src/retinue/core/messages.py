@@ -104,7 +104,9 @@ class ToolTurn(msgspec.Struct, frozen=True, gc=False, tag="tool"):
 Turn = UserTurn | AssistantTurn | ToolTurn
 
 
+# Tiers of calls that no policy judges: of the user, and without a tool to run.
 USERS_OWN = "user"
+NOTHING_TO_RUN = "none"
 
 
 class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -273,9 +273,9 @@ class Link(Protocol):
     def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:
         """Write the outcome of a call as the model will see it."""
 
-    def withdraw(self, call: Call) -> None:
-        """Write a result for a call that a program made and no longer waits for. Do nothing if the run is being
-        stopped: it ends as a whole."""
+    def give_up(self, call: Call, text: str, duration_ms: int) -> None:
+        """Write the text as the result of a call whose caller no longer waits. A call of a program ends with a run that
+        is being stopped, and gets no result then."""
 
     async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
         """Make one model call and return the reply. The host makes the call and writes its events."""

@@ -20,6 +20,7 @@ import msgspec
 
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import (
+    PROGRAM_ENDED,
     Allow,
     Answered,
     Approval,
@@ -45,7 +46,6 @@ MAX_REMEMBERED = 10_000
 CLOSE_SECONDS = 2.0
 LEFT_SECONDS = 600.0
 TURN_INTERRUPTED = "the turn was interrupted"
-GIVEN_UP = "The program that made this call ended before it; nobody waited for its result."
 CHANGED = "the call changed while it was being asked about"
 ASKS_PERSON = Verdict("ask", rule="only a person can answer", firm=True)
 ANOTHER = "It was allowed before, but its server describes it differently now."
@@ -134,7 +134,7 @@ class Approvals:
             if run.is_interrupted and not run.is_stopping:
                 self._write(question, Deny(TURN_INTERRUPTED), by="user", scope="call")
             elif question.call.within and not run.is_stopping:
-                self._write(question, Deny(GIVEN_UP), by="expiry", scope="call")
+                self._write(question, Deny(PROGRAM_ENDED), by="expiry", scope="call")
             raise
         finally:
             run.resume_after_person()

@@ -29,7 +29,7 @@ from retinue.core.errors import (
 )
 from retinue.core.events import Body, Thinking, ToolCall, ToolResult, UsageReported
 from retinue.core.limits import OUTPUT_TOKENS
-from retinue.core.messages import USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
+from retinue.core.messages import NOTHING_TO_RUN, USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.ports import Outcome, Preview, RunState
 from retinue.core.round_state import RoundState
 from retinue.core.rules import ALLOW, Verdict
@@ -39,7 +39,7 @@ from retinue.core.usage import NO_USAGE, Usage, estimate_missing
 from retinue.log.summaries import describe_call
 from retinue.log.threads import OpenCall
 from retinue.supervisor import apply_changes
-from retinue.supervisor.approvals import ASKS_PERSON, GIVEN_UP, current_spec, judge_call
+from retinue.supervisor.approvals import ASKS_PERSON, current_spec, judge_call
 from retinue.supervisor.budgets import CallReservation
 from retinue.supervisor.child_services import ChildCommandServices, ChildServices
 from retinue.supervisor.conversation_services import ConversationServices
@@ -52,7 +52,7 @@ from retinue.supervisor.tree import Tree
 
 _ALLOW = Allow()
 NOBODY_ASKED = "Nobody could be asked."
-NOTHING_TO_RUN = Deny("there is nothing to run")
+NOT_JUDGED = (USERS_OWN, NOTHING_TO_RUN)
 NO_SPEC = ToolSpec("", "", {})
 TOOL_CHANGED = "{tool} was changed by its server after this call was allowed, so it was not run. Call it again."
 
@@ -130,9 +130,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
             self._report_progress(call)
             if written is not None:
                 await written
-            if spec.tier == "none":
-                return NOTHING_TO_RUN
-            if spec.tier == USERS_OWN:
+            if spec.tier in NOT_JUDGED:
                 return _ALLOW
             if spec.server:
                 spec = self._seal(call, spec)
@@ -145,7 +143,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         except ToolError:
             raise  # from the preview: the call gets a result
         except BaseException:
-            if not call.within:  # else `withdraw` ends it
+            if not call.within:  # else `give_up` ends it
                 run.slot.drop_call()
             raise
 
@@ -238,9 +236,9 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
             raise ToolError(TOOL_CHANGED.format(tool=call.name))
         return tool(call.args, context)
 
-    def withdraw(self, call: Call) -> None:
-        if not self._run.is_stopping:
-            self.finish(call, Outcome(GIVEN_UP, success=False), 0)
+    def give_up(self, call: Call, text: str, duration_ms: int) -> None:
+        if not (call.within and self._run.is_stopping):
+            self.finish(call, Outcome(text, success=False), duration_ms)
 
     # Python functions and MCP tools
 

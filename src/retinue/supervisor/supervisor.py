@@ -8,7 +8,6 @@ sandboxes reach the parts as plans. For trees of other processes, `StoredControl
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Any
 
 from msgspec import structs
 
-from retinue.agent.tool_calls import run_tool_call
+from retinue.agent.tool_calls import run_caller_call
 from retinue.core.approvals import Answered, Approval, Decision, QuestionChange
 from retinue.core.caller import Caller, narrow_caller
 from retinue.core.context import Context
@@ -390,14 +389,8 @@ class LocalClientHandle(ClientHandle):
             work = partial(run.plan.tools[call.name], call, run.folders, self._services)
         spec = ToolSpec(call.name, "", {}, tier=USERS_OWN, display_name=call.name, waits=True)
         tool = ClientTool(spec, work)
-        started = time.monotonic()
         run.slot.begin_calls()
-        try:
-            done = await run_tool_call(call, tool, run.folders, self._services)
-        except BaseException:
-            duration = round((time.monotonic() - started) * 1000)
-            self._services.finish(call, Outcome(CALL_GIVEN_UP, success=False), duration)
-            raise
+        done = await run_caller_call(call, tool, run.folders, self._services, given_up=CALL_GIVEN_UP)
         if tool.error is not None:
             raise tool.error
         return done.outcome

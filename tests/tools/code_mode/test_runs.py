@@ -10,12 +10,12 @@ import pytest
 
 import retinue
 from retinue import Allow, Approval, Deny, Event, Limits, Profile
+from retinue.core.approvals import PROGRAM_ENDED
 from retinue.core.events import ApprovalDecided, RunSpawned, ToolCall, ToolResult
 from retinue.core.messages import AssistantTurn, Call, Reply, ToolTurn
 from retinue.log.blocks import Blocks
 from retinue.log.runs import Runs
 from retinue.log.threads import fold_thread
-from retinue.supervisor.approvals import GIVEN_UP
 from tests.supervisor.tree.kit import bodies, main, spawn
 from tests.tools.code_mode.kit import NAME, TOOLS, program, report, run, said, served
 
@@ -319,7 +319,7 @@ print(await weather.meet())
     assert given == "met\n"
     assert result.status == "done"
     [decided] = [body for body in bodies(events, ApprovalDecided) if body.tool == "mcp__sky__report"]
-    assert (decided.allowed, decided.reason) == (False, GIVEN_UP)
+    assert (decided.allowed, decided.reason) == (False, PROGRAM_ENDED)
     names = [body.name for body in bodies(events, ToolResult)]
     assert names == ["mcp__weather__meet", "mcp__sky__report", NAME]
 
