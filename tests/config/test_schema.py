@@ -158,5 +158,5 @@ def test_each_key_is_explained_and_its_example_is_right() -> None:
     look(ApprovalSettings, "approvals: HERE")
     look(ProfileSettings, "profiles: {poet: HERE}")
     properties = settings_schema()["properties"]
-    assert properties["max_cost"]["description"].startswith("the same in US dollars")
+    assert properties["max_cost"]["description"].startswith("US dollars that a whole tree may spend")
     assert properties["profiles"]["additionalProperties"]["title"].startswith("Rights and limits of one agent")

@@ -19,7 +19,6 @@ from retinue.build.remote_agents import RemoteAgents, refuse_remote
 from retinue.build.sandboxes import make_placement
 from retinue.build.servers import make_reporting, make_tool_servers, serve_control
 from retinue.concurrency import SystemClock
-from retinue.control.notifications import Notifier
 from retinue.core import secrets
 from retinue.core.approvals import Approval
 from retinue.core.control import Control
@@ -116,6 +115,7 @@ def make_supervisor(parts: Parts, agents: RemoteAgents | None = None) -> Supervi
     if reporting is not None:
         reporting.attach(supervisor)
     if parts.notify_command:
+        from retinue.control.notifications import Notifier  # else a run loads nothing of control/
 
         def warn(question: Approval, text: str) -> None:
             supervisor.warn_run(question.tree, question.run, text, code="notify")

@@ -143,5 +143,7 @@ def test_hosts_in_the_file(tmp_path: Path) -> None:
         load_project_parts(tmp_path)
     for word in ("none", "full"):
         config.write_text(f"model:\nnetwork: [a.com,\n  {word.title()}]\n")
-        with pytest.raises(ConfigError, match=rf"retinue.yaml:3: key 'network\[1\]': .*alone, `network: {word}`$"):
+        with pytest.raises(
+            ConfigError, match=rf"retinue.yaml:3: key 'network\[1\]': .*write `network: {word}` without a list$"
+        ):
             load_project_parts(tmp_path)
