@@ -12,7 +12,7 @@ import retinue
 from retinue import Allow, Approval, Context, Deny, Event, Limits, Profile, Task, tool
 from retinue.build.supervisor import make_replay
 from retinue.core.events import ApprovalDecided, RunEnded, RunResumed, RunSpawned, ToolCall, ToolResult
-from retinue.core.messages import Call, Native, Reply
+from retinue.core.messages import Call, ProviderToolCall, Reply
 from retinue.core.records import Difference, RunRecord, compare_runs
 from retinue.log.records import RESUMED, fold_records
 from retinue.log.threads import fold_thread
@@ -317,7 +317,9 @@ class Searching:
     """A model whose provider searches while it answers."""
 
     async def complete(self, request: Any, on_delta: Any) -> Reply:
-        found = Native(f"s{request.turn}", "web_search", {"query": "x"}, "found", content={"n": 1}, origin="here")
+        found = ProviderToolCall(
+            f"s{request.turn}", "web_search", {"query": "x"}, "found", content={"n": 1}, origin="here"
+        )
         calls = (Call("a", "list_agents", {}),) if request.turn == 1 else ()
         return Reply("looking", calls, natives=(found,))
 

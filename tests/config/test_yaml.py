@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import retinue.config.yaml as strict
 from retinue.config.located import Node, make_node
-from retinue.config.location import Place
+from retinue.config.location import SourceLocation
 from retinue.config.yaml import parse_yaml, read_yaml
 from retinue.core.errors import ConfigError
 
@@ -154,12 +154,12 @@ def test_a_missing_key_names_the_misspelt_one() -> None:
 
 
 def test_python_values_are_checked_alike() -> None:
-    assert make_node({"a": [1, (2.5, None)]}, Place("script")).to_plain() == {"a": [1, [2.5, None]]}
+    assert make_node({"a": [1, (2.5, None)]}, SourceLocation("script")).to_plain() == {"a": [1, [2.5, None]]}
     loop: list[object] = []
     loop.append(loop)
     for value in ({1: 2}, {"a": object()}, {"a": float("nan")}, {"a": 2**70}, {"a": "\ud800"}, {"\ud800": 1}, loop):
         with pytest.raises(ConfigError, match=r"^script"):
-            make_node(value, Place("script"))
+            make_node(value, SourceLocation("script"))
 
 
 def test_files(tmp_path: Path) -> None:

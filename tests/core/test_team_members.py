@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from retinue.core.errors import ConfigError
-from retinue.core.team_members import Resolution, TeamSettings, check_task_model, resolve_members
+from retinue.core.team_members import MemberChoice, TeamSettings, check_task_model, resolve_members
 from retinue.core.teams import Member
 
 POOL = (Member(id="pool1", model="a:pool"), Member(id="pool2", model="b:pool"))
@@ -21,12 +21,12 @@ def resolve(
     local: tuple[Member, ...] = (),
     spawner: str | None = "a:spawner",
     **settings: Any,
-) -> Resolution:
+) -> MemberChoice:
     given = TeamSettings(**{"enabled": True, "agents": pool, **settings})
     return resolve_members(given, type_name, local_members=local, spawner_model=spawner, primary_model="a:primary")
 
 
-def models(resolution: Resolution) -> list[object]:
+def models(resolution: MemberChoice) -> list[object]:
     return [member.model for member in resolution.members]
 
 

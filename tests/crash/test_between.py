@@ -17,7 +17,7 @@ from retinue.control.client import ControlClient
 from retinue.control.server import ControlServer
 from retinue.core.control import ResumeOverrides
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Event, Message, RunEnded, ToolCall, ToolResult
-from retinue.core.messages import AssistantTurn, Call, Native, Reply
+from retinue.core.messages import AssistantTurn, Call, ProviderToolCall, Reply
 from retinue.core.network import FULL
 from retinue.log.threads import fold_thread
 from retinue.testing import FixedPrices, scripted
@@ -36,7 +36,7 @@ class Searching:
 
     async def complete(self, request: Any, on_delta: Any) -> Reply:
         self.threads.append(list(request.thread))
-        found = Native("s", "web_search", {"query": "x"}, "found", content={"n": 1}, origin="here")
+        found = ProviderToolCall("s", "web_search", {"query": "x"}, "found", content={"n": 1}, origin="here")
         if request.turn == 1:
             return Reply("looking", (Call("a", "list_agents", {}),), natives=(found,))
         return Reply("end")

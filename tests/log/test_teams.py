@@ -8,7 +8,7 @@ from retinue import Event
 from retinue.core.events import AnswerGiven, Delta, ToolCall, VoteCast, decode_event, encode_event
 from retinue.log.activity import Activity, Entries, describe_team
 from retinue.log.blocks import Blocks
-from retinue.log.notices import NoticeFold, Words
+from retinue.log.notices import NoticeFold, TextPiece
 from retinue.log.runs import Runs
 from retinue.log.transcripts import format_transcript
 from retinue.protocol.notices import Notice
@@ -73,7 +73,7 @@ async def test_the_user_of_a_served_team_has_notices_of_its_members_and_their_wo
     told = [notice for event in events for notice in fold.apply(event)]
     started = [(notice.agent, notice.target) for notice in told if isinstance(notice, Notice) and notice.is_start]
     assert started == [("team", "agent1"), ("team", "agent2"), ("agent1", "glob")]
-    assert [words.text for words in told if isinstance(words, Words) and words.text] == ["made of both"]
+    assert [words.text for words in told if isinstance(words, TextPiece) and words.text] == ["made of both"]
 
 
 async def test_a_replay_which_has_no_events_of_the_team_shows_the_calls() -> None:

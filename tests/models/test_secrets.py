@@ -197,7 +197,7 @@ def test_outputs_of_a_hostile_sandbox_are_masked_in_bounded_time(
 def test_each_item_of_a_growing_list_is_cleaned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless another secret is known by then; and who changes an item later changes nothing that was cleaned."""
     monkeypatch.setattr(secrets, "_known", ())
-    sent, args = secrets.GrowingList(), {"path": "a"}
+    sent, args = secrets.ListRedactor(), {"path": "a"}
     thread: list[Turn] = [UserTurn(f"use {KEY} or {TOKEN}"), AssistantTurn("", (Call("c1", "read", args),))]
     assert sent.clean(thread) is thread
     secrets.hide_secret(KEY)

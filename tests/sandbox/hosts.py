@@ -16,7 +16,7 @@ from retinue import Event, Limits, Profile, Result
 from retinue.build.parts import Parts, find_profile
 from retinue.build.remote_agents import RemoteAgents
 from retinue.build.supervisor import make_supervisor
-from retinue.control.delegation_request import Hosting
+from retinue.control.delegation_request import WatcherSettings
 from retinue.control.outbox_watcher import OutboxWatcher
 from retinue.core.control import RunHandle
 from retinue.core.events import decode_event, encode_event
@@ -64,7 +64,7 @@ async def host(
         here.trees.append(ref.tree)
         begun(owner.trees[ref.tree].runs[ref.run].folders)
 
-    hosting = Hosting(
+    hosting = WatcherSettings(
         outbox=outbox,
         roots=roots,
         project=project,

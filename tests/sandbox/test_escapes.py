@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retinue.build.parts import Parts
-from retinue.sandbox.escapes import TRIES, OneByOne, plant_targets
+from retinue.sandbox.escapes import TRIES, CommandListModel, plant_targets
 from retinue.surfaces.cli.doctor import NotTried, play, print_table, try_all
 from tests.sandbox.places import PLACES, Place
 
@@ -26,7 +26,7 @@ async def test_the_tries_are_never_run_without_a_sandbox() -> None:
 
 async def test_nothing_is_tried_when_the_first_look_does_not_see_the_sandbox(tmp_path: Path) -> None:
     with plant_targets("isolated") as made:
-        model = OneByOne([made.model.commands[0], "echo tried"])
+        model = CommandListModel([made.model.commands[0], "echo tried"])
         result = await play(Parts(tmp_path, mode="yes", runtime="inherited"), model)
     assert (result.status, model.stands, result.tool_count) == ("done", False, 1)
 

@@ -13,7 +13,7 @@ from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES
 from retinue.tools.files import Edit, FileTool, Read, Write
 from retinue.tools.search import Glob, Grep
-from retinue.tools.truncate import Ends, truncate_text
+from retinue.tools.truncate import HeadAndTail, truncate_text
 from tests.tools.folders import RealFolders, make_folders, preview, use
 
 
@@ -211,7 +211,7 @@ def test_text_that_fits_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_broken_utf8_counts_as_what_the_model_sees(tmp_path: Path) -> None:
-    ends = Ends(1000, spill=lambda: tmp_path / "whole.txt")
+    ends = HeadAndTail(1000, spill=lambda: tmp_path / "whole.txt")
     for _ in range(90):
         ends.feed(b"\xff" * 10)
     text, _ = ends.close()
@@ -220,21 +220,21 @@ def test_broken_utf8_counts_as_what_the_model_sees(tmp_path: Path) -> None:
 
 
 def test_a_character_split_between_two_pieces_is_one(tmp_path: Path) -> None:
-    ends = Ends(spill=lambda: tmp_path / "none")
+    ends = HeadAndTail(spill=lambda: tmp_path / "none")
     for byte in "a€𝄞".encode():
         ends.feed(bytes([byte]))
     assert ends.close() == ("a€𝄞", "")
 
 
 def test_a_spill_that_is_full_or_cannot_be_made_is_said(tmp_path: Path) -> None:
-    capped = Ends(300, spill=lambda: tmp_path / "capped", cap=500)
+    capped = HeadAndTail(300, spill=lambda: tmp_path / "capped", cap=500)
     capped.feed(b"x" * 2000)
     assert f"only the first 500 bytes in {tmp_path / 'capped'}: the limit" in capped.close()[0]
     assert (tmp_path / "capped").stat().st_size == 500
-    broken = Ends(300, spill=lambda: tmp_path / "no" / "folder")
+    broken = HeadAndTail(300, spill=lambda: tmp_path / "no" / "folder")
     broken.feed(b"x" * 2000)
     assert "not kept: No such file or directory" in broken.close()[0]
-    full = Ends(300, spill=lambda: tmp_path / "full")
+    full = HeadAndTail(300, spill=lambda: tmp_path / "full")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))  # Python ignores the signal that comes with it
     try:

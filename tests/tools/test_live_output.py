@@ -9,7 +9,7 @@ import retinue
 from retinue.core import secrets
 from retinue.core.events import Delta
 from retinue.tools.live_output import PIECE_CHARACTERS, LiveOutput
-from retinue.tools.truncate import Ends, clean_cut
+from retinue.tools.truncate import HeadAndTail, clean_cut
 from tests.gates import until
 from tests.supervisor.tree.kit import call, main
 
@@ -140,7 +140,7 @@ async def test_a_command_is_seen_while_it_runs_and_its_secrets_are_not(runtime: 
 async def test_no_half_of_a_secret_is_in_a_result_that_a_sandbox_has_cut(missing: int) -> None:
     """A tool server, which knows no secrets, cuts; the host masks what is left of one at the cut."""
     known, secrets._known = secrets._known, ()
-    ends = Ends(400)
+    ends = HeadAndTail(400)
     ends.feed(f"{'x' * missing}{KEY * 40}".encode())
     cut, _ = ends.close()
     secrets._known = known

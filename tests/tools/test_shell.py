@@ -15,7 +15,7 @@ from retinue.core.ports import Outcome
 from retinue.tools import command_process
 from retinue.tools.command_process import PASSED_VARIABLES, OutputPipe
 from retinue.tools.shell import Shell
-from retinue.tools.truncate import Ends
+from retinue.tools.truncate import HeadAndTail
 from tests.gates import pass_time, until
 from tests.tools.folders import RealFolders, make_folders, preview, use
 
@@ -203,7 +203,7 @@ async def test_a_busy_machine_is_not_taken_for_a_background_process(
     if not is_held:
         os.close(writing)
     shown: list[bytes] = []
-    with OutputPipe(reading, Ends(INLINE_BYTES), shown.append) as pipe:
+    with OutputPipe(reading, HeadAndTail(INLINE_BYTES), shown.append) as pipe:
         assert await pipe.wait_for_end() is not is_held
     assert shown == [b"done\n"]
     if is_held:

@@ -16,7 +16,7 @@ from retinue.core.approvals import PROGRAM_ENDED
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.plans import HostTool, Plan
-from retinue.core.ports import Folders, Link, LocalTool, Made, Outcome, RunSession, SandboxSession, Tool
+from retinue.core.ports import Folders, Link, LocalTool, Outcome, ProgramCallResult, RunSession, SandboxSession, Tool
 from retinue.core.rules import CODE_MODE
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.tools.code_mode import ExecutePython
@@ -133,14 +133,14 @@ class HostExecution:
                 )
         await self._expired.wait()
 
-    async def call_tool(self, name: str, args: dict[str, Any]) -> Made:
+    async def call_tool(self, name: str, args: dict[str, Any]) -> ProgramCallResult:
         spec = self._program_tools.get(name)
         if spec is None:
-            return Made(error=UNKNOWN_TOOL.format(name=name[:200]))
+            return ProgramCallResult(error=UNKNOWN_TOOL.format(name=name[:200]))
         if self._program_calls >= MAX_PROGRAM_CALLS:
-            return Made(error=TOO_MANY_CALLS)
+            return ProgramCallResult(error=TOO_MANY_CALLS)
         if _is_deep(args):
-            return Made(error=TOO_DEEP)
+            return ProgramCallResult(error=TOO_DEEP)
         self._program_calls += 1
         call_id = self._link.local_calls.claim_call_id(f"{self._call_id}.{self._program_calls}")
         call = Call(call_id, name, args, within=self._call_id)
@@ -176,15 +176,15 @@ def _is_deep(args: Any) -> bool:
     return True
 
 
-def _read_value(name: str, outcome: Outcome) -> Made:
+def _read_value(name: str, outcome: Outcome) -> ProgramCallResult:
     """Return the result of a call as a program gets it: the structured content of the tool if there is any, else its
     text."""
     if not outcome.success:
-        return Made(error=outcome.text[:INLINE_BYTES])
+        return ProgramCallResult(error=outcome.text[:INLINE_BYTES])
     try:
         value = msgspec.json.encode(outcome.text if outcome.data is None else outcome.data, enc_hook=str)
     except (TypeError, ValueError, RecursionError) as error:  # ValueError: also for a lone surrogate
-        return Made(error=NO_JSON.format(name=name, error=error))
+        return ProgramCallResult(error=NO_JSON.format(name=name, error=error))
     if len(value) > MAX_RESULT_BYTES:
-        return Made(error=TOO_LARGE.format(name=name, size=len(value)))
-    return Made(msgspec.Raw(value))
+        return ProgramCallResult(error=TOO_LARGE.format(name=name, size=len(value)))
+    return ProgramCallResult(msgspec.Raw(value))

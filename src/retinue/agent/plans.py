@@ -29,7 +29,7 @@ from retinue.core.results import FINAL_ANSWER
 from retinue.core.rounds import PACKET_FILE, TASKS_FILE, check_rounds
 from retinue.core.rules import CODE_MODE
 from retinue.core.servers import PREFIX
-from retinue.core.team_members import ROUND_EVALUATOR, Resolution, TeamSettings, check_task_model, resolve_members
+from retinue.core.team_members import ROUND_EVALUATOR, MemberChoice, TeamSettings, check_task_model, resolve_members
 from retinue.core.teams import Member, TeamPlan, choose_strategy, name_agent
 from retinue.models.wrappers import RedactingModel
 from retinue.protocol import subagent_tools
@@ -341,7 +341,7 @@ class ProfilePlanner:
         output = base.output if profile.output is None else profile.output
         return replace(base, name=profile.name, model=member.model or base.model, output=output)
 
-    def resolve_members(self, profile: Profile, parent: Plan) -> Resolution:
+    def resolve_members(self, profile: Profile, parent: Plan) -> MemberChoice:
         """Return the members that a child with `profile` is made of."""
         primary = parent.primary_model
         return resolve_members(

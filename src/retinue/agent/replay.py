@@ -30,10 +30,10 @@ from retinue.core.ports import (
     Folders,
     Link,
     LocalCalls,
-    Order,
     Outcome,
     Preview,
     RunState,
+    SpawnOrder,
     TeamPlace,
     skip_preview,
 )
@@ -135,7 +135,7 @@ class Replay:
             self._waiting_for_turn.append(turn)
             await turn
         run = self._runs[record.number]
-        order = Order(
+        order = SpawnOrder(
             run.profile,
             run.task,
             call_id=record.spawned.call_id,
@@ -323,7 +323,7 @@ class ReplayLink:
         self._open_calls: set[str] = set()
         self._calls_done = asyncio.Event()
 
-        self.ref, self.emit, self.lend, self.give_up = link.ref, link.emit, link.lend, link.give_up
+        self.ref, self.emit, self.run_host_tool, self.give_up = link.ref, link.emit, link.run_host_tool, link.give_up
 
     async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
         return await self._link.complete(turn, system, thread, tools)

@@ -25,7 +25,7 @@ from retinue.core.events import (
 )
 from retinue.core.messages import NOTICE, REMINDER, Call
 from retinue.core.plans import Job, RoundsPlan
-from retinue.core.ports import HandedFiles, Link, Order, Outcome, Tool
+from retinue.core.ports import HandedFiles, Link, Outcome, SpawnOrder, Tool
 from retinue.core.profiles import Task
 from retinue.core.results import Ending
 from retinue.core.round_state import AGENT, RoundState
@@ -251,7 +251,9 @@ class RoundConductor:
     async def _evaluate(self, link: Link, answer: RoundAnswered) -> RoundEvaluated:
         """Run the evaluator after `answer`, and write the basis of the next round."""
         number = answer.round + 1
-        order = Order(self._plan.evaluator, self._make_task(link, number), call_id=answer.call_id, asked_by_model=False)
+        order = SpawnOrder(
+            self._plan.evaluator, self._make_task(link, number), call_id=answer.call_id, asked_by_model=False
+        )
         try:
             [ticket] = await link.children.spawn_runs([order])
         except SpawnRefused as refused:

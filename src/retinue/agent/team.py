@@ -26,7 +26,7 @@ from retinue.core.events import (
 )
 from retinue.core.messages import REMINDER, UserTurn
 from retinue.core.plans import Job
-from retinue.core.ports import Link, Order, Outcome
+from retinue.core.ports import Link, Outcome, SpawnOrder
 from retinue.core.profiles import Task
 from retinue.core.results import Ending, Result
 from retinue.core.teams import ANSWER_BYTES, REMINDERS, TeamPlan, TeamState
@@ -65,7 +65,7 @@ async def run_team(job: Job, link: Link) -> Ending:
     assert job.plan.team is not None
     team = Coordinator(job.plan.team, link, [profile.name for profile in job.plan.children])
     orders = [
-        Order(
+        SpawnOrder(
             profile,
             Task(
                 _join_words(job),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from retinue.config.located import Node
-from retinue.config.location import Place
+from retinue.config.location import SourceLocation
 from retinue.config.models import PROVIDERS
 from retinue.config.schema import (
     ABOVE_DEFAULT,
@@ -90,7 +90,7 @@ def _read_backend(node: Node) -> BackendSettings:
 class MemberSettings:
     """One member of a team."""
 
-    place: Place
+    place: SourceLocation
     id: str | None = setting(
         text_for(lambda text: check_name(text, what="id"), NAME_PATTERN),
         "its name for people; agent1, agent2, ... in order, unless given",

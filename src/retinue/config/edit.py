@@ -21,7 +21,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 from ruamel.yaml.tokens import CommentToken
 
 from retinue.config.files import exists, read_text
-from retinue.config.location import Place
+from retinue.config.location import SourceLocation
 from retinue.config.yaml import parse_yaml
 from retinue.core.errors import ConfigError
 from retinue.files.atomic import replace_file
@@ -73,11 +73,11 @@ def _change_file(
     except (ConfigError, YAMLError, ValueError, AttributeError, TypeError):
         changed = False
     if not changed:
-        raise Place(str(path)).error(by_hand)
+        raise SourceLocation(str(path)).error(by_hand)
     try:
         replace_file(path, new.encode(), mode=None, sync=True)
     except OSError as error:
-        raise Place(str(path)).error(f"cannot be written: {error.strerror or error}") from None
+        raise SourceLocation(str(path)).error(f"cannot be written: {error.strerror or error}") from None
     return there, new
 
 

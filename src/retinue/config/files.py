@@ -10,7 +10,7 @@ import errno
 import os
 from pathlib import Path
 
-from retinue.config.location import Place
+from retinue.config.location import SourceLocation
 from retinue.core.errors import ConfigError
 from retinue.files.content import read_small_file
 from retinue.files.opening import Reason, RefusedFile
@@ -32,12 +32,12 @@ _REFUSALS: dict[Reason, str] = {
 
 def read_text(path: Path, *, follow: bool = True) -> str:
     """Return the text of a file, without a BOM and with `\\n` as line end. Without `follow` a link is an error."""
-    place = Place(str(path))
+    place = SourceLocation(str(path))
     try:
         text = read_small_file(path, MAX_BYTES, follow=follow).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise Place(str(path), line).error("is not UTF-8 text") from None
+        raise SourceLocation(str(path), line).error("is not UTF-8 text") from None
     except ValueError:
         raise place.error("is not a usable file name") from None
     except RefusedFile as error:
@@ -45,7 +45,7 @@ def read_text(path: Path, *, follow: bool = True) -> str:
     except OSError as error:
         raise _make_read_error(path, error) from None
     if "\0" in text:
-        raise Place(str(path), text[: text.index("\0")].count("\n") + 1).error("has a NUL character")
+        raise SourceLocation(str(path), text[: text.index("\0")].count("\n") + 1).error("has a NUL character")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -73,4 +73,4 @@ def list_subfolders(folder: Path) -> list[Path]:
 
 
 def _make_read_error(path: Path, error: OSError) -> ConfigError:
-    return Place(str(path)).error(_REASONS.get(error.errno or 0) or error.strerror or "cannot be read")
+    return SourceLocation(str(path)).error(_REASONS.get(error.errno or 0) or error.strerror or "cannot be read")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from retinue.config.location import Place, show_text, suggest
+from retinue.config.location import SourceLocation, show_text, suggest
 from retinue.core.errors import ConfigError
 
 MAX_DEPTH = 64
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Node:
     """One value and its place. Each method returns the value as one type, or raises ConfigError."""
 
-    place: Place
+    place: SourceLocation
     value: str | int | float | bool | tuple[Node, ...] | dict[str, Node] | None
 
     def error(self, what: str) -> ConfigError:
@@ -156,7 +156,7 @@ class Node:
             raise self.error(f"must be {maximum} or less, got {value}")
 
 
-def make_node(value: object, place: Place) -> Node:
+def make_node(value: object, place: SourceLocation) -> Node:
     """Return a Node from Python values: dicts with texts as keys, lists, tuples, texts, numbers, flags and None."""
     if len(place.keys) > MAX_DEPTH:
         raise place.error(f"nested deeper than {MAX_DEPTH} levels")
@@ -176,7 +176,7 @@ def make_node(value: object, place: Place) -> Node:
     raise place.error(f"expected a text, number, flag, list or dict, got {type(value).__name__}")
 
 
-def check_text(text: str, place: Place) -> str:
+def check_text(text: str, place: SourceLocation) -> str:
     """Return the text, or raise if it cannot be encoded as UTF-8."""
     try:
         text.encode()
@@ -185,7 +185,7 @@ def check_text(text: str, place: Place) -> str:
     return text
 
 
-def check_number(number: T, place: Place) -> T:
+def check_number(number: T, place: SourceLocation) -> T:
     """Return the number, or raise if JSON cannot represent it."""
     if isinstance(number, float) and not math.isfinite(number):
         raise place.error("expected a number, got one that is not finite")
@@ -194,7 +194,7 @@ def check_number(number: T, place: Place) -> T:
     return number
 
 
-def _check_key(key: object, place: Place) -> str:
+def _check_key(key: object, place: SourceLocation) -> str:
     if not isinstance(key, str):
         raise place.error(f"keys must be texts, got {type(key).__name__}")
     return check_text(key, place)

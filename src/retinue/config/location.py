@@ -25,15 +25,15 @@ def suggest(word: str, words: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceLocation:
     """The place of a value: file, line and key path. Python values have no line."""
 
     file: str
     line: int | None = None
     keys: tuple[str | int, ...] = ()
 
-    def child(self, key: str | int, line: int | None = None) -> Place:
-        return Place(self.file, line if line is not None else self.line, (*self.keys, key))
+    def child(self, key: str | int, line: int | None = None) -> SourceLocation:
+        return SourceLocation(self.file, line if line is not None else self.line, (*self.keys, key))
 
     def error(self, what: str) -> ConfigError:
         """Return the error `FILE:LINE: key 'a.b[0]': what`, on one line."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retinue.config.located import Node
-from retinue.config.location import Place, show_text, suggest
+from retinue.config.location import SourceLocation, show_text, suggest
 from retinue.config.ownership import read_definitions
 from retinue.config.yaml import parse_frontmatter
 from retinue.core.profiles import Profile, check_name
@@ -35,15 +35,15 @@ _HINTS = dict.fromkeys(("model", "tools", "limits", "runtime", "network", "works
 
 
 @dataclass(frozen=True)
-class Definition:
+class LocatedProfile:
     """A profile, with the places of its name and its skills for error messages."""
 
     profile: Profile
-    place: Place
-    skills: Place
+    place: SourceLocation
+    skills: SourceLocation
 
 
-def find_definitions(project: Path | None) -> list[Definition]:
+def find_definitions(project: Path | None) -> list[LocatedProfile]:
     """Return all profiles with their places, sorted by name."""
     found = _read_folder(BUILT_IN_FOLDER, None)
     if project is not None:
@@ -79,8 +79,8 @@ def warn_of_unknown_types(names: Iterable[str], profiles: Iterable[Profile], *, 
     ]
 
 
-def _read_folder(folder: Path, project: Path | None) -> dict[str, Definition]:
-    found: dict[str, Definition] = {}
+def _read_folder(folder: Path, project: Path | None) -> dict[str, LocatedProfile]:
+    found: dict[str, LocatedProfile] = {}
     for path, text in read_definitions(folder, FILE_NAME, project):
         source = BUILT_IN if project is None else path.relative_to(project).as_posix()
         definition = parse_definition(text, file=str(path), source=source)
@@ -90,7 +90,7 @@ def _read_folder(folder: Path, project: Path | None) -> dict[str, Definition]:
     return found
 
 
-def parse_definition(text: str, *, file: str, source: str) -> Definition:
+def parse_definition(text: str, *, file: str, source: str) -> LocatedProfile:
     """Read a profile from a text in the format of SUBAGENT.md. `source` tells people where the profile comes from."""
     keys, body = parse_frontmatter(text, file)
     keys.check_keys(("name", "description", "skills", "expected_input"), _HINTS)
@@ -105,7 +105,7 @@ def parse_definition(text: str, *, file: str, source: str) -> Definition:
         source=source,
         wants=_WANTS.get(name.text(), ()) if source == BUILT_IN else (),
     )
-    return Definition(profile, name.place, name.place if skills is None else skills.place)
+    return LocatedProfile(profile, name.place, name.place if skills is None else skills.place)
 
 
 def _read_expected_input(node: Node | None) -> tuple[str, ...]:

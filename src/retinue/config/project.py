@@ -11,7 +11,7 @@ from retinue.config.coordination import to_members
 from retinue.config.files import exists, read_text
 from retinue.config.location import suggest
 from retinue.config.ownership import check_owner
-from retinue.config.profiles import BUILT_IN, Definition, choose_active, find_definitions, warn_of_unknown_types
+from retinue.config.profiles import BUILT_IN, LocatedProfile, choose_active, find_definitions, warn_of_unknown_types
 from retinue.config.sandbox import warn_of_missing_paths
 from retinue.config.settings import ProfileSettings, Settings, load_settings, parse_settings, restrict
 from retinue.config.skills import Skill, find_skill, find_skills
@@ -99,21 +99,21 @@ def _list_some(ignored: tuple[str, ...]) -> str:
     return ", ".join(ignored[:FEW]) + more
 
 
-def merge_profiles(found: Iterable[Definition], settings: Settings) -> list[Definition]:
+def merge_profiles(found: Iterable[LocatedProfile], settings: Settings) -> list[LocatedProfile]:
     """Merge the profiles of files and of retinue.yaml by name. A file defines the role of an agent, retinue.yaml its
     rights."""
     by_name = {definition.profile.name.casefold(): definition for definition in found}
     for agent in settings.a2a_agents:
         if agent.profile.name.casefold() in by_name:
             raise agent.place.error(f"'{agent.profile.name}' is the name of an agent of this project: choose another")
-        by_name[agent.profile.name.casefold()] = Definition(agent.profile, agent.place, agent.place)
+        by_name[agent.profile.name.casefold()] = LocatedProfile(agent.profile, agent.place, agent.place)
     for key, given in settings.profiles.items():
         known = by_name.get(key)
         by_name[key] = _define_profile(given, settings) if known is None else _extend_profile(known, given)
     return [by_name[key] for key in sorted(by_name)]
 
 
-def _extend_profile(definition: Definition, given: ProfileSettings) -> Definition:
+def _extend_profile(definition: LocatedProfile, given: ProfileSettings) -> LocatedProfile:
     profile = definition.profile
     home = profile.source
     if home == BUILT_IN:
@@ -124,7 +124,7 @@ def _extend_profile(definition: Definition, given: ProfileSettings) -> Definitio
     return replace(definition, profile=_apply_rights(profile, given))
 
 
-def _define_profile(given: ProfileSettings, settings: Settings) -> Definition:
+def _define_profile(given: ProfileSettings, settings: Settings) -> LocatedProfile:
     if given.description is None:
         raise given.place.error("no SUBAGENT.md has this name; to define it here give it a 'description'")
     source = SETTINGS_FILE if settings.file is None else settings.file.name
@@ -135,7 +135,7 @@ def _define_profile(given: ProfileSettings, settings: Settings) -> Definition:
         skills=given.skills or (),
         source=source,
     )
-    return Definition(_apply_rights(profile, given), given.place, given.places.get("skills", given.place))
+    return LocatedProfile(_apply_rights(profile, given), given.place, given.places.get("skills", given.place))
 
 
 def _apply_rights(profile: Profile, given: ProfileSettings) -> Profile:
@@ -185,7 +185,7 @@ def _warn_of_teams(settings: Settings, everyone: Sequence[Profile]) -> Iterator[
             yield f"profiles.{given.name}.tools: {', '.join(tools)} cannot be had: enable_subagents is false"
 
 
-def _check_skills(definition: Definition, skills: Mapping[str, Skill]) -> None:
+def _check_skills(definition: LocatedProfile, skills: Mapping[str, Skill]) -> None:
     for name in definition.profile.skills:
         try:
             find_skill(name, skills)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue.config.located import Node
-from retinue.config.location import Place
+from retinue.config.location import SourceLocation
 from retinue.config.schema import (
     POSITIVE,
     TEXTS,
@@ -117,7 +117,7 @@ class RemoteAgent:
     """The profile of a remote agent, and its place in the file."""
 
     profile: Profile
-    place: Place = field(compare=False)
+    place: SourceLocation = field(compare=False)
 
 
 def _read_agents(node: Node) -> tuple[RemoteAgent, ...]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue.config.located import Node, make_node
-from retinue.config.location import Place
+from retinue.config.location import SourceLocation
 from retinue.config.schema import NUMBER, WHOLE
 from retinue.config.yaml import read_yaml
 from retinue.core.scripts import Script, ScriptedCall, ScriptedReply, ScriptedUsage
@@ -37,7 +37,7 @@ def load_script(path: Path) -> Script:
 
 def parse_script(values: Mapping[str, Any]) -> Script:
     """Read a script from Python values, with the same checks. Errors begin like `script: agents.main[0]: ...`."""
-    return _read_script(make_node(values, Place("script")))
+    return _read_script(make_node(values, SourceLocation("script")))
 
 
 def _read_script(node: Node) -> Script:

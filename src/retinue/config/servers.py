@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from retinue.config.located import Node, make_node
-from retinue.config.location import Place, suggest
+from retinue.config.location import SourceLocation, suggest
 from retinue.config.schema import (
     POSITIVE,
     TEXTS,
@@ -201,4 +201,4 @@ def check_tools(tools: Node | None, servers: tuple[McpServer, ...]) -> None:
 
 def parse_servers(values: Mapping[str, Mapping[str, Any]]) -> tuple[McpServer, ...]:
     """Read servers from Python values, with the same checks."""
-    return _read_servers(make_node({name: dict(about) for name, about in values.items()}, Place(PYTHON)))
+    return _read_servers(make_node({name: dict(about) for name, about in values.items()}, SourceLocation(PYTHON)))

@@ -88,7 +88,7 @@ from retinue.config.coordination import (
 )
 from retinue.config.files import read_text
 from retinue.config.located import Node
-from retinue.config.location import Place
+from retinue.config.location import SourceLocation
 from retinue.config.models import PROVIDERS
 from retinue.config.remote_agents import AGENTS, NEW_AGENTS, RemoteAgent
 from retinue.config.sandbox import CONTEXT_PATHS, NETWORK, OPEN_NETWORK, PATHS, ResourceLimitsSettings
@@ -229,8 +229,8 @@ class ProfileSettings:
     `places` maps each given key to its place."""
 
     name: str
-    place: Place
-    places: Mapping[str, Place] = field(default_factory=dict)
+    place: SourceLocation
+    places: Mapping[str, SourceLocation] = field(default_factory=dict)
     description: str | None = setting(
         WORD, "what it is for; defines a profile that has no SUBAGENT.md", example="Writes verse."
     )

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from retinue.config.location import Place
+from retinue.config.location import SourceLocation
 from retinue.config.settings import parse_settings, restrict
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.files.atomic import replace_file
@@ -48,7 +48,7 @@ def remove_answer(file: Path) -> None:
         if place is not None:
             place.unlink(missing_ok=True)
     except OSError as error:
-        raise Place(str(place)).error(f"cannot be removed: {error.strerror or error}") from None
+        raise SourceLocation(str(place)).error(f"cannot be removed: {error.strerror or error}") from None
 
 
 def read_accepted_owner(folder: Path) -> int | None:
@@ -106,9 +106,9 @@ def _write_record(place: Path | None, about: Mapping[str, Any]) -> None:
         ensure_private_folder(place.parent)
         replace_file(place, json.dumps(about).encode())
     except OSError as error:
-        raise Place(str(place)).error(f"cannot be written: {error.strerror or error}") from None
+        raise SourceLocation(str(place)).error(f"cannot be written: {error.strerror or error}") from None
     except RetinueError as error:
-        raise Place(str(place)).error(f"cannot be written: {error}") from None
+        raise SourceLocation(str(place)).error(f"cannot be written: {error}") from None
 
 
 def _normalize_text(text: str) -> str:

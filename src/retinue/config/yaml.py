@@ -17,7 +17,7 @@ import yaml
 
 from retinue.config.files import read_text
 from retinue.config.located import MAX_DEPTH, Node, check_number, check_text
-from retinue.config.location import Place
+from retinue.config.location import SourceLocation
 from retinue.core.errors import ConfigError
 
 FENCE = "---"
@@ -46,26 +46,26 @@ def parse_yaml(text: str, file: str) -> Node:
     bad = _NOT_YAML.search(text)
     if bad is not None:
         line = text.count("\n", 0, bad.start()) + 1
-        raise Place(file, line).error(f"has a character that YAML does not allow (U+{ord(bad[0]):04X})")
+        raise SourceLocation(file, line).error(f"has a character that YAML does not allow (U+{ord(bad[0]):04X})")
     try:
         return _read_document(_limit_events(yaml.parse(text, Loader=_LOADER), file), file)
     except yaml.MarkedYAMLError as error:
         raise _make_syntax_error(error, file) from None
     except yaml.YAMLError:
-        raise Place(file, 1).error("is not valid YAML") from None
+        raise SourceLocation(file, 1).error("is not valid YAML") from None
 
 
 def parse_frontmatter(text: str, file: str) -> tuple[Node, str]:
     """Read a Markdown text that begins with YAML between two `---` lines. Return its keys and its body."""
     lines = text.split("\n")
     if lines[0].rstrip() != FENCE:
-        raise Place(file, 1).error(f"the first line must be '{FENCE}', with the keys below it (frontmatter)")
+        raise SourceLocation(file, 1).error(f"the first line must be '{FENCE}', with the keys below it (frontmatter)")
     end = next((i for i, line in enumerate(lines) if i > 0 and line.rstrip() == FENCE), None)
     if end is None:
-        raise Place(file, 1).error(f"the frontmatter that begins here has no closing '{FENCE}' line")
+        raise SourceLocation(file, 1).error(f"the frontmatter that begins here has no closing '{FENCE}' line")
     node = parse_yaml("\n".join(["", *lines[1:end]]), file)  # the empty line keeps the line numbers right
     entries = {} if node.value is None else dict(node.entries(what="'key: value' lines"))
-    return Node(Place(file, 1), entries), "\n".join(lines[end + 1 :]).strip()
+    return Node(SourceLocation(file, 1), entries), "\n".join(lines[end + 1 :]).strip()
 
 
 def _limit_events(events: Iterator[Any], file: str) -> Iterator[Any]:
@@ -73,7 +73,7 @@ def _limit_events(events: Iterator[Any], file: str) -> Iterator[Any]:
     it."""
     for number, event in enumerate(events):
         if number >= MAX_EVENTS:
-            raise Place(file, _line_of(event)).error(f"has more than {MAX_EVENTS:,} keys and values")
+            raise SourceLocation(file, _line_of(event)).error(f"has more than {MAX_EVENTS:,} keys and values")
         yield event
 
 
@@ -83,13 +83,13 @@ def _read_document(events: Iterator[Any], file: str) -> Node:
         if not isinstance(event, yaml.DocumentStartEvent):
             continue
         if node is not None:
-            raise Place(file, _line_of(event)).error("a second document begins here; one is allowed")
+            raise SourceLocation(file, _line_of(event)).error("a second document begins here; one is allowed")
         first = next(events)
-        node = _read_node(first, events, Place(file, _line_of(first)))
-    return node or Node(Place(file, 1), None)
+        node = _read_node(first, events, SourceLocation(file, _line_of(first)))
+    return node or Node(SourceLocation(file, 1), None)
 
 
-def _read_node(event: Any, events: Iterator[Any], place: Place) -> Node:
+def _read_node(event: Any, events: Iterator[Any], place: SourceLocation) -> Node:
     """Return the node that begins with `event`. Consumes its other events."""
     _check_bare(event, place)
     if len(place.keys) > MAX_DEPTH:
@@ -104,7 +104,7 @@ def _read_node(event: Any, events: Iterator[Any], place: Place) -> Node:
     return Node(place, _read_entries(events, place))
 
 
-def _check_bare(event: Any, place: Place) -> None:
+def _check_bare(event: Any, place: SourceLocation) -> None:
     if isinstance(event, yaml.AliasEvent):
         raise place.error(f"aliases are not allowed; quote a text that begins with '*': \"*{event.anchor}\"")
     if event.anchor is not None:
@@ -113,11 +113,11 @@ def _check_bare(event: Any, place: Place) -> None:
         raise place.error(f"tags are not allowed ({event.tag}); quote a text that begins with '!'")
 
 
-def _read_entries(events: Iterator[Any], place: Place) -> dict[str, Node]:
+def _read_entries(events: Iterator[Any], place: SourceLocation) -> dict[str, Node]:
     entries: dict[str, Node] = {}
     while not isinstance(event := next(events), yaml.MappingEndEvent):
         line = _line_of(event)
-        key = _read_key(event, Place(place.file, line, place.keys))
+        key = _read_key(event, SourceLocation(place.file, line, place.keys))
         below = place.child(key, line)
         if key in entries:
             raise below.error(f"appears twice, first on line {entries[key].place.line}")
@@ -125,7 +125,7 @@ def _read_entries(events: Iterator[Any], place: Place) -> dict[str, Node]:
     return entries
 
 
-def _read_key(event: Any, place: Place) -> str:
+def _read_key(event: Any, place: SourceLocation) -> str:
     """Return the text of a mapping's key. The key is checked before any value below it, so keys in keys cannot
     nest."""
     _check_bare(event, place)
@@ -138,7 +138,7 @@ def _read_key(event: Any, place: Place) -> str:
     return key
 
 
-def _read_scalar(event: Any, place: Place) -> str | int | float | bool | None:
+def _read_scalar(event: Any, place: SourceLocation) -> str | int | float | bool | None:
     """Return the value of a scalar. Quoted and block scalars are always texts."""
     text: str = event.value
     if event.style is not None and event.style != "":
@@ -167,4 +167,4 @@ def _make_syntax_error(error: yaml.MarkedYAMLError, file: str) -> ConfigError:
     line = 1 if mark is None else mark.line + 1
     words = " ".join(part for part in (error.context, error.problem) if part)
     hint = next((f"; {hint}" for part, hint in _HINTS.items() if part in words), "")
-    return Place(file, line).error(f"is not valid YAML: {words}{hint}")
+    return SourceLocation(file, line).error(f"is not valid YAML: {words}{hint}")

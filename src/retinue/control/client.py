@@ -34,7 +34,7 @@ from retinue.core.errors import ConfigError, ControlUnreachable, RetinueError
 from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
-from retinue.core.ports import Receipt, Row
+from retinue.core.ports import Receipt, RunSummary
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import ChangedFile, Result
 from retinue.http.client import ClientConnection, IncompleteResponse, NoResponse, Response, ResponseError
@@ -208,7 +208,7 @@ class ControlClient:
     async def result(self, tree: str, run: int = 0) -> Result[Any] | None:
         return await self._channel.call(protocol.RESULT, tree=tree, run=run)
 
-    async def describe_run(self, tree: str, run: int = 0) -> Row:
+    async def describe_run(self, tree: str, run: int = 0) -> RunSummary:
         return await self._channel.call(protocol.DESCRIBE, tree=tree, run=run)
 
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:

@@ -39,7 +39,7 @@ FolderLocks = WeakValueDictionary[str, asyncio.Lock]
 
 
 @dataclass(frozen=True)
-class Hosting:
+class WatcherSettings:
     """The host's settings for an outbox.
 
     `project` and `state` are the host's own folders. `find` returns a profile by name. `say` shows a line to the
@@ -64,7 +64,13 @@ class DelegationRequest:
     the request file."""
 
     def __init__(
-        self, control: Control, host: Hosting, box: Mailbox, roots: AllowedRoots, locks: FolderLocks, stage: Path
+        self,
+        control: Control,
+        host: WatcherSettings,
+        box: Mailbox,
+        roots: AllowedRoots,
+        locks: FolderLocks,
+        stage: Path,
     ) -> None:
         self._control, self._host, self._box, self._roots, self._locks = control, host, box, roots, locks
         self._stage, self._name = stage, stage.name
@@ -207,7 +213,7 @@ def failure_response(name: str, text: str, status: str = "failed") -> wire.Respo
     return wire.Response(id=name, status=status, final_response=text, error_details=text)
 
 
-def _choose_timeout(request: wire.Request, own: Limits, host: Hosting) -> float | None:
+def _choose_timeout(request: wire.Request, own: Limits, host: WatcherSettings) -> float | None:
     """Return the requested timeout in seconds, limited by the timeouts set on the host."""
     set_here = [limits.seconds for limits in (own, host.limits) if limits.seconds is not UNSET]
     bounds = [seconds for seconds in set_here if seconds is not None]

@@ -21,7 +21,7 @@ from retinue.control.delegation_request import (
     STOPPED,
     DelegationRequest,
     FolderLocks,
-    Hosting,
+    WatcherSettings,
     failure_response,
 )
 from retinue.core.control import Control
@@ -52,7 +52,7 @@ class OutboxWatcher:
     """The watcher of one outbox. `watch` serves the outbox until cancelled. `close` ends and answers the running
     requests."""
 
-    def __init__(self, control: Control, hosting: Hosting) -> None:
+    def __init__(self, control: Control, hosting: WatcherSettings) -> None:
         self._control = control
         self._host = hosting
         self._box = Mailbox(hosting.outbox, SIDE)

@@ -161,7 +161,7 @@ class Publisher:
             return
         try:
             await self._poster.post(data)
-        except Unwanted as refused:
+        except RunNoLongerWanted as refused:
             self._stop_run(line, event, "cancelled", FAILED.format(why=refused))
         except PostFailed as failed:
             self._handle_failure(line, event, str(failed))
@@ -229,7 +229,7 @@ class PostFailed(RetinueError):
     """Raised when an event did not arrive. The text says why."""
 
 
-class Unwanted(PostFailed):
+class RunNoLongerWanted(PostFailed):
     """Raised when the collector no longer wants a run, because its call was abandoned or a user cancelled it."""
 
 
@@ -271,7 +271,7 @@ class Poster:
             raise PostFailed(f"{self.where} closed the connection without an answer")
         status, text = answer
         if not 200 <= status < 300:
-            raise (Unwanted if status == 409 else PostFailed)(f"{self.where} answered {status}{text}")
+            raise (RunNoLongerWanted if status == 409 else PostFailed)(f"{self.where} answered {status}{text}")
 
     def close(self) -> None:
         for _, connection in self._idle:

@@ -13,7 +13,7 @@ from retinue.core.approvals import Decision, Deny, describe_denial, describe_edi
 from retinue.core.control import Control, RunHandle
 from retinue.core.events import Body, Message, Warned
 from retinue.core.messages import Call, RunRef, ToolSpec
-from retinue.core.ports import Link, Order, Outcome, Row, skip_preview
+from retinue.core.ports import Link, Outcome, RunSummary, SpawnOrder, skip_preview
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import OutputT, Result
 
@@ -97,7 +97,7 @@ class Context:
         under which a run of a peer, below this one, may be reported: the question then belongs to that run."""
         return await self._host.ask_person(name, args, preview, asker)
 
-    def list_children(self) -> list[Row]:
+    def list_children(self) -> list[RunSummary]:
         """Return the runs below this run, ended ones too, in the order of creation."""
         return self._link.children.list_runs()
 
@@ -137,7 +137,7 @@ class Context:
         """Start a child run. Raises SpawnRefused. `await child.result()` waits for the child; meanwhile the slot of
         this run is free for others."""
         wanted = task if isinstance(task, Task) else Task(task)
-        [ticket] = await self._link.children.spawn_runs([Order(profile, wanted, asked_by_model=False)])
+        [ticket] = await self._link.children.spawn_runs([SpawnOrder(profile, wanted, asked_by_model=False)])
         return RunHandle(self._control, ticket.ref, wait=partial(_wait_for_child, self._link, ticket.run))
 
 

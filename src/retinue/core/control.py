@@ -21,7 +21,7 @@ from retinue.core.errors import ConfigError
 from retinue.core.events import Delta, Event, Message, RunEnded, TurnStarted
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, RunRef
-from retinue.core.ports import Outcome, Receipt, Row, Ticket
+from retinue.core.ports import Outcome, Receipt, RunSummary, SpawnedRun
 from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.results import ChangedFile, OutputT_co, Result
 
@@ -92,7 +92,7 @@ class TreeInfo(msgspec.Struct, frozen=True):
 
     tree: str
     live: bool
-    runs: list[Row]
+    runs: list[RunSummary]
     writer: str | None = None
     root: int = 0
 
@@ -185,7 +185,7 @@ class Control(Protocol):
     async def result(self, tree: str, run: int = 0) -> Result[Any] | None:
         """Return the result of a run, or None if it has not ended."""
 
-    async def describe_run(self, tree: str, run: int = 0) -> Row:
+    async def describe_run(self, tree: str, run: int = 0) -> RunSummary:
         """Return the current state of a run, as a row of a list. Raises NotFound."""
 
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
@@ -363,7 +363,7 @@ class ClientHandle(RunHandle):
         every tool call."""
         raise ConfigError(ONLY_IN_PROCESS.format(what="a tool call of a client"))
 
-    async def make_reply(self, tool: str, results: Sequence[tuple[Result[Any], Ticket]]) -> Outcome:
+    async def make_reply(self, tool: str, results: Sequence[tuple[Result[Any], SpawnedRun]]) -> Outcome:
         """Return the reply that a spawn tool of the client's run gives for `results`."""
         raise ConfigError(ONLY_IN_PROCESS.format(what="a reply to a client"))
 

@@ -52,7 +52,7 @@ class Thought(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     layout: str = ""
 
 
-class Native(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class ProviderToolCall(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A tool call that ran at the provider during its answer. `result` is for people. `content` is the same in the
     provider's own format, for the provider `origin` to read again."""
 
@@ -89,7 +89,7 @@ class AssistantTurn(msgspec.Struct, frozen=True, gc=False, tag="assistant"):
     text: str
     calls: tuple[Call, ...] = ()
     thoughts: tuple[Thought, ...] = ()
-    natives: tuple[Native, ...] = ()
+    natives: tuple[ProviderToolCall, ...] = ()
 
 
 class ToolTurn(msgspec.Struct, frozen=True, gc=False, tag="tool"):
@@ -136,7 +136,7 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     exclusive: bool = False
 
 
-class CallAgain(Protocol):
+class BeforeRetry(Protocol):
     """A function that a model awaits before retrying a call. `spent` is the usage of all attempts so far; `estimated`
     means a provider did not report a part. Raises Limited if the budget does not allow a retry."""
 
@@ -156,7 +156,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     tools: tuple[ToolSpec, ...]
     max_output_tokens: int = OUTPUT_TOKENS
     attempt: int = 0
-    again: CallAgain | None = None
+    again: BeforeRetry | None = None
 
     @property
     def key(self) -> str:
@@ -178,7 +178,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     thoughts: tuple[Thought, ...] = ()
     usage: Usage = NO_USAGE
     refused: bool = False
-    natives: tuple[Native, ...] = ()
+    natives: tuple[ProviderToolCall, ...] = ()
     estimated: bool = False
     counted: bool = False
 

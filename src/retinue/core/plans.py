@@ -71,7 +71,7 @@ class Plan:
     handed_files: tuple[str, ...] = ()
 
 
-class Past(msgspec.Struct, frozen=True, gc=False):
+class RunHistory(msgspec.Struct, frozen=True, gc=False):
     """The history of a run that is resumed or continues another: the thread up to the turn in which the run stopped,
     and the known part of this turn.
 
@@ -107,7 +107,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     thread: tuple[Turn, ...]
     folders: Folders
     context: Context | None
-    past: Past | None = None
+    past: RunHistory | None = None
     session: RunSession | None = None
 
 

@@ -56,7 +56,7 @@ class Setup(msgspec.Struct, frozen=True, gc=False):
     seconds: float
 
 
-class Made(msgspec.Struct, frozen=True, gc=False):
+class ProgramCallResult(msgspec.Struct, frozen=True, gc=False):
     """The answer to a tool call made by a program: a value as JSON, or an error message. `note` is for the model,
     which did not see the call."""
 
@@ -123,7 +123,7 @@ class Execution(Protocol):
     async def wait_for_expiry(self) -> None:
         """Wait until the host says that the call has timed out. The timeout starts with the first wait."""
 
-    async def call_tool(self, name: str, args: dict[str, Any]) -> Made:
+    async def call_tool(self, name: str, args: dict[str, Any]) -> ProgramCallResult:
         """Call an MCP tool of the run for a program of code mode. Raises only exceptions that end the run."""
 
     def show_output(self, data: bytes, *, is_cut: bool = False) -> None:
@@ -174,7 +174,7 @@ class RunSession(SandboxSession, Protocol):
         """End the sandbox and everything inside. Always finishes; hurries if cancelled meanwhile."""
 
 
-class Order(msgspec.Struct, frozen=True, gc=False):
+class SpawnOrder(msgspec.Struct, frozen=True, gc=False):
     """A request for a child run. With `queue` the run waits for a free slot; otherwise a full tree refuses the
     request. With `files` the run's log and status are also kept as files, for callers whose replies name them.
     `continues` is the run whose thread is continued, in a replay. `limits` are the limits given to a primary with its
@@ -191,7 +191,7 @@ class Order(msgspec.Struct, frozen=True, gc=False):
     limits: Limits | None = None
 
 
-class Ticket(msgspec.Struct, frozen=True, gc=False):
+class SpawnedRun(msgspec.Struct, frozen=True, gc=False):
     """A child run that was created."""
 
     run: int
@@ -201,7 +201,7 @@ class Ticket(msgspec.Struct, frozen=True, gc=False):
     status_file: str
 
 
-class Row(msgspec.Struct, frozen=True, gc=False):
+class RunSummary(msgspec.Struct, frozen=True, gc=False):
     """One run in a list: its names and its state. `timeout_seconds` is its whole timeout. `last_message` is the newest
     text of its model."""
 
@@ -267,7 +267,7 @@ class Link(Protocol):
 
         A call that must not happen twice is on disk before this method returns."""
 
-    def lend(self, call: Call) -> Awaitable[Outcome]:
+    def run_host_tool(self, call: Call) -> Awaitable[Outcome]:
         """Run a tool on the host."""
 
     def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:
@@ -309,7 +309,7 @@ class Link(Protocol):
 class ChildRuns(Protocol):
     """The runs below a run, for the tools that spawn and list them. Raises ToolError for any other run."""
 
-    async def spawn_runs(self, orders: Sequence[Order]) -> list[Ticket]:
+    async def spawn_runs(self, orders: Sequence[SpawnOrder]) -> list[SpawnedRun]:
         """Create child runs, all or none. Raises SpawnRefused."""
 
     async def wait_for(
@@ -318,7 +318,7 @@ class ChildRuns(Protocol):
         """Return the results of these runs, once all have ended. With `any`, wait for the first ending, for at most
         `seconds`, and return the results of the ended runs."""
 
-    def list_runs(self) -> list[Row]:
+    def list_runs(self) -> list[RunSummary]:
         """Return the runs below this run, ended ones too, in the order of creation."""
 
 

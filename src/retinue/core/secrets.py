@@ -139,7 +139,7 @@ class SecretStream:
         return held
 
 
-class GrowingList:
+class ListRedactor:
     """A cleaner for a list that grows between calls. It does not check earlier items again, unless the known secrets
     have changed. Cleaned items are copies: later changes of an item do not affect them."""
 

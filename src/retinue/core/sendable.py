@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import structs
 
-from retinue.core.messages import Call, Native, Reply
+from retinue.core.messages import Call, ProviderToolCall, Reply
 from retinue.core.usage import repair_usage
 
 INVALID = "INVALID_JSON"
@@ -89,7 +89,7 @@ def repair_reply(reply: Reply) -> Reply:
     return reply
 
 
-def _repair_native(native: Native) -> Native:
+def _repair_native(native: ProviderToolCall) -> ProviderToolCall:
     result = repair_text(native.result)
     if find_problem((native.args, native.content)):
         return structs.replace(native, args={}, result=result, content=None)

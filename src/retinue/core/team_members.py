@@ -46,7 +46,7 @@ class TeamSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resolution:
+class MemberChoice:
     """The members of a subagent, the step of `resolve_members` that chose them, and the reason in words. Step 0 has no
     members: teams are off. The only member of steps 3 and 6 represents an inherited model, so a profile's own model
     wins."""
@@ -68,7 +68,7 @@ def resolve_members(
     local_members: Sequence[Member],
     spawner_model: str | None,
     primary_model: str | None,
-) -> Resolution:
+) -> MemberChoice:
     """Return the members of a subagent of this type, by the steps of MassGen. For round_evaluator, step 4 goes before
     step 3.
 
@@ -79,25 +79,25 @@ def resolve_members(
     5. the shared pool, for all but round_evaluator, if the spawner has no model of its own: a client, a program
     6. the primary's model"""
     if not settings.enabled:
-        return Resolution(members=(), step=0, reason="subagent_orchestrator.enabled is false")
+        return MemberChoice(members=(), step=0, reason="subagent_orchestrator.enabled is false")
     is_evaluator = type_name.casefold() == ROUND_EVALUATOR
     if settings.agents and settings.shares_pool(type_name):
-        return Resolution(
+        return MemberChoice(
             members=settings.agents, step=1, reason="the shared pool, which shared_child_team_types gives to this type"
         )
     if local_members:
-        return Resolution(
+        return MemberChoice(
             members=tuple(local_members), step=4 if is_evaluator else 2, reason="the subagent_agents of the spawner"
         )
     if spawner_model and (settings.inherit_spawning_agent_backend or not is_evaluator):
-        return Resolution(members=(_copy_agent(spawner_model),), step=3, reason="the model of the spawner")
+        return MemberChoice(members=(_copy_agent(spawner_model),), step=3, reason="the model of the spawner")
     if settings.agents and not is_evaluator:
-        return Resolution(members=settings.agents, step=5, reason="the shared pool, because the spawner has no model")
+        return MemberChoice(members=settings.agents, step=5, reason="the shared pool, because the spawner has no model")
     copies = (_copy_agent(primary_model),) if primary_model else ()
-    return Resolution(members=copies, step=6, reason="the model of the primary, because nothing else is set")
+    return MemberChoice(members=copies, step=6, reason="the model of the primary, because nothing else is set")
 
 
-def check_task_model(settings: TeamSettings, name: str, resolution: Resolution) -> None:
+def check_task_model(settings: TeamSettings, name: str, resolution: MemberChoice) -> None:
     """Raise ConfigError if a task names a model for a subagent whose model is already decided."""
     if not settings.enabled:
         return

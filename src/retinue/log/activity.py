@@ -88,7 +88,7 @@ class Totals(msgspec.Struct, frozen=True):
     seconds_left: float | None = None
 
 
-class _Present(msgspec.Struct):
+class _LiveRun(msgspec.Struct):
     """The live state of a run that has not ended: the start of the current wait for the model, the streamed text
     (`spoken`) and its turn, and the start times and newest output of open calls."""
 
@@ -108,7 +108,7 @@ class Activity:
         self.runs = Runs(tree)
         self.questions: dict[str, Approval] = {}
         self._asked = 0
-        self._live: dict[int, _Present] = {}
+        self._live: dict[int, _LiveRun] = {}
 
     def apply(self, item: Event | Delta) -> None:
         """Fold one event or delta."""
@@ -119,11 +119,11 @@ class Activity:
         present = self._live.get(item.run)
         if present is None:
             if isinstance(item.body, RunSpawned | RunResumed):
-                self._live[item.run] = _Present(item.at)
+                self._live[item.run] = _LiveRun(item.at)
             return
         self._apply_event(item, present)
 
-    def _apply_event(self, event: Event, present: _Present) -> None:
+    def _apply_event(self, event: Event, present: _LiveRun) -> None:
         match event.body:
             case RunStarted():
                 present.since = event.at
@@ -151,7 +151,7 @@ class Activity:
                 if isinstance(event.body, RunEnded):
                     del self._live[event.run]
 
-    def _end_speech(self, number: int, present: _Present, *, before: int | None = None) -> None:
+    def _end_speech(self, number: int, present: _LiveRun, *, before: int | None = None) -> None:
         """Clear the streamed text of run `number`, because an event now holds the text or a new turn began.
 
         Only text of turns below `before` is cleared; by default, of all turns up to the newest in the log. A delta is
@@ -195,7 +195,7 @@ class Activity:
                     works += [msgspec.structs.replace(work, is_member=True) for work in own]
         return works
 
-    def _list_work_of(self, run: RunView, present: _Present, asked: set[tuple[int, str]]) -> list[Work]:
+    def _list_work_of(self, run: RunView, present: _LiveRun, asked: set[tuple[int, str]]) -> list[Work]:
         if run.started_at is None:
             return []
         number = run.number

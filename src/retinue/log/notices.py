@@ -23,7 +23,7 @@ SUBAGENT_PREFIX = "subagent_"
 _SPAWNING = frozenset({SPAWN, SPAWN_ONE, CONTINUE, FINAL_ANSWER})
 
 
-class Words(msgspec.Struct, frozen=True, gc=False):
+class TextPiece(msgspec.Struct, frozen=True, gc=False):
     """A piece of a plan or an answer of the primary. `part` is the number of that plan or answer. `is_new` starts the
     part, or starts it again if the model restarted the reply. `is_last` ends the part and has no text."""
 
@@ -45,14 +45,14 @@ class NoticeFold:
         self._speech = _Speech()
         self._has_answered = False
 
-    def apply(self, item: Event | Delta) -> list[Notice | Words]:
+    def apply(self, item: Event | Delta) -> list[Notice | TextPiece]:
         """Return the notices and words that an event or a delta adds."""
         if isinstance(item, Delta):
             is_spoken = item.run == 0 and item.kind == "text"
             return [*self._speech.hear(item)] if is_spoken else []
         return [*self._apply_event(item)]
 
-    def _apply_event(self, event: Event) -> Iterator[Notice | Words]:
+    def _apply_event(self, event: Event) -> Iterator[Notice | TextPiece]:
         run, body = event.run, event.body
         match body:
             case RunSpawned(parent=parent):
@@ -75,7 +75,7 @@ class NoticeFold:
             case RunEnded():
                 yield from self._end_run(event, body)
 
-    def _end_run(self, event: Event, body: RunEnded) -> Iterator[Notice | Words]:
+    def _end_run(self, event: Event, body: RunEnded) -> Iterator[Notice | TextPiece]:
         run = event.run
         for key in [key for key in self._calls if key[0] == run]:
             yield Notice(self._names.get(run, event.agent), self._calls.pop(key), is_start=False, success=False)
@@ -106,7 +106,7 @@ class _Speech:
         self._part, self._first_part = 0, 0
         self._is_open = self._is_plan = False
 
-    def hear(self, delta: Delta) -> Iterator[Words]:
+    def hear(self, delta: Delta) -> Iterator[TextPiece]:
         if delta.turn > self._turn:
             self._held.append(delta)
         elif delta.turn == self._turn and not self._is_broken:
@@ -114,7 +114,7 @@ class _Speech:
             if not self._is_broken:
                 yield from self._say(delta.text)
 
-    def begin_turn(self, turn: int) -> Iterator[Words]:
+    def begin_turn(self, turn: int) -> Iterator[TextPiece]:
         yield from self._close()
         self._turn, self._said, self._is_broken, self._is_plan = turn, "", False, False
         self._first_part = self._part
@@ -122,7 +122,7 @@ class _Speech:
         for delta in held:
             yield from self.hear(delta)
 
-    def finish_reply(self, text: str | None) -> Iterator[Words]:
+    def finish_reply(self, text: str | None) -> Iterator[TextPiece]:
         """Give the rest of a reply whose full `text` is now known, and end the reply. None ends an incomplete reply. A
         remote run may give several replies in one turn."""
         if text is not None:
@@ -133,7 +133,7 @@ class _Speech:
         self._said, self._first_part = "", self._part
         self._is_broken = True  # until the next turn
 
-    def _say(self, text: str) -> Iterator[Words]:
+    def _say(self, text: str) -> Iterator[TextPiece]:
         self._said += text
         for is_plan, piece in split_plans(text, is_plan=self._is_plan):
             shown = piece
@@ -145,13 +145,13 @@ class _Speech:
                 if not shown:
                     continue
                 self._part += 1
-            yield Words(self._part, shown, is_plan=is_plan, is_new=not self._is_open)
+            yield TextPiece(self._part, shown, is_plan=is_plan, is_new=not self._is_open)
             self._is_open = True
             if is_plan and piece.endswith(PLAN_CLOSES):
                 yield from self._close()
                 self._is_plan = False
 
-    def _close(self) -> Iterator[Words]:
+    def _close(self) -> Iterator[TextPiece]:
         if self._is_open:
             self._is_open = False
-            yield Words(self._part, is_plan=self._is_plan, is_last=True)
+            yield TextPiece(self._part, is_plan=self._is_plan, is_last=True)

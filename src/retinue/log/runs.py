@@ -48,7 +48,7 @@ from retinue.core.events import (
     decode_raw,
 )
 from retinue.core.messages import REMINDER, TASK, USER_WORDS
-from retinue.core.ports import Row, RunTally, StoredRun
+from retinue.core.ports import RunSummary, RunTally, StoredRun
 from retinue.core.results import (
     STATUSES,
     Contribution,
@@ -616,10 +616,10 @@ class Runs(Struct, eq=False, gc=False):
         return lines
 
 
-def describe_view(view: RunView, tree: str) -> Row:
-    """Return one run as a `Row` of a list."""
+def describe_view(view: RunView, tree: str) -> RunSummary:
+    """Return one run as a `RunSummary` of a list."""
     spawned = view.spawned
-    return Row(
+    return RunSummary(
         run=view.number,
         parent=spawned.parent,
         path=view.path,

@@ -39,14 +39,14 @@ from retinue.core.messages import (
     NOTICE,
     AssistantTurn,
     Call,
-    Native,
+    ProviderToolCall,
     Reply,
     Thought,
     ToolTurn,
     Turn,
     UserTurn,
 )
-from retinue.core.plans import SETUP, Past
+from retinue.core.plans import SETUP, RunHistory
 from retinue.core.ports import LogReader, Outcome
 from retinue.files.content import read_small_file
 
@@ -82,7 +82,9 @@ def extend_reply(reply: Reply, body: Body | Unknown, *, strict: bool = True) -> 
         case Message(host=False):
             return structs.replace(reply, text=_read_whole_text(body.text, body.file, strict=strict))
         case ToolCall(tier="provider"):
-            return structs.replace(reply, natives=(*reply.natives, Native(body.call_id, body.name, body.args, "")))
+            return structs.replace(
+                reply, natives=(*reply.natives, ProviderToolCall(body.call_id, body.name, body.args, ""))
+            )
         case ToolCall(host=False):
             return structs.replace(reply, calls=(*reply.calls, Call(body.call_id, body.name, body.args)))
         case ToolResult() if reply.natives:
@@ -182,16 +184,16 @@ class Thread:
             results.setdefault(call.id, ToolTurn(call.id, call.name, text, False))
         return [*self._turns, *self._close_turn(results), *self.waiting]
 
-    def past(self, seconds: float) -> Past:
+    def past(self, seconds: float) -> RunHistory:
         """Return the state from which the run resumes. The reply of the current turn is included only if it is final
         or one of its calls is written: before that, none of its tools has run."""
         calls = self._reply.calls
         if not (self.ended or self._final or calls):
             turn = max(self.turn, 1)
-            return Past(tuple(self._turns), turn, seconds=seconds, waits=self.waits, uncounted=self.uncounted)
+            return RunHistory(tuple(self._turns), turn, seconds=seconds, waits=self.waits, uncounted=self.uncounted)
         results = [self._results[call.id] for call in calls if call.id in self._results]
         outcomes = {result.call_id: Outcome(result.text, result.success) for result in results}
-        return Past(
+        return RunHistory(
             thread=tuple(self._turns),
             turn=self.turn,
             reply=self._reply,

@@ -70,7 +70,7 @@ from retinue.core.messages import (
     REMINDER,
     AssistantTurn,
     Call,
-    Native,
+    ProviderToolCall,
     Reply,
     Request,
     Thought,
@@ -490,7 +490,7 @@ def _build_response_parts(turn: AssistantTurn, provider: str) -> list[ModelRespo
     return [part for kind in layout if kind in following for part in next(following[kind])]
 
 
-def _build_native_parts(done: Native, provider: str) -> list[ModelResponsePart]:
+def _build_native_parts(done: ProviderToolCall, provider: str) -> list[ModelResponsePart]:
     if done.origin != provider or done.content is None:
         return []
     return [
@@ -601,7 +601,7 @@ def parse_response(response: ModelResponse) -> Reply:
     return Reply(text, calls, thoughts, usage, natives=_parse_natives(response))
 
 
-def _parse_natives(response: ModelResponse) -> tuple[Native, ...]:
+def _parse_natives(response: ModelResponse) -> tuple[ProviderToolCall, ...]:
     """Return the calls that ran at the provider, each with its result."""
     returned = {part.tool_call_id: part for part in response.parts if isinstance(part, NativeToolReturnPart)}
     return tuple(
@@ -611,13 +611,13 @@ def _parse_natives(response: ModelResponse) -> tuple[Native, ...]:
     )
 
 
-def _parse_native(part: NativeToolCallPart, back: NativeToolReturnPart | None, origin: str) -> Native:
+def _parse_native(part: NativeToolCallPart, back: NativeToolReturnPart | None, origin: str) -> ProviderToolCall:
     content = None if back is None else back.content
     found = content.get("sources", []) if isinstance(content, dict) else content if isinstance(content, list) else []
     lines = [f"{one.get('title') or ''} {one.get('url') or ''}".strip() for one in found if isinstance(one, dict)]
     failed = "no result came" if back is None else content.get("error_code") if isinstance(content, dict) else None
     result = f"failed: {failed}" if failed else "\n".join(lines)
-    return Native(
+    return ProviderToolCall(
         id=part.tool_call_id,
         name=part.tool_name,
         args=_parse_args(part),

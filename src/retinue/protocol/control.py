@@ -33,7 +33,7 @@ from retinue.core.errors import (
 from retinue.core.events import Delta, Event, decode_event
 from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
-from retinue.core.ports import Receipt, Row
+from retinue.core.ports import Receipt, RunSummary
 from retinue.core.profiles import Task
 from retinue.core.results import ChangedFile, Result
 from retinue.protocol.strict_json import InvalidBody, encode_body
@@ -219,7 +219,7 @@ SPAWN = Command("/v1/spawn", "spawn", SpawnRequest, RunRef)
 RESUME = Command("/v1/resume", "resume", ResumeRequest, RunRef)
 CONTINUE = Command("/v1/continue", "continue_run", ContinueRequest, RunRef)
 RESULT: Command[Result[Any] | None] = Command("/v1/result", "result", RunRequest, Result[Any] | None, reads=True)  # type: ignore[arg-type]
-DESCRIBE = Command("/v1/run", "describe_run", RunRequest, Row, reads=True)
+DESCRIBE = Command("/v1/run", "describe_run", RunRequest, RunSummary, reads=True)
 FIND = Command("/v1/find", "find_run", FindRequest, RunRef, reads=True)
 CHANGES = Command("/v1/changes", "changes", RunRequest, Changes, reads=True)
 DIFF = Command("/v1/diff", "diff", RunRequest, str, reads=True)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, RunRef
-from retinue.core.ports import STATUS_FILE, Receipt, Row, Ticket
+from retinue.core.ports import STATUS_FILE, Receipt, RunSummary, SpawnedRun
 from retinue.protocol.subagents import OPERATION, describe_status, make_blocking_reply
 
 Reply = dict[str, Any]
@@ -165,7 +165,7 @@ class KnownRun:
     `own_tree` if the run is in the caller's tree, where `agent:N` is its name."""
 
     tree: str
-    row: Row
+    row: RunSummary
     is_live: bool
     is_here: bool = False
     own_tree: bool = False
@@ -178,7 +178,7 @@ class KnownRun:
     def has_ended(self) -> bool:
         return self.row.result is not None
 
-    def make_ticket(self, folder: str) -> Ticket:
+    def make_ticket(self, folder: str) -> SpawnedRun:
         """Return the ticket of the run. `folder` is the folder of the run, or '' if it has no status file."""
         row = self.row
         ref = RunRef(
@@ -189,7 +189,7 @@ class KnownRun:
             agent=row.agent,
             subagent_id=row.subagent_id,
         )
-        return Ticket(
+        return SpawnedRun(
             run=row.run,
             ref=ref,
             workspace=row.workspace,
@@ -413,7 +413,7 @@ class SubagentTools:
         return fields | await self._scope.describe_activity(known)
 
 
-def _describe_times(row: Row) -> Reply:
+def _describe_times(row: RunSummary) -> Reply:
     elapsed = 0.0 if row.started_at is None else max(0.0, time.time() - row.started_at)
     timeout = row.timeout_seconds
     left = None if timeout is None else round(max(0.0, timeout - elapsed), 1)

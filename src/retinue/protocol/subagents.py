@@ -13,7 +13,7 @@ from typing import Any
 from retinue.core.errors import ToolError
 from retinue.core.limits import MAX_TASKS_PER_SPAWN
 from retinue.core.messages import ToolSpec
-from retinue.core.ports import Ticket
+from retinue.core.ports import SpawnedRun
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result, TeamReport
 from retinue.core.usage import Usage
@@ -187,7 +187,7 @@ def describe_status(result: Result[Any]) -> str:
             return "partial" if result.partial else "error"
 
 
-def make_result_entry(result: Result[Any], ticket: Ticket, *, answer: str) -> dict[str, Any]:
+def make_result_entry(result: Result[Any], ticket: SpawnedRun, *, answer: str) -> dict[str, Any]:
     """Make the entry of one result in a blocking reply. `answer` is the text as far as it fits inline."""
     usage = result.usage if result.team is None else result.total_usage  # a team itself calls no model
     return {
@@ -260,7 +260,7 @@ def make_blocking_reply(entries: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def make_background_reply(tickets: Sequence[Ticket]) -> dict[str, Any]:
+def make_background_reply(tickets: Sequence[SpawnedRun]) -> dict[str, Any]:
     """Make the reply for runs that continue in the background."""
     return {
         "success": True,

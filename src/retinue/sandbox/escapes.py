@@ -178,7 +178,7 @@ def fill_command(command: str, values: Mapping[str, str]) -> str:
     return text.replace(MARK, 'ESC""APED')
 
 
-class OneByOne:
+class CommandListModel:
     """A model that calls the shell with one command after another, but stops unless the first output is STANDS."""
 
     name = "list"
@@ -200,7 +200,7 @@ class OneByOne:
         return Reply("", (Call(f"c{request.turn}", "shell", {"command": command, "timeout": TRY_SECONDS}),))
 
 
-class Names:
+class FakeNetwork:
     """A fake resolver and network for the run: `local_host` resolves to this machine, other names to a host that cannot
     be reached."""
 
@@ -216,14 +216,14 @@ class Names:
 class Attempts:
     """All attempts against one sandbox. `folder` is the project of the run; `network` lists the hosts it may reach."""
 
-    dialer = Names()
+    dialer = FakeNetwork()
 
     def __init__(self, folder: Path, values: dict[str, str], victim: subprocess.Popen[bytes]) -> None:
         self.folder = folder
         local_host = self.dialer.local_host
         self.network = [self.dialer.remote_host, f"{local_host}:{values['port']}", local_host]
         self._secret, self._victim = values["planted"], victim
-        self.model = OneByOne([fill_command(command, values) for command in (SANDBOXED, *TRIES.values())])
+        self.model = CommandListModel([fill_command(command, values) for command in (SANDBOXED, *TRIES.values())])
 
     def list_escapes(self, status: str) -> dict[str, bool | None]:
         """Return True for each attempt that escaped, None for an attempt without output. `status` is the run's final
@@ -273,8 +273,8 @@ def plant_targets(runtime: RuntimeName) -> Iterator[Attempts]:
             "socket": str(home / "socket"),
             "python": PYTHON if runtime == "container" else find_python(),
             "stands": STANDS,
-            "local_host": Names.local_host,
-            "remote_host": Names.remote_host,
+            "local_host": FakeNetwork.local_host,
+            "remote_host": FakeNetwork.remote_host,
             "namespaces": " ".join(
                 str(Path("/proc/self/ns", name).readlink()) for name in ("pid", "mnt", "net", "ipc")
             ),

@@ -20,7 +20,7 @@ from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES, ResourceLimits
 from retinue.core.messages import Call
 from retinue.core.network import PROXY_VARIABLE
-from retinue.core.ports import LocalTool, Made, Outcome
+from retinue.core.ports import LocalTool, Outcome, ProgramCallResult
 from retinue.protocol import tool_server as frames
 from retinue.sandbox.channel import FrameChannel
 from retinue.sandbox.process_privacy import hide_process
@@ -79,7 +79,7 @@ class _Execution:
     async def wait_for_expiry(self) -> None:
         await self.expiry.wait()
 
-    async def call_tool(self, name: str, args: dict[str, Any]) -> Made:
+    async def call_tool(self, name: str, args: dict[str, Any]) -> ProgramCallResult:
         self._asked += 1
         number = self._asked
         returned = self.waiting[number] = asyncio.get_running_loop().create_future()
@@ -88,7 +88,7 @@ class _Execution:
             answer = await returned
         finally:
             self.waiting.pop(number, None)
-        return Made(answer.value, answer.error, answer.note)
+        return ProgramCallResult(answer.value, answer.error, answer.note)
 
     def show_output(self, data: bytes, *, is_cut: bool = False) -> None:
         """Send the last lines of the output, once the host has read all earlier frames."""

@@ -27,7 +27,7 @@ from retinue.core.limits import CANCEL_ASK_SECONDS, INLINE_BYTES, MIB, TERM_SECO
 from retinue.core.messages import Call
 from retinue.core.network import Hosts
 from retinue.core.plans import Job
-from retinue.core.ports import Emit, Execution, Folders, LocalTool, Made, Outcome
+from retinue.core.ports import Emit, Execution, Folders, LocalTool, Outcome, ProgramCallResult
 from retinue.core.rules import CODE_MODE
 from retinue.files.trees import measure_folder
 from retinue.protocol import tool_server as frames
@@ -72,7 +72,7 @@ CLOSED_WORKSPACE = (
 )
 CLOSED = "the sandboxed run has its own user, which may not read {path}: it is left out"
 TOO_LARGE = "The arguments of this {name} call are larger than a sandbox can be sent. It was not run."
-TOO_MANY = Made(error=f"More than {PROGRAM_CALLS} calls of one program at once.")
+TOO_MANY = ProgramCallResult(error=f"More than {PROGRAM_CALLS} calls of one program at once.")
 NOT_STARTED = "The sandbox could not be started, so this call was not run: {why}"
 LOST_TOO_OFTEN = "its sandbox was lost {times} times; the last time {why}"
 MEMORY_USED = "its memory of {mib} MiB is used up"

@@ -11,7 +11,7 @@ import msgspec
 from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError, RetinueError, ToolError
 from retinue.core.messages import ASKER
-from retinue.core.ports import Order, Receipt, Row, Ticket
+from retinue.core.ports import Receipt, RunSummary, SpawnedRun, SpawnOrder
 from retinue.core.results import Result
 from retinue.log.reading import wait_until_read
 from retinue.log.runs import describe_view
@@ -27,10 +27,10 @@ class ChildServices(msgspec.Struct, eq=False, gc=False):
     run: Run
     shared: SharedServices
 
-    async def spawn_runs(self, orders: Sequence[Order]) -> list[Ticket]:
+    async def spawn_runs(self, orders: Sequence[SpawnOrder]) -> list[SpawnedRun]:
         tickets = self.shared.spawn_children(self.tree, self.run, orders)
         if orders[0].files and orders[0].background:
-            await self.shared.files.begun(self.tree.id, [ticket.run for ticket in tickets])
+            await self.shared.files.wait_until_created(self.tree.id, [ticket.run for ticket in tickets])
         return tickets
 
     async def wait_for(
@@ -55,7 +55,7 @@ class ChildServices(msgspec.Struct, eq=False, gc=False):
             await self.run.without_stall_timer(files.written(self.tree.id, kept))
         return ended
 
-    def list_runs(self) -> list[Row]:
+    def list_runs(self) -> list[RunSummary]:
         below = sorted(self.run.view.walk(), key=lambda view: view.number)
         return [describe_view(view, self.tree.id) for view in below if view is not self.run.view]
 

@@ -260,7 +260,7 @@ def find_hidden_paths(policy: Policy) -> tuple[str, ...]:
     return policy.hidden_paths if isinstance(policy, _WITH_RULES) else ()
 
 
-def narrowed(policy: Policy, rules: Rules | None, project: str) -> Policy:
+def narrow_policy(policy: Policy, rules: Rules | None, project: str) -> Policy:
     """Return the policy of a child whose profile has `rules`, below a run with `policy`."""
     if rules is None:
         return policy

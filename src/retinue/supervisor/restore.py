@@ -36,7 +36,7 @@ from retinue.core.events import (
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, RunRef, ToolSpec
 from retinue.core.plans import Plan
-from retinue.core.ports import Order, Ticket
+from retinue.core.ports import SpawnedRun, SpawnOrder
 from retinue.core.profiles import Profile, Task
 from retinue.core.teams import NEW_ANSWER
 from retinue.log.runs import Runs, RunView
@@ -60,7 +60,7 @@ from retinue.supervisor.approvals import Approvals, judge_call, write_started
 from retinue.supervisor.budgets import NO_COST, Account, Amount, check_price
 from retinue.supervisor.child_services import ChildServices
 from retinue.supervisor.driver import Driver
-from retinue.supervisor.policy import find_hidden_paths, narrowed
+from retinue.supervisor.policy import find_hidden_paths, narrow_policy
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.restore_plans import PlanRestorer, end_client, restore_workspace_kind
 from retinue.supervisor.run import Run
@@ -201,7 +201,7 @@ class Restorer:
         if is_live and parent.is_stopping:
             raise ConfigError(f"{tree.id}/{old.ref.run} cannot be continued: its parent is stopping")
         plan = self._keep_workspace_kind(plans.restore(old.view, parent.plan), continued)
-        order = Order(
+        order = SpawnOrder(
             plan.profile,
             msgspec.structs.replace(task, timeout_seconds=overrides.seconds),
             call_id=overrides.call_id,
@@ -323,7 +323,7 @@ class TreeRestorer:
             return self._make_adopted(tree, view, parent, ref, task)
         folders = self._make_folders(view, ref, parent, plan, task)
         policy = self._ports.policy if parent is None else parent.policy
-        policy = narrowed(policy, plan.profile.approvals, self._state.project)
+        policy = narrow_policy(policy, plan.profile.approvals, self._state.project)
         asked_with = self._known[spawned.parent or 0].tools.get(spawned.call_id, SPAWN)
         depth = find_depth(parent)
         given = self._overrides.limits if parent is None else Limits()
@@ -563,7 +563,7 @@ class ResumedChildServices(ChildServices, eq=False):
     """The services of a resumed run for the runs below it. A call that spawned children before the crash gets these
     back."""
 
-    async def spawn_runs(self, orders: Sequence[Order]) -> list[Ticket]:
+    async def spawn_runs(self, orders: Sequence[SpawnOrder]) -> list[SpawnedRun]:
         made = find_spawned(self.run, orders[0].call_id)[: len(orders)]
         rest = orders[len(made) :]
         return [child.ticket() for child in made] + (await super().spawn_runs(rest) if rest else [])

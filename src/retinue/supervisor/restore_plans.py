@@ -70,7 +70,7 @@ class _KeptTeam(msgspec.Struct, frozen=True):
     max_new_answers: int = MAX_NEW_ANSWERS
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _StoredProfile(msgspec.Struct, frozen=True):
     """A profile as `run.spawned` keeps it."""
 
     name: str
@@ -127,7 +127,7 @@ class PlanRestorer:
     def _profile(self, spawned: RunSpawned, parent: Plan | None) -> Profile:
         """Return the profile of a run: found by name among the parent's children, the given profiles and those of the
         project, or else made from the log."""
-        kept = _read(spawned.profile, _Kept)
+        kept = _read(spawned.profile, _StoredProfile)
         known = {profile.name.casefold(): profile for profile in self._profiles}
         known |= {child.name.casefold(): child for child in (parent.children if parent else ())}
         if parent is not None and parent.rounds is not None:
@@ -189,7 +189,7 @@ class PlanRestorer:
     def _plan(self, profile: Profile, spawned: RunSpawned, parent: Plan | None, *, named: bool, given: bool) -> Plan:
         """Return a plan as for a new run. The runtime in the log counts only if it is stricter: a log never loosens
         the current settings."""
-        task, logged = self._task(spawned, named=named), _read(spawned.profile, _Kept).runtime
+        task, logged = self._task(spawned, named=named), _read(spawned.profile, _StoredProfile).runtime
         can_spawn = any(tool.name in TOOLS for tool in _read(spawned.tools, list[_Tool]))  # as before
         make_plan = partial(
             self._planner.plan, task=task, parent=parent, given=given, can_spawn=can_spawn, restored=True
@@ -215,12 +215,12 @@ def _list_tools(spawned: RunSpawned) -> list[str]:
     return [tool.name for tool in _read(spawned.tools, list[_Tool]) if tool.name not in GIVEN_TOOLS]
 
 
-def _make_profile(kept: _Kept, tools: list[str] | None) -> Profile:
+def _make_profile(kept: _StoredProfile, tools: list[str] | None) -> Profile:
     fields = {name: getattr(kept, name) for name in kept.__struct_fields__ if name not in ("runtime", "team")}
     return Profile(**fields, tools=tools)
 
 
-def _restore_team(kept: _Kept, found: Profile | None) -> Profile:
+def _restore_team(kept: _StoredProfile, found: Profile | None) -> Profile:
     """Return the team as before: the team that is given again, or its profile with the members from the log."""
     assert kept.team is not None
     if isinstance(found, Team):
@@ -244,7 +244,7 @@ def _of_servers(name: str) -> bool:
 
 def restore_workspace_kind(profile: Profile, spawned: RunSpawned) -> Profile:
     """Return the profile with the kind of workspace that the run had, whatever the profile says now."""
-    kept = _read(spawned.profile, _Kept)
+    kept = _read(spawned.profile, _StoredProfile)
     return profile if profile.workspace == kept.workspace else replace(profile, workspace=kept.workspace)
 
 

@@ -21,8 +21,8 @@ from retinue.core.context import Context
 from retinue.core.errors import RetinueError
 from retinue.core.events import Body, Event, Warned
 from retinue.core.messages import RunRef, UserTurn
-from retinue.core.plans import Past, Plan
-from retinue.core.ports import STATUS_FILE, Clock, Policy, Receipt, RunningTeam, Ticket, Timer
+from retinue.core.plans import Plan, RunHistory
+from retinue.core.ports import STATUS_FILE, Clock, Policy, Receipt, RunningTeam, SpawnedRun, Timer
 from retinue.core.profiles import Task
 from retinue.core.results import Result, Status
 from retinue.log.runs import RunView
@@ -51,7 +51,7 @@ class Run(msgspec.Struct, eq=False):
     seconds: float | None = None
     background: bool = False
     queues: bool = False  # its parent waits for it without holding a slot
-    history: Past | None = None  # of a run that was restored, or continues another one
+    history: RunHistory | None = None  # of a run that was restored, or continues another one
     remote_tail: tuple[Event, ...] = ()  # of a resumed remote run: the events after its last cursor
     children: tuple[Run, ...] = ()
     view: RunView = None  # type: ignore[assignment]  # set when `run.spawned` is folded
@@ -152,9 +152,9 @@ class Run(msgspec.Struct, eq=False):
         if self.stopping is not None or self.ending:
             raise asyncio.CancelledError
 
-    def ticket(self) -> Ticket:
+    def ticket(self) -> SpawnedRun:
         """Return the ticket of the run, for the tool that spawned it."""
-        return Ticket(
+        return SpawnedRun(
             run=self.ref.run,
             ref=self.ref,
             workspace=self.folders.path,
@@ -475,7 +475,7 @@ class Run(msgspec.Struct, eq=False):
         self.wake()
 
     def restore_history(
-        self, history: Past, *, inbox: tuple[UserTurn, ...] = (), remote_tail: tuple[Event, ...] = ()
+        self, history: RunHistory, *, inbox: tuple[UserTurn, ...] = (), remote_tail: tuple[Event, ...] = ()
     ) -> None:
         """Give the run the history left by an earlier process or by the run it continues."""
         self.history = history

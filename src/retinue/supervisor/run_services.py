@@ -67,7 +67,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
     _written_calls: dict[str, Awaitable[None] | None] | None = None  # calls of the reply that have not begun yet
     _spoken: list[str] | None = None  # the pieces of text of the model call in flight
     _reservation: CallReservation | None = None  # of the model call in flight, inside a budget
-    _sent_thread: secrets.GrowingList | None = None  # the thread without secrets, if any are known
+    _sent_thread: secrets.ListRedactor | None = None  # the thread without secrets, if any are known
     _open_calls: dict[str, OpenCall] | None = None  # begun by an earlier process, without a result
 
     @property
@@ -223,7 +223,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         )
         self._tree.write(parent, told)
 
-    def lend(self, call: Call) -> Awaitable[Outcome]:
+    def run_host_tool(self, call: Call) -> Awaitable[Outcome]:
         self._run.check_wanted()
         tool, context = self._run.plan.host.get(call.name), self._run.context
         if tool is None and call.name == apply_changes.APPLY:
@@ -337,7 +337,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
     def _clean_thread(self, thread: list[Turn]) -> list[Turn]:
         """Return the thread without known secrets. Turns that were cleaned before are not scanned again."""
         if self._sent_thread is None:
-            self._sent_thread = secrets.GrowingList()
+            self._sent_thread = secrets.ListRedactor()
         return self._sent_thread.clean(thread)
 
     async def _reserve_again(self, spent: Usage, *, estimated: bool = False) -> None:

@@ -138,7 +138,7 @@ class RunFiles:
         """Return True if an earlier process has kept files of the run."""
         return Path(self._state.run_folder(tree, run), "live_logs").exists()
 
-    async def begun(self, tree: str, runs: Sequence[int]) -> None:
+    async def wait_until_created(self, tree: str, runs: Sequence[int]) -> None:
         """Wait until the files of these new runs exist. Give up after some seconds, because the files are a
         convenience."""
         files = self._find_files(tree, runs)

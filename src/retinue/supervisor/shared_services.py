@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from retinue.core.control import ResumeOverrides, RunHandle
-from retinue.core.ports import Order, Prices, Ticket
+from retinue.core.ports import Prices, SpawnedRun, SpawnOrder
 from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.run import Run
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.tree import Tree
 
-SpawnChildren = Callable[[Tree, Run, Sequence[Order]], list[Ticket]]
+SpawnChildren = Callable[[Tree, Run, Sequence[SpawnOrder]], list[SpawnedRun]]
 ContinueRun = Callable[[str, int, str, ResumeOverrides], Awaitable[RunHandle[Any]]]
 
 

@@ -21,8 +21,8 @@ from retinue.core.errors import DEPTH_EXCEEDED, NO_SLOT, ConfigError, NoSlot, Re
 from retinue.core.events import RunSpawned, Warned
 from retinue.core.limits import DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits, Timeouts
 from retinue.core.messages import RunRef, Turn, UserTurn
-from retinue.core.plans import Past, Plan
-from retinue.core.ports import Order, Ticket
+from retinue.core.plans import Plan, RunHistory
+from retinue.core.ports import SpawnedRun, SpawnOrder
 from retinue.core.profiles import Profile, Task, WorkspaceName
 from retinue.core.team_members import ROUND_EVALUATOR
 from retinue.core.traces import NO_ORIGIN
@@ -30,7 +30,7 @@ from retinue.supervisor import caller_limits
 from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.budgets import Account, open_account, open_total
 from retinue.supervisor.driver import Driver
-from retinue.supervisor.policy import find_hidden_paths, narrowed
+from retinue.supervisor.policy import find_hidden_paths, narrow_policy
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.run import Run
 from retinue.supervisor.run_services import RunServices
@@ -73,7 +73,7 @@ class CheckedOrder(msgspec.Struct, frozen=True, gc=False):
     """An order that may be carried out, with its plan, the paths to read, the account to spend from, and the run to
     continue, if any. The scratch workspace of the run takes over the folder `starts_from`."""
 
-    order: Order
+    order: SpawnOrder
     plan: Plan
     readable: list[str]
     account: Account | None
@@ -140,12 +140,14 @@ class Spawner:
         account = open_account("", (whole, plan.profile.limits), self.total, plan, self._ports.prices, words)
         readable = resolve_context_paths(task.context_paths, base=self._state.project)
         trace = caller.trace or self._ports.trace
-        tree = choose_tree_class()(self._trees.log, self._clock, concurrent=_set(primary.concurrent), trace=trace)
+        tree = choose_tree_class()(
+            self._trees.log, self._clock, concurrent=require_set(primary.concurrent), trace=trace
+        )
         seconds = primary.seconds if task.timeout_seconds is None else task.timeout_seconds
         run = self._start_run(
             tree,
             CheckedOrder(
-                order=Order(plan.profile, task, limits=kept),
+                order=SpawnOrder(plan.profile, task, limits=kept),
                 plan=plan,
                 readable=readable,
                 account=account,
@@ -154,8 +156,8 @@ class Spawner:
             ),
             parent=None,
             slot=SlotHolder(None),
-            max_depth=_set(primary.depth),
-            max_turns=_set(primary.turns),
+            max_depth=require_set(primary.depth),
+            max_turns=require_set(primary.turns),
             seconds=caller.limit_seconds(seconds, self._clock.wall()),
             stall=primary.stall,
         )
@@ -194,12 +196,12 @@ class Spawner:
 
     # Children
 
-    def spawn_children(self, tree: Tree, parent: Run, orders: Sequence[Order]) -> list[Ticket]:
+    def spawn_children(self, tree: Tree, parent: Run, orders: Sequence[SpawnOrder]) -> list[SpawnedRun]:
         """Start runs below `parent`, all of them or none. Raises SpawnRefused before the first run is made."""
         checked = [self._check_order(parent, order) for order in orders]
         return [self.spawn_child(tree, parent, each).ticket() for each in checked]
 
-    def _check_order(self, parent: Run, order: Order) -> CheckedOrder:
+    def _check_order(self, parent: Run, order: SpawnOrder) -> CheckedOrder:
         """Return the checked order of a child. Raises SpawnRefused if the parent, the depth or the budget forbids the
         run."""
         name = order.profile if isinstance(order.profile, str) else order.profile.name
@@ -224,7 +226,7 @@ class Spawner:
         except ConfigError as error:
             raise SpawnRefused(str(error)) from None
 
-    def _plan_child(self, parent: Run, order: Order) -> Plan:
+    def _plan_child(self, parent: Run, order: SpawnOrder) -> Plan:
         profile, task, given = order.profile, order.task, not order.asked_by_model
         make_plan = self._ports.planner.plan
         plan = make_plan(profile, task=task, parent=parent.plan, given=given)
@@ -232,7 +234,7 @@ class Spawner:
             return plan
         return make_plan(profile, task=task, parent=parent.plan, given=given, can_spawn=False)
 
-    def check_plan(self, parent: Run, order: Order, plan: Plan, *, base: str, name: str) -> CheckedOrder:
+    def check_plan(self, parent: Run, order: SpawnOrder, plan: Plan, *, base: str, name: str) -> CheckedOrder:
         """Return the checked order of a child with this plan. Raises ConfigError for a wrong path, or without
         budget."""
         call = caller_limits.CALL.get()
@@ -262,7 +264,7 @@ class Spawner:
             parent=parent,
             slot=slot,
             max_depth=max_depth,
-            max_turns=_set(self.limits.turns) if limits.turns is UNSET else limits.turns,
+            max_turns=require_set(self.limits.turns) if limits.turns is UNSET else limits.turns,
             seconds=seconds,
             stall=limits.stall,
         )
@@ -285,7 +287,7 @@ class Spawner:
         order, plan, continued = checked.order, checked.plan, checked.continued
         task, ref = order.task, _make_ref(tree, parent, plan, order.task)
         policy = self._ports.policy if parent is None else parent.policy
-        policy = narrowed(policy, plan.profile.approvals, self._state.project)
+        policy = narrow_policy(policy, plan.profile.approvals, self._state.project)
         folders = make_folders(self._state, ref, parent, plan, task, checked.readable)
         if continued is not None:
             folders = start_from_workspace(folders, self._state, continued.chain)
@@ -419,13 +421,13 @@ def _limit_depth(parent: Run, limits: Limits) -> int:
     return parent.max_depth if limits.depth is UNSET else min(parent.max_depth, find_depth(parent) + limits.depth)
 
 
-def _set(value: T | UnsetType) -> T:
+def require_set(value: T | UnsetType) -> T:
     """Return the value of a limit that cannot be unset, because the defaults are applied."""
     assert not isinstance(value, UnsetType)
     return value
 
 
-def _choose_timeout(order: Order, plan: Plan, timeouts: Timeouts) -> float | None:
+def _choose_timeout(order: SpawnOrder, plan: Plan, timeouts: Timeouts) -> float | None:
     """Return the timeout of a child: the timeout asked for, its profile's, or the default. A timeout asked for by a
     model is clamped. Members of a team have no default: the timeout of the team bounds them."""
     limits, default = plan.profile.limits, None if plan.is_member else timeouts.default
@@ -439,8 +441,8 @@ def _choose_timeout(order: Order, plan: Plan, timeouts: Timeouts) -> float | Non
     return asked if own is None or limits.seconds is UNSET else min(asked, own)
 
 
-def _make_past(continued: Continued, task: Task) -> Past:
-    return Past((*continued.thread, UserTurn(task.text)), reference=continued.reference)
+def _make_past(continued: Continued, task: Task) -> RunHistory:
+    return RunHistory((*continued.thread, UserTurn(task.text)), reference=continued.reference)
 
 
 def _make_ref(tree: Tree, parent: Run | None, plan: Plan, task: Task) -> RunRef:

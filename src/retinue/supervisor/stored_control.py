@@ -32,7 +32,7 @@ from retinue.core.errors import ConfigError, NotFound, RetinueError
 from retinue.core.events import Delta, Event
 from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
-from retinue.core.ports import LogReader, Receipt, Row
+from retinue.core.ports import LogReader, Receipt, RunSummary
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import ChangedFile, Result
 from retinue.log import lookup
@@ -74,7 +74,7 @@ class StoredControl:
         view = await self._find_view(tree, run)
         return None if view.ended is None else view.result(tree)
 
-    async def describe_run(self, tree: str, run: int = 0) -> Row:
+    async def describe_run(self, tree: str, run: int = 0) -> RunSummary:
         return describe_view(await self._find_view(tree, run), tree)
 
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:

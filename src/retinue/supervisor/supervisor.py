@@ -34,7 +34,7 @@ from retinue.core.errors import ConfigError, NotFound, RetinueError, ToolError
 from retinue.core.events import Delta, Event, ModelChanged, Warned
 from retinue.core.limits import Limits
 from retinue.core.messages import USERS_OWN, Call, RunRef, ToolSpec
-from retinue.core.ports import Folders, Link, Order, Outcome, Receipt, Row, Ticket
+from retinue.core.ports import Folders, Link, Outcome, Receipt, RunSummary, SpawnedRun, SpawnOrder
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import ChangedFile, Result, Status
 from retinue.log.lookup import read_run_number
@@ -114,7 +114,7 @@ class Supervisor:
         parent = None if tree is None else tree.find_run(below.run)
         if tree is None or parent is None:
             raise NotFound(f"no run {below.tree}/{below.run} is at work here")
-        order = Order(
+        order = SpawnOrder(
             profile,
             task,
             call_id=below.call_id,
@@ -286,7 +286,7 @@ class Supervisor:
             return None
         return await live.wait_for_result()  # the view has the ending a little before the write is confirmed
 
-    async def describe_run(self, tree: str, run: int = 0) -> Row:
+    async def describe_run(self, tree: str, run: int = 0) -> RunSummary:
         live = self.trees.find_run(tree, run)
         return await self._stored.describe_run(tree, run) if live is None else describe_view(live.view, tree)
 
@@ -406,7 +406,7 @@ class LocalClientHandle(ClientHandle):
         if verdict.what == "deny":
             raise ToolError(f"the rule {verdict.rule} forbids {call.name}")
 
-    async def make_reply(self, tool: str, results: Sequence[tuple[Result[Any], Ticket]]) -> Outcome:
+    async def make_reply(self, tool: str, results: Sequence[tuple[Result[Any], SpawnedRun]]) -> Outcome:
         spawn_tool: Any = self._run.plan.tools[tool]
         outcome: Outcome = spawn_tool.reply(results, self._run.folders)
         return outcome

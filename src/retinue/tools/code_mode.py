@@ -25,7 +25,7 @@ import msgspec
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Execution, Made, Outcome
+from retinue.core.ports import Execution, Outcome, ProgramCallResult
 from retinue.core.rules import CODE_MODE
 from retinue.processes.group import ProcessGroup
 from retinue.tools.code_program import FRAME_BYTES, HEAD
@@ -37,7 +37,7 @@ KEPT_BYTES = 16 * 1024 * 1024
 STOP_SECONDS = 2.0
 NOTE_CHARACTERS = 200
 NOTES = 5
-Calls = Callable[[str, dict[str, Any]], Awaitable[Made]]
+Calls = Callable[[str, dict[str, Any]], Awaitable[ProgramCallResult]]
 DESCRIPTION_CHARACTERS = 12_000
 SUMMARY_CHARACTERS = 100
 DOC_CHARACTERS = 4000

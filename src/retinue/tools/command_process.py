@@ -19,7 +19,7 @@ from retinue.core.unseen import reveal_text
 from retinue.files.content import read_available
 from retinue.processes.group import Guard, ProcessGroup, exit_code, start_group
 from retinue.tools.arguments import read_argument
-from retinue.tools.truncate import Ends
+from retinue.tools.truncate import HeadAndTail
 
 DRAIN_SECONDS = 0.5
 CHUNK = 64 * 1024
@@ -47,7 +47,7 @@ class OutputPipe:
     """The read end of a command's output pipe. Reads one chunk per turn of the event loop, and passes it to `ends` and
     `show`. Leaving the context closes the pipe and the spill file."""
 
-    def __init__(self, fd: int, ends: Ends, show: Callable[[bytes], None]) -> None:
+    def __init__(self, fd: int, ends: HeadAndTail, show: Callable[[bytes], None]) -> None:
         self._fd, self._ends, self._show = fd, ends, show
         self._over = asyncio.Event()
         os.set_blocking(fd, False)
@@ -133,7 +133,7 @@ class CommandTool:
 
         `follow` waits for the command. It returns "" when the command has exited, else the reason to end it."""
         folders = execution.folders
-        ends = Ends(INLINE_BYTES - self.note_bytes, spill=lambda: folders.spill(f"{call.name}.txt"))
+        ends = HeadAndTail(INLINE_BYTES - self.note_bytes, spill=lambda: folders.spill(f"{call.name}.txt"))
         env = build_environment(os.environ, run=execution.path)
         guard = None if self._sandboxed else Guard()
         reading, writing = os.pipe()

@@ -21,7 +21,7 @@ from retinue.core.ports import Execution, Folders, Outcome
 from retinue.core.unseen import reveal_line, reveal_text
 from retinue.tools.arguments import quote_text, read_argument, show_arguments
 from retinue.tools.paths import make_file_error, open_file, replace_file, resolve_readable, resolve_writable
-from retinue.tools.truncate import Ends
+from retinue.tools.truncate import HeadAndTail
 
 CHUNK = 64 * 1024
 SNIFF_BYTES = 8 * 1024
@@ -232,7 +232,7 @@ def _read_lines(
 ) -> Outcome:
     """Return `count` lines, starting at line `first`. Reads in chunks, so that neither a large file nor a long line is
     held in memory."""
-    ends, skip, seen, last, given = Ends(has=path), first - 1, 0, b"\n", False
+    ends, skip, seen, last, given = HeadAndTail(has=path), first - 1, 0, b"\n", False
     while (chunk := file.read(CHUNK)) and not stop.is_set():
         if not seen and is_binary(chunk):
             size = os.fstat(file.fileno()).st_size

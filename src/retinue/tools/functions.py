@@ -93,7 +93,7 @@ class HostedTool:
         return ""
 
     def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]:
-        return link.lend(call)
+        return link.run_host_tool(call)
 
 
 def as_text(value: Any) -> str:

@@ -16,7 +16,7 @@ import msgspec
 from retinue.core.errors import SpawnRefused, ToolError
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Folders, Link, Order, Outcome, Receipt, Row, Ticket
+from retinue.core.ports import Folders, Link, Outcome, Receipt, RunSummary, SpawnedRun, SpawnOrder
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.core.team_members import UNTYPED
@@ -65,7 +65,7 @@ class SubagentTool:
             raise ToolError("Missing 'task' parameter")
         context = read_argument(call, "task_context", str, "")
         background = read_argument(call, "background", bool, default=False)
-        order = Order(self.profile, Task(task, context=context), call.id, background, queue=self.queues)
+        order = SpawnOrder(self.profile, Task(task, context=context), call.id, background, queue=self.queues)
         try:
             [ticket] = await (children := link.children).spawn_runs([order])
         except SpawnRefused as refused:
@@ -130,7 +130,7 @@ class SpawnSubagents:
         return self.reply(list(zip(results, tickets, strict=True)), folders)
 
     @staticmethod
-    def reply(results: list[tuple[Result[Any], Ticket]], folders: Folders) -> Outcome:
+    def reply(results: list[tuple[Result[Any], SpawnedRun]], folders: Folders) -> Outcome:
         """Make the reply for runs that have ended. Cut the answers until the whole reply fits inline."""
         limit = INLINE_BYTES
         while True:
@@ -141,7 +141,7 @@ class SpawnSubagents:
                 return outcome
             limit //= 2
 
-    def _make_orders(self, call: Call, folders: Folders, link: Link, background: bool) -> list[Order]:
+    def _make_orders(self, call: Call, folders: Folders, link: Link, background: bool) -> list[SpawnOrder]:
         """Make the orders of a call. All are checked before the first child is spawned."""
         known = {profile.name.lower(): profile for profile in self._profiles}
         mine = link.ref.run, call.id  # children that this same call made before a crash do not count as running
@@ -164,7 +164,7 @@ class SpawnSubagents:
             paths = tuple(_check_path(index, path, folders) for path in task.context_paths)
             checked = msgspec.structs.replace(task, context_paths=paths)
             profile = "subagent" if kind is None else known[kind.lower()]
-            orders.append(Order(profile, checked, call_id=call.id, background=background, files=True))
+            orders.append(SpawnOrder(profile, checked, call_id=call.id, background=background, files=True))
         return orders
 
 
@@ -191,7 +191,7 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def _make_entry(result: Result[Any], ticket: Ticket, folders: Folders, limit: int) -> dict[str, Any]:
+def _make_entry(result: Result[Any], ticket: SpawnedRun, folders: Folders, limit: int) -> dict[str, Any]:
     answer = result.final_response if result.success or not result.partial else result.partial
     answer, _ = truncate_text(answer, limit, spill=lambda: folders.spill(f"answer-{ticket.run}.txt"))
     return words.make_result_entry(result, ticket, answer=answer)
@@ -222,13 +222,13 @@ class ListAgents:
         return Outcome("\n".join(_format_line(row) for row in rows) or "No sub-agents have been spawned.", data=rows)
 
 
-def _format_line(row: Row) -> str:
+def _format_line(row: RunSummary) -> str:
     age = max(0, round(time.time() - row.created_at))
     origin = f"({row.agent}, spawned {age}s ago by agent:{row.parent})"
     return f"agent:{row.run} [{row.label}] {describe_agent_state(row)} {origin}"
 
 
-def describe_agent_state(row: Row) -> str:
+def describe_agent_state(row: RunSummary) -> str:
     """Return Running, Finished or Error, with the live state or the reason."""
     if row.status is None:
         return f"Running ({row.state})"
@@ -289,7 +289,7 @@ class ApplySubagent:
         return reveal_text(read_argument(call, "subagent_id", str))
 
     def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]:
-        return link.lend(call)
+        return link.run_host_tool(call)
 
 
 class SubagentControlTool:
@@ -374,7 +374,7 @@ class LinkScope:
         return continued, entry
 
     async def make_entries(self, ended: Sequence[KnownRun]) -> list[Reply]:
-        results: list[tuple[Result[Any], Ticket]] = [
+        results: list[tuple[Result[Any], SpawnedRun]] = [
             (known.row.result, self._make_ticket(known)) for known in ended if known.row.result is not None
         ]
         entries: list[Reply] = SpawnSubagents.reply(results, self._folders).data["results"] if results else []
@@ -391,5 +391,5 @@ class LinkScope:
     async def describe_activity(self, known: KnownRun) -> Reply:
         return {"status_file": self._make_ticket(known).status_file}
 
-    def _make_ticket(self, known: KnownRun) -> Ticket:
+    def _make_ticket(self, known: KnownRun) -> SpawnedRun:
         return known.make_ticket(f"{self._link.state.runs_folder}/{known.row.run}")

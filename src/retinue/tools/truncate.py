@@ -1,7 +1,7 @@
 """Truncation of long text to a size that fits inline: the head, a mark that says how much is missing, and the tail.
 
-`Ends` takes bytes as they arrive and keeps only the two ends in memory. `truncate_text` does the same for a whole
-text. Sizes are counted in clean UTF-8, so that the model never gets more than the limit. The whole text goes to a
+`HeadAndTail` takes bytes as they arrive and keeps only the two ends in memory. `truncate_text` does the same for a
+whole text. Sizes are counted in clean UTF-8, so that the model never gets more than the limit. The whole text goes to a
 spill file, which the caller names. If the file cannot hold it (cap reached, disk full), the mark says how much was
 kept.
 """
@@ -25,7 +25,7 @@ _MARK = re.compile(r"\n\[\.\.\. \d+ bytes cut; [^\n]* \.\.\.\]\n")
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Ends:
+class HeadAndTail:
     """The head and the tail of a stream. `spill` returns the path of a new file for the whole text; `has` is a file
     that already holds it. A spill file gets at most `cap` bytes."""
 
@@ -133,7 +133,7 @@ class Ends:
 
 def truncate_text(text: str, limit: int = INLINE_BYTES, *, spill: Callable[[], Path]) -> tuple[str, str]:
     """Return the text, cut in the middle if it is over the limit, and the spill file that then has the whole text."""
-    ends = Ends(limit, spill=spill)
+    ends = HeadAndTail(limit, spill=spill)
     ends.feed(text.encode("utf-8", "replace"))
     return ends.close()
 

@@ -19,7 +19,7 @@ MAX_CHANGED_BYTES = WORKSPACE_MIB * MIB
 
 
 @dataclass
-class Captured:
+class FolderState:
     """The files and folders of a folder. Unreadable entries keep their earlier files; their paths are in `unseen`."""
 
     files: Files = field(default_factory=dict)
@@ -31,9 +31,9 @@ class Captured:
         return bool(self.unseen) and not self.unseen.isdisjoint(list_all_prefixes([path]))
 
 
-def capture_folder(walker: Walker, contents: Contents, before: Files) -> Captured:
+def capture_folder(walker: Walker, contents: Contents, before: Files) -> FolderState:
     """Walk a folder and store the contents of its files. `before` holds the files it had when the run began."""
-    captured = Captured(unseen=walker.unseen)
+    captured = FolderState(unseen=walker.unseen)
     left = MAX_CHANGED_BYTES
     for entry in walker.walk_entries():
         if entry.is_folder:

@@ -17,7 +17,7 @@ from retinue.core.caller import NOBODY, Caller, narrow_caller
 from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError, SpawnRefused
 from retinue.core.limits import Limits
-from retinue.core.ports import Order
+from retinue.core.ports import SpawnOrder
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
@@ -134,7 +134,9 @@ async def test_a_call_carries_what_is_left_to_its_run(tmp_path: Path) -> None:
         assert before + 100 <= meta["retinue/deadline"] <= time.time() + 100
         assert meta["traceparent"].split("-")[1] == h.supervisor.trees[h.tree].trace_id
         child = h.supervisor.spawner.spawn_children(
-            h.supervisor.trees[h.tree], h.main, [Order(Profile("kid", "x", limits=Limits(tokens=20_000)), Task("t"))]
+            h.supervisor.trees[h.tree],
+            h.main,
+            [SpawnOrder(Profile("kid", "x", limits=Limits(tokens=20_000)), Task("t"))],
         )[0]
         below = h.collector.meta(child.ref)
         assert (below["retinue/depth"], below["retinue/tokens"]) == (1, 20_000)

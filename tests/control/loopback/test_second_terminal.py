@@ -14,7 +14,7 @@ import pytest
 from retinue.control.client import ControlClient
 from retinue.core.approvals import Approval
 from retinue.protocol.control import Address
-from retinue.surfaces.cli.questions import Waiting, match_questions
+from retinue.surfaces.cli.questions import PendingQuestion, match_questions
 from tests.surfaces.cli.shell import Project, interrupt, one_line_error, read_until, until
 from tests.surfaces.cli.test_terminal import Terminal
 
@@ -149,7 +149,7 @@ def test_questions_are_listed_numbered_and_answered(project: Project) -> None:
 
 def test_a_number_is_never_the_beginning_of_an_id() -> None:
     asked = Approval("7bs9/0/12", "7bs9", 0, "/main", "main", "write", {}, "call_1_1", number=2)
-    waits = [Waiting(asked, 1, ControlClient(Address(version=1, pid=1, port=9, token="t", writer="1")))]
+    waits = [PendingQuestion(asked, 1, ControlClient(Address(version=1, pid=1, port=9, token="t", writer="1")))]
     assert match_questions(waits, "7b") == match_questions(waits, "2") == waits
     assert match_questions(waits, "7") == match_questions(waits, "1") == []
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from retinue import Limits
-from retinue.control.delegation_request import Hosting
+from retinue.control.delegation_request import WatcherSettings
 from retinue.control.outbox_watcher import HELD, OutboxWatcher
 from retinue.core.events import Inbox, RunSpawned
 from retinue.core.limits import Timeouts
@@ -307,8 +307,8 @@ async def test_two_watchers_are_one(work: Path, tmp_path: Path) -> None:
         await second.close()
 
 
-def _hosting(there: Host, work: Path, state: Path, said: list[str]) -> Hosting:
-    return Hosting(
+def _hosting(there: Host, work: Path, state: Path, said: list[str]) -> WatcherSettings:
+    return WatcherSettings(
         outbox=there.outbox,
         roots=[work],
         project=state,

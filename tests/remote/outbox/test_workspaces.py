@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from retinue import Team
-from retinue.control.delegation_request import Hosting
+from retinue.control.delegation_request import WatcherSettings
 from retinue.control.outbox_watcher import OutboxWatcher
 from retinue.core.control import Control, RunHandle, SpawnBelow
 from retinue.core.errors import ConfigError
@@ -145,7 +145,7 @@ async def test_a_run_finds_the_copied_files_however_late_its_spawn_is_answered(w
     outbox = tmp_path / "box"
     outbox.mkdir()
     async with host(work, profiles=[profile], runtime="inherited") as there:
-        hosting = Hosting(
+        hosting = WatcherSettings(
             outbox=outbox,
             roots=[work],
             project=tmp_path / "other",

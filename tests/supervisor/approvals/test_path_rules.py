@@ -10,7 +10,7 @@ from retinue import Profile
 from retinue.core.events import ToolResult
 from retinue.core.messages import ToolSpec
 from retinue.core.rules import CODE_MODE, Rules, parse_rule
-from retinue.supervisor.policy import RulePolicy, find_hidden_paths, narrowed
+from retinue.supervisor.policy import RulePolicy, find_hidden_paths, narrow_policy
 from retinue.testing import scripted
 from tests.sandbox.places import needs_bubblewrap
 from tests.supervisor.tree.kit import bodies, call
@@ -101,7 +101,7 @@ def test_a_program_can_read_everything_so_it_asks(tmp_path: Path) -> None:
 
 def test_a_child_hides_what_its_parent_hides() -> None:
     parent = RulePolicy(Rules(None, deny=(parse_rule("read(a)"),)), mode="yes")
-    child = narrowed(parent, Rules(None, ask=(parse_rule("grep(b)"), parse_rule("edit(c)"))), "")
+    child = narrow_policy(parent, Rules(None, ask=(parse_rule("grep(b)"), parse_rule("edit(c)"))), "")
     assert find_hidden_paths(child) == ("a", "b")
 
 

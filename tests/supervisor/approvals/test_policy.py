@@ -13,7 +13,7 @@ from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolResult, Warn
 from retinue.core.messages import ToolSpec
 from retinue.core.ports import Policy
 from retinue.core.rules import ALLOW, Mode, Rules, Verdict, parse_rule
-from retinue.supervisor.policy import RulePolicy, inside, narrowed
+from retinue.supervisor.policy import RulePolicy, inside, narrow_policy
 from retinue.testing import allow_all, scripted
 from retinue.tools.subagents import SpawnSubagents, SubagentTool
 from tests.supervisor.tree.kit import bodies, call, main, spawn
@@ -152,9 +152,9 @@ def test_sandboxed_does_not_ask_inside_a_sandbox_unless_a_rule_does() -> None:
     assert verdicts(policy) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask", "ask"]
     assert verdicts(inside(policy)) == ["allow", "ask", "allow", "allow", "deny", "ask", "ask", "ask"]
     assert verdicts(plain) == ["allow", "allow", "allow", "allow", "allow", "ask", "ask", "allow"]
-    stricter = narrowed(policy, Rules(mode="ask"), "")
+    stricter = narrow_policy(policy, Rules(mode="ask"), "")
     assert verdicts(inside(stricter)) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask", "ask"]
-    laxer = narrowed(RulePolicy(rules, mode="ask"), Rules(mode="sandboxed"), "")
+    laxer = narrow_policy(RulePolicy(rules, mode="ask"), Rules(mode="sandboxed"), "")
     assert verdicts(inside(laxer)) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask", "ask"]
     policy.learn(parse_rule("apply_subagent"))
     assert verdicts(inside(policy))[5] == "allow"
@@ -244,13 +244,13 @@ def test_a_child_s_policy_is_never_laxer() -> None:
     owns = [Rules("yes", everything), Rules("ask", (), everything), Rules("strict"), Rules(None, (), (), everything)]
     for parent in parents:
         for own in owns:
-            child = narrowed(parent, own, project="/w")
-            below = narrowed(child, Rules("yes", everything), project="/w")
+            child = narrow_policy(parent, own, project="/w")
+            below = narrow_policy(child, Rules("yes", everything), project="/w")
             for spec in (shell, OBSERVE, CONFIRM):
                 verdicts = [what(judge, spec, primary=False, command="x") for judge in (parent, child, below)]
                 ranks = [STRICTNESS[verdict] for verdict in verdicts]
                 assert ranks == sorted(ranks), (own, spec.name, verdicts)
-    assert what(narrowed(policy("yes"), Rules("strict"), project="/w"), OBSERVE, primary=False) == "ask"
+    assert what(narrow_policy(policy("yes"), Rules("strict"), project="/w"), OBSERVE, primary=False) == "ask"
 
 
 @pytest.mark.requirement("P32")

@@ -13,7 +13,7 @@ import retinue
 from retinue import Profile
 from retinue.core.events import Inbox, RunEnded, RunSpawned, RunStarted, ToolCall, ToolResult
 from retinue.core.messages import Call, RunRef
-from retinue.core.ports import Link, Order, Ticket
+from retinue.core.ports import Link, SpawnedRun, SpawnOrder
 from retinue.log.runs import Runs
 from retinue.testing import ManualClock
 from retinue.tools.subagents import SpawnAgent, SubagentTool
@@ -73,13 +73,13 @@ class OrderBook:
     """A link that takes orders and carries out none of them."""
 
     def __init__(self) -> None:
-        self.orders: list[Order] = []
+        self.orders: list[SpawnOrder] = []
         self.children = self
 
-    async def spawn_runs(self, orders: Sequence[Order]) -> list[Ticket]:
+    async def spawn_runs(self, orders: Sequence[SpawnOrder]) -> list[SpawnedRun]:
         self.orders += orders
         ref = RunRef("t", 7, "/main/kid-7", "look", "kid", "kid_1")
-        return [Ticket(run=7, ref=ref, workspace="", timeout_seconds=None, status_file="") for _ in orders]
+        return [SpawnedRun(run=7, ref=ref, workspace="", timeout_seconds=None, status_file="") for _ in orders]
 
 
 @pytest.mark.finding("S13")

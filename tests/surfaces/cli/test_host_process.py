@@ -47,7 +47,7 @@ async def test_signals_are_handled_until_the_control_is_closed(tmp_path: Path) -
     fake, said = FakeControl(terminated=True), []
     async with open_process(Parts(tmp_path), said.append, make=fake.make) as (control, signals):
         assert cast(object, control) is fake and fake.steps == ["prepare"]
-        signals.aim(fake.cancelled.set, lambda: None, said.append)
+        signals.set_actions(fake.cancelled.set, lambda: None, said.append)
     assert fake.steps == ["prepare", "close"] and said == ["cancelling; press Ctrl-C again to kill"]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 

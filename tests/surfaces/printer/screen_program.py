@@ -5,7 +5,7 @@ import asyncio
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.input_line import InputLine
 from retinue.surfaces.printer.keys import Key, Paste
-from retinue.surfaces.printer.screen import Bottom, Screen
+from retinue.surfaces.printer.screen import BottomArea, Screen
 from retinue.surfaces.printer.terminal import Terminal
 
 WIDE = "日本語" * 200
@@ -17,11 +17,11 @@ async def show_screen() -> None:
     line = InputLine(["first", "second"])
     submitted: asyncio.Queue[str] = asyncio.Queue()
 
-    def compose(columns: int, rows: int) -> Bottom:
+    def compose(columns: int, rows: int) -> BottomArea:
         texts, (row, column) = line.layout_lines(columns)
         size = (("plain", f"{columns}x{rows} \x1b[31m{WIDE}"),)
         last = (("plain", "the last line " + "x" * columns),)
-        return Bottom([size, *((("plain", text),) for text in texts), last], cursor=(row + 1, column))
+        return BottomArea([size, *((("plain", text),) for text in texts), last], cursor=(row + 1, column))
 
     def take_key(key: Key | Paste) -> None:
         text = line.press_key(key)

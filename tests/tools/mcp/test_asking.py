@@ -247,10 +247,10 @@ async def test_a_call_that_was_allowed_runs_only_as_what_it_was() -> None:
         assert await ctx._link.begin(allowed, spec, "") == Allow()
         morph = Call("two", "mcp__odd__morph", {})
         await ctx._link.begin(morph, tools["mcp__odd__morph"].spec, "")
-        ctx._link.finish(morph, await ctx._link.lend(morph), 0)
+        ctx._link.finish(morph, await ctx._link.run_host_tool(morph), 0)
         await until(lambda: found.spec.seal != spec.seal)
         with pytest.raises(ToolError) as raised:
-            await ctx._link.lend(allowed)
+            await ctx._link.run_host_tool(allowed)
         ctx._link.finish(allowed, Outcome(str(raised.value), success=False), 0)
         return str(raised.value)
 

@@ -34,7 +34,7 @@ from retinue.core.messages import USER_WORDS
 from retinue.core.unseen import reveal_line, reveal_text
 from retinue.log.activity import restore_approval
 from retinue.log.blocks import format_question_body, make_call_spans
-from retinue.log.notices import NoticeFold, Words
+from retinue.log.notices import NoticeFold, TextPiece
 from retinue.log.runs import Runs
 from retinue.protocol.a2a import EXTENSION, make_event_metadata, make_question
 from retinue.protocol.notices import Notice, remove_plans
@@ -153,7 +153,7 @@ class StreamFold:
         about = f"Tool call {how}: {notice.target}"
         return self._task.make_chunk(name, what, f"\n{notice.text}\n", about=about)
 
-    def _show_words(self, words: Words) -> Update:
+    def _show_words(self, words: TextPiece) -> Update:
         about = PLAN_ABOUT if words.is_plan else ANSWER_ABOUT
         return self._task.make_chunk(
             ANSWER, f"words-{words.part}", words.text, about=about, append=not words.is_new, last=words.is_last

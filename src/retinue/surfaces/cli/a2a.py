@@ -381,7 +381,7 @@ class _A2aHost:
             stack.push_async_callback(self._thread.drain)
             process = open_process(self._parts, self._say, serves=not self._args.no_control, prepares=False)
             async with process as (control, signals):
-                signals.aim(stop.set, lambda: kill_trees(control), self._say)
+                signals.set_actions(stop.set, lambda: kill_trees(control), self._say)
                 async with A2aServer(control, self._state, self._options, screen) as server:
                     self._greet(server)
                     await stop.wait()

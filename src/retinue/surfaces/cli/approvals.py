@@ -30,7 +30,7 @@ from retinue.surfaces.cli import prompts
 from retinue.surfaces.cli.questions import (
     KEPT,
     NOT_KEPT,
-    Waiting,
+    PendingQuestion,
     choose_or_explain,
     describe_outcome,
     find_waiting,
@@ -46,7 +46,7 @@ from retinue.surfaces.printer.approver import TerminalApprover
 from retinue.surfaces.printer.keys import Key, Paste
 from retinue.surfaces.printer.printer import Printer, format_question
 from retinue.surfaces.printer.question_panel import QuestionPanel
-from retinue.surfaces.printer.screen import Bottom, Line, Screen
+from retinue.surfaces.printer.screen import BottomArea, Line, Screen
 from retinue.surfaces.printer.terminal import Terminal, can_draw
 
 EMPTY = "No question waits. New ones appear here; Ctrl-C leaves, and answers nothing."
@@ -112,7 +112,7 @@ def execute_approvals(args: argparse.Namespace) -> int:
     return 0
 
 
-def _make_row(each: Waiting) -> tuple[str, ...]:
+def _make_row(each: PendingQuestion) -> tuple[str, ...]:
     about = each.approval
     question = screen.shorten_to_width(format_question(about), QUESTION_WIDTH)
     return (
@@ -243,7 +243,7 @@ def _split_reason(words: Sequence[str], *, is_selected: bool) -> tuple[list[str]
 
 async def _select_questions(
     project: screen.ProjectLog, args: argparse.Namespace, names: Sequence[str]
-) -> list[Waiting]:
+) -> list[PendingQuestion]:
     """Return the pending questions that `names` or the options select. Raises NotFound if there is none."""
     is_selected = args.all or args.run is not None or args.tool is not None
     if names and is_selected:
@@ -269,13 +269,13 @@ async def _select_questions(
     return found
 
 
-async def _list_run_questions(project: screen.ProjectLog, one: Waiting) -> list[Waiting]:
+async def _list_run_questions(project: screen.ProjectLog, one: PendingQuestion) -> list[PendingQuestion]:
     """Return all pending questions of the run that asks `one`."""
     run = one.approval.tree, one.approval.run
     return [each for each in await find_waiting(project) if (each.approval.tree, each.approval.run) == run]
 
 
-def _confirm_questions(found: Sequence[Waiting]) -> None:
+def _confirm_questions(found: Sequence[PendingQuestion]) -> None:
     """Show each question in full and ask for a confirmation. Raises ConfigError if the user says no."""
     if not prompts.at_terminal():
         raise ConfigError(NO_TERMINAL)
@@ -286,7 +286,9 @@ def _confirm_questions(found: Sequence[Waiting]) -> None:
         raise ConfigError("nothing was answered")
 
 
-async def _answer_all(project: screen.ProjectLog, meant: Sequence[Waiting], decision: Decision, *, surface: str) -> int:
+async def _answer_all(
+    project: screen.ProjectLog, meant: Sequence[PendingQuestion], decision: Decision, *, surface: str
+) -> int:
     """Send the same decision for each question, bound to the action the question shows. Return the exit code."""
     given = [await give_answer(project, each, decision, surface=surface) for each in meant]
     return 0 if all(given) else 1
@@ -374,11 +376,11 @@ class PanelAsker:
         else:
             self._panel.press_key(key)
 
-    def _compose(self, columns: int, rows: int) -> Bottom:
+    def _compose(self, columns: int, rows: int) -> BottomArea:
         lines, cursor = self._panel.layout_lines(columns, max(3, rows - 2))
         current = self._panel.current
         status: Line = (("faint", EMPTY if current is None else WAITING),)
-        return Bottom(lines=[*lines, status], cursor=cursor, mark=None if current is None else current.id)
+        return BottomArea(lines=[*lines, status], cursor=cursor, mark=None if current is None else current.id)
 
 
 class QuestionWatch:
@@ -390,7 +392,7 @@ class QuestionWatch:
         self._printer = Printer(sys.stdout)
         self._asks = asks
         self._asker: LineAsker | PanelAsker | None = None
-        self._open: dict[str, Waiting] = {}
+        self._open: dict[str, PendingQuestion] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._closed: dict[str, QuestionClosed] = {}  # by id of the question; `_ask` reads it
         self._left = asyncio.Event()
@@ -433,7 +435,7 @@ class QuestionWatch:
                 self._closed[change.id] = change
                 self._close(change.id, describe_closing(change))
             return
-        waiting = self._open[change.id] = Waiting(change, pid, control)
+        waiting = self._open[change.id] = PendingQuestion(change, pid, control)
         if self._as_json:
             screen.print_json(waiting.to_json())
             sys.stdout.flush()
@@ -454,7 +456,7 @@ class QuestionWatch:
         if not self._as_json:
             asyncio.get_running_loop().call_soon(self._say, waiting.approval, outcome)  # after the prompt is gone
 
-    async def _ask(self, asker: LineAsker | PanelAsker, waiting: Waiting) -> None:
+    async def _ask(self, asker: LineAsker | PanelAsker, waiting: PendingQuestion) -> None:
         """Ask the user, and send the answer to the process that asked."""
         about = waiting.approval
         try:
@@ -478,7 +480,7 @@ class QuestionWatch:
         if isinstance(decision, Allow) and decision.scope == "project":
             await self._tell_rule(waiting)
 
-    async def _tell_rule(self, waiting: Waiting) -> None:
+    async def _tell_rule(self, waiting: PendingQuestion) -> None:
         is_kept = await is_rule_kept(self._project.log, waiting.approval)
         self._show_note((KEPT if is_kept else NOT_KEPT).format(rules=format_rules(waiting.approval)))
         if is_kept:

@@ -367,14 +367,14 @@ class Conversation:
     def _aim_signals(self) -> None:
         """Handle Ctrl-C with `_press_interrupt`, and leave at any other signal."""
         terminal = self.live.screen.terminal
-        self._signals.aim(
+        self._signals.set_actions(
             self.leave_open, self.leave_open, lambda _: None, ask=self._press_interrupt, leave=terminal.restore
         )
 
     def _release_signals(self) -> None:
         """Direct signals to no run. The third signal still ends the process, even if the terminal is stuck."""
         restore = self.live.screen.terminal.restore
-        self._signals.aim(lambda: None, lambda: None, lambda _: None, leave=restore)
+        self._signals.set_actions(lambda: None, lambda: None, lambda _: None, leave=restore)
 
     def _leave(self, parting: Parting) -> None:
         if not self._over.is_set():

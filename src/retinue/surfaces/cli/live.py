@@ -124,7 +124,7 @@ async def _wait_for_other_trees(control: Control, signals: Signals, printer: Pri
     while (live := await control.list_trees(live=True)) and not signals.killed.is_set():
         tree = live[0]
         say(f"{tree.tree} still runs here, for another terminal; Ctrl-C cancels it")
-        signals.aim(partial(control.cancel, tree.tree, tree.root), partial(control.kill, tree.tree), say)
+        signals.set_actions(partial(control.cancel, tree.tree, tree.root), partial(control.kill, tree.tree), say)
         await control.wait(tree.tree, tree.root)
 
 
@@ -176,7 +176,9 @@ class BlockScreen:
     def attach(self, run: RunHandle, signals: Signals) -> None:
         """Print the tree of `run` from now on, and direct signals to it."""
         self.runs = Runs(run.tree)
-        signals.aim(partial(run.control.cancel, run.tree, run.number), partial(run.control.kill, run.tree), self._say)
+        signals.set_actions(
+            partial(run.control.cancel, run.tree, run.number), partial(run.control.kill, run.tree), self._say
+        )
 
     async def show_tree(self, run: RunHandle) -> None:
         """Print the events of the tree of a run until the tree has ended."""

@@ -60,7 +60,7 @@ class LiveScreen:
         """Show the tree of `run` from now on, and direct keys and signals to it."""
         self._control, self._tree = run.control, run.tree
         self.view.show_tree(run.tree)
-        signals.aim(
+        signals.set_actions(
             partial(run.control.cancel, run.tree, run.number),
             partial(run.control.kill, run.tree),
             self._say,

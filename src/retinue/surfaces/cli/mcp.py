@@ -190,7 +190,7 @@ async def _run_server(args: argparse.Namespace) -> int:
 
     server = Server(load, say=_say, keeps_running=not args.http, profile=args.profile)
     with Signals() as signals:
-        signals.aim(stop.set, server.kill, _say)
+        signals.set_actions(stop.set, server.kill, _say)
         try:
             if args.http:
                 from retinue.surfaces.mcp import http

@@ -16,7 +16,7 @@ from retinue.config.coordination import to_members
 from retinue.config.models import find_default_model
 from retinue.config.project import Project, load_project
 from retinue.core.profiles import Profile
-from retinue.core.team_members import UNTYPED, Resolution, TeamSettings, resolve_members
+from retinue.core.team_members import UNTYPED, MemberChoice, TeamSettings, resolve_members
 from retinue.core.teams import Member, choose_strategy
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.printer import safe
@@ -128,7 +128,7 @@ def _print_team_table(rows: Sequence[_Row]) -> None:
 
 def _resolve(
     teams: TeamSettings, profile: Profile, local: Sequence[Member], primary: str | None, *, spawner: str
-) -> Resolution:
+) -> MemberChoice:
     """Return the members of a subagent. A model in its profile replaces an inherited one."""
     is_client = spawner == CLIENT
     primary = primary or (None if is_client else OWN_MODEL)
@@ -151,7 +151,7 @@ class _Row:
 
     profile: Profile
     spawner: str
-    resolution: Resolution
+    resolution: MemberChoice
     teams: TeamSettings
 
     def to_cells(self) -> list[tuple[str, ...]]:

@@ -29,7 +29,7 @@ KEPT = "allowed in this project from now on, by the rule in retinue.yaml: {rules
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PendingQuestion:
     """A pending question, and the id and the Control of the process that asks it."""
 
     approval: Approval
@@ -43,12 +43,12 @@ class Waiting:
 # Finding
 
 
-async def find_waiting(project: screen.ProjectLog) -> list[Waiting]:
+async def find_waiting(project: screen.ProjectLog) -> list[PendingQuestion]:
     """Return every pending question of every process with a control server, the oldest of each tree first."""
     processes = connect_to_processes(project.state)
     pending = await asyncio.gather(*(_list_pending(pid, control) for pid, control in processes.items()))
     found = [
-        Waiting(approval, pid, control)
+        PendingQuestion(approval, pid, control)
         for (pid, control), approvals in zip(processes.items(), pending, strict=True)
         for approval in approvals
     ]
@@ -65,7 +65,7 @@ async def _list_pending(pid: int, control: Control) -> list[Approval]:
         return []
 
 
-def match_questions(found: Sequence[Waiting], name: str) -> list[Waiting]:
+def match_questions(found: Sequence[PendingQuestion], name: str) -> list[PendingQuestion]:
     """Return the questions whose number is `name`, or whose id is or begins with `name`.
 
     A number never matches the beginning of an id, or it could mean another question once its own is answered."""
@@ -80,7 +80,7 @@ def is_number(name: str) -> bool:
     return name.isascii() and name.isdigit()
 
 
-async def choose_or_explain(project: screen.ProjectLog, found: Sequence[Waiting], name: str) -> Waiting:
+async def choose_or_explain(project: screen.ProjectLog, found: Sequence[PendingQuestion], name: str) -> PendingQuestion:
     """Return the one question with the number or id `name`.
 
     Raises Ambiguous if there are several, listing each with the time and task of its tree, and NotFound if there is
@@ -100,7 +100,7 @@ async def choose_or_explain(project: screen.ProjectLog, found: Sequence[Waiting]
     raise NotFound(f"too late: {what} was {describe_closing(closed)}; {error}")
 
 
-async def _list_candidates(log: LogReader, found: Sequence[Waiting]) -> list[str]:
+async def _list_candidates(log: LogReader, found: Sequence[PendingQuestion]) -> list[str]:
     """Describe each question by its id, its call, and the time and task of its tree."""
     trees = list(dict.fromkeys(each.approval.tree for each in found))
     origins = {run.first.tree: describe_origin(run) for run in await log.read_runs(trees) if run.first.run == 0}
@@ -135,7 +135,9 @@ async def describe_outcome(log: LogReader, approval: Approval) -> str:
     return describe_closing(await find_closing(iterate_events(log, approval.tree), approval.id))
 
 
-async def send_answer(project: screen.ProjectLog, chosen: Waiting, decision: Decision, *, surface: str) -> Answered:
+async def send_answer(
+    project: screen.ProjectLog, chosen: PendingQuestion, decision: Decision, *, surface: str
+) -> Answered:
     """Send an answer to the process that asks. If the process is gone, read from the log whose answer it took."""
     about, by = chosen.approval, describe_user()
     try:
@@ -147,7 +149,7 @@ async def send_answer(project: screen.ProjectLog, chosen: Waiting, decision: Dec
         return "taken" if (closed.by, closed.surface) == (by, surface) else "stale"
 
 
-async def give_answer(project: screen.ProjectLog, chosen: Waiting, decision: Decision, *, surface: str) -> bool:
+async def give_answer(project: screen.ProjectLog, chosen: PendingQuestion, decision: Decision, *, surface: str) -> bool:
     """Send an answer and print the outcome. Return False if another answer came first."""
     about = chosen.approval
     if await send_answer(project, chosen, decision, surface=surface) != "taken":
@@ -180,7 +182,9 @@ async def is_rule_kept(log: LogReader, approval: Approval) -> bool:
     return event is not None and isinstance(event.body, ApprovalDecided) and event.body.scope == "project"
 
 
-async def spread_rule(project: screen.ProjectLog, answered: Waiting, *, surface: str) -> AsyncIterator[Approval]:
+async def spread_rule(
+    project: screen.ProjectLog, answered: PendingQuestion, *, surface: str
+) -> AsyncIterator[Approval]:
     """Give the same answer to pending questions of other processes that have the same rule, and yield these questions.
 
     The other processes would read the new rule only at their next start."""

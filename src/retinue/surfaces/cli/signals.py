@@ -25,14 +25,14 @@ class Signals:
     when the process started stay ignored."""
 
     def __init__(self) -> None:
-        self.aim(lambda: None, lambda: None, lambda _: None)
+        self.set_actions(lambda: None, lambda: None, lambda _: None)
         self._count = 0
         self._has_asked = False
         self._tasks = TaskOwner()
         self._handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         self.killed = asyncio.Event()
 
-    def aim(
+    def set_actions(
         self,
         cancel: Action,
         kill: Action,

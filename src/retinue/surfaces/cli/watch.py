@@ -10,7 +10,7 @@ from pathlib import Path
 
 from retinue.build.parts import MAIN, Parts, adapt_to_watcher, find_profile
 from retinue.concurrency import TaskOwner, run_until_first
-from retinue.control.delegation_request import Hosting
+from retinue.control.delegation_request import WatcherSettings
 from retinue.control.outbox_watcher import OutboxWatcher
 from retinue.core.control import Control
 from retinue.core.events import Delta
@@ -78,7 +78,7 @@ async def _watch_outbox(args: argparse.Namespace, parts: Parts, printer: Printer
     assert parts.state is not None
     try:
         async with open_process(parts, say, serves=not args.no_control, prepares=False) as (control, signals):
-            hosting = Hosting(
+            hosting = WatcherSettings(
                 outbox=args.outbox,
                 roots=args.allow_root,
                 project=parts.project,
@@ -91,7 +91,7 @@ async def _watch_outbox(args: argparse.Namespace, parts: Parts, printer: Printer
                 caller=read_process_limits(os.environ),
             )
             watcher = OutboxWatcher(control, hosting)
-            signals.aim(stop.set, lambda: kill_trees(control), say)
+            signals.set_actions(stop.set, lambda: kill_trees(control), say)
             say(f"watching {args.outbox} ({parts.runtime}); Ctrl-C stops")
             try:
                 await run_until_first([watcher.watch(), stop.wait()])

@@ -32,7 +32,7 @@ from retinue.core.events import (
     VoteCast,
 )
 from retinue.core.messages import ASKER
-from retinue.core.ports import STATUS_FILE, Receipt, Row, Ticket
+from retinue.core.ports import STATUS_FILE, Receipt, RunSummary, SpawnedRun
 from retinue.core.profiles import Profile
 from retinue.log.blocks import make_call_spans, make_team_spans
 from retinue.log.listing import load_listing, load_listings
@@ -98,7 +98,7 @@ class Backend:
 
     # Subagents
 
-    def make_ticket(self, known: KnownRun) -> Ticket:
+    def make_ticket(self, known: KnownRun) -> SpawnedRun:
         folder = self.state / "runs" / known.tree / str(known.row.run)
         return known.make_ticket(str(folder) if known.is_here or (folder / STATUS_FILE).exists() else "")
 
@@ -126,7 +126,7 @@ class Backend:
         rows = await self._list_live_rows(client)
         return [KnownRun(client, row, is_live=True, is_here=True, own_tree=True) for row in rows if row.run != 0]
 
-    async def _list_live_rows(self, tree: str) -> list[Row]:
+    async def _list_live_rows(self, tree: str) -> list[RunSummary]:
         """Return the runs of a tree in this process, in order of creation. Empty once the tree has ended."""
         return next((info.runs for info in await self.control.list_trees(live=True) if info.tree == tree), [])
 

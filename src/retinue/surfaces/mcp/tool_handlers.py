@@ -27,7 +27,7 @@ from retinue.core.control import MCP_CLIENT, MCP_CLIENT_DESCRIPTION, ClientHandl
 from retinue.core.errors import LogError, NotFound, ToolError
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, RunRef
-from retinue.core.ports import Outcome, Receipt, Ticket
+from retinue.core.ports import Outcome, Receipt, SpawnedRun
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.log.blocks import format_count
@@ -338,7 +338,9 @@ class ToolHandlers:
         return continued, entry | self._describe_result(continued, entry)
 
     async def make_entries(self, ended: Sequence[KnownRun]) -> list[Reply]:
-        results: list[tuple[Any, Ticket]] = [(known.row.result, self._backend.make_ticket(known)) for known in ended]
+        results: list[tuple[Any, SpawnedRun]] = [
+            (known.row.result, self._backend.make_ticket(known)) for known in ended
+        ]
         if not results:
             return []
         client = await self.get_client()

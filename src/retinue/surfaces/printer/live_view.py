@@ -25,7 +25,7 @@ from retinue.surfaces.printer.keys import ENTER, Key, Paste
 from retinue.surfaces.printer.markdown import render_markdown
 from retinue.surfaces.printer.printer import Level, truncate_text
 from retinue.surfaces.printer.question_panel import QuestionPanel
-from retinue.surfaces.printer.screen import Bottom, Line, Screen, cut_line, wrap_spans
+from retinue.surfaces.printer.screen import BottomArea, Line, Screen, cut_line, wrap_spans
 from retinue.surfaces.printer.totals import format_elapsed, format_status
 
 SPINNER = "◐◓◑◒"
@@ -326,7 +326,7 @@ class LiveView:
 
     # The bottom
 
-    def _compose(self, columns: int, rows: int) -> Bottom:
+    def _compose(self, columns: int, rows: int) -> BottomArea:
         now = time.time()
         self._rendered = 0
         status = self._layout_status(columns, now)
@@ -350,7 +350,7 @@ class LiveView:
             place = None if place is None else (place[0] + 1, place[1])
         current = self.panel.current
         mark = None if current is None or self._cancel_choices is not None else current.id
-        return Bottom(lines=lines, cursor=place, mark=mark, animated=True)
+        return BottomArea(lines=lines, cursor=place, mark=mark, animated=True)
 
     def _layout_input(self, columns: int, limit: int) -> tuple[list[Line], Position | None]:
         if self._submit is None:

@@ -33,7 +33,7 @@ WRAPPED_INDENT = "  "
 _WORDS = re.compile(r"[^ ]* +|[^ ]+")
 
 
-class Bottom(msgspec.Struct, frozen=True):
+class BottomArea(msgspec.Struct, frozen=True):
     """The lines of the bottom area, as spans of unescaped text with their roles. `cursor` is the row and column where
     the user types. The screen passes `mark` to `on_drawn` once the bottom is completely on the terminal. An `animated`
     bottom is redrawn soon even without a change."""
@@ -52,7 +52,7 @@ class Screen:
         self.terminal = terminal
         self.color = color
         self.tasks = TaskOwner()
-        self.compose: Callable[[int, int], Bottom] = lambda columns, rows: Bottom()
+        self.compose: Callable[[int, int], BottomArea] = lambda columns, rows: BottomArea()
         self._on_drawn: Callable[[object], object] = lambda mark: None
         self._lasting: list[str] = []
         self._drawn = _Drawn()
@@ -66,7 +66,7 @@ class Screen:
         terminal.report_changes(on_resize=self._settle, on_away=self._erase_now, on_return=self.request_redraw)
 
     def draw_bottom(
-        self, compose: Callable[[int, int], Bottom], on_drawn: Callable[[object], object] = lambda mark: None
+        self, compose: Callable[[int, int], BottomArea], on_drawn: Callable[[object], object] = lambda mark: None
     ) -> None:
         """Draw the bottom that `compose` returns for a number of columns and rows, from the next frame on.
 
@@ -97,7 +97,7 @@ class Screen:
         try:
             await self._wait_written(seconds)
             if not self.is_stuck and not self.terminal.is_away:
-                self._start_write(self._make_frame(Bottom()), None)
+                self._start_write(self._make_frame(BottomArea()), None)
                 await self._wait_written(seconds)
         finally:
             self.terminal.close()
@@ -151,7 +151,7 @@ class Screen:
         self._shown = size, bottom
         self._start_write(self._make_frame(bottom), bottom)
 
-    def _make_frame(self, bottom: Bottom) -> str:
+    def _make_frame(self, bottom: BottomArea) -> str:
         columns, rows = self.terminal.size
         lasting, self._lasting = "".join(f"{text}\n" for text in self._lasting), []
         erase = self._drawn.erase(columns)
@@ -164,13 +164,13 @@ class Screen:
         self._drawn = _Drawn(widths, at)
         return f"{_HIDE}{erase}{lasting}{_NO_WRAP}{painted}{_WRAP}{self._drawn.move_cursor()}"
 
-    def _start_write(self, frame: str, bottom: Bottom | None) -> None:
+    def _start_write(self, frame: str, bottom: BottomArea | None) -> None:
         loop = asyncio.get_running_loop()
         self._is_due = self._is_urgent = False
         writing = self._writing = loop.run_in_executor(self._thread, self.terminal.write, frame)
         writing.add_done_callback(lambda _: self._end_write(writing, bottom))
 
-    def _end_write(self, writing: asyncio.Future[None], bottom: Bottom | None) -> None:
+    def _end_write(self, writing: asyncio.Future[None], bottom: BottomArea | None) -> None:
         if self._writing is writing:
             self._writing = None
         if bottom is not None and bottom.mark is not None:
@@ -182,7 +182,7 @@ class Screen:
         elif bottom is not None:
             self._wait_animation(bottom)
 
-    def _wait_animation(self, bottom: Bottom) -> None:
+    def _wait_animation(self, bottom: BottomArea) -> None:
         if bottom.animated and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(ANIMATION_SECONDS, self._draw)
 
