@@ -9,17 +9,35 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from retinue.core.approvals import Decision, Deny, describe_denial, describe_edit
 from retinue.core.control import Control, RunHandle
 from retinue.core.events import Body, Message, Warned
-from retinue.core.messages import Call, RunRef, ToolSpec
-from retinue.core.ports import Link, Outcome, RunSummary, SpawnOrder, skip_preview
+from retinue.core.messages import QUESTION, Call, RunRef, ToolSpec
+from retinue.core.ports import Folders, Link, Outcome, RunSummary, SpawnOrder
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import OutputT, Result
 
 CURRENT: ContextVar[Context | None] = ContextVar("retinue_run", default=None)
 METADATA_SUBAGENT_DEPTH = "subagent_depth"
 METADATA_MAX_SUBAGENT_DEPTH = "max_subagent_depth"
+NOT_AS_ASKED = "The question was about other arguments, so this is not an approval."
+
+
+class QuestionTool:
+    """A tool that runs nothing: its call asks a person. `answer` holds the arguments as the person left them, or None
+    without a yes. With `fixed` arguments, others are not a yes."""
+
+    def __init__(self, spec: ToolSpec, text: str = "", fixed: dict[str, Any] | None = None) -> None:
+        self.spec, self._text, self._fixed = spec, text, fixed
+        self.answer: dict[str, Any] | None = None
+
+    async def preview(self, call: Call, folders: Folders) -> str:
+        return self._text
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        if self._fixed is not None and call.args != self._fixed:
+            return Outcome(NOT_AS_ASKED, success=False)
+        self.answer = call.args
+        return Outcome("answered" if self._fixed is None else "allowed")
 
 
 class HostServices(Protocol):
@@ -29,9 +47,10 @@ class HostServices(Protocol):
 
     def record_activity(self) -> None: ...
 
-    async def ask_person(
-        self, name: str, args: dict[str, Any], preview: str, asker: Sequence[str] = ()
-    ) -> Decision | None: ...
+    async def ask(self, call: Call, question: QuestionTool, asker: Sequence[str] = ()) -> None:
+        """Run the call of a question, which gets an id if it has none. The call belongs to the run below this one that
+        a peer reports under one of the ids `asker`, if any. Raises Unconfirmed if nobody can be asked, unless only a
+        person can answer the question."""
 
 
 class Context:
@@ -91,11 +110,14 @@ class Context:
         return self._host.spill(name)
 
     async def ask_person(
-        self, name: str, args: dict[str, Any], preview: str, asker: Sequence[str] = ()
-    ) -> Decision | None:
-        """Ask a person, regardless of the rules and the mode. Return None if nobody can be asked. `asker` are ids
-        under which a run of a peer, below this one, may be reported: the question then belongs to that run."""
-        return await self._host.ask_person(name, args, preview, asker)
+        self, name: str, args: dict[str, Any], text: str, asker: Sequence[str] = ()
+    ) -> dict[str, Any] | None:
+        """Ask a person to fill in `args`, regardless of the rules and the mode. Return the answer, or None if the
+        person says no or nobody can be asked. `asker` are ids under which a run of a peer, below this one, may be
+        reported: the question then belongs to that run."""
+        question = QuestionTool(ToolSpec(name, text, {}, tier=QUESTION, host=True), text)
+        await self._host.ask(Call("", name, args), question, asker)
+        return question.answer
 
     def list_children(self) -> list[RunSummary]:
         """Return the runs below this run, ended ones too, in the order of creation."""
@@ -122,16 +144,9 @@ class Context:
         """Ask the user to approve `action`. Return False if the user denies it or changes the arguments. Without an
         approver the run ends."""
         self._asked += 1
-        call = Call(f"ctx_{action}_{self._asked}", action, args)
-        decision = await self._link.begin(call, ToolSpec(action, "", {}, tier="confirm", host=True), skip_preview)
-        if isinstance(decision, Deny):
-            said = describe_denial(decision)
-        elif decision.args is not None and decision.args != args:
-            said = describe_edit(decision.args)
-        else:
-            said = ""
-        self._link.finish(call, Outcome(said or "allowed", not said), 0)
-        return not said
+        question = QuestionTool(ToolSpec(action, "", {}, host=True), fixed=args)
+        await self._host.ask(Call(f"ctx_{action}_{self._asked}", action, args), question)
+        return question.answer is not None
 
     async def spawn(self, profile: Profile[OutputT] | str, task: str | Task) -> RunHandle[OutputT]:
         """Start a child run. Raises SpawnRefused. `await child.result()` waits for the child; meanwhile the slot of

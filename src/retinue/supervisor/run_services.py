@@ -7,16 +7,16 @@ spawning is passed in as a callable.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
+from retinue.agent.tool_calls import run_tool_call
 from retinue.core import secrets
-from retinue.core.approvals import Allow, Decision, Deny, describe_denial
+from retinue.core.approvals import Allow, Decision
+from retinue.core.context import QuestionTool
 from retinue.core.errors import (
     CallCancelled,
     Limited,
@@ -29,7 +29,18 @@ from retinue.core.errors import (
 )
 from retinue.core.events import Body, Thinking, ToolCall, ToolResult, UsageReported
 from retinue.core.limits import OUTPUT_TOKENS
-from retinue.core.messages import NOTHING_TO_RUN, USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
+from retinue.core.messages import (
+    NOTHING_TO_RUN,
+    QUESTION,
+    USERS_OWN,
+    Call,
+    Reply,
+    Request,
+    RunRef,
+    ToolSpec,
+    Turn,
+    UserTurn,
+)
 from retinue.core.ports import Outcome, Preview, RunState
 from retinue.core.round_state import RoundState
 from retinue.core.rules import ALLOW, Verdict
@@ -136,7 +147,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
                 spec = self._seal(call, spec)
             if self._open_calls and (said := await self._recall_decision(call, spec)) is not None:
                 return said
-            verdict = judge_call(run, spec, call)
+            verdict = ASKS_PERSON if spec.tier == QUESTION else judge_call(run, spec, call)
             if verdict is ALLOW or (verdict.what == "allow" and not verdict.rule):
                 return _ALLOW
             return await self._decide(call, spec, preview, verdict)
@@ -248,30 +259,19 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
     def record_activity(self) -> None:
         self._run.record_activity()
 
-    async def ask_person(
-        self, name: str, args: dict[str, Any], preview: str, asker: Sequence[str] = ()
-    ) -> Decision | None:
-        tree, run = self._tree, self._find_asker(asker)
-        call = Call(f"{name}_{tree.seq + 1}", name, args)
-        spec = ToolSpec(name, preview, {}, host=True)
-        began = time.monotonic()
-        tree.write(run, ToolCall(call.id, name, copy_args(args), host=True))
-        self._run.slot.begin_calls()
-        outcome = Outcome(NOBODY_ASKED, success=False)
+    async def ask(self, call: Call, question: QuestionTool, asker: Sequence[str] = ()) -> None:
+        needs_person = question.spec.tier == QUESTION
+        run, call_id = self._find_asker(asker), call.id or f"{call.name}_{self._tree.seq + 1}"
+        call = Call(call_id, call.name, call.args)
+        services = QuestionServices(self._tree, run, self._shared) if needs_person else self
         try:
-            decision = await self._shared.approvals.decide(
-                tree, run, call, spec=spec, preview=preview, verdict=ASKS_PERSON
-            )
-            outcome = Outcome("answered")
-            if isinstance(decision, Deny):
-                outcome = Outcome(describe_denial(decision), success=False)
-            return decision
-        except Unconfirmed:
-            return None
-        finally:
-            duration = round((time.monotonic() - began) * 1000)
-            tree.write(run, ToolResult(call.id, name, outcome.text, outcome.success, duration))
-            self._run.slot.end_call()
+            await run_tool_call(call, question, run.folders, services)
+        except (Unconfirmed, asyncio.CancelledError) as error:
+            if not needs_person:
+                raise
+            self._tree.write(run, ToolResult(call.id, call.name, NOBODY_ASKED, success=False))
+            if isinstance(error, asyncio.CancelledError):
+                raise
 
     def _find_asker(self, reported: Sequence[str]) -> Run:
         """Return the run that asks through a call of this run: a peer's run below, reported under one of these ids. If
@@ -405,6 +405,13 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         if self._run.waits_for_news and not self._run.task.conversation:
             await self._run.slot.wait_without_slot(self._run.wait_for_news())
         return bool(self._run.inbox)
+
+
+class QuestionServices(RunServices, eq=False, gc=False):
+    """The services of a run for a question that only a person can answer. It is not progress of the run."""
+
+    def _report_progress(self, call: Call, outcome: Outcome | None = None) -> None:
+        pass
 
 
 def _complete_usage(reply: Reply, request: Request) -> Reply:

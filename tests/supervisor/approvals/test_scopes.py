@@ -7,6 +7,7 @@ import pytest
 
 import retinue
 from retinue import Allow, Approval, Context, Deny, Profile
+from retinue.core.context import NOT_AS_ASKED
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolCall, ToolResult, Warned
 from tests.supervisor.approvals.test_pending import WAIT, Pages, decided, pages, waiting
 from tests.supervisor.tree.kit import bodies, call, main, spawn
@@ -218,4 +219,8 @@ async def test_a_callable_does_not_take_an_edited_yes_for_its_own() -> None:
         return Allow(args={"target": "nowhere"})
 
     async with retinue.open(approver=approver) as r:
-        assert (await r.run(Profile("agent", call=agent), "x")).final_response == "False"
+        run = await r.spawn(Profile("agent", call=agent), "x")
+        assert (await run.result()).final_response == "False"
+        [result] = bodies(await r.control.log.read(run.tree), ToolResult)
+    changed = '[The user changed the arguments of this call to {"target":"nowhere"}]'
+    assert (result.text, result.success) == (f"{changed}\n{NOT_AS_ASKED}", False)

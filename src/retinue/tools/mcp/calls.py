@@ -20,7 +20,6 @@ from mcp.client import ClientRequestContext
 from referencing.exceptions import Unresolvable
 
 from retinue.concurrency import TaskOwner
-from retinue.core.approvals import Deny
 from retinue.core.context import Context
 from retinue.core.errors import ToolError
 from retinue.core.servers import PREFIX
@@ -149,11 +148,10 @@ class CallsInFlight:
         asked = f"{form.preview}\n{note}".strip()
         preview, fields = asked, form.fields
         for _ in range(ATTEMPTS):
-            decision = await call.context.ask_person(f"{PREFIX}{self._server}", fields, preview, _list_askers(params))
-            if decision is None or isinstance(decision, Deny):
-                # Denied, or nobody can be asked. A server that gets "cancel" may keep waiting for another answer.
+            answer = await call.context.ask_person(f"{PREFIX}{self._server}", fields, preview, _list_askers(params))
+            if answer is None:  # a server that gets "cancel" may keep waiting for another answer
                 return types.ElicitResult(action="decline")
-            fields = fields if decision.args is None else decision.args
+            fields = answer
             content = form.make_content(fields)
             if not isinstance(content, str):
                 return types.ElicitResult(action="accept", content=content)
