@@ -626,6 +626,22 @@ async def test_a_tree_whose_process_is_gone_is_resumed(kind: str, tmp_path: Path
         assert said == ["hello", "more"]
 
 
+async def test_a_process_without_a_level_left_neither_spawns_nor_resumes(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with control(kind, tmp_path, script={EXPLORER: ["one", "two"]}) as (_, c):
+        left = await c.spawn(EXPLORER, Task("hello", conversation=True))
+        await first(c, left.tree, RunWaiting)
+    for name, value in to_environment(Caller(depth=0)).items():
+        monkeypatch.setenv(name, value)
+    async with control(kind, tmp_path, script={EXPLORER: ["never"]}) as (_, c):
+        with pytest.raises(SpawnRefused):
+            await c.resume(left.tree)
+        for given in (None, Caller(depth=5), Caller(depth=-1)):
+            with pytest.raises(SpawnRefused):
+                await c.spawn(EXPLORER, Task("a"), caller=given)
+
+
 async def test_a_tree_whose_process_is_at_work_is_held(kind: str, tmp_path: Path) -> None:
     script = {EXPLORER: ["one"]}
     async with control(kind, tmp_path, script=script) as (_, owner), control(kind, tmp_path, script=script) as (_, c):

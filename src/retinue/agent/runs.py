@@ -65,7 +65,7 @@ async def _run_in_session(session: RunSession, job: Job, link: Link) -> Ending:
         job = msgspec.structs.replace(job, session=session)
         if session.setup is not None:
             await _run_setup(session.setup, session, job, link)
-        if job.plan.profile.call is not None or job.task.files:
+        if session.needs_workspace or job.plan.profile.call is not None or job.task.files:
             await session.make_workspace()
         return await (_run_with_files(job, link) if job.task.files else run_agent(job, link))
     finally:

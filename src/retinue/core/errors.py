@@ -70,6 +70,11 @@ class LogHeld(LogError):
         self.writer = writer
 
 
+class LogLost(LogError):
+    """This process has lost the right to write the log. This is final: its unwritten events are never written, and a
+    retry cannot succeed. The tree stops its runs, because they would act without a trace."""
+
+
 class SpawnRefused(RetinueError):
     """A spawn that created no run. The model reads the text as the tool's result."""
 
@@ -158,8 +163,3 @@ class ApproverLeft(Exception):
 
 class Disconnected(Stop):
     """The run's process disappeared before giving an ending; the text has the known details."""
-
-
-class LogLost(LogError, Stop):
-    """This process has lost the right to write the log. This is final: its unwritten events are never written, and a
-    retry cannot succeed. A run that goes on would act without a trace, so this ends the loop too."""

@@ -164,6 +164,11 @@ class RunSession(SandboxSession, Protocol):
     def has_copy(self) -> bool:
         """Return True if the run works in a copy of a folder, which `make_workspace` has to make."""
 
+    @property
+    def needs_workspace(self) -> bool:
+        """True if the workspace must be made before the run begins: a folder is moved there, and a resumed run could
+        not find the folder again."""
+
     def runs_tool(self, name: str) -> bool:
         """Return True if calls of this local tool execute here. Other tools run in the supervisor's process."""
 

@@ -338,6 +338,7 @@ class ToolServerSession:
 
     setup = None
     has_copy = False
+    needs_workspace = False
 
     def __init__(self, sandbox: ToolServerSandbox, job: Job, emit: Emit) -> None:
         assert isinstance(job.folders, RunFolders)

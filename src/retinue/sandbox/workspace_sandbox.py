@@ -77,6 +77,7 @@ class _WorkspaceSession:
         self._inner, self._own, self._job, self._emit = inner, own, job, emit
         self._workspaces = workspaces
         self.has_copy = _has_copy(own)
+        self.needs_workspace = own.moves_start
         self._is_lost = False
         self.setup = setup
 

@@ -68,10 +68,10 @@ def narrow(max_depth: int, seconds: float | None, *, depth: int, now: float) -> 
     return max_depth, left.limit_seconds(seconds, now)
 
 
-def check_depth(name: str) -> None:
-    """Raise SpawnRefused if the caller has no level left for another run."""
+def check_depth(name: str, process: Caller) -> None:
+    """Raise SpawnRefused if the caller has no level left for another run. `process` is the caller of this process."""
     call = CALL.get()
-    if call is not None and not call.caller.may_spawn:
+    if not (process if call is None else call.caller).may_spawn:
         raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=name))
 
 

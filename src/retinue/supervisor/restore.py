@@ -100,6 +100,7 @@ class Restorer:
         anything is written, if the tree cannot be resumed."""
         if tree_id in self._trees:
             raise ConfigError(f"{tree_id} is at work here already")
+        caller_limits.check_depth(tree_id, self._ports.caller)
         restorer = self._load_tree(tree_id, histories, overrides)
         if not restorer.unfinished:
             status = restorer.view.runs[0].status
@@ -125,7 +126,7 @@ class Restorer:
         assert old is not None
         old, team = old.find_presented(), _find_team(view, old)
         place, number = old.spawned.parent if team is None else team.spawned.parent, old.number
-        caller_limits.check_depth(f"{tree}/{number}")
+        caller_limits.check_depth(f"{tree}/{number}", self._ports.caller)
         conversation = fold_thread(events, number, before=fold_earlier_turns(histories, tree, old.spawned))
         reference = "" if old.remote is None else old.remote.reference
         plans = PlanRestorer(self._ports.planner, tree, view.runs[0].spawned, overrides)
@@ -304,9 +305,10 @@ class TreeRestorer:
 
     def _tree_limits(self, plan: Plan) -> Limits:
         """Return the limits of the tree. In order of precedence: given now, given at the start, from the primary's
-        profile, from the project."""
+        profile, from the project. None is wider than the limits left to this process."""
         then = self.view.runs[0].spawned.limits or Limits()
-        return self._overrides.limits.override(then.override(plan.profile.limits.override(self._spawner.limits)))
+        whole = self._overrides.limits.override(then.override(plan.profile.limits.override(self._spawner.limits)))
+        return self._ports.caller.narrow(whole)
 
     def _make_run(self, tree: Tree, view: RunView, parent: Run | None, plan: Plan) -> Run:
         spawned = view.spawned

@@ -130,7 +130,7 @@ class Spawner:
             raise RetinueError("this Retinue is closed")
         call = caller_limits.CALL.get()
         caller = caller or (self._ports.caller if call is None else call.caller)
-        if caller.depth == 0:
+        if not caller.may_spawn:
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
         task, plan = self._plan_primary(profile, task, starts_from)
         whole, primary, kept = self._merge_limits(plan.profile.limits, limits, narrow, caller)

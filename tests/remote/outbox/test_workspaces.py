@@ -98,6 +98,19 @@ async def test_a_run_cancelled_before_its_first_call_removes_no_files(work: Path
     assert hashes(work) == before
 
 
+async def test_a_run_has_its_files_before_its_first_reply(work: Path) -> None:
+    """A child can be given them by the first call, and a process that resumes the run finds them."""
+    async with host(work, profiles=[explorer([{"hang": True}])], runtime="inherited") as there:
+        ask(there.outbox, "a", workspace=str(work))
+        await until(lambda: bool(there.trees))
+        tree = there.trees[0]
+        await until(lambda: there.supervisor.trees[tree].view.runs[0].turns == 1)
+        workspace = Path((await there.supervisor.describe_run(tree)).workspace)
+        assert ((workspace / "notes.txt").read_text(), (workspace / "deep" / "old").read_text()) == ("one\n", "old")
+        await there.supervisor.cancel(tree)
+        await answer(there.outbox, "a")
+
+
 @pytest.mark.parametrize("has_files", [True, False])
 async def test_a_run_that_needs_no_workspace_changes_nothing(work: Path, has_files: bool) -> None:
     folder = work if has_files else work / "empty"

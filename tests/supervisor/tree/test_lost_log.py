@@ -79,8 +79,8 @@ async def test_a_run_whose_log_is_lost_asks_its_model_no_more(tmp_path: Path, ra
         assert (result.status, len(calls), result.tool_count) == ("failed", 2, 2)
         assert LOST in result.final_response
         offered = logs[0].offered
-    assert [len(bodies(offered, kind)) for kind in (UsageReported, RunEnded)] == [2, 1]
-    assert len(bodies(offered, ToolResult)) == (1 if raises else 2)  # a model reads no result that says why
+    # The second result was refused, and the run ended before its model could read it.
+    assert [len(bodies(offered, kind)) for kind in (UsageReported, ToolResult, RunEnded)] == [2, 2, 1]
 
 
 async def test_a_child_whose_log_is_lost_ends_and_so_does_its_parent(tmp_path: Path) -> None:
@@ -130,3 +130,15 @@ async def test_a_run_that_is_spawned_after_the_loss_fails_at_once(tmp_path: Path
         second = await r.spawn(main({"main": [{"text": "end"}]}), "go")
         assert (await second.result()).status == "failed"
         assert (await second.result()).usage.total_tokens == 0
+
+
+async def test_the_lost_log_of_another_process_does_not_end_a_run(tmp_path: Path) -> None:
+    @retinue.tool(tier="observe", repeatable=True)
+    async def ask_other() -> str:
+        """Ask another process."""
+        raise LogLost("process 7 may no longer write the log")
+
+    async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
+        script = {"main": [call("ask_other"), {"text": "{{last_result}}"}]}
+        result = await r.run(main(script, tools=[ask_other]), "go")
+    assert (result.status, LOST in result.final_response) == ("done", True)
