@@ -63,6 +63,8 @@ __all__ = [
 ]
 
 Folder = Callable[[], str | Path | None]
+U32_MAX = 2**32 - 1
+U64_MAX = 2**64 - 1
 _NO_DEADLINE = Limits(seconds=None)
 
 _log = logging.getLogger("retinue.subagent")
@@ -195,7 +197,7 @@ class ToolResult(msgspec.Struct, frozen=True):
 
 class SubagentProgress(events.ProgressReported, frozen=True, tag=False):
     """The state of a subagent at the start (`completed` False) or end of one tool call: the fields of the event
-    `subagent.progress`, as JSON without its `kind`.
+    `subagent.progress`, as JSON without its `kind`. Counters stop at the maximum of their type.
 
     `child_thread_id` is the run as `TREE/N`, `child_root_task_id` the primary above it. `subagent_task_id` is set only
     for runs that are tasks of another system."""
@@ -231,15 +233,17 @@ class Progress:
     def _make_progress(self, run: RunView, tool: str, about: str, *, success: bool | None) -> SubagentProgress:
         profile = events.decode_raw(run.spawned.profile)
         nickname, turns = profile.get("nickname"), (profile.get("limits") or {}).get("turns")
+        max_turns = turns if isinstance(turns, int) else None
         told = run.describe_progress(
-            self.runs.tree,
-            tool,
-            about,
-            nickname=nickname if isinstance(nickname, str) else None,
-            max_turns=turns if isinstance(turns, int) else None,
-            success=success,
+            self.runs.tree, tool, about, success, nickname if isinstance(nickname, str) else None, max_turns
         )
-        return SubagentProgress(**msgspec.structs.asdict(told))
+        counts = {
+            "max_turns": None if max_turns is None else min(max_turns, U32_MAX),
+            "current_turn": min(told.current_turn, U32_MAX),
+            "tool_count": min(told.tool_count, U32_MAX),
+            "total_tokens": min(told.total_tokens, U64_MAX),
+        }
+        return SubagentProgress(**msgspec.structs.asdict(told) | counts)
 
 
 class AgentHooks:

@@ -291,7 +291,7 @@ def test_progress_in_the_parent_s_thread_names_no_secret_of_a_call(monkeypatch: 
     secrets.learn_secrets(os.environ)
     run = Runs.of("t1", [make_spawned()]).runs[0]
     about, nickname = f"/{KEY}", f"nick {KEY}"
-    told = redact(run.describe_progress("t1", "read", about, nickname=nickname, max_turns=None, success=None))
+    told = redact(run.describe_progress("t1", "read", about, None, nickname, None))
     assert (told.tool_context, told.nickname) == (f"/{secrets.HIDDEN}", f"nick {secrets.HIDDEN}")
 
 

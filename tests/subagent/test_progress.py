@@ -16,8 +16,8 @@ from retinue.core.events import (
     TurnStarted,
     UsageReported,
 )
-from retinue.log.runs import U32_MAX, U64_MAX, Runs
-from retinue.subagent import Progress, SubagentConfig, SubagentFactory, SubagentProgress
+from retinue.log.runs import Runs
+from retinue.subagent import U32_MAX, U64_MAX, Progress, SubagentConfig, SubagentFactory, SubagentProgress
 from retinue.testing import scripted
 from tests.subagent.agents import calls, echo
 from tests.subagent.events import spawned, stream

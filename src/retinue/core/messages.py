@@ -197,13 +197,13 @@ class Model(Protocol):
 def join_replies(thread: list[Turn]) -> str:
     """Return the answer of a run: all replies without tool calls since the user's last message, in order."""
     texts: list[str] = []
-    for turn in thread:
+    for turn in reversed(thread):
         if type(turn) is AssistantTurn:
             if turn.text and not turn.calls:
                 texts.append(turn.text)
         elif type(turn) is UserTurn and (turn.source == TASK or turn.source in USER_WORDS):
-            texts.clear()
-    return "\n\n".join(texts)
+            break
+    return "\n\n".join(reversed(texts)) if len(texts) > 1 else "".join(texts)
 
 
 def find_last_text(thread: list[Turn]) -> str:

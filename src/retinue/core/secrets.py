@@ -51,7 +51,7 @@ def forget_secret(value: str) -> None:
 
 def has_secrets() -> bool:
     """Return True if any secret is known."""
-    return bool(_known)
+    return _known != ()
 
 
 def clean_text(text: str) -> str:

@@ -65,8 +65,6 @@ from retinue.core.usage import NO_USAGE, Usage
 from retinue.log.summaries import describe_call, summarize_result
 
 NOTHING = Decimal(0)
-U32_MAX = 2**32 - 1
-U64_MAX = 2**64 - 1
 
 
 class RunView(Struct, eq=False, gc=False):
@@ -221,7 +219,8 @@ class RunView(Struct, eq=False, gc=False):
     def _apply_usage(self, reported: UsageReported, event: Event) -> None:
         self.usage = reported.usage if self.usage is NO_USAGE else self.usage + reported.usage
         if reported.cost is None:
-            self.unpriced += reported.usage.total_tokens
+            usage = reported.usage
+            self.unpriced += usage.input_tokens + usage.output_tokens
         else:
             self.cost += reported.cost
 
@@ -296,27 +295,27 @@ class RunView(Struct, eq=False, gc=False):
         self.calls, self.approvals = (), ()
 
     def describe_progress(
-        self, tree: str, tool: str, about: str, *, nickname: str | None, max_turns: int | None, success: bool | None
+        self, tree: str, tool: str, about: str, success: bool | None, nickname: str | None, max_turns: int | None
     ) -> ProgressReported:
         """Return the progress of a subagent at the start of one of its tool calls, or at the end if `success` is
-        given. Counters stop at the maximum of their type."""
-        turns, calls, tokens = self.completed_turns, self.tool_count, self.usage.total_tokens
+        given."""
+        spawned, usage = self.spawned, self.usage
         return ProgressReported(  # positional: this many keywords take twice as long
-            self.spawned.subagent_id,
+            spawned.subagent_id,
             self.agent,
             nickname,
             f"{tree}/{self.number}",
             f"{tree}/0",
             None,
-            max_turns if max_turns is None or max_turns < U32_MAX else U32_MAX,
-            turns if turns < U32_MAX else U32_MAX,
-            self.spawned.model or None,
+            max_turns,
+            self.completed_turns,
+            spawned.model or None,
             tool,
             about,
             success is not None,
-            bool(success),
-            calls if calls < U32_MAX else U32_MAX,
-            tokens if tokens < U64_MAX else U64_MAX,
+            success is True,
+            self.tool_count,
+            usage.input_tokens + usage.output_tokens,
         )
 
     def make_tally(self) -> RunTally:

@@ -68,10 +68,12 @@ def summarize_result(name: str, text: str, success: bool, spoken: bool = False) 
         return shorten_text(split_lines(text)[0] if text else "Error", 50, 47)
     if name in _FIXED:
         return _FIXED[name]
-    count = text.count("\n") + (not text.endswith("\n")) if text else 0  # len(split_lines(text)), but faster
+    count = len(split_lines(text)) if "\n" in text else 1 if text else 0
     if not count and name not in _COUNTED:
         return "done"
     if count == 1 and name in ("bash", "shell"):
         return shorten_text(split_lines(text)[0], 50, 47)
     what = _COUNTED.get(name, "lines")
-    return f"{count} {_ONE[what] if spoken and count == 1 else what}"
+    if spoken and count == 1:
+        what = _ONE[what]
+    return f"{count} {what}"

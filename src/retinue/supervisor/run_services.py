@@ -223,15 +223,10 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         run, parent = self._run, self._run.parent
         if parent is None or run.queues:
             return
-        profile, turns = run.plan.profile, run.plan.profile.limits.turns
-        told = run.view.describe_progress(
-            self._tree.id,
-            call.name,
-            describe_call(call.name, call.args),
-            nickname=profile.nickname,
-            max_turns=None if turns is UNSET else turns,
-            success=None if outcome is None else outcome.success,
-        )
+        profile = run.plan.profile
+        turns, about = profile.limits.turns, describe_call(call.name, call.args)
+        max_turns, success = None if turns is UNSET else turns, None if outcome is None else outcome.success
+        told = run.view.describe_progress(self._tree.id, call.name, about, success, profile.nickname, max_turns)
         self._tree.write(parent, told)
 
     def run_host_tool(self, call: Call) -> Awaitable[Outcome]:
