@@ -24,7 +24,7 @@ from retinue.core.events import (
 )
 from retinue.core.messages import INTERRUPTED_TURN, AssistantTurn, ToolTurn, Turn, UserTurn
 from retinue.log.threads import fold_interrupted_runs, fold_thread
-from retinue.supervisor.conversation_services import INTERRUPTED_CALL
+from retinue.supervisor.run_roles import INTERRUPTED_CALL
 from retinue.testing import ManualClock, scripted
 from tests.crash.test_library import Crash
 from tests.supervisor.tree.kit import Talk, bodies, call, main, spawn

@@ -15,7 +15,7 @@ import pytest
 import retinue
 from retinue import Profile
 from retinue.build.logs import open_reader, take_over_state
-from retinue.log.retention import remove_old_trees
+from retinue.surfaces.cli.gc import remove_old_trees
 from retinue.testing import scripted
 from tests.surfaces.cli.shell import Project, environment, one_line_error, read_until
 

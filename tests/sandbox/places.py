@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from retinue.sandbox import container_image as image
-from retinue.sandbox import ordinary_user as ordinary
+from retinue.sandbox import escapes
 from retinue.sandbox.builder import find_system_program
 from retinue.sandbox.container import find_engine
 from tests.sandbox.crash_scenes import CRASH_SCENES
@@ -88,6 +88,6 @@ ELSEWHERE = [
 
 
 def run_as_user(argv: Sequence[str], *, seconds: float = USER_SECONDS) -> str:
-    done = ordinary.run_as_user(argv, seconds=seconds, also=[str(REPO)])
+    done = escapes.run_as_user(argv, seconds=seconds, also=[str(REPO)])
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -10,8 +10,7 @@ import subprocess
 
 import pytest
 
-from retinue.sandbox import ordinary_user as ordinary
-from retinue.sandbox.escapes import TRIES
+from retinue.sandbox.escapes import TRIES, run_as_user
 from tests.remote.outbox.test_kills import running
 from tests.sandbox.crash_scenes import CRASH_SCENES
 from tests.sandbox.places import ROOT, USERS_CONTAINER, Place, needs_bubblewrap, needs_users_containers
@@ -54,5 +53,5 @@ def test_a_sample_is_the_same_when_an_ordinary_user_plays_it(place: Place, crash
 def test_nothing_is_left_of_a_user_s_command_that_takes_too_long() -> None:
     mark = f"9{secrets.randbelow(10**6):06}"
     with pytest.raises(subprocess.TimeoutExpired):
-        ordinary.run_as_user(["/bin/sh", "-c", f"setsid sleep {mark} & sleep {mark}"], seconds=1)
+        run_as_user(["/bin/sh", "-c", f"setsid sleep {mark} & sleep {mark}"], seconds=1)
     until(lambda: running(mark) == [])

@@ -6,7 +6,7 @@ from pathlib import Path
 import retinue
 from retinue import Profile
 from retinue.build.logs import open_reader, open_stored_changes
-from retinue.log.retention import remove_old_trees
+from retinue.surfaces.cli.gc import remove_old_trees
 from retinue.testing import scripted
 from tests.workspaces.kit import repository, shell
 

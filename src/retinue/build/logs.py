@@ -7,7 +7,6 @@ that only read import this module, so it imports little at the top.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from retinue.core.changes import StoredChanges
 
 IGNORE_ALL = b"*\n"
+LOG_LIBRARY = "sqlite"
 
 
 def open_log(state: Path | None) -> Log:
@@ -66,17 +66,16 @@ async def take_over_state(state: Path) -> None:
 
 def has_log(state: Path) -> bool:
     """Return True if the state folder has a log, perhaps an empty one."""
-    from retinue.log.sqlite_setup import has_folder
-
-    return has_folder(state / LOG_FOLDER)
+    return (state / LOG_FOLDER).is_dir()
 
 
-def find_log_library() -> tuple[str, Callable[[], str]]:
-    """Return the name of the library that stores logs, and the function that describes its version. The function
-    raises ConfigError if the library cannot be loaded."""
-    from retinue.log.sqlite_setup import LIBRARY, describe_library
-
-    return LIBRARY, describe_library
+def describe_log_library() -> str:
+    """Return the version of LOG_LIBRARY. Raises ConfigError if the library cannot be loaded."""
+    try:
+        import apsw
+    except ImportError as error:
+        raise ConfigError(f"apsw cannot be loaded: {error}") from None
+    return f"{apsw.sqlite_lib_version()} in apsw {apsw.apsw_version()}"
 
 
 def _ignore_state(ignore: Path) -> None:

@@ -115,7 +115,7 @@ def probe_runtime(parts: Parts, runtime: RuntimeName, *, proxied: bool = False) 
 
 def run_as_user(argv: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
     """Run a command of root as an ordinary user. Raises OSError or SubprocessError."""
-    from retinue.sandbox.ordinary_user import run_as_user
+    from retinue.sandbox.escapes import run_as_user
 
     return run_as_user(argv, seconds=seconds)
 

@@ -1,7 +1,8 @@
 """Attempts to escape from a sandbox: shell commands, targets planted for them, and a model that runs the commands.
 
-Each attempt is a shell command for a sandboxed run, which prints ESCAPED if it succeeds. This module runs nothing
-itself: `retinue doctor --escape` and the tests give the model to a run in the sandbox.
+Each attempt is a shell command for a sandboxed run, which prints ESCAPED if it succeeds. This module makes no attempt
+itself: `retinue doctor --escape` and the tests give the model to a run in the sandbox. Sandboxes of root and of other
+users differ, so root tries both: `run_as_user` runs a command as an ordinary user.
 
 A successful attempt does no harm: it only looks, opens files without writing, or touches planted targets, and its use
 of resources is limited. Still, no attempt runs without a sandbox: `SANDBOXED` is the first command, and the others run
@@ -18,9 +19,11 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,6 +34,7 @@ from retinue.core.limits import ResourceLimits
 from retinue.core.messages import Call, Reply
 from retinue.core.profiles import RuntimeName
 from retinue.files.state_owner import claim_state_folder
+from retinue.processes.group import run_program
 from retinue.sandbox import seccomp
 from retinue.sandbox.builder import find_python
 from retinue.sandbox.container_image import PYTHON
@@ -280,3 +284,66 @@ def plant_targets(runtime: RuntimeName) -> Iterator[Attempts]:
             ),
         }
         yield Attempts(folder, values, victim)
+
+
+# An ordinary user, for attempts when we are root. The user has a name and a range of subordinate user ids for
+# containers. This Python and this package are reachable even below folders that are closed to other users; such a
+# folder shows only the paths that are needed.
+
+USER_ID, USER_NAME = 23_456, "retinue-ordinary"
+MORE_IDS = f"{USER_NAME}:1879048192:65536\n"
+PACKAGE = Path(__file__).parents[2]
+# The namespace ends every process that the command leaves behind (podman does), also after a timeout.
+NAMESPACES = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
+
+
+def run_as_user(argv: Sequence[str], *, seconds: float, also: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """Run a command of root as an ordinary user, in mount and process namespaces of its own, with a new environment and
+    a new home folder. `also` lists more folders the command must reach."""
+    made = Path(tempfile.mkdtemp(prefix="retinue-user-"))
+    made.chmod(0o755)
+    home = made / "home"
+    for folder in (home, home / "run"):
+        folder.mkdir()
+        os.chown(folder, USER_ID, USER_ID)
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "TMPDIR": str(home), "HOME": str(home)}
+    env |= {"LANG": "C.UTF-8", "XDG_RUNTIME_DIR": str(home / "run")}
+    env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path.startswith("/"))
+    mounts = _list_mount_commands(made, {sys.prefix, sys.base_prefix, str(PACKAGE), *also})
+    # No `exec`: the shell stays as process 1 and reaps orphans.
+    script = "\n".join(["set -e", *mounts, '"$@" || exit $?', "exit 0"])
+    leave = ["setpriv", "--reuid", str(USER_ID), "--regid", str(USER_ID), "--clear-groups", "--inh-caps=-all"]
+    before = [*NAMESPACES, "/bin/sh", "-c", script, "sh", *leave]
+    try:
+        done = run_program([*before, *argv], cwd="/", env=env, seconds=seconds)
+        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _list_mount_commands(made: Path, needed: set[str]) -> Iterator[str]:
+    """Yield the shell commands that mount the user's files. They vanish with the last process of the namespace."""
+    texts = {
+        "passwd": Path("/etc/passwd").read_text() + f"{USER_NAME}:x:{USER_ID}:{USER_ID}::{made}/home:/bin/sh\n",
+        "group": Path("/etc/group").read_text() + f"{USER_NAME}:x:{USER_ID}:\n",
+        "subuid": MORE_IDS,
+        "subgid": MORE_IDS,
+    }
+    for name, text in texts.items():
+        if Path("/etc", name).exists():
+            (made / name).write_text(text)
+            yield f"mount --bind {made / name} /etc/{name}"
+    hidden = sorted(path for path in needed if _find_closed_folder(path))
+    for number, path in enumerate(hidden):
+        (made / str(number)).mkdir()
+        yield f"mount --rbind {shlex.quote(path)} {made / str(number)}"
+    for folder in sorted({_find_closed_folder(path) for path in hidden}):
+        yield f"mount -t tmpfs -o mode=755 none {shlex.quote(folder)}"
+    for number, path in enumerate(hidden):
+        if not any(path.startswith(f"{other}/") for other in hidden):
+            yield f"mkdir -p {shlex.quote(path)}; mount --rbind {made / str(number)} {shlex.quote(path)}"
+
+
+def _find_closed_folder(path: str) -> str:
+    """Return the first folder on the way to `path` that other users may not enter, or ""."""
+    return next((str(parent) for parent in reversed(Path(path).parents) if not parent.stat().st_mode & 1), "")

@@ -58,13 +58,13 @@ from retinue.supervisor.adoption import AdoptedRun, make_adopted
 from retinue.supervisor.apply_changes import APPLY
 from retinue.supervisor.approvals import Approvals, judge_call, write_started
 from retinue.supervisor.budgets import NO_COST, Account, Amount, check_price
-from retinue.supervisor.child_services import ChildServices
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import find_hidden_paths, narrow_policy
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.restore_plans import PlanRestorer, end_client, restore_workspace_kind
 from retinue.supervisor.run import Run
 from retinue.supervisor.run_events import write_lost_result
+from retinue.supervisor.run_roles import ChildServices
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder

@@ -52,13 +52,18 @@ from retinue.log.threads import OpenCall
 from retinue.supervisor import apply_changes
 from retinue.supervisor.approvals import ASKS_PERSON, current_spec, judge_call
 from retinue.supervisor.budgets import CallReservation
-from retinue.supervisor.child_services import ChildCommandServices, ChildServices
-from retinue.supervisor.conversation_services import ConversationServices
-from retinue.supervisor.deltas import LocalCallServices, ReplyDeltas
 from retinue.supervisor.run import Run
 from retinue.supervisor.run_events import copy_args, write_message
-from retinue.supervisor.shared_services import SharedServices
-from retinue.supervisor.team_services import FileServices, TeamServices
+from retinue.supervisor.run_roles import (
+    ChildCommandServices,
+    ChildServices,
+    ConversationServices,
+    FileServices,
+    LocalCallServices,
+    ReplyDeltas,
+    SharedServices,
+    TeamServices,
+)
 from retinue.supervisor.tree import Tree
 
 _ALLOW = Allow()

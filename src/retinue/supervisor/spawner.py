@@ -33,9 +33,9 @@ from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import find_hidden_paths, narrow_policy
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.run import Run
+from retinue.supervisor.run_roles import SharedServices
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
-from retinue.supervisor.shared_services import SharedServices
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.tree import RANDOM, Tree, TreeRegistry, choose_tree_class
 from retinue.workspaces.run_folders import RunFolders, StateFolder, resolve_context_paths

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from retinue import build
-from retinue.build.logs import describe_telemetry, find_log_library, has_log, open_reader
+from retinue.build.logs import LOG_LIBRARY, describe_log_library, describe_telemetry, has_log, open_reader
 from retinue.build.models import LibraryPrices, check_model
 from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
@@ -202,11 +202,10 @@ def check_telemetry(_: CheckedProject) -> Iterator[Check]:
 
 
 def _check_log_library() -> Check:
-    name, describe = find_log_library()
     try:
-        return Check(name, "ok", describe())
+        return Check(LOG_LIBRARY, "ok", describe_log_library())
     except ConfigError as error:
-        return Check(name, "fail", str(error), "install Retinue again")
+        return Check(LOG_LIBRARY, "fail", str(error), "install Retinue again")
 
 
 OLDEST_GIT = (2, 29)  # the first version with `git init --object-format`

@@ -1,4 +1,4 @@
-"""Retention: old trees go, their lines and their folders; what lives, or is held, stays; a crash loses nothing."""
+"""Removal: old trees go, their lines and their folders; what lives, or is held, stays; a crash loses nothing."""
 
 import json
 import shutil
@@ -13,8 +13,8 @@ import retinue
 from retinue import Profile
 from retinue.core.events import Event, Gap, TurnStarted
 from retinue.log import schema
-from retinue.log.retention import remove_old_trees
 from retinue.log.sqlite_reader import SqliteReader, open_file
+from retinue.surfaces.cli.gc import remove_old_trees
 from retinue.testing import ManualClock, scripted
 from tests.log.kit import write_files
 from tests.supervisor.tree.kit import until
