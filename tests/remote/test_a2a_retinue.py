@@ -5,11 +5,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from a2a.types import StreamResponse, TaskStatusUpdateEvent
 
 from retinue import Allow, Limits, Profile, Task
-from retinue.core.events import ApprovalAsked, Delta, Event, Inbox, Message, RunEnded, RunSpawned, ToolCall, ToolResult
+from retinue.core.caller import NOBODY
+from retinue.core.events import (
+    ApprovalAsked,
+    ApprovalDecided,
+    Delta,
+    Event,
+    Inbox,
+    Message,
+    RunEnded,
+    RunResumed,
+    RunSpawned,
+    ToolCall,
+    ToolResult,
+)
+from retinue.core.messages import RunRef
 from retinue.core.remote_agents import A2aAgent
+from retinue.protocol.a2a import EXTENSION, make_event_metadata
 from retinue.remote.a2a import adapter
+from retinue.remote.port import RemoteRequest
 from retinue.testing import scripted
 from tests.remote.a2a_kit import Proxy
 from tests.remote.test_a2a import bodies, make_profile, read_run, supervise
@@ -254,3 +271,27 @@ async def test_an_agent_behind_tls_is_called_if_its_certificate_is_known(
 def test_what_an_agent_may_reach() -> None:
     agent = A2aAgent(url="http://A.example:80/x", allowed_hosts=("b.example",))
     assert agent.origins == {"a.example:80", "b.example"}
+
+
+async def test_a_run_that_resumes_there_withdraws_its_open_questions() -> None:
+    """The other Retinue was killed with a question open. The resumed run asks anew; nobody there knows the old one."""
+    request = RemoteRequest(
+        ref=RunRef("t", 0, "/main", "main", "a", "id"),
+        profile="a",
+        text="go",
+        workspace="/w",
+        limits=NOBODY,
+    )
+    run = adapter.A2aAdapter(A2aAgent(url="http://127.0.0.1:1")).start(request)
+    assert isinstance(run, adapter.A2aRun)
+    reports = []
+    for seq, body in enumerate((ApprovalAsked("q1", "c", "x", {}), RunResumed(), ApprovalAsked("q2", "c", "x", {})), 1):
+        metadata = make_event_metadata(Event(seq, "t", 0, "/main", "main", 1.0, body))
+        assert metadata is not None
+        status = TaskStatusUpdateEvent()
+        status.metadata.update({EXTENSION: metadata})
+        reports += run._read_typed(StreamResponse(status_update=status))
+    asked, withdrawn, anew = [report.body for report in reports]
+    assert isinstance(asked, ApprovalAsked) and isinstance(anew, ApprovalAsked)
+    assert isinstance(withdrawn, ApprovalDecided)
+    assert (asked.approval_id, withdrawn.approval_id, withdrawn.allowed, anew.approval_id) == ("q1", "q1", False, "q2")

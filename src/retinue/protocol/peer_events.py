@@ -16,6 +16,7 @@ from retinue.core.events import (
     Inbox,
     Message,
     RunEnded,
+    RunResumed,
     RunSpawned,
     RunStarted,
     Thinking,
@@ -32,6 +33,7 @@ REPORTED = (
     RunStarted, TurnStarted, Thinking, Message, ToolCall, ToolStarted, ToolResult, ApprovalAsked, ApprovalDecided,
     Inbox, UsageReported, TurnEnded, Warned, Gap, RunEnded,
 )  # fmt: skip
+SENT = (*REPORTED, RunResumed)  # a client of ours withdraws the questions of a resumed run, and adopts no such event
 
 
 def strip_event(event: Event) -> Event | None:
@@ -51,7 +53,7 @@ def strip_event(event: Event) -> Event | None:
             span_id=body.span_id,
         )
         return msgspec.structs.replace(event, body=spawned)
-    if not isinstance(body, REPORTED):
+    if not isinstance(body, SENT):
         return None
     if isinstance(body, Thinking | Message | ToolResult | RunEnded) and body.file:
         return msgspec.structs.replace(event, body=msgspec.structs.replace(body, file=""))
