@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from retinue.concurrency import TaskOwner
 from retinue.core.caller import NOBODY, Caller
-from retinue.core.errors import ConfigError, RetinueError
+from retinue.core.errors import ConfigError, LogLost, RetinueError
 from retinue.core.events import Body, Event, RunEnded, RunSpawned, Thinking, ToolCall, ToolResult, UsageReported
 from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
@@ -218,7 +218,13 @@ class HookedLog(ForwardingLog):
         self._hook = hook
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
-        return self._hook.take(event, self._log.append(event, wait))
+        try:
+            written = self._log.append(event, wait)
+        except LogLost:
+            if isinstance(event.body, RunEnded):  # the caller still learns that the run is over
+                self._hook.take(event, None)
+            raise
+        return self._hook.take(event, written)
 
     async def close(self) -> None:
         await self._hook.close()

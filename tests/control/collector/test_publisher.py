@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+from collections.abc import Awaitable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,25 @@ import pytest
 from retinue.build.parts import Parts
 from retinue.build.servers import make_reporting
 from retinue.build.supervisor import make_supervisor
-from retinue.control.reporting import Poster, Publisher, Relay, Reporting
+from retinue.control.reporting import HookedLog, Poster, Publisher, Relay, Reporting
 from retinue.core.caller import NOBODY, Caller
-from retinue.core.errors import ConfigError
-from retinue.core.events import RunEnded, RunSpawned, ToolCall, ToolResult, TurnStarted, UsageReported, Warned
+from retinue.core.errors import ConfigError, LogLost
+from retinue.core.events import (
+    Body,
+    Event,
+    RunEnded,
+    RunSpawned,
+    ToolCall,
+    ToolResult,
+    TurnStarted,
+    UsageReported,
+    Warned,
+)
 from retinue.core.limits import Limits
+from retinue.core.messages import RunRef
 from retinue.core.profiles import Profile, Task
 from retinue.core.usage import Usage
+from retinue.log.sqlite import SqliteLog
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 from retinue.remote.collector import Collector, Downward
 from retinue.supervisor.caller_limits import serve_caller
@@ -396,3 +409,45 @@ async def test_a_connection_that_was_closed_meanwhile_is_replaced(tmp_path: Path
             await sender.post(json.dumps({"type": "x", "n": number}).encode())
         assert [post["n"] for post in posts] == [0, 1, 2, 3]
         sender.close()
+
+
+class RecordingHook:
+    """A hook that keeps the kinds of the events that it gets."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+
+    def take(self, event: Event, written: Awaitable[None] | None) -> Awaitable[None] | None:
+        self.taken.append(event.kind)
+        return written
+
+    async def settle(self, ref: RunRef) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def test_the_ending_of_a_run_is_reported_also_when_the_log_is_lost(tmp_path: Path) -> None:
+    """Else the run would stay at work in the tree of the caller."""
+    inner, hook = SqliteLog(tmp_path), RecordingHook()
+    log = HookedLog(inner, hook)
+
+    def at(seq: int, body: Body) -> Event:
+        return Event(seq, "t", 0, "/main", "main", 1.0, body)  # type: ignore[arg-type]
+
+    spawned = RunSpawned(None, "main", 0, "go", "id", "")
+    written = log.append(at(1, spawned), True)
+    assert written is not None
+    await written
+    inner.path.with_suffix(".lock").unlink()
+    other = SqliteLog(tmp_path)
+    with pytest.raises(LogLost):
+        lost = log.append(at(2, TurnStarted(1)), True)
+        assert lost is not None
+        await lost
+    for body in (TurnStarted(2), RunEnded("failed", "lost", 0)):
+        with pytest.raises(LogLost):
+            log.append(at(3, body))
+    assert hook.taken == ["run.spawned", "turn.started", "run.ended"]
+    with pytest.raises(LogLost):
+        await log.close()
+    await other.close()
