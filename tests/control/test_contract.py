@@ -11,7 +11,7 @@ import pytest
 
 from retinue.core.approvals import Allow, Approval, Deny, QuestionClosed, describe_closing
 from retinue.core.caller import NOBODY, Caller, ClientRequest
-from retinue.core.control import ClientOptions, Control, ResumeOverrides, RunHandle, SpawnBelow
+from retinue.core.control import MCP_CLIENT, ClientOptions, Control, ResumeOverrides, RunHandle, SpawnBelow
 from retinue.core.errors import Ambiguous, ConfigError, LogHeld, NoSlot, NotFound, RetinueError, SpawnRefused
 from retinue.core.events import (
     ApprovalDecided,
@@ -360,6 +360,22 @@ async def test_a_process_with_no_level_left_starts_no_run_for_a_caller(
             async with await c.open_client(ClientOptions(name="caller", task="x", caller=given or NOBODY)) as client:
                 with pytest.raises(SpawnRefused):
                     await client.spawn(EXPLORER, Task("a"))
+
+
+async def test_a_client_keeps_its_levels_when_its_tree_is_continued(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run 0 stands for the client itself, so it uses up none of the two levels that are left to the process."""
+    for name, value in to_environment(Caller(depth=2)).items():
+        monkeypatch.setenv(name, value)
+    spawn = {"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "a"}]}}]}
+    async with control(kind, tmp_path, script={EXPLORER: [spawn, "end"]}) as (_, c):
+        async with await c.open_client(ClientOptions(name=MCP_CLIENT, task="x")) as client:
+            child = await client.spawn(EXPLORER, Task("a"))
+            first = await child.result()
+        again = await c.continue_run(child.tree, child.number, "again")
+        for result in (first, await again.result()):
+            assert [below.status for below in result.children] == ["done"]
 
 
 async def test_questions_wait_while_somebody_attends(kind: str, tmp_path: Path) -> None:

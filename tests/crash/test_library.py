@@ -18,6 +18,7 @@ from retinue.core.events import (
     ApprovalAsked,
     ApprovalDecided,
     Event,
+    ProgressReported,
     RunEnded,
     RunResumed,
     RunSpawned,
@@ -371,3 +372,43 @@ async def test_an_answer_in_the_log_does_not_cover_what_a_rule_of_now_asks_about
     first = next(at for at, event in enumerate(whole, 1) if isinstance(event.body, ToolResult))
     await crash.goes_on(whole[:first], **rules)
     assert questions == asked
+
+
+@pytest.mark.parametrize("mode", ["yes", "ask"])
+async def test_a_call_that_a_person_has_replaced_is_never_made(mode: str) -> None:
+    """The process dies after a yes with other arguments, and a rule forbids these on resume: neither call is made."""
+    said, tools = notes()
+
+    async def edit(question: Approval) -> Allow:
+        return Allow(args={"text": "edited"})
+
+    crash = Crash(main({"main": [call("note", text="original"), "{{last_result}}"]}, tools=tools), mode="ask")
+    crash.options["approver"] = edit
+    whole = await crash.events()
+    assert said == ["edited"]
+    place = next(n for n, event in enumerate(whole, 1) if isinstance(event.body, ApprovalDecided))
+    said.clear()
+    rules = {"allow": ["note(text=original)"], "deny": ["note(text=edited)"]}
+    _, events = await crash.goes_on(whole[:place], mode=mode, approver=None, **rules)
+    [result] = bodies(events, ToolResult)
+    assert said == [] and not result.success
+    assert "the rule note(text=edited) forbids it" in result.text
+    assert [body.allowed for body in bodies(events, ApprovalDecided)] == [True, False]
+
+
+async def test_a_call_begun_before_the_crash_is_reported_to_the_parent_once() -> None:
+    @tool(repeatable=True)
+    def look() -> str:
+        """Looks around."""
+        return "seen"
+
+    async def allow(question: Approval) -> Allow:
+        return Allow()
+
+    child = Profile("child", "c", tools=[look])
+    agents = {"main": [call("subagent_child", task="x"), "end"], "child": [call("look"), "done"]}
+    crash = Crash(main(agents, tools=[child]), mode="ask", approver=allow)
+    whole = await crash.events()
+    place = next(n for n, event in enumerate(whole, 1) if isinstance(event.body, ApprovalAsked))
+    _, events = await crash.goes_on(whole[:place])
+    assert [body.completed for body in bodies(events, ProgressReported, run=0)] == [False, True]

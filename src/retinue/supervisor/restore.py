@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET
 
 from retinue.core.approvals import Allow, Decision, Deny
-from retinue.core.control import RAN_ELSEWHERE, ResumeOverrides
+from retinue.core.control import MCP_CLIENT, RAN_ELSEWHERE, ResumeOverrides
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import (
     UNKNOWN_AFTER_CRASH,
@@ -36,7 +36,7 @@ from retinue.core.events import (
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, RunRef, ToolSpec
 from retinue.core.plans import Plan
-from retinue.core.ports import SpawnedRun, SpawnOrder
+from retinue.core.ports import Outcome, SpawnedRun, SpawnOrder
 from retinue.core.profiles import Profile, Task
 from retinue.core.teams import NEW_ANSWER
 from retinue.log.runs import Runs, RunView
@@ -306,9 +306,11 @@ class TreeRestorer:
     def _tree_limits(self, plan: Plan) -> Limits:
         """Return the limits of the tree. In order of precedence: given now, given at the start, from the primary's
         profile, from the project. None is wider than the limits left to this process."""
-        then = self.view.runs[0].spawned.limits or Limits()
+        primary, caller = self.view.runs[0], self._ports.caller
+        then = primary.spawned.limits or Limits()
         whole = self._overrides.limits.override(then.override(plan.profile.limits.override(self._spawner.limits)))
-        return self._ports.caller.narrow(whole)
+        is_client = primary.agent == MCP_CLIENT and not primary.spawned.model
+        return (caller.as_client() if is_client else caller).narrow(whole)
 
     def _make_run(self, tree: Tree, view: RunView, parent: Run | None, plan: Plan) -> Run:
         spawned = view.spawned
@@ -547,17 +549,25 @@ class ResumedServices(RunServices, eq=False):
     def _write_call(self, call: Call, spec: ToolSpec) -> Awaitable[None] | None:
         return None if call.id in self._open_calls else super()._write_call(call, spec)
 
+    def _report_progress(self, call: Call, outcome: Outcome | None = None) -> None:
+        if outcome is not None or call.id not in self._open_calls:  # else reported by the earlier process
+            super()._report_progress(call, outcome)
+
     async def _recall_decision(self, call: Call, spec: ToolSpec) -> Decision | None:
         before = self._open_calls.pop(call.id, None)
         said = None if before is None else before.decision
         if before is None or isinstance(said, Deny):
             return said
-        if said is not None and call.name != APPLY and before.seal == spec.seal:
-            # a yes is to the files, and to the MCP tool, as they were then
-            edited = call if said.args is None else Call(call.id, call.name, said.args)
-            if judge_call(self._run, spec, edited).what != "deny":
+        if said is not None:
+            wanted = call if said.args is None else Call(call.id, call.name, said.args, within=call.within)
+            verdict = judge_call(self._run, spec, wanted)
+            # A yes is to the files, and to the MCP tool, as they were then.
+            if verdict.what != "deny" and call.name != APPLY and before.seal == spec.seal:
                 await write_started(self._tree, self._run, call)
                 return said
+            if said.args is not None:  # the call itself must not run: a person has replaced it
+                decision = await self._decide(wanted, spec, "", verdict)
+                return said if isinstance(decision, Allow) and decision.args is None else decision
         return Allow() if find_spawned(self._run, call.id) else None
 
 
