@@ -172,6 +172,20 @@ async def test_a_run_that_nobody_confirmed_ends_so_again() -> None:
     assert (differences, bodies(again, RunEnded)[0].final_response) == ([], "Run requires confirmation")
 
 
+async def test_a_question_that_nobody_could_be_asked_stays_unasked() -> None:
+    @tool(tier="observe")
+    async def inquire(ctx: Context) -> str:
+        """Asks a person."""
+        return str(await ctx.ask_person("which", {"a": 1}, "which one?"))
+
+    async with retinue.open(mode="ask") as r:
+        run = await r.spawn(main({"main": [call("inquire"), "end"]}, tools=[inquire]), "go")
+        events = [event async for event in run.events()]
+    differences, _, again = await replay(events)
+    assert (differences, bodies(again, ApprovalDecided)) == ([], [])
+    assert [body.text for body in bodies(again, ToolResult)] == ["Nobody could be asked.", "None"]
+
+
 async def test_host_functions_and_callables_do_again_what_they_did_but_are_not_run() -> None:
     ran = []
 

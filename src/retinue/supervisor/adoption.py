@@ -33,7 +33,7 @@ from retinue.core.events import (
     RunStarted,
     UsageReported,
 )
-from retinue.core.messages import ASKER, Call, RunRef, ToolSpec
+from retinue.core.messages import ASKER, QUESTION, Call, RunRef, ToolSpec
 from retinue.core.plans import Plan
 from retinue.core.ports import Clock, Receipt
 from retinue.core.profiles import Profile, Task
@@ -42,7 +42,7 @@ from retinue.core.secrets import SecretStream
 from retinue.remote.port import Peer, RemoteDelta, RemoteRun, RemoteSpawned, Report, Undelivered
 from retinue.remote.validator import Bounds, Rejected, ReportValidator
 from retinue.sandbox.in_process import IN_PROCESS
-from retinue.supervisor.approvals import ASKS_PERSON, Approvals, judge_call
+from retinue.supervisor.approvals import Approvals, judge_call
 from retinue.supervisor.budgets import NO_COST, Account, Amount
 from retinue.supervisor.run import Run
 from retinue.supervisor.slots import SlotHolder
@@ -352,8 +352,8 @@ class Adoption:
     async def _answer(self, key: str, node: Run, body: ApprovalAsked) -> None:
         """Ask the peer's question here, and send the answer to the peer. If nobody can be asked, the answer is no."""
         call = Call(body.call_id or body.approval_id, body.tool, body.args)
-        spec = ToolSpec(body.tool, "", {})
-        verdict = ASKS_PERSON if body.tool == INPUT_REQUIRED else judge_call(node, spec, call)
+        spec = ToolSpec(body.tool, "", {}, tier=QUESTION if body.tool == INPUT_REQUIRED else "confirm")
+        verdict = judge_call(node, spec, call)
         decision: Decision = Allow()
         if verdict.what != "allow" or verdict.rule:
             try:

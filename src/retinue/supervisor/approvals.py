@@ -47,7 +47,6 @@ CLOSE_SECONDS = 2.0
 LEFT_SECONDS = 600.0
 TURN_INTERRUPTED = "the turn was interrupted"
 CHANGED = "the call changed while it was being asked about"
-ASKS_PERSON = Verdict("ask", rule="only a person can answer", firm=True)
 ANOTHER = "It was allowed before, but its server describes it differently now."
 
 

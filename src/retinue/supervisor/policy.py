@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from retinue.core.commands import PATH_CHARACTERS, list_named_paths
-from retinue.core.messages import ToolSpec
+from retinue.core.messages import QUESTION, ToolSpec
 from retinue.core.ports import Policy
 from retinue.core.rules import (
     ALLOW,
@@ -46,6 +46,7 @@ _SEARCHES = frozenset({"glob", "grep"})
 SANDBOXED_TOOLS = frozenset({"edit", "write", "shell", CODE_MODE})
 MAX_PATHS = 2000
 GIT_RULE = "that protects .git"
+ASKS_PERSON = Verdict("ask", rule="only a person can answer", firm=True)
 _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 
@@ -90,6 +91,8 @@ class RulePolicy:
         self._concerned: dict[str, tuple[tuple[Rule, ...], ...]] = {}
 
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
+        if spec.tier == QUESTION:
+            return ASKS_PERSON
         if spec.server and _writes_git_folder(spec.name, args, workspace, self._project):
             return Verdict("deny", GIT_RULE)
         key = (spec.name, spec.seal if spec.server else spec.tier, spec.spawns, primary)

@@ -7,6 +7,7 @@ spawning is passed in as a callable.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 
@@ -50,7 +51,7 @@ from retinue.core.usage import NO_USAGE, Usage, estimate_missing
 from retinue.log.summaries import describe_call
 from retinue.log.threads import OpenCall
 from retinue.supervisor import apply_changes
-from retinue.supervisor.approvals import ASKS_PERSON, current_spec, judge_call
+from retinue.supervisor.approvals import current_spec, judge_call
 from retinue.supervisor.budgets import CallReservation
 from retinue.supervisor.run import Run
 from retinue.supervisor.run_events import copy_args, write_message
@@ -152,7 +153,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
                 spec = self._seal(call, spec)
             if self._open_calls and (said := await self._recall_decision(call, spec)) is not None:
                 return said
-            verdict = ASKS_PERSON if spec.tier == QUESTION else judge_call(run, spec, call)
+            verdict = judge_call(run, spec, call)
             if verdict is ALLOW or (verdict.what == "allow" and not verdict.rule):
                 return _ALLOW
             return await self._decide(call, spec, preview, verdict)
@@ -264,13 +265,17 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         run, call_id = self._find_asker(asker), call.id or f"{call.name}_{self._tree.seq + 1}"
         call = Call(call_id, call.name, call.args)
         services = QuestionServices(self._tree, run, self._shared) if needs_person else self
+        run.check_wanted()  # before the call is written, so that every call written has a result
+        started = time.monotonic()
         try:
             await run_tool_call(call, question, run.folders, services)
-        except (Unconfirmed, asyncio.CancelledError) as error:
+        except BaseException as error:
             if not needs_person:
                 raise
-            self._tree.write(run, ToolResult(call.id, call.name, NOBODY_ASKED, success=False))
-            if isinstance(error, asyncio.CancelledError):
+            is_unasked = isinstance(error, Unconfirmed | asyncio.CancelledError)
+            text, duration = NOBODY_ASKED if is_unasked else str(error), round((time.monotonic() - started) * 1000)
+            self._tree.write(run, ToolResult(call.id, call.name, text, success=False, duration_ms=duration))
+            if not isinstance(error, Unconfirmed):
                 raise
 
     def _find_asker(self, reported: Sequence[str]) -> Run:
