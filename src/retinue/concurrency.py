@@ -196,7 +196,7 @@ async def run_in_thread(work: Callable[[threading.Event], T]) -> T:
         raise
 
 
-class Alarm(msgspec.Struct, order=True):
+class Alarm(msgspec.Struct, order=True, gc=False):
     """One alarm of a `SystemClock`. Alarms sort by due time, then by the order in which they were set."""
 
     due: float

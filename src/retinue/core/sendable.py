@@ -78,7 +78,7 @@ def repair_reply(reply: Reply) -> Reply:
     if not reply.text.isascii():
         reply = structs.replace(reply, text=repair_text(reply.text))
     for call in reply.calls:
-        if _check_call(call) is not call:
+        if not _is_plain(call):
             reply = structs.replace(reply, calls=tuple([_check_call(each) for each in reply.calls]))
             break
     if reply.thoughts:
@@ -96,25 +96,21 @@ def _repair_native(native: ProviderToolCall) -> ProviderToolCall:
     return structs.replace(native, result=result)
 
 
+def _is_plain(call: Call) -> bool:
+    """Return True if the call has nothing but ASCII texts, as most have; nothing can be wrong with them."""
+    for name, value in call.args.items():
+        if type(value) is not str or not value.isascii() or type(name) is not str or not name.isascii():
+            return False
+    return call.name.isascii() and call.id.isascii()
+
+
 def _check_call(call: Call) -> Call:
-    has_plain_names = call.name.isascii() and call.id.isascii()
-    if has_plain_names and _is_plain(call.args):
-        return call
+    """Return the call with its names repaired, and with a `problem` if its arguments cannot be stored."""
     why = find_problem(call.args)
-    if not why and has_plain_names:
-        return call
     name, call_id = repair_text(call.name), repair_text(call.id)
     if not why:
-        return structs.replace(call, name=name, id=call_id)
+        return call if name is call.name and call_id is call.id else structs.replace(call, name=name, id=call_id)
     kept = call.args.get(INVALID)
     text = repair_text(kept[:_KEPT_CHARACTERS]) if isinstance(kept, str) else why
     problem = repair_text(call.problem) or _REFUSED.format(name=name, why=why)
     return structs.replace(call, name=name, id=call_id, args={INVALID: text}, problem=problem)
-
-
-def _is_plain(args: dict[str, Any]) -> bool:
-    """Return True if all arguments are ASCII texts, as most are; nothing can be wrong with them."""
-    for name, value in args.items():
-        if type(value) is not str or not value.isascii() or type(name) is not str or not name.isascii():
-            return False
-    return True

@@ -144,6 +144,10 @@ class RunView(Struct, eq=False, gc=False):
             return "waiting_children"
         return "running"
 
+    def record_event(self, seq: int) -> None:
+        """Remember the number of the newest event of the run."""
+        self.last_seq = seq
+
     def apply(self, event: Event) -> None:
         self.last_seq = event.seq
         if self.stored_state:
@@ -225,7 +229,8 @@ class RunView(Struct, eq=False, gc=False):
             self.cost += reported.cost
 
     def _apply_call(self, call: ToolCall, event: Event) -> None:
-        self.tool_count += not call.host or bool(call.within)
+        if call.within or not call.host:
+            self.tool_count += 1
         self.calls += (call,)
 
     def _apply_result(self, result: ToolResult, event: Event) -> None:
@@ -417,7 +422,7 @@ class RunView(Struct, eq=False, gc=False):
             "inherited" if place is None else place.runtime,
             () if place is None else place.sandbox,
             ended.code,
-            tuple([child.result(tree) for child in self.children if child.ended is not None]),
+            tuple([child.result(tree) for child in self.children if child.ended is not None]) if self.children else (),
             self.replies,
             None if self.team is None else self.report_team(),
             () if self.rounds is None else self.report_rounds(),

@@ -46,7 +46,7 @@ from retinue.supervisor.approvals import Approvals, judge_call
 from retinue.supervisor.budgets import NO_COST, Account, Amount
 from retinue.supervisor.run import Run
 from retinue.supervisor.slots import SlotHolder
-from retinue.supervisor.tree import RANDOM, Tree
+from retinue.supervisor.tree import Tree, new_span_id
 from retinue.workspaces.run_folders import RunFolders, StateFolder
 
 CONFIRM_SECONDS = 5.0
@@ -319,7 +319,7 @@ class Adoption:
                 model=body.model,
                 call_id=body.call_id,
                 trace_id=tree.trace_id,
-                span_id=f"{RANDOM.getrandbits(64):016x}",
+                span_id=new_span_id(),
                 server=self._peer.server,
                 remote_id=key,
             ),

@@ -443,7 +443,7 @@ class TreeRestorer:
         if is_driven_remotely(run):
             return self._restore_remote(tree, run)
         known = self._known[run.ref.run]
-        run.restore_call_ids(set(known.tools))
+        run.restore_call_ids(known.tools)
         run.folders.resume_spilling()
         history, outcomes, still_open = known.thread.past(known.seconds), {}, dict(known.open)
         for call in known.open.values():

@@ -8,7 +8,7 @@ Run, and change them only through its methods.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ LEFT_OPEN = "{tree} was left open: `retinue resume {tree}` resumes it"
 Relay = Callable[[str, str], Awaitable[Receipt]]  # the text, and the message id of a client
 
 
-class Run(msgspec.Struct, eq=False):
+class Run(msgspec.Struct, eq=False, gc=False):
     """A run and its place in the tree."""
 
     ref: RunRef
@@ -79,7 +79,7 @@ class Run(msgspec.Struct, eq=False):
 
     # Its calls
     first_write: asyncio.Future[None] | None = None  # of `run.spawned`; the first reply waits for it
-    call_ids: set[str] | None = None
+    call_ids: dict[str, None] | None = None  # not a set: the garbage collector skips a dict of texts
     sealed_calls: dict[str, str] | None = None  # the seal of the MCP tool that each allowed call was judged by
 
     # Its conversation
@@ -439,15 +439,15 @@ class Run(msgspec.Struct, eq=False):
         """Return a call id that no earlier call of the run has. Answers, approvals and results refer to calls by this
         id."""
         if self.call_ids is None:
-            self.call_ids = set()
+            self.call_ids = {}
         found, number = wanted, 2
         while found in self.call_ids:
             found, number = f"{wanted}-{number}", number + 1
-        self.call_ids.add(found)
+        self.call_ids[found] = None
         return found
 
-    def restore_call_ids(self, call_ids: set[str]) -> None:
-        self.call_ids = call_ids or None
+    def restore_call_ids(self, call_ids: Iterable[str]) -> None:
+        self.call_ids = dict.fromkeys(call_ids) or None
 
     def seal_call(self, call_id: str, seal: str) -> None:
         """Remember the seal of the MCP tool that a call was judged by."""

@@ -169,12 +169,11 @@ async def _join_any(runs: Sequence[Run], seconds: float | None) -> None:
 
 
 class ConversationServices(msgspec.Struct, eq=False, gc=False):
-    """The services of one conversation. Implements ConversationTurns. `spoken` holds the pieces of text of the model
-    call in flight."""
+    """The services of one conversation. Implements ConversationTurns. `deltas` belong to the model call in flight."""
 
     tree: Tree
     run: Run
-    spoken: list[str] | None
+    deltas: ReplyDeltas | None
 
     async def run_interruptible(self, work: Coroutine[Any, Any, T]) -> T | None:
         run, task = self.run, start_task(work)
@@ -192,9 +191,7 @@ class ConversationServices(msgspec.Struct, eq=False, gc=False):
             run.attach_message(None)
 
     def break_off_turn(self, calls: Sequence[Call]) -> BrokenTurn:
-        spoken = "".join(self.spoken or ())
-        if self.spoken is not None:
-            self.spoken.clear()
+        spoken = "" if self.deltas is None else self.deltas.take_text()
         if spoken.strip():
             write_message(self.tree, self.run, spoken, is_final=True)
         return BrokenTurn(spoken if spoken.strip() else "", {call.id: self._break_off_call(call) for call in calls})
@@ -272,23 +269,29 @@ class FileServices(msgspec.Struct, eq=False, gc=False):
 
 
 class ReplyDeltas(msgspec.Struct, eq=False, gc=False):
-    """The callback for the deltas of one model call. It shows each delta with its offset in the reply. `texts` holds
-    the pieces of text."""
+    """The callback for the deltas of one model call. It shows each delta with its offset in the reply, and keeps the
+    pieces of text."""
 
     tree: Tree
     run: Run
     turn: int
     offset: int = 0
-    texts: list[str] = []
+    _texts: list[str] | None = None
 
     def __call__(self, kind: str, text: str) -> None:
         _show_delta(self.tree, self.run, kind, text, self.turn, self.offset)
         if kind == "text":
             self.offset += len(text)
-            self.texts.append(text)
+            if self._texts is None:
+                self._texts = []
+            self._texts.append(text)
         elif kind == "retry":
-            self.offset = 0
-            self.texts.clear()
+            self.offset, self._texts = 0, None
+
+    def take_text(self) -> str:
+        """Return the text so far, and forget it."""
+        texts, self._texts = self._texts, None
+        return "".join(texts or ())
 
 
 class LocalCallServices(msgspec.Struct, eq=False, gc=False):

@@ -82,7 +82,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
     _shared: SharedServices
     _shown_changes: dict[str, str] | None = None  # digests of the previews of apply_subagent, by call id
     _written_calls: dict[str, Awaitable[None] | None] | None = None  # calls of the reply that have not begun yet
-    _spoken: list[str] | None = None  # the pieces of text of the model call in flight
+    _deltas: ReplyDeltas | None = None  # of the model call in flight
     _reservation: CallReservation | None = None  # of the model call in flight, inside a budget
     _sent_thread: secrets.ListRedactor | None = None  # the thread without secrets, if any are known
     _open_calls: dict[str, OpenCall] | None = None  # begun by an earlier process, without a result
@@ -116,7 +116,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
 
     @property
     def conversation(self) -> ConversationServices:
-        return ConversationServices(self._tree, self._run, self._spoken)
+        return ConversationServices(self._tree, self._run, self._deltas)
 
     @property
     def team(self) -> TeamServices:
@@ -307,12 +307,12 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
             self._reservation = reservation
         try:
             deltas = ReplyDeltas(self._tree, run, turn)
-            self._spoken = deltas.texts
+            self._deltas = deltas
             reply = await plan.model.complete(request, deltas)
             usage = reply.usage
             reply = _complete_usage(repair_reply(reply), request)
             usage, estimated = reply.usage, reply.estimated
-            self._spoken = None
+            self._deltas = None
         except (ModelError, Limited) as error:
             usage, estimated = error.usage, error.estimated
             self._report_failure(error, plan.model_name)

@@ -37,7 +37,7 @@ from retinue.supervisor.run_roles import SharedServices
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
-from retinue.supervisor.tree import RANDOM, Tree, TreeRegistry, choose_tree_class
+from retinue.supervisor.tree import Tree, TreeRegistry, choose_tree_class, new_span_id
 from retinue.workspaces.run_folders import RunFolders, StateFolder, resolve_context_paths
 from retinue.workspaces.workspace import Workspace, find_workspace, find_workspace_kind
 
@@ -345,7 +345,7 @@ class Spawner:
             timeout_seconds=run.seconds,
             max_turns=run.max_turns,
             trace_id=tree.trace_id,
-            span_id=f"{RANDOM.getrandbits(64):016x}",
+            span_id=new_span_id(),
         )
         if (own := run.own_account) is not None and own is not self.total:
             spawned = msgspec.structs.replace(spawned, max_tokens=own.tokens, max_cost=own.cost)

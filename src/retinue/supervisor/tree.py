@@ -29,8 +29,8 @@ from retinue.supervisor.slots import Slots
 
 _DIGITS = b"0123456789abcdefghjkmnpqrstvwxyz"  # without letters that look like digits
 _DIGIT_OF_BYTE = _DIGITS * 8
-RANDOM = random.Random()  # not the generator of `random` itself, which a program may seed
-os.register_at_fork(after_in_child=RANDOM.seed)
+_RANDOM = random.Random()  # not the generator of `random` itself, which a program may seed
+os.register_at_fork(after_in_child=_RANDOM.seed)
 W = TypeVar("W", bound=Log)
 B = TypeVar("B", bound=Body)
 USER = "user"
@@ -41,7 +41,12 @@ NOT_AT_WORK = Receipt("too_late", why="no such run is at work here")
 def new_tree_id() -> str:
     """Return twelve random characters, unique across processes and machines without coordination. Ids differ from the
     first character on, because people type only the beginning."""
-    return RANDOM.randbytes(12).translate(_DIGIT_OF_BYTE).decode()
+    return _RANDOM.randbytes(12).translate(_DIGIT_OF_BYTE).decode()
+
+
+def new_span_id() -> str:
+    """Return the id of a run's span, as traces write it."""
+    return _RANDOM.randbytes(8).hex()
 
 
 class Tree:
@@ -66,7 +71,7 @@ class Tree:
         event `seq`."""
         self.id = new_tree_id() if restored is None else restored.tree
         self.trace_origin = NO_ORIGIN if trace is None else trace()
-        self.trace_id = self.trace_origin.traceparent[3:35] or f"{RANDOM.getrandbits(128):032x}"
+        self.trace_id = self.trace_origin.traceparent[3:35] or _RANDOM.randbytes(16).hex()
         self.runs: list[Run] = []
         self.view = Runs(self.id) if restored is None else restored
         self.slots = Slots(concurrent)
@@ -114,10 +119,10 @@ class Tree:
         self.seq = seq = self.seq + 1
         if run.stall_timer is not None:
             run.stall_timer.record_activity()
+            view.record_event(seq)  # only the state `stalled` asks for the newest event of a live run
         ref, now = run.ref, self._now  # a local name: `self._now()` would look for a method first
         event = Event(seq, self.id, ref.run, ref.path, ref.agent, now(), body)  # type: ignore[arg-type] # one of KINDS
-        view.last_seq = seq  # from here on as `RunView.apply`: the call alone is 4 % of a run (`bench counts`)
-        apply_body = FOLDS[type(body)]
+        apply_body = FOLDS[type(body)]  # as in `RunView.apply`: the call alone is 4 % of a run (`bench counts`)
         if apply_body is not None:
             apply_body(view, body, event)
         try:
