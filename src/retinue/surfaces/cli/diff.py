@@ -18,12 +18,12 @@ from retinue.log.lookup import find_reported_run
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli import pager
 from retinue.surfaces.cli.options import RUN_HELP
-from retinue.surfaces.cli.prompts import at_terminal
+from retinue.surfaces.cli.prompts import ask_yes_no, at_terminal
 from retinue.surfaces.printer import colors, safe
 
-QUESTION = "apply these changes? [y]es [n]o > "
+QUESTION = "apply these changes?"
 STAT_COLUMNS = 100  # if stdout is not a terminal
-RECOVERY_QUESTION = "put them back as they were before it? [y]es [n]o > "
+RECOVERY_QUESTION = "put them back as they were before it?"
 FAILED = 1
 
 
@@ -160,20 +160,15 @@ def _ask_recovery(paths: list[str]) -> bool:
     _require_terminal()
     shown = "".join(f"\n  {safe.escape_line(path)}" for path in paths)
     print(f"an earlier apply was interrupted while it changed these files:{shown}", file=sys.stderr)
-    return _ask(RECOVERY_QUESTION)
+    return ask_yes_no(RECOVERY_QUESTION, default=False)
 
 
 def _ask_user(diff: str) -> bool:
     _require_terminal()
     print(colors.paint_diff(safe.escape_text(diff), color=colors.wants_color(sys.stderr)), file=sys.stderr)
-    return _ask(QUESTION)
+    return ask_yes_no(QUESTION, default=False)
 
 
 def _require_terminal() -> None:
     if not at_terminal():
         raise ConfigError("there is no terminal to ask on: look with `retinue diff`, then give --yes")
-
-
-def _ask(question: str) -> bool:
-    print(question, end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
