@@ -36,6 +36,7 @@ from retinue.protocol.inherited_limits import to_environment
 from retinue.supervisor.restore_plans import CLIENT_LEFT
 from retinue.supervisor.stored_control import StoredControl
 from retinue.testing import scripted
+from retinue.workspaces.atomic_apply import Journal, write_journal
 from tests.control.loopback.kit import GLOB, HANG, WRITE, House, house
 from tests.control.loopback.test_second_terminal import first as run_in_first_terminal
 from tests.gates import HeldClock
@@ -56,7 +57,7 @@ async def control(kind: str, folder: Path, **options: Any) -> AsyncIterator[tupl
         controls: dict[str, Control] = {
             "local": h.supervisor,
             "loopback": h.client,
-            "stored": StoredControl(h.supervisor.log, str(h.state)),
+            "stored": StoredControl(h.supervisor.log, str(h.state), project=str(folder)),
         }
         yield h, controls[kind]
 
@@ -461,17 +462,123 @@ async def test_changes_of_a_copy_are_shown_and_applied_once(kind: str, tmp_path:
             await run.apply()
 
 
+@reading
 async def test_changes_of_a_run_at_work_are_shown_but_not_applied(kind: str, tmp_path: Path) -> None:
     script = {EXPLORER: [WRITE, HANG]}
-    async with control(kind, tmp_path, script=script, workspace="copy", mode="yes") as (_, c):
-        run = await c.spawn(EXPLORER, Task("write"))
-        written = await first(c, run.tree, ToolResult)
-        await first(c, run.tree, TurnStarted, after=written.seq)
-        assert "+x" in await run.diff()
-        for refused in (c.changes(run.tree), c.apply(run.tree)):
+    async with control(kind, tmp_path, script=script, workspace="copy", mode="yes") as (h, c):
+        run = await find_starter(h, c).spawn(EXPLORER, Task("write"))
+        written = await first(h.supervisor, run.tree, ToolResult)
+        await first(h.supervisor, run.tree, TurnStarted, after=written.seq)
+        assert "+x" in await c.diff(run.tree)
+        for refused in (c.changes(run.tree), c.apply(run.tree), c.plan_apply(run.tree, [0])):
             with pytest.raises(RetinueError, match="has not ended yet"):
                 await refused
         assert not (tmp_path / "a.txt").exists()
+
+
+SPAWN_KID = {"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "write", "subagent_type": "kid"}]}}]}
+KID = Profile("kid", "You write.", description="writes", workspace="copy")
+
+
+def write(path: str, content: str) -> dict[str, Any]:
+    return {"tools": [{"name": "write", "args": {"path": path, "content": content}}]}
+
+
+@reading
+async def test_changes_go_to_the_project_also_those_of_a_copy_of_a_copy(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n")
+    read = {"tools": [{"name": "read", "args": {"path": "a.txt"}}]}
+    script = {EXPLORER: [read, SPAWN_KID, "end"], "kid": [write("a.txt", "one\ntwo\n"), "end"]}
+    async with control(kind, tmp_path, script=script, workspace="copy", mode="yes", profiles=[KID]) as (h, c):
+        started = await find_starter(h, c).spawn(EXPLORER, Task("write"))
+        result = await started.result()
+        tree = started.tree
+        [kid] = await c.list_copies(tree, 1)
+        assert (kid.name, kid.kind, kid.source, kid.applied) == (f"{tree}/1", "copy", result.workspace, "")
+        assert [copy.run for copy in await c.list_copies(tree)] == [0, 1]
+        assert (await c.changes(tree, 1)).target == str(tmp_path)
+        assert "1 file changed, 1 insertion(+)" in await c.diff(tree, 1, stat_columns=80)
+        [line] = await c.count_changed_lines(tree, 1)
+        assert (line.status, line.path, line.added, line.removed, line.binary) == ("modified", "a.txt", 1, 0, False)
+        plan = await c.plan_apply(tree, [1])
+        assert (plan.target, plan.runs, plan.count) == (str(tmp_path), (1,), 1)
+        await c.apply_planned(tree, [1], digest=plan.digest)
+        assert (tmp_path / "a.txt").read_text() == "one\ntwo\n"
+        assert Path(result.workspace, "a.txt").read_text() == "one\n"
+        assert (await c.changes(tree, 1)).applied == str(tmp_path)
+        assert [copy.has_unapplied for copy in await c.list_copies(tree)] == [False, False]
+        again = await c.plan_apply(tree, [1])
+        assert again.runs == () and "were already applied" in again.skipped[0]
+
+
+@reading
+async def test_several_runs_are_applied_together_or_not_at_all(kind: str, tmp_path: Path) -> None:
+    shell = {"name": "shell", "args": {"command": "echo x > $(basename $(dirname $PWD)).txt"}}
+    script = {EXPLORER: [SPAWN_KID, SPAWN_KID, "end"], "kid": [{"tools": [shell]}, "end"]}
+    async with control(kind, tmp_path, script=script, mode="yes", profiles=[KID]) as (h, c):
+        started = await find_starter(h, c).spawn(EXPLORER, Task("write"))
+        await started.result()
+        tree = started.tree
+        runs = [copy.run for copy in await c.list_copies(tree, 0)]
+        assert runs == [1, 2]
+        plan = await c.plan_apply(tree, runs)
+        assert ([file.path for file in plan.files], plan.count, plan.conflicts) == (["1.txt", "2.txt"], 2, ())
+        assert plan.diff.count("+x") == 2
+        one = await c.plan_apply(tree, [1])
+        for digest in ("", "0" * 64, one.digest):
+            with pytest.raises(RetinueError, match="the files changed after the diff was shown; nothing was applied"):
+                await c.apply_planned(tree, runs, digest=digest)
+        (tmp_path / "2.txt").write_text("mine\n")
+        with pytest.raises(RetinueError, match="the files changed after"):
+            await c.apply_planned(tree, runs, digest=plan.digest)
+        [conflict] = (await c.plan_apply(tree, runs)).conflicts
+        assert conflict == "2.txt: was added here and by the run, with different content"
+        assert not (tmp_path / "1.txt").exists()
+        (tmp_path / "2.txt").unlink()
+        await c.apply_planned(tree, runs, digest=plan.digest)
+        assert [(tmp_path / f"{run}.txt").read_text() for run in runs] == ["x\n", "x\n"]
+
+
+@reading
+async def test_changes_of_a_waiting_conversation_are_applied_by_its_process(kind: str, tmp_path: Path) -> None:
+    script = {EXPLORER: [WRITE, "one", write("b.txt", "y"), "two"]}
+    async with control(kind, tmp_path, script=script, workspace="copy", mode="yes") as (h, c):
+        run = await find_starter(h, c).spawn(EXPLORER, Task("write", conversation=True))
+        waiting = await first(find_starter(h, c), run.tree, RunWaiting)
+        assert "+x" in await c.diff(run.tree)
+        if kind == "stored":
+            with pytest.raises(ConfigError, match="has not ended yet"):
+                await c.plan_apply(run.tree, [0])
+            return
+        for path in ("a.txt", "b.txt"):
+            plan = await c.plan_apply(run.tree, [0])
+            assert [file.path for file in plan.files] == [path]
+            await c.apply_planned(run.tree, [0], digest=plan.digest)
+            assert (tmp_path / path).exists() and await c.diff(run.tree) == ""
+            assert (await c.plan_apply(run.tree, [0])).runs == ()
+            if path == "a.txt":
+                await c.send(run.tree, 0, "more")
+                await first(c, run.tree, RunWaiting, after=waiting.seq)
+
+
+@reading
+async def test_an_interrupted_apply_is_undone_before_changes_are_planned(kind: str, tmp_path: Path) -> None:
+    async with control(kind, tmp_path, script={EXPLORER: [WRITE, "end"]}, workspace="copy", mode="yes") as (h, c):
+        run = await find_starter(h, c).spawn(EXPLORER, Task("write"))
+        await run.result()
+        staging = h.state / "applying/0123"
+        staging.mkdir(parents=True)
+        (staging / "new-0").write_text("half")
+        (tmp_path / "half.txt").hardlink_to(staging / "new-0")
+        write_journal(staging, Journal(root=str(tmp_path), paths=("half.txt",), removed=(), folders=()))
+        plan = await c.plan_apply(run.tree, [0])
+        assert (plan.runs, plan.unfinished, plan.diff, plan.digest) == ((0,), ("half.txt",), "", "")
+        assert (tmp_path / "half.txt").exists()
+        assert await c.undo_interrupted_apply() is True
+        assert not (tmp_path / "half.txt").exists()
+        assert await c.undo_interrupted_apply() is False
+        plan = await c.plan_apply(run.tree, [0])
+        assert (plan.unfinished, [file.path for file in plan.files]) == ((), ["a.txt"])
 
 
 async def test_an_ended_run_is_continued(kind: str, tmp_path: Path) -> None:

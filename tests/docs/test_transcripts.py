@@ -54,7 +54,7 @@ REPLIES = {
     "retinue init": (Reply("-5-5] ", "\n"), Reply("you? [Y/n] ", "n\n"), Reply("you? [Y/n] ", "y\n")),
     'retinue run "make test fails': (Reply("[n]o [a]", "y"),),
     "retinue apply --yes": (),
-    "retinue apply": (Reply("[n]o > ", "y\n"),),
+    "retinue apply": (Reply("[y/N] ", "y\n"),),
     '"Go on."': (Reply("[n]o [a]", None),),
     "retinue resume": (Reply("[n]o [a]", "y"),),
     "retinue continue": (

@@ -432,7 +432,7 @@ class LogContract:
     async def test_trees_are_removed_unless_they_are_held_kept_or_have_grown(self, backend: Backend) -> None:
         asked: list[str] = []
 
-        def discard(tree: str) -> bool:
+        async def discard(tree: str) -> bool:
             asked.append(tree)
             return tree != "kept"
 

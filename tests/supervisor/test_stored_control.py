@@ -29,7 +29,7 @@ async def test_an_ended_tree_is_read_from_the_log(tmp_path: Path) -> None:
     tree = await ended_tree(tmp_path, ["found it"])
     log = open_log(tmp_path / ".retinue")
     try:
-        control: Control = StoredControl(log, str(tmp_path / ".retinue"))
+        control: Control = StoredControl(log, str(tmp_path / ".retinue"), project=str(tmp_path))
         result = await control.result(tree)
         assert result is not None and result == await control.wait(tree)
         assert (result.status, result.final_response) == ("done", "found it")
@@ -50,7 +50,7 @@ async def test_changes_of_an_ended_run_are_applied(tmp_path: Path) -> None:
     tree = await ended_tree(tmp_path, [WRITE, "end"], workspace="copy", mode="yes")
     log = open_log(tmp_path / ".retinue")
     try:
-        control = StoredControl(log, str(tmp_path / ".retinue"))
+        control = StoredControl(log, str(tmp_path / ".retinue"), project=str(tmp_path))
         assert [file.path for file in (await control.changes(tree)).files] == ["a.txt"]
         assert "+x" in await control.diff(tree)
         assert [file.path for file in await control.apply(tree)] == ["a.txt"]
@@ -65,7 +65,7 @@ async def test_commands_that_need_a_process_are_refused(tmp_path: Path) -> None:
     tree = await ended_tree(tmp_path, ["end"])
     log = open_log(tmp_path / ".retinue")
     try:
-        control = StoredControl(log, str(tmp_path / ".retinue"))
+        control = StoredControl(log, str(tmp_path / ".retinue"), project=str(tmp_path))
         for refused in (
             control.spawn(EXPLORER, Task("x")),
             control.resume(tree),
@@ -88,7 +88,7 @@ async def test_an_interrupted_run_has_no_result(tmp_path: Path) -> None:
     async with house(tmp_path, script={EXPLORER: [HANG]}) as h:
         run = await h.supervisor.spawn(EXPLORER, Task("look"))
         await run.wait_until_logged()
-        control = StoredControl(h.supervisor.log, str(tmp_path / ".retinue"))
+        control = StoredControl(h.supervisor.log, str(tmp_path / ".retinue"), project=str(tmp_path))
         assert await control.result(run.tree) is None
         with pytest.raises(ConfigError, match="was interrupted"):
             await control.wait(run.tree)

@@ -20,7 +20,7 @@ from retinue.files.state_owner import LOG_FOLDER, adopt_state_folder, claim_stat
 
 if TYPE_CHECKING:
     from retinue.build.parts import Parts
-    from retinue.core.changes import StoredChanges
+    from retinue.core.control import Control
 
 IGNORE_ALL = b"*\n"
 LOG_LIBRARY = "sqlite"
@@ -49,11 +49,12 @@ def open_reader(state: Path) -> LogReader:
     return SqliteReader(state / LOG_FOLDER)
 
 
-def open_stored_changes(state: Path) -> StoredChanges:
-    """Return the changes of a project's stored trees, whichever process wrote them."""
+def open_stored_control(state: Path) -> Control:
+    """Return the Control of the stored trees of the project that the state folder is in, whichever process wrote
+    them. It starts and steers nothing."""
     from retinue.supervisor.stored_control import StoredControl
 
-    return StoredControl(open_reader(state), str(state))
+    return StoredControl(open_reader(state), str(state), project=str(state.parent))
 
 
 async def take_over_state(state: Path) -> None:

@@ -18,11 +18,11 @@ import msgspec
 
 from retinue.core.approvals import Answered, Approval, Decision, QuestionChange
 from retinue.core.caller import Caller
+from retinue.core.changes import ApplyPlan, ChangedLines, Changes, RunCopy
 from retinue.core.control import (
     INTERRUPTED,
     NO_OVERRIDES,
     ONLY_IN_PROCESS,
-    Changes,
     ClientHandle,
     ClientOptions,
     ResumeOverrides,
@@ -43,7 +43,6 @@ from retinue.protocol import control as protocol
 from retinue.protocol.control import Address, Arguments, Command, StreamCommand, decode_item
 from retinue.protocol.strict_json import encode_body
 
-REPLY_SECONDS = 15.0
 SILENT_SECONDS = 20.0
 REPLY_BYTES = 256 * 1024 * 1024
 ATTEMPTS = 2
@@ -230,11 +229,26 @@ class ControlClient:
 
     # Changes
 
+    async def list_copies(self, tree: str, run: int | None = None) -> list[RunCopy]:
+        return await self._channel.call(protocol.COPIES, tree=tree, run=run)
+
     async def changes(self, tree: str, run: int = 0) -> Changes:
         return await self._channel.call(protocol.CHANGES, tree=tree, run=run)
 
-    async def diff(self, tree: str, run: int = 0) -> str:
-        return await self._channel.call(protocol.DIFF, tree=tree, run=run)
+    async def diff(self, tree: str, run: int = 0, *, stat_columns: int | None = None) -> str:
+        return await self._channel.call(protocol.DIFF, tree=tree, run=run, stat_columns=stat_columns)
+
+    async def count_changed_lines(self, tree: str, run: int = 0) -> list[ChangedLines]:
+        return await self._channel.call(protocol.CHANGED_LINES, tree=tree, run=run)
+
+    async def plan_apply(self, tree: str, runs: Sequence[int]) -> ApplyPlan:
+        return await self._channel.call(protocol.PLAN_APPLY, tree=tree, runs=list(runs))
+
+    async def apply_planned(self, tree: str, runs: Sequence[int], *, digest: str) -> None:
+        await self._channel.call(protocol.APPLY_PLANNED, tree=tree, runs=list(runs), digest=digest)
+
+    async def undo_interrupted_apply(self) -> bool:
+        return await self._channel.call(protocol.UNDO_APPLY)
 
     async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
         return await self._channel.call(protocol.APPLY, tree=tree, run=run)
@@ -305,18 +319,19 @@ class ControlChannel:
                 connection.send_request("GET", f"{command.path}?{query}" if query else command.path, headers)
             else:
                 connection.send_request("POST", command.path, headers, encode_body(request))
-            yield connection, await self._read(connection.read_response())
+            seconds = command.seconds if isinstance(command, Command) else protocol.REPLY_SECONDS
+            yield connection, await self._read(connection.read_response(), seconds)
         finally:
             connection.close()
 
     async def _connect(self) -> ClientConnection:
         try:
-            async with asyncio.timeout(REPLY_SECONDS):
+            async with asyncio.timeout(protocol.REPLY_SECONDS):
                 return ClientConnection(*await asyncio.open_connection(HOST, self.address.port))
         except (OSError, TimeoutError):
             raise ControlUnreachable(f"process {self.address.pid} accepts no control connection") from None
 
-    async def _read(self, reading: Awaitable[T], seconds: float = REPLY_SECONDS) -> T:
+    async def _read(self, reading: Awaitable[T], seconds: float = protocol.REPLY_SECONDS) -> T:
         try:
             async with asyncio.timeout(seconds):
                 return await reading

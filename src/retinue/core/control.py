@@ -17,6 +17,7 @@ import msgspec
 
 from retinue.core.approvals import Answered, Approval, Decision, QuestionChange
 from retinue.core.caller import NOBODY, Caller, ClientRequest
+from retinue.core.changes import ApplyPlan, ChangedLines, Changes, RunCopy
 from retinue.core.errors import ConfigError
 from retinue.core.events import Delta, Event, Message, RunEnded, TurnStarted
 from retinue.core.limits import Limits
@@ -95,16 +96,6 @@ class TreeInfo(msgspec.Struct, frozen=True):
     runs: list[RunSummary]
     writer: str | None = None
     root: int = 0
-
-
-class Changes(msgspec.Struct, frozen=True):
-    """The changes of a run in its copied workspace. `files` has as many changed files as fit in a list, of `count` in
-    all. `target` is the folder to apply them to; `applied` is the folder they were already applied to, if any."""
-
-    files: tuple[ChangedFile, ...]
-    count: int
-    target: str
-    applied: str = ""
 
 
 class Control(Protocol):
@@ -213,16 +204,38 @@ class Control(Protocol):
         """Attend a tree, or all trees, as an approver. Inside the context, questions wait for `answer` instead of
         ending their run. Leaving the context answers nothing: open questions wait some time for another approver."""
 
+    async def list_copies(self, tree: str, run: int | None = None) -> list[RunCopy]:
+        """Return the copied workspaces of all runs of a tree, or only those that `run` stands for: its own, or that of
+        its presenter if it is a team. A primary without a copy stands for the copies of the project used below it. The
+        list is empty for a run that never needed its copy. Raises ConfigError for a run that works in no copy."""
+
     async def changes(self, tree: str, run: int = 0) -> Changes:
         """Return the changes of an ended run in its copied workspace. Raises RetinueError if the run has no such
         workspace."""
 
-    async def diff(self, tree: str, run: int = 0) -> str:
-        """Return the changes of a run in its copied workspace, as a git diff."""
+    async def diff(self, tree: str, run: int = 0, *, stat_columns: int | None = None) -> str:
+        """Return the changes of a run in its copied workspace as a git diff, or as statistics in this many columns. Of
+        a run that has not ended, return the changes so far that were not applied."""
+
+    async def count_changed_lines(self, tree: str, run: int = 0) -> list[ChangedLines]:
+        """Return every file that `diff` shows, with the numbers of its added and removed lines."""
+
+    async def plan_apply(self, tree: str, runs: Sequence[int]) -> ApplyPlan:
+        """Return a plan to apply the changes of these runs to the project, also those of a run whose workspace is a
+        copy of its parent's. Of a waiting conversation, plan the changes since the last apply. Raises RetinueError for
+        any other run that has not ended."""
+
+    async def apply_planned(self, tree: str, runs: Sequence[int], *, digest: str) -> None:
+        """Apply the changes of these runs, all or none, if the plan for them still has this `digest`. Else change
+        nothing and raise RetinueError. Asks for no approval: whoever was shown the plan has approved it."""
+
+    async def undo_interrupted_apply(self) -> bool:
+        """Put back the files of the project that an interrupted apply left half changed. Return True if there was such
+        an apply. Raises RetinueError for one that this user did not start here."""
 
     async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
-        """Apply the changes of an ended run to the folder that its workspace is a copy of. On a conflict, apply none
-        and raise RetinueError with the reason. Asks for no approval."""
+        """Apply the changes of one run to the project, without showing a plan first. An interrupted apply is undone
+        before. On a conflict, apply none and raise RetinueError with the reason. Asks for no approval."""
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         """Yield the events of a tree after number `after`, then new events as they happen, without a gap. With
@@ -326,8 +339,8 @@ class RunHandle(Generic[OutputT_co]):
         return await self.control.diff(self.tree, self.number)
 
     async def apply(self) -> Sequence[ChangedFile]:
-        """Apply the changes of the run, which must have ended, to the folder that its workspace is a copy of. On a
-        conflict, apply none and raise RetinueError with the reason. Asks for no approval."""
+        """Apply the changes of the run, which must have ended or wait for a message, to the project. On a conflict,
+        apply none and raise RetinueError with the reason. Asks for no approval."""
         return await self.control.apply(self.tree, self.number)
 
 

@@ -608,9 +608,9 @@ class LogReader(Protocol):
         or after this time; trees already over by then are not read."""
 
     async def remove_trees(
-        self, trees: Mapping[str, int], *, discard: Callable[[str], bool], dry_run: bool = False
+        self, trees: Mapping[str, int], *, discard: Callable[[str], Awaitable[bool]], dry_run: bool = False
     ) -> Removal:
-        """Remove the events of trees whose newest event still has the number given in `trees`. `discard` is called for
+        """Remove the events of trees whose newest event still has the number given in `trees`. `discard` is awaited for
         each tree while nobody can write it; the tree stays if it returns False. With `dry_run` no event is removed."""
 
     async def adopt_events(self) -> None:

@@ -25,7 +25,8 @@ from retinue.files.user_key import has_signature, sign_data
 
 OWNER_FILE = "owner.json"
 LOG_FOLDER = "logs"
-STATE_FOLDERS = (LOG_FOLDER, "runs", "control", "outbox", "applying", "mcp")
+APPLY_FOLDER = "applying"
+STATE_FOLDERS = (LOG_FOLDER, "runs", "control", "outbox", APPLY_FOLDER, "mcp")
 PURPOSE = "state folder"
 MAX_BYTES = 16 * 1024
 OTHERS_MAY_WRITE = 0o022

@@ -94,14 +94,14 @@ class MemoryLog(WatchableLog):
                     yield event
 
     async def remove_trees(
-        self, trees: Mapping[str, int], *, discard: Callable[[str], bool], dry_run: bool = False
+        self, trees: Mapping[str, int], *, discard: Callable[[str], Awaitable[bool]], dry_run: bool = False
     ) -> Removal:
         found = [
             tree for tree, last_seq in trees.items() if (events := self._events(tree)) and events[-1].seq == last_seq
         ]
         if self._is_open:
             return Removal(held=[self.location] if found else [])
-        removed = [tree for tree in found if discard(tree)]
+        removed = [tree for tree in found if await discard(tree)]
         for tree in () if dry_run else removed:
             del self._trees[tree]
         return Removal(removed=removed)

@@ -10,7 +10,17 @@ import asyncio
 import heapq
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from itertools import islice
@@ -19,6 +29,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import apsw
 
+from retinue.concurrency import finish_despite_cancel
 from retinue.core.errors import LogDamaged, LogError, NotFound
 from retinue.core.events import Event, make_line
 from retinue.core.ports import (
@@ -170,25 +181,25 @@ class SqliteReader:
         file = self.find_file(tree)
         return [] if file is None else _read_tree(file, tree, after=after, limit=limit)
 
-    @make_awaitable
-    def remove_trees(
-        self, trees: Mapping[str, int], *, discard: Callable[[str], bool], dry_run: bool = False
+    async def remove_trees(
+        self, trees: Mapping[str, int], *, discard: Callable[[str], Awaitable[bool]], dry_run: bool = False
     ) -> Removal:
         removed: list[str] = []
         held: list[str] = []
         problems: list[str] = []
         freed = 0
-        for file, names in self._group_by_file(trees).items():
+        for file, names in (await asyncio.to_thread(self._group_by_file, trees)).items():
             try:
                 lock = locks.try_lock(file)
                 if lock is None:
                     held.append(str(file))
                     continue
                 try:
-                    found = {tree: _load_status(file, tree) for tree in names}
+                    found = {tree: await asyncio.to_thread(_load_status, file, tree) for tree in names}
                     left = [tree for tree, status in found.items() if status and status.last_seq == trees[tree]]
-                    gone = [tree for tree in left if discard(tree)]  # not those with newer events
-                    freed += 0 if dry_run or not gone else _delete_trees(file, lock, gone)
+                    gone = [tree for tree in left if await discard(tree)]  # not those with newer events
+                    if gone and not dry_run:
+                        freed += await finish_despite_cancel(asyncio.to_thread(_delete_trees, file, lock, gone))
                     removed += gone
                 finally:
                     os.close(lock)

@@ -15,7 +15,8 @@ import msgspec
 
 from retinue.core.approvals import Allow, Answered, Approval, Deny, QuestionChange, QuestionClosed
 from retinue.core.caller import NOBODY, Caller
-from retinue.core.control import Changes, SpawnBelow, TreeInfo
+from retinue.core.changes import ApplyPlan, ChangedLines, Changes, RunCopy
+from retinue.core.control import SpawnBelow, TreeInfo
 from retinue.core.errors import (
     Ambiguous,
     ConfigError,
@@ -42,6 +43,8 @@ VERSION = 1
 KEY_HEADER = "Idempotency-Key"
 MAX_KEY = 64
 MAX_NAME = 200
+REPLY_SECONDS = 15.0
+FILES_SECONDS = 300.0  # for commands that read or write the files of a whole project
 _MAX_SEQ = 10**18
 _DELTA = b'{"delta":'
 Q = TypeVar("Q")
@@ -75,6 +78,32 @@ class TreeRequest(Arguments, frozen=True):
 class RunRequest(Arguments, frozen=True):
     tree: TreeId
     run: int = 0
+
+
+class CopiesRequest(Arguments, frozen=True):
+    """A request about the copied workspaces of `run`; None means all runs of the tree."""
+
+    tree: TreeId
+    run: int | None = None
+
+
+class DiffRequest(Arguments, frozen=True):
+    tree: TreeId
+    run: int = 0
+    stat_columns: int | None = None
+
+
+class PlanApplyRequest(Arguments, frozen=True):
+    tree: TreeId
+    runs: list[int]
+
+
+class ApplyPlannedRequest(Arguments, frozen=True):
+    """A request to apply what was planned. `digest` is that of the plan as shown."""
+
+    tree: TreeId
+    runs: list[int]
+    digest: str
 
 
 class QuestionsRequest(Arguments, frozen=True):
@@ -185,13 +214,15 @@ class Command(Generic[R]):
     """A `method` of Control that other processes call, and the type of its reply.
 
     A command that only `reads` is a GET with its request in the query string. Any other command is a POST with a JSON
-    body, which takes effect once however often it is sent with the same key."""
+    body, which takes effect once however often it is sent with the same key. `seconds` is the time to wait for the
+    reply."""
 
     path: str
     method: str
     request: type[Arguments]
     reply: type[R]
     reads: bool = False
+    seconds: float = REPLY_SECONDS
 
 
 @dataclass(frozen=True)
@@ -221,14 +252,22 @@ CONTINUE = Command("/v1/continue", "continue_run", ContinueRequest, RunRef)
 RESULT: Command[Result[Any] | None] = Command("/v1/result", "result", RunRequest, Result[Any] | None, reads=True)  # type: ignore[arg-type]
 DESCRIBE = Command("/v1/run", "describe_run", RunRequest, RunSummary, reads=True)
 FIND = Command("/v1/find", "find_run", FindRequest, RunRef, reads=True)
-CHANGES = Command("/v1/changes", "changes", RunRequest, Changes, reads=True)
-DIFF = Command("/v1/diff", "diff", RunRequest, str, reads=True)
-APPLY = Command("/v1/apply", "apply", RunRequest, list[ChangedFile])
+COPIES = Command("/v1/copies", "list_copies", CopiesRequest, list[RunCopy], reads=True)
+CHANGES = Command("/v1/changes", "changes", RunRequest, Changes, reads=True, seconds=FILES_SECONDS)
+DIFF = Command("/v1/diff", "diff", DiffRequest, str, reads=True, seconds=FILES_SECONDS)
+CHANGED_LINES = Command(
+    "/v1/changed-lines", "count_changed_lines", RunRequest, list[ChangedLines], reads=True, seconds=FILES_SECONDS
+)
+PLAN_APPLY = Command("/v1/plan-apply", "plan_apply", PlanApplyRequest, ApplyPlan, seconds=FILES_SECONDS)
+APPLY_PLANNED = Command("/v1/apply-planned", "apply_planned", ApplyPlannedRequest, NoneType, seconds=FILES_SECONDS)
+UNDO_APPLY = Command("/v1/undo-apply", "undo_interrupted_apply", Arguments, bool, seconds=FILES_SECONDS)
+APPLY = Command("/v1/apply", "apply", RunRequest, list[ChangedFile], seconds=FILES_SECONDS)
 COMMANDS: dict[str, Command[Any]] = {
     command.path: command
     for command in (
         TREES, PENDING, CANCEL, INTERRUPT, END_CONVERSATION, KILL, SEND, ANSWER, PREPARE, SPAWN, RESUME, CONTINUE,
-        CHANGE_MODEL, RESULT, DESCRIBE, FIND, CHANGES, DIFF, APPLY,
+        CHANGE_MODEL, RESULT, DESCRIBE, FIND, COPIES, CHANGES, DIFF, CHANGED_LINES, PLAN_APPLY, APPLY_PLANNED,
+        UNDO_APPLY, APPLY,
     )
 }  # fmt: skip
 OPEN_CLIENT = StreamCommand("/v1/client", OpenClientRequest)

@@ -12,7 +12,7 @@ from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Outcome
 from retinue.core.results import format_changed_files
 from retinue.supervisor.run import Run
-from retinue.workspaces.atomic_apply import recover_folder
+from retinue.workspaces.atomic_apply import find_staging_folder, recover_folder
 from retinue.workspaces.copies import CopiedWorkspace, carry_out_plan, explain_missing_copy, find_copy, plan_apply
 from retinue.workspaces.merge import MergePlan
 
@@ -41,12 +41,13 @@ async def apply_child(run: Run, call: Call, *, shown_digest: str | None) -> Outc
     """Apply the changes of a child, unless the diff differs from the one the user approved."""
 
     def work() -> Outcome:
-        recover_folder(_aside(run), run.folders.path)
+        aside = find_staging_folder(run.folders.path, _find_state(run))
+        recover_folder(aside, run.folders.path)
         one, plan = _plan_child(run, call)
         unchanged = shown_digest in (None, plan.digest) or (shown_digest == UNASKED and plan.conflicts)
         if not unchanged:
             raise ToolError(f"{APPLY}: the files changed after the question was asked; nothing was applied")
-        carry_out_plan(plan, [one], aside=_aside(run))
+        carry_out_plan(plan, [one], aside=aside)
         changes = one.find_changes()
         lines = format_changed_files(changes.files, changes.count)
         return Outcome("\n".join([f"Applied the changes of {call.args['subagent_id']}:", *lines]))
@@ -87,7 +88,7 @@ def _check_rules(run: Run, plan: MergePlan) -> None:
 def _find_copy_of(run: Run) -> CopiedWorkspace | None:
     """Return the copied workspace of a run, or of the presenter if the run is a team. The run may have ended in an
     earlier process."""
-    return find_copy(str(Path(run.folders.own).parents[2]), run.ref.tree, run.view.find_presented().number)
+    return find_copy(_find_state(run), run.ref.tree, run.view.find_presented().number)
 
 
 def _find_child(run: Run, wanted: str) -> Run:
@@ -97,6 +98,6 @@ def _find_child(run: Run, wanted: str) -> Run:
     raise ToolError(f"{APPLY}: there is no subagent '{wanted}' of this run")
 
 
-def _aside(run: Run) -> str:
-    folders = run.folders
-    return f"{folders.own}/applying" if folders.workspace_copy is not None else f"{folders.path}/.retinue/applying"
+def _find_state(run: Run) -> str:
+    """Return the state folder that the run's folder is in."""
+    return str(Path(run.folders.own).parents[2])

@@ -1,7 +1,7 @@
 """Control of trees without a live process: reads the log and applies changes. Cannot start or steer runs, and asks no
 questions.
 
-`Supervisor` uses it for every tree that does not run in its process.
+`Supervisor` uses it for every tree that does not run in its process, and for the copied workspaces of all its runs.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from retinue.concurrency import finish_despite_cancel
 from retinue.core.approvals import Answered, Approval, Decision, QuestionChange
 from retinue.core.caller import Caller
-from retinue.core.changes import ApplyPlan, RunCopy
+from retinue.core.changes import ApplyPlan, ChangedLines, Changes, RunCopy
 from retinue.core.control import (
     INTERRUPTED,
     NO_OVERRIDES,
-    Changes,
     ClientHandle,
     ClientOptions,
     Control,
@@ -38,29 +36,39 @@ from retinue.core.results import ChangedFile, Result
 from retinue.log import lookup
 from retinue.log.listing import summarize_trees
 from retinue.log.runs import Runs, RunView, describe_view
-from retinue.workspaces.atomic_apply import find_unfinished_files, recover_folder
 from retinue.workspaces.copies import (
     CopiedWorkspace,
-    carry_out_plan,
+    TargetFolder,
     explain_missing_copy,
     find_copy,
     is_unmade,
     list_copies,
-    plan_apply,
 )
 
 NO_PROCESS = "no process is running this tree, and {what} needs one"
+NOT_ENDED = "{who} has not ended yet: wait for it, or `retinue cancel {who}`"
+Phase = Literal["ended", "waiting", "at_work"]  # "waiting" is a conversation between two turns, whose files are at rest
 
 
 class StoredControl:
-    """Control of the trees in a log, and their StoredChanges. `state` is the folder with the workspaces of their runs.
-    Trees that this process itself writes, as `writer`, do not count as live."""
+    """Control of the trees in a log. `state` is the folder with the workspaces of their runs, and changes are applied
+    to `project`. Trees that this process itself writes, as `writer`, do not count as live, but `find_phase` returns the
+    phase of a run that this process has."""
 
-    def __init__(self, log: LogReader, state: str, *, writer: str = "") -> None:
+    def __init__(
+        self,
+        log: LogReader,
+        state: str,
+        *,
+        project: str,
+        writer: str = "",
+        find_phase: Callable[[str, int], Phase | None] = lambda tree, run: None,
+    ) -> None:
         self._log = log
         self.writer = writer
         self._state = state
-        self._project = str(Path(state).parent)
+        self._target = TargetFolder(project, state=state)
+        self._find_phase_here = find_phase
 
     # Reading
 
@@ -108,81 +116,80 @@ class StoredControl:
 
     # Changes
 
-    async def changes(self, tree: str, run: int = 0) -> Changes:
-        return await asyncio.to_thread((await self._find_copy(tree, run)).describe)
-
-    async def diff(self, tree: str, run: int = 0, *, live: bool = False) -> str:
-        copy = await self._find_copy(tree, run)
-        shown = await asyncio.to_thread(copy.diff, "-p", "-M", live=live)
-        return shown.decode("utf-8", "backslashreplace")
-
-    async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
-        return await asyncio.to_thread((await self._find_copy(tree, run)).apply_to_source)
-
-    async def apply_so_far(self, tree: str, run: int) -> Sequence[ChangedFile]:
-        """Apply the changes that a waiting run has made since the last apply."""
-        return await asyncio.to_thread((await self._find_copy(tree, run)).apply_so_far)
-
-    # The role StoredChanges
-
-    async def find_copies(self, tree: str, run: int) -> list[RunCopy]:
+    async def list_copies(self, tree: str, run: int | None = None) -> list[RunCopy]:
+        if run is None:
+            found = await asyncio.to_thread(list_copies, self._state, tree)
+            return [copy.summarize() for copy in found]
         view = (await self._find_view(tree, run)).find_presented()
-        run = view.number
-        copy = find_copy(self._state, tree, run)
+        copy = find_copy(self._state, tree, view.number)
         if copy is not None:
             return [copy.summarize()]
         below = [each for each in list_copies(self._state, tree) if each.workspace.source == each.workspace.project]
         if run == 0 and below:
             return [each.summarize() for each in below]
         if not is_unmade(view.spawned):
-            raise ConfigError(explain_missing_copy(f"{tree}/{run}", view.spawned))
+            raise ConfigError(explain_missing_copy(f"{tree}/{view.number}", view.spawned))
         return []
 
-    def find_copy(self, tree: str, run: int) -> RunCopy | None:
-        copy = find_copy(self._state, tree, run)
-        return None if copy is None else copy.summarize()
+    async def changes(self, tree: str, run: int = 0) -> Changes:
+        copy = await self._find_copy(tree, run)
+        if copy.live:
+            raise ConfigError(NOT_ENDED.format(who=copy.name))
+        return await asyncio.to_thread(copy.describe, self._target.path)
 
-    def diff_copy(self, copy: RunCopy, *, stat_columns: int | None = None, live: bool = False) -> str:
+    async def diff(self, tree: str, run: int = 0, *, stat_columns: int | None = None) -> str:
+        copy = await self._find_copy(tree, run)
         how = "-p" if stat_columns is None else f"--stat={stat_columns}"
-        return self._open_copy(copy).diff(how, "-M", live=live).decode("utf-8", "backslashreplace")
+        shown = await asyncio.to_thread(copy.diff, how, "-M")
+        return shown.decode("utf-8", "backslashreplace")
 
-    def list_changed_lines(self, copy: RunCopy, *, live: bool = False) -> list[dict[str, Any]]:
-        return self._open_copy(copy).list_changed_lines(live=live)
+    async def count_changed_lines(self, tree: str, run: int = 0) -> list[ChangedLines]:
+        return await asyncio.to_thread((await self._find_copy(tree, run)).count_changed_lines)
 
-    def explain_nothing_to_apply(self, copy: RunCopy) -> str:
-        return self._open_copy(copy).explain_nothing_to_apply()
+    async def plan_apply(self, tree: str, runs: Sequence[int]) -> ApplyPlan:
+        copies = await self._find_applicable(tree, runs)
+        return await asyncio.to_thread(self._target.plan_apply, tree, copies)
 
-    def list_unapplied(self, tree: str) -> list[str]:
-        return [each.name for each in list_copies(self._state, tree) if each.has_unapplied]
+    async def apply_planned(self, tree: str, runs: Sequence[int], *, digest: str) -> None:
+        copies = await self._find_applicable(tree, runs)
+        await finish_despite_cancel(asyncio.to_thread(self._target.apply_planned, copies, digest=digest))
 
-    def recover_project(self) -> bool:
-        return recover_folder(f"{self._state}/applying", self._project)
+    async def undo_interrupted_apply(self) -> bool:
+        return await finish_despite_cancel(asyncio.to_thread(self._target.undo_interrupted_apply))
 
-    def find_unfinished_files(self) -> list[str]:
-        return find_unfinished_files(f"{self._state}/applying", self._project)
+    async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
+        [copy] = await self._find_applicable(tree, [run])
+        return await finish_despite_cancel(asyncio.to_thread(self._target.apply, copy))
 
-    def plan_apply(self, copies: Sequence[RunCopy]) -> ApplyPlan:
-        opened = [self._open_copy(copy) for copy in copies]
-        plan = plan_apply(opened, self._project)
-        return ApplyPlan(
-            diff=plan.diff.decode("utf-8", "backslashreplace"),
-            count=len(plan.changes),
-            conflicts=plan.describe_conflicts(),
-            carry_out=partial(carry_out_plan, plan, opened, aside=f"{self._state}/applying"),
-        )
+    async def _find_applicable(self, tree: str, runs: Sequence[int]) -> list[CopiedWorkspace]:
+        """Return the copied workspaces of runs whose files are at rest. Raises ConfigError for a run at work."""
+        if not runs:
+            raise ConfigError("there is no run to apply the changes of")
+        return [await self._find_copy(tree, run, at_rest=True) for run in dict.fromkeys(runs)]
 
-    def _open_copy(self, copy: RunCopy) -> CopiedWorkspace:
-        found = find_copy(self._state, copy.tree, copy.run)
-        if found is None:
-            raise RetinueError(f"the workspace of {copy.name} is gone")
-        return found
-
-    async def _find_copy(self, tree: str, run: int) -> CopiedWorkspace:
-        view = (await self._find_view(tree, run)).find_presented()
-        copy = find_copy(self._state, tree, view.number)
+    async def _find_copy(self, tree: str, run: int, *, at_rest: bool = False) -> CopiedWorkspace:
+        view = await self._find_view(tree, run)
+        presented = view.find_presented()
+        phase = await self._find_phase(tree, view)
+        if phase == "ended" and presented is not view:
+            phase = await self._find_phase(tree, presented)
+        if at_rest and phase == "at_work":
+            raise ConfigError(NOT_ENDED.format(who=f"{tree}/{run}"))
+        copy = find_copy(self._state, tree, presented.number, live=phase != "ended")
         if copy is None:
-            raise RetinueError(explain_missing_copy(view.path, view.spawned))
+            raise RetinueError(explain_missing_copy(presented.path, presented.spawned))
         return copy
+
+    async def _find_phase(self, tree: str, view: RunView) -> Phase:
+        """Return the phase of a run. A run that another process has is at work until it ends: only that process knows
+        whether its files are at rest. A run whose process is gone counts as ended."""
+        here = self._find_phase_here(tree, view.number)
+        if here is not None:
+            return here
+        if view.ended is not None:
+            return "ended"
+        writer = (await self._log.read_status(tree)).writer
+        return "ended" if writer is None or writer == self.writer else "at_work"
 
     # Commands that need a process
 

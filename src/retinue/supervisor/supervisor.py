@@ -18,10 +18,10 @@ from msgspec import structs
 from retinue.agent.tool_calls import run_caller_call
 from retinue.core.approvals import Answered, Approval, Decision, QuestionChange
 from retinue.core.caller import Caller, narrow_caller
+from retinue.core.changes import ApplyPlan, ChangedLines, Changes, RunCopy
 from retinue.core.context import Context
 from retinue.core.control import (
     NO_OVERRIDES,
-    Changes,
     ClientHandle,
     ClientOptions,
     Control,
@@ -54,7 +54,7 @@ from retinue.supervisor.run import Run
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.spawner import Spawner
-from retinue.supervisor.stored_control import StoredControl, describe_tree
+from retinue.supervisor.stored_control import Phase, StoredControl, describe_tree
 from retinue.supervisor.tree import NOT_AT_WORK, USER, TreeRegistry, check_message
 
 CALL_GIVEN_UP = "given up by the client"
@@ -67,7 +67,13 @@ class Supervisor:
         self._ports = ports
         self.log, self.state, self.servers, self.caller = ports.log, ports.state, ports.servers, ports.caller
         self.writer = ports.log.writer
-        self._stored = StoredControl(ports.log, str(ports.state.folder), writer=self.writer)
+        self._stored = StoredControl(
+            ports.log,
+            str(ports.state.folder),
+            project=ports.state.project,
+            writer=self.writer,
+            find_phase=self._find_phase,
+        )
         self.trees = TreeRegistry(ports.log)
         self.approvals = Approvals(
             ports.clock, approver=ports.approver, terms=ports.terms, book=ports.book, project=ports.state.project
@@ -311,25 +317,36 @@ class Supervisor:
 
     # Changes
 
+    async def list_copies(self, tree: str, run: int | None = None) -> list[RunCopy]:
+        return await self._stored.list_copies(tree, run)
+
     async def changes(self, tree: str, run: int = 0) -> Changes:
-        self._check_ended(tree, run)
         return await self._stored.changes(tree, run)
 
-    async def diff(self, tree: str, run: int = 0) -> str:
-        live = self.trees.find_run(tree, run)
-        return await self._stored.diff(tree, run, live=live is not None and not live.finished)
+    async def diff(self, tree: str, run: int = 0, *, stat_columns: int | None = None) -> str:
+        return await self._stored.diff(tree, run, stat_columns=stat_columns)
+
+    async def count_changed_lines(self, tree: str, run: int = 0) -> list[ChangedLines]:
+        return await self._stored.count_changed_lines(tree, run)
+
+    async def plan_apply(self, tree: str, runs: Sequence[int]) -> ApplyPlan:
+        return await self._stored.plan_apply(tree, runs)
+
+    async def apply_planned(self, tree: str, runs: Sequence[int], *, digest: str) -> None:
+        await self._stored.apply_planned(tree, runs, digest=digest)
+
+    async def undo_interrupted_apply(self) -> bool:
+        return await self._stored.undo_interrupted_apply()
 
     async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
-        live = self.trees.find_run(tree, run)
-        if live is not None and live.view.waits:
-            return await self._stored.apply_so_far(tree, run)
-        self._check_ended(tree, run)
         return await self._stored.apply(tree, run)
 
-    def _check_ended(self, tree: str, run: int) -> None:
+    def _find_phase(self, tree: str, run: int) -> Phase | None:
+        """Return the phase of a run of this process, or None."""
         live = self.trees.find_run(tree, run)
-        if live is not None and not live.finished:
-            raise RetinueError(f"{live.ref.path} has not ended yet")
+        if live is None:
+            return None
+        return "ended" if live.finished else "waiting" if live.view.waits else "at_work"
 
     async def close(self) -> None:
         """Cancel all running runs, wait for their endings, and close the log. A waiting conversation is left open."""

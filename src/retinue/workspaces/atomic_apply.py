@@ -25,6 +25,7 @@ from retinue.files.content import read_small_file
 from retinue.files.locks import open_own_file, take_file_lock
 from retinue.files.opening import open_parent
 from retinue.files.private import make_private_folder
+from retinue.files.state_owner import APPLY_FOLDER
 from retinue.files.trees import remove_tree
 from retinue.files.user_key import has_signature, sign_data
 from retinue.workspaces.capture import read_current
@@ -32,7 +33,6 @@ from retinue.workspaces.merge import Change, is_allowed_path
 from retinue.workspaces.store import ContentNames, Store
 from retinue.workspaces.walk import LINK_MODE, display_path
 
-FOLDER = "applying"
 DONE = "done"
 JOURNAL = "journal.json"
 MAX_JOURNAL_BYTES = 256 * 1024 * 1024
@@ -57,6 +57,15 @@ class Journal(msgspec.Struct, frozen=True):
     def convert_paths(self, convert: Callable[[str], str]) -> Journal:
         paths, removed, folders = (tuple(map(convert, each)) for each in (self.paths, self.removed, self.folders))
         return Journal(convert(self.root), paths, removed, folders, self.signature)
+
+
+def find_staging_folder(target: str, state: str) -> str:
+    """Return the folder in which an apply to `target` stages its files, on the same file system.
+
+    For the workspace of a run in the folder `state`, it is in the run's folder, which no run can write. For a project
+    it is in the project's state folder, also if the runs themselves are elsewhere."""
+    is_workspace = Path(target).is_relative_to(f"{state}/runs")
+    return f"{Path(target).parent}/{APPLY_FOLDER}" if is_workspace else f"{target}/.retinue/{APPLY_FOLDER}"
 
 
 def apply_changes(root: str, changes: Sequence[Change], store: Store, *, aside: str) -> None:

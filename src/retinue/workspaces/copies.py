@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from retinue.core.changes import RunCopy
-from retinue.core.control import Changes
+import msgspec
+
+from retinue.core.changes import ApplyPlan, ChangedLines, Changes, RunCopy
 from retinue.core.errors import RetinueError
 from retinue.core.events import RunSpawned, decode_raw
 from retinue.core.results import ChangedFile
@@ -37,25 +38,23 @@ SANDBOXED = ("isolated", "container")
 NO_COPY = "{who} worked in no copy, so there is nothing to apply: its workspace is {workspace}"
 ELSEWHERE = "{who} ran in the MCP server '{server}': it worked there, so there is nothing of it here to apply"
 NOTHING = "{who} changed no files"
-ALREADY_ALL = "all changes of {who} were already applied to {into}"
+ALREADY_ALL = "all changes of {who} were already applied"
 ALREADY = "the changes of {who} were already applied to {into}, {at}"
+STALE = "the files changed after the diff was shown; nothing was applied"
 CONFLICTS = "nothing was changed: {count} of the files cannot be applied:\n{why}"
 _STATUS = {"A": "added", "D": "deleted"}
 
 
 @dataclass(frozen=True)
 class CopiedWorkspace:
-    """The copied workspace of one run and its records. `changes` is None if the end of the run was not recorded."""
+    """The copied workspace of one run and its records. `changes` is None if the end of the run was not recorded. With
+    `live`, the run has not ended, and its changes are those so far."""
 
     workspace: Workspace
     name: str
     changes: ChangesRecord | None
     applied: ApplyRecord | None
-
-    @property
-    def has_unapplied(self) -> bool:
-        """Return True if there are, or may be, changes that were not applied."""
-        return self.applied is None and (self.changes is None or self.changes.count > 0)
+    live: bool = False
 
     @property
     def store(self) -> Store:
@@ -67,8 +66,8 @@ class CopiedWorkspace:
 
         A step is a pair of a state and the next state."""
         made = self.workspace
-        names = [made.base, *(made.start(index) for index in range(made.starts)), made.end]
-        return list(pairwise(map(self.store.list_files, names)))
+        names = [made.base, *(made.start(index) for index in range(made.starts))]
+        return list(pairwise([*map(self.store.list_files, names), self.end_files]))
 
     def find_changes(self) -> ChangesRecord:
         """Return the changes of an ended run. Reads the workspace if the changes were not recorded yet."""
@@ -80,92 +79,88 @@ class CopiedWorkspace:
         made = self.workspace
         return made.last_apply if self.store.has_ref(made.last_apply) else made.base
 
-    def diff(self, *options: str, live: bool = False) -> bytes:
-        """Return the changes of a run as a git diff. With `live`, the run has not ended, and these are its changes so
-        far."""
-        store, made = self.store, self.workspace
-        if live:
-            record_files(made, store, store.list_files(made.base), ref=made.now)
-        else:
-            self.find_changes()
-        return store.diff(self.find_start(), made.now if live else made.end, *options)
+    @cached_property
+    def start_files(self) -> Files:
+        """The files that the changes start from."""
+        return self.store.list_files(self.find_start())
 
-    def list_changed_lines(self, *, live: bool = False) -> list[dict[str, Any]]:
-        """Return each changed file as a dict: status, path, added and removed lines (None for a binary file)."""
+    @cached_property
+    def end_files(self) -> Files:
+        """The files that the changes lead to: those at the end of the run, or those of now, read once."""
+        if self.live:
+            return record_files(self.workspace, self.store, self.start_files, ref=self.workspace.now)[0]
+        self.find_changes()
+        return self.store.list_files(self.workspace.end)
+
+    def diff(self, *options: str) -> bytes:
+        """Return the changes as a git diff."""
+        made = self.workspace
+        self.end_files  # noqa: B018 - records the state that git compares
+        return self.store.diff(self.find_start(), made.now if self.live else made.end, *options)
+
+    def count_changed_lines(self) -> list[ChangedLines]:
+        """Return each changed file with the numbers of its added and removed lines."""
         words = ("--no-renames", "-z")
-        statuses = self.diff("--name-status", *words, live=live).decode("utf-8", "backslashreplace").split("\0")
-        counts = self.diff("--numstat", *words, live=live).decode("utf-8", "backslashreplace").split("\0")
+        statuses = self.diff("--name-status", *words).decode("utf-8", "backslashreplace").split("\0")
+        counts = self.diff("--numstat", *words).decode("utf-8", "backslashreplace").split("\0")
         by_path = {line.split("\t", 2)[2]: line.split("\t", 2)[:2] for line in counts if line}
         found = []
         for letter, path in zip(statuses[::2], statuses[1::2], strict=False):
             added, removed = (None if number == "-" else int(number) for number in by_path.get(path, ["-", "-"]))
             status = _STATUS.get(letter, "modified")
-            found.append({"status": status, "path": path, "added": added, "removed": removed, "binary": added is None})
+            found.append(ChangedLines(status=status, path=path, added=added, removed=removed, binary=added is None))
         return found
 
     def explain_nothing_to_apply(self) -> str:
-        """Return why an ended run has no changes to apply, or "" if it has some."""
+        """Return why a run has no changes to apply, or "" if it has some."""
         if self.applied is not None:
             return self._describe_apply(self.applied)
-        if not self.find_changes().count:
+        if not list_changed_paths(self.store.list_files(self.workspace.base), self.end_files):
             return NOTHING.format(who=self.name)
-        store, made = self.store, self.workspace
-        is_applied = store.has_ref(made.last_apply) and store.list_files(made.last_apply) == store.list_files(made.end)
-        return ALREADY_ALL.format(who=self.name, into=made.source) if is_applied else ""
+        return "" if list_changed_paths(self.start_files, self.end_files) else ALREADY_ALL.format(who=self.name)
 
     def summarize(self) -> RunCopy:
-        """Return the copied workspace as a `RunCopy` value, for StoredChanges."""
+        """Return the copied workspace as a `RunCopy` value, for Control."""
         made = self.workspace
-        applied = "" if self.applied is None else self._describe_apply(self.applied)
-        return RunCopy(tree=made.tree, run=made.run, kind=made.kind, source=made.source, applied=applied)
+        return RunCopy(
+            tree=made.tree,
+            run=made.run,
+            kind=made.kind,
+            source=made.source,
+            applied="" if self.applied is None else self._describe_apply(self.applied),
+            has_unapplied=self.applied is None and (self.changes is None or self.changes.count > 0),
+        )
 
     def _describe_apply(self, applied: ApplyRecord) -> str:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(applied.at))
         return ALREADY.format(who=self.name, into=applied.into, at=at)
 
-    def describe(self) -> Changes:
-        """Return the changes of an ended run as a `Changes` value for Control."""
+    def describe(self, target: str) -> Changes:
+        """Return the changes of an ended run, which `target` gets, as a `Changes` value for Control."""
         found = self.find_changes()
         applied = "" if self.applied is None else self.applied.into
-        return Changes(tuple(found.files), found.count, self.workspace.source, applied)
+        return Changes(tuple(found.files), found.count, target, applied)
 
-    def apply_to_source(self) -> Sequence[ChangedFile]:
-        """Apply the changes of a run to the folder it was copied from. Returns the changes, up to the list limit."""
-        why = self.explain_nothing_to_apply()
-        if self.applied is not None:
-            raise RetinueError(why)
-        if not why:
-            plan = plan_apply([self], self.workspace.source)
-            carry_out_plan(plan, [self], aside=self._prepare_source())
-        return self.find_changes().files
+    def list_changed_files(self) -> Sequence[ChangedFile]:
+        """Return the changes, up to the list limit: all of an ended run, those since the last apply of a live one."""
+        if not self.live:
+            return self.find_changes().files
+        changed = list_changed_paths(self.start_files, self.end_files)
+        return tuple(describe_change(path, self.start_files, self.end_files) for path in changed[:LISTED])
 
-    def apply_so_far(self) -> Sequence[ChangedFile]:
-        """Apply the changes that a run made since the last apply, or since it began. The run has not ended yet.
-
-        Returns the changes, up to the list limit."""
-        store, made = self.store, self.workspace
-        before = store.list_files(self.find_start())
-        now, _ = record_files(made, store, before, ref=made.now)
-        changed = list_changed_paths(before, now)
-        if not changed:
-            return ()
-        plan, aside = merge.plan_changes(made.source, [(before, now)], store), self._prepare_source()
-        _write_changes(plan, store, aside=aside)
-        with Import(store) as into:
-            into.add_tree(made.last_apply, now)
-        return [describe_change(path, before, now) for path in changed[:LISTED]]
-
-    def _prepare_source(self) -> str:
-        """Roll back an interrupted apply to the source. Returns the folder in which an apply stages its files."""
-        source = self.workspace.source
-        is_project = source == self.workspace.project
-        aside = f"{source}/.retinue/applying" if is_project else f"{Path(source).parent}/applying"
-        atomic_apply.recover_folder(aside, source)
-        return aside
+    def record_apply(self, target: str) -> None:
+        """Record that the changes were applied to `target`: of a live run those so far, so that only later ones count
+        from now on."""
+        if self.live:
+            with Import(self.store) as into:
+                into.add_tree(self.workspace.last_apply, self.end_files)
+            return
+        record = ApplyRecord(target, time.time(), self.find_changes().count)
+        write_record(self.workspace.own, APPLIED_FILE, record)
 
 
-def find_copy(state: str, tree: str, run: int) -> CopiedWorkspace | None:
-    """Return the copied workspace of a run, or None if the run had none."""
+def find_copy(state: str, tree: str, run: int, *, live: bool = False) -> CopiedWorkspace | None:
+    """Return the copied workspace of a run, or None if the run had none. With `live`, the run has not ended."""
     own = f"{state}/runs/{tree}/{run}"
     workspace = find_workspace(own, tree, run)
     if workspace is None:
@@ -175,6 +170,7 @@ def find_copy(state: str, tree: str, run: int) -> CopiedWorkspace | None:
         f"{tree}/{run}",
         read_record(own, CHANGES_FILE, ChangesRecord),
         read_record(own, APPLIED_FILE, ApplyRecord),
+        live=live,
     )
 
 
@@ -205,10 +201,7 @@ def list_copies(state: str, tree: str) -> list[CopiedWorkspace]:
 def plan_apply(copies: Sequence[CopiedWorkspace], target: str) -> merge.MergePlan:
     """Plan the apply of these copies to the folder `target`, one after another."""
     store = copies[0].store
-    for one in copies:
-        one.find_changes()
-    steps = [(store.list_files(one.find_start()), store.list_files(one.workspace.end)) for one in copies]
-    plan = merge.plan_changes(target, steps, store)
+    plan = merge.plan_changes(target, [(one.start_files, one.end_files) for one in copies], store)
     if plan.conflicts and any(one.workspace.starts for one in copies):
         # If the changes of an earlier run were applied meanwhile, only the later changes are new, so plan step by step.
         in_parts = merge.plan_changes(target, [step for one in copies for step in one.list_steps()], store)
@@ -216,16 +209,74 @@ def plan_apply(copies: Sequence[CopiedWorkspace], target: str) -> merge.MergePla
     return plan
 
 
-def _write_changes(plan: merge.MergePlan, store: Store, *, aside: str) -> None:
-    """Write the changes of the plan to its folder, all or none. Raises RetinueError on a conflict."""
-    if plan.conflicts:
-        raise RetinueError(CONFLICTS.format(count=len(plan.conflicts), why="\n".join(plan.describe_conflicts())))
-    if plan.changes:
-        atomic_apply.apply_changes(plan.target, plan.changes, store, aside=aside)
+def _describe_changes(changes: Sequence[merge.Change]) -> tuple[ChangedFile, ...]:
+    before = {change.path: change.old for change in changes if change.old is not None}
+    after = {change.path: change.new for change in changes if change.new is not None}
+    return tuple(describe_change(change.path, before, after) for change in changes)
 
 
 def carry_out_plan(plan: merge.MergePlan, copies: Sequence[CopiedWorkspace], *, aside: str) -> None:
-    """Apply the plan, all or none, and record the apply in each run's folder."""
-    _write_changes(plan, copies[0].store, aside=aside)
+    """Apply the plan, all or none, and record the apply for each run. Raises RetinueError on a conflict."""
+    if plan.conflicts:
+        raise RetinueError(CONFLICTS.format(count=len(plan.conflicts), why="\n".join(plan.describe_conflicts())))
+    if plan.changes:
+        atomic_apply.apply_changes(plan.target, plan.changes, copies[0].store, aside=aside)
     for one in copies:
-        write_record(one.workspace.own, APPLIED_FILE, ApplyRecord(plan.target, time.time(), one.find_changes().count))
+        one.record_apply(plan.target)
+
+
+class TargetFolder:
+    """The folder `path`, to which the changes of copied workspaces are applied. `state` is the folder with the runs."""
+
+    def __init__(self, path: str, *, state: str) -> None:
+        self.path = path
+        self._aside = atomic_apply.find_staging_folder(path, state)
+
+    def undo_interrupted_apply(self) -> bool:
+        """Put back the files that an interrupted apply left half changed. Return True if there was such an apply."""
+        return atomic_apply.recover_folder(self._aside, self.path)
+
+    def plan_apply(self, tree: str, copies: Sequence[CopiedWorkspace]) -> ApplyPlan:
+        """Return the plan to apply the changes of these copies, for the person who approves it."""
+        reasons = [(one, one.explain_nothing_to_apply()) for one in copies]
+        left = [one for one, why in reasons if not why]
+        unfinished = atomic_apply.find_unfinished_files(self._aside, self.path) if left else []
+        about = ApplyPlan(
+            tree=tree,
+            runs=tuple(one.workspace.run for one in left),
+            target=self.path,
+            skipped=tuple(why for _, why in reasons if why),
+            unfinished=tuple(unfinished),
+        )
+        if unfinished or not left:
+            return about
+        plan = plan_apply(left, self.path)
+        return msgspec.structs.replace(
+            about,
+            diff=plan.diff.decode("utf-8", "backslashreplace"),
+            files=_describe_changes(plan.changes[:LISTED]),
+            count=len(plan.changes),
+            conflicts=tuple(plan.describe_conflicts()),
+            digest=plan.digest,
+        )
+
+    def apply_planned(self, copies: Sequence[CopiedWorkspace], *, digest: str) -> None:
+        """Apply the changes of these copies, if the plan for them has this `digest`. Raises RetinueError."""
+        for one in copies:
+            if why := one.explain_nothing_to_apply():
+                raise RetinueError(why)
+        plan = plan_apply(copies, self.path)
+        if plan.digest != digest:
+            raise RetinueError(STALE)
+        carry_out_plan(plan, copies, aside=self._aside)
+
+    def apply(self, one: CopiedWorkspace) -> Sequence[ChangedFile]:
+        """Apply the changes of one copy, whatever they are. Returns the changes, up to the list limit."""
+        why = one.explain_nothing_to_apply()
+        if one.applied is not None:
+            raise RetinueError(why)
+        changed = one.list_changed_files()
+        if not why:
+            self.undo_interrupted_apply()
+            carry_out_plan(plan_apply([one], self.path), [one], aside=self._aside)
+        return changed

@@ -19,10 +19,11 @@ UNSEEN = {"\x1b", "\x07", "\u202e", "\u2069", "\x9b", "\x08"}
 
 
 class Terminal:
-    """One process with a terminal as stdin, stdout and stderr."""
+    """One process with a terminal as stdin, stdout and stderr. `typed` are keys pressed before it starts."""
 
-    def __init__(self, project: Project, *arguments: str, **more: str) -> None:
+    def __init__(self, project: Project, *arguments: str, typed: str = "", **more: str) -> None:
         self._master, slave = pty.openpty()
+        self.type(typed)
         env = environment(**{"TERM": "xterm", **more})
         python = [*project.prefix, sys.executable] if project.prefix else find_python(env)
         self.process = subprocess.Popen(

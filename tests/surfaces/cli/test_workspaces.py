@@ -117,13 +117,23 @@ def test_at_a_terminal_it_shows_the_diff_and_asks(project: Project) -> None:
     edited(project, agents=agents)
     for answer, code in (("n", 1), ("y", 0)):
         terminal = Terminal(project, "apply")
-        terminal.read_until("apply these changes? [y]es [n]o > ")
+        terminal.read_until("apply these changes? [y/N] ")
         terminal.type(f"{answer}\n")
         screen = terminal.read_until(None)
         assert terminal.end() == code
         assert "evil" in screen and not UNSEEN & set(screen)
         assert ("Nothing was changed." in screen) == (code == 1)
     assert any("evil" in entry for entry in os.listdir(project.folder))
+
+
+def test_keys_typed_before_the_diff_was_shown_answer_nothing(project: Project) -> None:
+    edited(project)
+    terminal = Terminal(project, "apply", typed="y\n")
+    terminal.read_until("apply these changes? [y/N] ")
+    terminal.type("\n")
+    screen = terminal.read_until(None)
+    assert terminal.end() == 1 and "Nothing was changed." in screen
+    assert not (project.folder / "b.txt").exists()
 
 
 def test_a_run_that_was_killed_can_still_be_applied_and_a_live_one_looked_at(project: Project) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from retinue.build.logs import open_stored_control
 from retinue.build.servers import connect_to_process
 from retinue.core.control import Control
 from retinue.core.errors import ConfigError
@@ -18,6 +19,13 @@ async def connect_to_tree(project: ProjectLog, tree: str) -> Control | None:
     """Return the Control of the process that runs `tree`, or None if there is no process or no control server."""
     writer = (await project.log.read_status(tree)).writer
     return None if writer is None else connect_to_process(project.state, writer)
+
+
+async def open_tree_control(project: ProjectLog, tree: str) -> Control:
+    """Return the Control of the process that runs `tree`, or a Control of the stored trees if there is no process or
+    no control server."""
+    control = await connect_to_tree(project, tree)
+    return open_stored_control(project.state) if control is None else control
 
 
 async def connect_to_run(project: ProjectLog, found: RunRef) -> Control | None:

@@ -15,11 +15,12 @@ from typing import Any, Literal, NamedTuple
 
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow, Approval, Deny
+from retinue.core.changes import ApplyPlan
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import ConfigError, ControlUnreachable, RetinueError
 from retinue.core.events import Delta, Event, Inbox, RunEnded, RunSpawned, RunWaiting, TurnStarted
 from retinue.core.ports import Receipt
-from retinue.core.results import ChangedFile, format_changed_files
+from retinue.core.results import format_changed_files
 from retinue.log.activity import describe_team
 from retinue.log.runs import Runs, RunView
 from retinue.surfaces.cli.live_screen import LiveScreen
@@ -48,6 +49,7 @@ NO_QUESTION = "no question {number} is waiting: /inbox lists them"
 NO_RUN = "say which run: {usage} (/tree shows their numbers)"
 DIFF_LINES = 400
 APPLY_QUESTION = "apply these changes? [y]es [n]o"
+RECOVERY_QUESTION = "put them back as they were before it? [y]es [n]o"
 STILL_AT_WORK = "it is at work: wait for its answer, or press Esc"
 
 
@@ -466,8 +468,11 @@ class Commands:
 
     async def _read_diff(self, number: int) -> str:
         run = self._get_run()
-        text = await self._talk.control.diff(run.tree, number)
-        how = f"`retinue diff {run.tree}/{number}` shows all"
+        return self._format_diff(await self._talk.control.diff(run.tree, number), number)
+
+    def _format_diff(self, text: str, number: int) -> str:
+        """Return a diff of run `number` as escaped text of limited length."""
+        how = f"`retinue diff {self._get_run().tree}/{number}` shows all"
         cut = truncate_text(text.rstrip("\n"), lines=DIFF_LINES, size=DIFF_LINES * 200, how=how)
         return colors.paint_diff(safe.escape_text(cut), color=self._talk.live.screen.color)
 
@@ -477,27 +482,47 @@ class Commands:
         run, number = self._get_run(), self._find_number(rest)
         if number == 0 and not self._talk.is_waiting:
             raise ConfigError(STILL_AT_WORK)
-        text = await self._read_diff(number)
-        if not text:
-            self._talk.view.show_note("nothing has changed")
-            return
-        self._talk.view.show_text(text)
+        plan = await self._talk.control.plan_apply(run.tree, [number])
+        if not plan.runs:
+            self._talk.view.show_note("; ".join(plan.skipped))
+        elif plan.unfinished:
+            files = ", ".join(map(safe.escape_line, plan.unfinished))
+            self._talk.view.show_note(f"an earlier apply was interrupted while it changed these files: {files}")
+            self._ask(RECOVERY_QUESTION, lambda: self._recover(rest))
+        elif plan.conflicts:
+            lines = [f"  {safe.escape_line(conflict)}" for conflict in plan.conflicts]
+            count = len(plan.conflicts)
+            self._talk.view.show_text("\n".join([f"{count} of the files cannot be applied:", *lines]))
+        else:
+            self._talk.view.show_text(self._format_diff(plan.diff, number))
+            self._ask(APPLY_QUESTION, lambda: self._apply(plan))
+
+    def _ask(self, question: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Show `question` and do the work after a yes."""
 
         def choose(key: str) -> None:
             if key == "y":
-                self._talk.start(self._apply(run, number))
+                self._talk.start(work())
             else:
                 self._talk.view.show_note("nothing was applied")
 
-        self._talk.ask(APPLY_QUESTION, choose)
+        self._talk.ask(question, choose)
 
-    async def _apply(self, run: RunHandle, number: int) -> None:
+    async def _recover(self, rest: str) -> None:
         try:
-            files = list(await self._talk.control.apply(run.tree, number))
+            await self._talk.control.undo_interrupted_apply()
+            await self._offer_changes(rest)
+        except RetinueError as error:
+            self._talk.view.show_note(str(error))
+
+    async def _apply(self, plan: ApplyPlan) -> None:
+        try:
+            await self._talk.control.apply_planned(plan.tree, plan.runs, digest=plan.digest)
         except RetinueError as error:
             self._talk.view.show_note(str(error))
             return
-        self._talk.view.show_text(_describe_applied(files))
+        lines = map(safe.escape_line, format_changed_files(plan.files, plan.count))
+        self._talk.view.show_text("\n".join(["applied:", *(f"  {line}" for line in lines)]))
 
     async def _send_message(self, rest: str) -> None:
         run = self._get_run()
@@ -570,10 +595,3 @@ COMMANDS = {
 
 def _name_run(run: RunView) -> str:
     return safe.escape_line(f"{run.agent} [{run.label}]" if run.number else run.agent)
-
-
-def _describe_applied(files: list[ChangedFile]) -> str:
-    if not files:
-        return "nothing has changed"
-    lines = [safe.escape_line(line) for line in format_changed_files(files, len(files))]
-    return "\n".join(["applied:", *(f"  {line}" for line in lines)])

@@ -29,7 +29,7 @@ from retinue.core.rules import ALLOW, ASK, Verdict
 from retinue.core.teams import Member
 from retinue.log.runs import Runs
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.foreground import EXIT_CODES, FAILED, print_answer
+from retinue.surfaces.cli.foreground import EXIT_CODES, FAILED, find_unapplied, print_answer
 from retinue.surfaces.cli.live import Display, Shown, drive
 from retinue.surfaces.cli.options import add_level_options
 from retinue.surfaces.cli.prompts import at_terminal
@@ -141,7 +141,8 @@ def execute_demo(args: argparse.Namespace) -> int:
     if shown.stuck:
         screen.exit_stuck(code)
     if live:
-        print_answer(shown, printer, state=project / ".retinue", as_json=False, live=True)
+        unapplied = asyncio.run(find_unapplied(shown.result, project / ".retinue"))
+        print_answer(shown, printer, unapplied, as_json=False, live=True)
         printer.show_note(f"Look closer: cd {shlex.quote(str(project))} && {command} ps")
         return code
     _print_outcome(printer, shown)

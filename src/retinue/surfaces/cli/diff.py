@@ -5,25 +5,28 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from retinue.build.logs import open_stored_changes
+import msgspec
+
 from retinue.config.project import find_project
-from retinue.core.changes import RunCopy, StoredChanges
+from retinue.core.changes import RunCopy
+from retinue.core.control import Control
 from retinue.core.errors import ConfigError
-from retinue.core.messages import RunRef
 from retinue.log.blocks import format_count
 from retinue.log.listing import Listing, load_listing
 from retinue.log.lookup import find_reported_run
+from retinue.surfaces.cli import control_clients, pager
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli import pager
 from retinue.surfaces.cli.options import RUN_HELP
-from retinue.surfaces.cli.prompts import at_terminal
+from retinue.surfaces.cli.prompts import ask_yes_no, at_terminal
 from retinue.surfaces.printer import colors, safe
 
-QUESTION = "apply these changes? [y]es [n]o > "
+QUESTION = "apply these changes?"
 STAT_COLUMNS = 100  # if stdout is not a terminal
-RECOVERY_QUESTION = "put them back as they were before it? [y]es [n]o > "
+RECOVERY_QUESTION = "put them back as they were before it?"
 FAILED = 1
 
 
@@ -45,36 +48,39 @@ def execute_diff(args: argparse.Namespace) -> int:
       retinue diff /main/coder-1 > coder.patch
       retinue diff --json | jq '.[].path'
     """
-    changes, tree, found, shown = asyncio.run(find_copies(args.name))
-    live = tree.live and tree.runs.runs[found.run].ended is None
-    if args.json:
-        screen.print_json(
-            [{"run": one.name, **file} for one in shown for file in changes.list_changed_lines(one, live=live)]
-        )
-        return 0
-    columns = (screen.measure_screen() or STAT_COLUMNS) if args.stat else None
-    texts = []
-    for one in shown:
-        text = changes.diff_copy(one, stat_columns=columns, live=live)
-        if text:
-            texts.append(_paint_diff(one, text, named=len(shown) > 1))
-        else:
-            print(f"{one.name} changed no files{' so far' if live else ''}", file=sys.stderr)
+    texts = asyncio.run(_read_diffs(args))
     if texts:
         pager.print_long("".join(texts).removesuffix("\n"))
     return 0
 
 
-async def find_copies(name: str | None) -> tuple[StoredChanges, Listing, RunRef, list[RunCopy]]:
-    """Find a run by name, and return the changes of its project, its tree, the run, and the copied workspace of the
-    run.
+async def _read_diffs(args: argparse.Namespace) -> list[str]:
+    """Print the changed files as JSON, or return the diff of each run that changed something."""
+    control, tree, shown = await _find_copies(args.name)
+    if args.json:
+        found = [(one, file) for one in shown for file in await control.count_changed_lines(one.tree, one.run)]
+        screen.print_json([{"run": one.name, **msgspec.to_builtins(file)} for one, file in found])
+        return []
+    columns = (screen.measure_screen() or STAT_COLUMNS) if args.stat else None
+    texts = []
+    for one in shown:
+        text = await control.diff(one.tree, one.run, stat_columns=columns)
+        if text:
+            texts.append(_paint_diff(one, text, named=len(shown) > 1))
+        else:
+            live = tree.live and tree.runs.runs[one.run].ended is None
+            print(f"{one.name} changed no files{' so far' if live else ''}", file=sys.stderr)
+    return texts
 
-    For a primary without a copy, return the copies of the project that the runs below it worked in."""
+
+async def _find_copies(name: str | None) -> tuple[Control, Listing, list[RunCopy]]:
+    """Find a run by name. Return the Control that has its changes, its tree, and the copied workspaces that it stands
+    for."""
     project, found = await screen.look_up(name)
     tree = await load_listing(project.log, found.tree)
+    control = await control_clients.open_tree_control(project, found.tree)
     try:
-        changes = open_stored_changes(project.state)
-        copies = await changes.find_copies(found.tree, found.run)
+        copies = await control.list_copies(found.tree, found.run)
     except ConfigError as error:
         view = tree.runs.runs[found.run]
         home = (
@@ -84,7 +90,7 @@ async def find_copies(name: str | None) -> tuple[StoredChanges, Listing, RunRef,
         raise ConfigError(f"{error}{where}") from None
     if not copies:
         print(f"{found.name} changed no files", file=sys.stderr)
-    return changes, tree, found, copies
+    return control, tree, copies
 
 
 def _paint_diff(one: RunCopy, text: str, *, named: bool) -> str:
@@ -107,7 +113,8 @@ def execute_apply(args: argparse.Namespace) -> int:
     Shows the diff, asks, and merges the changes into the project as it is now, like git: if you and the run changed
     different lines, both changes stay. If a file cannot be merged, Retinue names it and changes nothing at all. Nothing
     is committed or staged. For a tree whose primary worked in the project itself, the changes of all its runs are
-    applied, one run after the other.
+    applied, one run after the other. The changes of a subagent go to the project too, also if its copy is one of its
+    parent's copy.
 
     exit codes: 0 applied or nothing to apply, 1 conflicts or you said no, 2 usage
 
@@ -116,17 +123,22 @@ def execute_apply(args: argparse.Namespace) -> int:
       retinue apply 7jw4p2xk9mtb/1       show them again, ask, apply
       retinue apply --yes                apply the changes of the newest tree without asking
     """
-    changes, tree, _, copies = asyncio.run(find_copies(args.name))
-    runs = _select_unapplied(changes, tree, copies)
-    if not runs:
+    control, tree, copies = asyncio.run(_find_copies(args.name))
+    if not copies:
         return 0
-    interrupted = changes.find_unfinished_files()
-    if interrupted and not args.yes and not _ask_recovery(interrupted):
-        print("Nothing was changed.", file=sys.stderr)
-        return FAILED
-    if changes.recover_project():
-        screen.print_warning("an earlier apply was interrupted: what it had done is undone")
-    plan = changes.plan_apply(runs)
+    make_plan = partial(control.plan_apply, tree.tree, [one.run for one in copies])
+    plan = asyncio.run(make_plan())
+    for why in plan.skipped:
+        print(safe.escape_line(why), file=sys.stderr)
+    if not plan.runs:
+        return 0
+    if plan.unfinished:
+        if not args.yes and not _ask_recovery(plan.unfinished):
+            print("Nothing was changed.", file=sys.stderr)
+            return FAILED
+        if asyncio.run(control.undo_interrupted_apply()):
+            screen.print_warning("an earlier apply was interrupted: what it had done is undone")
+        plan = asyncio.run(make_plan())
     if plan.conflicts:
         screen.print_error(f"nothing was changed: {len(plan.conflicts)} of the files cannot be applied:")
         for conflict in plan.conflicts:
@@ -135,45 +147,25 @@ def execute_apply(args: argparse.Namespace) -> int:
     if not args.yes and not _ask_user(plan.diff):
         print("Nothing was changed.", file=sys.stderr)
         return FAILED
-    plan.carry_out()
-    print(f"Applied {format_count(plan.count, 'file')} from {', '.join(one.name for one in runs)}.")
+    asyncio.run(control.apply_planned(plan.tree, plan.runs, digest=plan.digest))
+    print(f"Applied {format_count(plan.count, 'file')} from {', '.join(f'{plan.tree}/{run}' for run in plan.runs)}.")
     return 0
 
 
-def _select_unapplied(changes: StoredChanges, tree: Listing, runs: list[RunCopy]) -> list[RunCopy]:
-    """Return the runs with changes to apply. Print the reason for each run without any."""
-    left = []
-    for one in runs:
-        view = tree.runs.runs.get(one.run)
-        if tree.live and view is not None and view.ended is None:
-            raise ConfigError(f"{one.name} has not ended yet: wait for it, or `retinue cancel {one.name}`")
-        why = changes.explain_nothing_to_apply(one)
-        if why:
-            print(safe.escape_line(why), file=sys.stderr)
-        else:
-            left.append(one)
-    return left
-
-
-def _ask_recovery(paths: list[str]) -> bool:
+def _ask_recovery(paths: Sequence[str]) -> bool:
     """Ask whether the files that an interrupted apply was changing may be put back."""
     _require_terminal()
     shown = "".join(f"\n  {safe.escape_line(path)}" for path in paths)
     print(f"an earlier apply was interrupted while it changed these files:{shown}", file=sys.stderr)
-    return _ask(RECOVERY_QUESTION)
+    return ask_yes_no(RECOVERY_QUESTION, default=False)
 
 
 def _ask_user(diff: str) -> bool:
     _require_terminal()
     print(colors.paint_diff(safe.escape_text(diff), color=colors.wants_color(sys.stderr)), file=sys.stderr)
-    return _ask(QUESTION)
+    return ask_yes_no(QUESTION, default=False)
 
 
 def _require_terminal() -> None:
     if not at_terminal():
         raise ConfigError("there is no terminal to ask on: look with `retinue diff`, then give --yes")
-
-
-def _ask(question: str) -> bool:
-    print(question, end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")

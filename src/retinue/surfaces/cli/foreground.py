@@ -8,10 +8,11 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from retinue.build.logs import open_reader
 from retinue.core.control import RunHandle
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import Profile
@@ -31,6 +32,13 @@ EXIT_CODES = {"done": 0, "timed_out": 124, "cancelled": 130}
 FAILED = 1
 UNCONFIRMED_HINT = "; --yes runs tools without asking, --wait-approvals waits for `retinue approve`"
 DETACHED_FILES = ((1, "stdout.txt"), (2, "stderr.txt"))
+
+
+class UnappliedChanges(NamedTuple):
+    """The changes of the run `name` (TREE/N) in this number of files, which were not applied."""
+
+    name: str
+    files: int
 
 
 def run_tree(
@@ -69,11 +77,16 @@ def run_tree(
         announce=announce if args.detach else None,
         profile=profile,
     )
-    return print_answer(asyncio.run(driving), printer, state=start.parts.state, as_json=args.json, live=live)
+    shown = asyncio.run(driving)
+    unapplied = asyncio.run(find_unapplied(shown.result, start.parts.state))
+    return print_answer(shown, printer, unapplied, as_json=args.json, live=live)
 
 
-def print_answer(shown: Shown, printer: Printer, *, state: Path | None, as_json: bool, live: bool = False) -> int:
-    """Print the summary on stderr and the answer on stdout, and return the exit code.
+def print_answer(
+    shown: Shown, printer: Printer, unapplied: Sequence[UnappliedChanges], *, as_json: bool, live: bool = False
+) -> int:
+    """Print the summary on stderr and the answer on stdout, and return the exit code. `unapplied` are the changes that
+    the user can apply.
 
     After the live view (`live`), print the answer first, then one line of totals. Print nothing on a stuck terminal,
     and end the process."""
@@ -81,7 +94,7 @@ def print_answer(shown: Shown, printer: Printer, *, state: Path | None, as_json:
     code = EXIT_CODES.get(result.status, FAILED) or (FAILED if shown.log_error is not None else 0)
     if live and not shown.stuck:
         _print_result(result, as_json=as_json, rendered=shares_terminal())
-        _print_live_end(shown, printer, state)
+        _print_live_end(shown, printer, unapplied)
         return code
     if not shown.stuck:
         if printer.level != "quiet":
@@ -90,7 +103,7 @@ def print_answer(shown: Shown, printer: Printer, *, state: Path | None, as_json:
                 printer.show_text(format_summary(shown.runs, color=printer.color))
             more = f"more: retinue show {result.tree} · retinue tail {result.tree}"
             printer.show_text(colors.paint_faint(more, color=printer.color))
-        for name, count in _find_changes(result, state):
+        for name, count in unapplied:
             files = format_count(count, "file")
             printer.show_note(f"{files} changed, not applied: retinue diff {name} · retinue apply {name}")
         _print_failure(shown)
@@ -109,13 +122,12 @@ def shares_terminal() -> bool:
         return False
 
 
-def _print_live_end(shown: Shown, printer: Printer, state: Path | None) -> None:
+def _print_live_end(shown: Shown, printer: Printer, unapplied: Sequence[UnappliedChanges]) -> None:
     """Print how to review and apply the changes, then one line of totals, below the answer of a live view."""
     result = shown.result
     printer.note_foreign_output()
-    changes = list(_find_changes(result, state))
-    latest = [""] if len(changes) == 1 and changes[0][0] == f"{result.tree}/0" else [f" {name}" for name, _ in changes]
-    for name, (_, count) in zip(latest, changes, strict=False):
+    is_primary = [name for name, _ in unapplied] == [f"{result.tree}/0"]
+    for name, count in [("", unapplied[0].files)] if is_primary else [(f" {name}", count) for name, count in unapplied]:
         files = f"{format_count(count, 'file')} changed"
         printer.show_text(f"Review: retinue diff{name}\nApply:  retinue apply{name}  ({files})")
     _print_failure(shown)
@@ -144,26 +156,33 @@ def _print_result(result: Result[Any], *, as_json: bool, rendered: bool) -> None
     sys.stdout.flush()
 
 
-def _find_changes(result: Result[Any], state: Path | None) -> Iterator[tuple[str, int]]:
-    """Yield each run with unapplied changes as `TREE/N`, and the number of its changed files.
+async def find_unapplied(result: Result[Any], state: Path | None) -> list[UnappliedChanges]:
+    """Return the changes in the tree of `result` that were not applied yet."""
+    changed = list(_find_changed(result))
+    if not changed or state is None:
+        return [UnappliedChanges(f"{each.tree}/{each.run}", each.changed_count) for each in changed]
+    from retinue.surfaces.cli.control_clients import open_tree_control  # imported only for trees with changes
+
+    control = await open_tree_control(output.ProjectLog(state, open_reader(state)), result.tree)
+    applied = {copy.run for copy in await control.list_copies(result.tree) if copy.applied}
+    return [
+        UnappliedChanges(f"{each.tree}/{each.run}", each.changed_count)
+        for each in changed
+        if (each.run if each.team is None else each.team.presented) not in applied
+    ]
+
+
+def _find_changed(result: Result[Any]) -> Iterator[Result[Any]]:
+    """Yield the result of each run with changes.
 
     Children of a run with changes or of a team are skipped: their changes went into the copy of that run, and a team
     presents only the changes of one member."""
     if result.changed_count or result.team is not None:
-        if result.changed_count and not _is_applied(result, state):
-            yield f"{result.tree}/{result.run}", result.changed_count
+        if result.changed_count:
+            yield result
         return
     for child in result.children:
-        yield from _find_changes(child, state)
-
-
-def _is_applied(result: Result[Any], state: Path | None) -> bool:
-    """Return True if the changes of a run have been applied already."""
-    from retinue.build.logs import open_stored_changes  # imported only for trees with changes
-
-    run = result.run if result.team is None else result.team.presented
-    found = None if state is None or run is None else open_stored_changes(state).find_copy(result.tree, run)
-    return found is not None and bool(found.applied)
+        yield from _find_changed(child)
 
 
 def redirect_output(state: Path, run: RunHandle) -> None:

@@ -10,12 +10,12 @@ import argparse
 import asyncio
 import re
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from retinue.build.logs import open_reader, open_stored_changes
+from retinue.build.logs import open_reader, open_stored_control
 from retinue.config.project import load_project
+from retinue.core.control import Control
 from retinue.core.errors import LogError, LogVersionError, RetinueError
 from retinue.core.ports import LogReader, StoredTree
 from retinue.files.trees import measure_folder, remove_whole_tree
@@ -25,7 +25,6 @@ from retinue.surfaces.cli.options import AGES, parse_age
 
 FAILED = 1
 _TREE = re.compile(r"[0-9a-z]+")  # our format: a tree name from a log must not lead to another path
-Unapplied = Callable[[str], list[str]]
 
 
 def configure_gc(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +66,7 @@ def execute_gc(args: argparse.Namespace) -> int:
         before=time.time() - seconds,
         dry_run=args.dry_run,
         interrupted=args.interrupted,
-        find_unapplied=(lambda _: []) if args.force else open_stored_changes(state).list_unapplied,
+        changes=None if args.force else open_stored_control(state),
     )
     report = asyncio.run(removing)
     for runs in report.kept.values():
@@ -139,12 +138,12 @@ async def remove_old_trees(
     before: float,
     dry_run: bool = False,
     interrupted: bool = False,
-    find_unapplied: Unapplied = lambda _: [],
+    changes: Control | None = None,
 ) -> RemovalReport:
     """Remove every tree whose newest event is older than `before`, with its folder in `runs`.
 
     Trees that can be resumed stay (unless `interrupted`), and so does every tree that a remaining tree continues.
-    `find_unapplied` returns the runs of a tree whose changes are not applied yet; if there are any, the whole tree
+    The Control `changes` tells which runs have changes that are not applied yet; if a tree has any, the whole tree
     stays.
     """
     report = RemovalReport()
@@ -157,15 +156,15 @@ async def remove_old_trees(
             old[stored.tree] = stored.last_seq
         else:
             report.interrupted.append(stored.tree)
-    unapplied = {tree: found for tree in old if (found := _find_unapplied(tree, find_unapplied))}
+    unapplied = {tree: found for tree in old if (found := await _find_unapplied(tree, changes))}
     origins = _find_origins(trees, {tree for tree in old if tree not in unapplied})
 
-    def discard(tree: str) -> bool:
+    async def discard(tree: str) -> bool:
         """Remove the folder of a tree, unless it has unapplied changes by now. Return True if the folder is gone."""
-        if found := _find_unapplied(tree, find_unapplied):
+        if found := await _find_unapplied(tree, changes):
             report.kept[tree] = found
             return False
-        return _remove_folder(runs, tree, report, dry_run=dry_run)
+        return await asyncio.to_thread(_remove_folder, runs, tree, report, dry_run=dry_run)
 
     wanted = {tree: seq for tree, seq in old.items() if tree not in origins}
     removal = await log.remove_trees(wanted, discard=discard, dry_run=dry_run)
@@ -186,10 +185,12 @@ def _find_origins(trees: list[StoredTree], going: set[str]) -> set[str]:
     return found
 
 
-def _find_unapplied(tree: str, find_unapplied: Unapplied) -> list[str]:
+async def _find_unapplied(tree: str, changes: Control | None) -> list[str]:
     """Return the runs of a tree with unapplied changes, or the tree itself if that cannot be determined."""
+    if changes is None or not _TREE.fullmatch(tree):
+        return []
     try:
-        return find_unapplied(tree) if _TREE.fullmatch(tree) else []
+        return [copy.name for copy in await changes.list_copies(tree) if copy.has_unapplied]
     except RetinueError:
         return [tree]
 

@@ -27,7 +27,7 @@ from retinue.log.runs import Runs
 from retinue.protocol.outbox import parse_request_name, request_name
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.foreground import print_answer, run_tree
+from retinue.surfaces.cli.foreground import find_unapplied, print_answer, run_tree
 from retinue.surfaces.cli.live import Shown
 from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, NAMED_RUN_HELP, add_live_options
 from retinue.surfaces.cli.run import read_task
@@ -298,4 +298,6 @@ async def _run_elsewhere(
     view = runs.runs.get(begun.number)
     if view is None or view.ended is None:
         raise ConfigError(f"process {writer} is gone too: retinue resume {found.tree}")
-    return print_answer(Shown(view.result(found.tree), runs), printer, state=project.state, as_json=args.json)
+    result = view.result(found.tree)
+    unapplied = await find_unapplied(result, project.state)
+    return print_answer(Shown(result, runs), printer, unapplied, as_json=args.json)

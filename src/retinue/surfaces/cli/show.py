@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from retinue.build.logs import open_stored_changes
 from retinue.core.results import ToolLog, format_changed_files
 from retinue.core.usage import Usage
 from retinue.log.accounts import format_cost, sum_subtree_bill
@@ -23,8 +22,8 @@ from retinue.log.runs import RunView
 from retinue.log.summaries import summarize_result
 from retinue.log.transcripts import Action, fold_actions, format_transcript
 from retinue.protocol.subagent_tools import INTERRUPTED
+from retinue.surfaces.cli import control_clients, pager
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli import pager
 from retinue.surfaces.cli.options import RUN_HELP
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.header import name_model
@@ -93,14 +92,15 @@ async def _show(args: argparse.Namespace) -> int:
     if args.json:
         screen.print_json(tree.make_result(view, now))
         return 0
-    pager.print_long("\n".join(_format_page(project.state, tree, view, now)))
+    changes = await _describe_changes(project, tree, view.find_presented())
+    pager.print_long("\n".join(_format_page(project.state, tree, view, now, changes=changes)))
     return 0
 
 
-def _format_page(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[str]:
+def _format_page(state: Path, tree: Listing, view: RunView, now: float, *, changes: str) -> Iterator[str]:
     name, label = _paint("name", f"{tree.tree}/{view.number}"), _paint("label", f"[{view.label}]")
     yield f"{name}  {safe.escape_line(view.path)}  {label}"
-    for fact, value in _list_facts(state, tree, view, now):
+    for fact, value in _list_facts(state, tree, view, now, changes=changes):
         yield f"{INDENT}{_paint('faint', f'{fact:<11}')} {safe.escape_line(value)}"
     yield from _format_part("task", view.spawned.task)
     if view.spawned.task_context:
@@ -176,7 +176,7 @@ def _format_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]
     yield from _format_section(title, [_paint("faint", lines[0]), *lines[1:]])
 
 
-def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]]:
+def _list_facts(state: Path, tree: Listing, view: RunView, now: float, *, changes: str) -> Iterator[tuple[str, str]]:
     spawned, usage = view.spawned, view.usage
     took = screen.format_duration(tree.seconds_of(view, now))
     yield "agent", view.agent
@@ -211,8 +211,8 @@ def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterat
     if workspace:
         whose = " (the project itself)" if Path(workspace) == project else ""
         yield "workspace", screen.shorten_path(workspace, project) + whose
-    if presented.ended is not None and presented.ended.changed_count:
-        yield "changes", _describe_changes(state, tree, presented.number)
+    if changes:
+        yield "changes", changes
     yield "subagent_id", spawned.subagent_id
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(view.spawned_at))
     yield "started", f"{started} ({screen.format_age(now - view.spawned_at)})"
@@ -230,9 +230,12 @@ def _describe_usage(usage: Usage) -> str:
     return f"{usage.total_tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out)"
 
 
-def _describe_changes(state: Path, tree: Listing, run: int) -> str:
-    """Describe whether the changes of a run were applied, or how to apply them."""
-    one = open_stored_changes(state).find_copy(tree.tree, run)
+async def _describe_changes(project: screen.ProjectLog, tree: Listing, view: RunView) -> str:
+    """Describe whether the changes of a run were applied, or how to apply them. Empty for a run without changes."""
+    if view.ended is None or not view.ended.changed_count:
+        return ""
+    control = await control_clients.open_tree_control(project, tree.tree)
+    one = next((copy for copy in await control.list_copies(tree.tree) if copy.run == view.number), None)
     if one is None:
         return "gone with the run's folder"
     return one.applied or f"not applied: retinue diff {one.name} · retinue apply {one.name}"

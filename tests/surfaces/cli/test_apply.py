@@ -1,0 +1,76 @@
+"""`retinue diff` and `retinue apply` beside a living process: they use the Control of that process."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from retinue.core.events import RunWaiting
+from retinue.core.profiles import Profile, Task
+from retinue.surfaces.cli.main import main
+from tests.control.loopback.kit import WRITE, House, house
+from tests.control.test_contract import SPAWN_KID, first, write
+
+EXPLORER = "explorer"
+
+
+async def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Run a command in a thread, beside the supervisor. Return its exit code and what it printed."""
+    capsys.readouterr()
+    code = await asyncio.to_thread(main, list(words))
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+async def start_conversation(h: House) -> str:
+    run = await h.supervisor.spawn(EXPLORER, Task("write", conversation=True))
+    await first(h.supervisor, run.tree, RunWaiting)
+    return run.tree
+
+
+async def test_a_waiting_conversation_is_applied_by_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with house(tmp_path, script={EXPLORER: [WRITE, "end"]}, workspace="copy", mode="yes") as h:
+        tree = await start_conversation(h)
+        assert "+x" in (await command(capsys, "diff", tree))[1]
+        assert await command(capsys, "apply", "--yes", tree) == (0, f"Applied 1 file from {tree}/0.\n", "")
+        assert (tmp_path / "a.txt").read_text() == "x"
+        assert await h.supervisor.diff(tree) == ""
+        assert await command(capsys, "diff", tree) == (0, "", f"{tree}/0 changed no files so far\n")
+        code, out, err = await command(capsys, "apply", "--yes", tree)
+        assert (code, out, err) == (0, "", f"all changes of {tree}/0 were already applied\n")
+
+
+async def test_a_conversation_without_a_control_server_is_refused_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with house(tmp_path, script={EXPLORER: [WRITE, "end"]}, workspace="copy", mode="yes") as h:
+        tree = await start_conversation(h)
+        for file in (h.state / "control").iterdir():
+            file.rename(tmp_path / file.name)
+        code, out, err = await command(capsys, "apply", "--yes", tree)
+        assert (code, out) == (2, "") and f"{tree}/0 has not ended yet" in err
+        await h.supervisor.end_conversation(tree)
+        await h.supervisor.wait(tree)
+        assert (await command(capsys, "apply", "--yes", tree))[0] == 0
+    assert (tmp_path / "a.txt").read_text() == "x"
+
+
+async def test_a_copy_of_a_copy_is_applied_to_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("one\n")
+    read = {"tools": [{"name": "read", "args": {"path": "a.txt"}}]}
+    script = {EXPLORER: [read, SPAWN_KID, "end"], "kid": [write("a.txt", "two\n"), "end"]}
+    kid = Profile("kid", "You write.", description="writes", workspace="copy")
+    async with house(tmp_path, script=script, workspace="copy", mode="yes", profiles=[kid]) as h:
+        result = await (await h.supervisor.spawn(EXPLORER, Task("write"))).result()
+        name = f"{result.tree}/1"
+        assert (await h.supervisor.changes(result.tree, 1)).target == str(tmp_path)
+        assert await command(capsys, "apply", "--yes", name) == (0, f"Applied 1 file from {name}.\n", "")
+    assert (tmp_path / "a.txt").read_text() == "two\n"
+    assert Path(result.workspace, "a.txt").read_text() == "one\n"
