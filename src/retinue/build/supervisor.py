@@ -113,7 +113,7 @@ def make_supervisor(parts: Parts, agents: RemoteAgents | None = None) -> Supervi
     )
     supervisor = Supervisor(ports)
     if reporting is not None:
-        reporting.attach(supervisor)
+        reporting.attach(supervisor, supervisor)
     if parts.notify_command:
         from retinue.control.notifications import Notifier  # else a run loads nothing of control/
 
