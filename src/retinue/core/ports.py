@@ -430,6 +430,16 @@ class Approver(Protocol):
     def __call__(self, question: Approval, /) -> Coroutine[Any, Any, Decision]: ...
 
 
+class AttachedApprover(msgspec.Struct, frozen=True):
+    """An approver function that a supervisor asks, and the author (`by`) and `surface` of its answers in the log.
+    `attends` returns True for a tree whose questions the function can answer now; None: it answers for all trees."""
+
+    function: Approver
+    by: str = "function"
+    surface: str = ""
+    attends: Callable[[str], bool] | None = None
+
+
 class Policy(Protocol):
     """A policy that judges a call before it runs: allow, ask or deny. `primary` is True for a call of the primary;
     `workspace` is the working folder of the calling run."""

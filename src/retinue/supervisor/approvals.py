@@ -34,7 +34,7 @@ from retinue.core.approvals import (
 from retinue.core.errors import ApproverLeft, ConfigError, Failed, Unconfirmed
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolStarted, Warned
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Approver, Clock, Preview, RuleBook, Timer
+from retinue.core.ports import AttachedApprover, Clock, Preview, RuleBook, Timer
 from retinue.core.rules import ALLOW, ASK, FILES, WRITERS, Verdict, derive_rules, is_a, join_seal
 from retinue.core.secrets import clean_text, clean_value
 from retinue.log.blocks import format_json
@@ -74,7 +74,13 @@ class Approvals:
     """The open questions of one supervisor, for use in one event loop. Not thread-safe."""
 
     def __init__(
-        self, clock: Clock, *, approver: Approver | None, terms: ApprovalTerms, book: RuleBook | None, project: str
+        self,
+        clock: Clock,
+        *,
+        approver: AttachedApprover | None,
+        terms: ApprovalTerms,
+        book: RuleBook | None,
+        project: str,
     ) -> None:
         self.approver = approver
         self._clock = clock
@@ -153,8 +159,8 @@ class Approvals:
 
     def _has_approver(self, tree: Tree) -> bool:
         """Return True if the approver function serves this tree. A function may serve some trees only."""
-        attends: Callable[[str], bool] | None = getattr(self.approver, "attends", None)
-        return self.approver is not None and (attends is None or attends(tree.id))
+        approver = self.approver
+        return approver is not None and (approver.attends is None or approver.attends(tree.id))
 
     def _has_attendant(self, tree: Tree) -> bool:
         return bool(self._attendants[tree.id] or self._attendants[None])
@@ -186,9 +192,9 @@ class Approvals:
         else:
             self._wait_for_others(question)
 
-    async def _ask_approver(self, approver: Approver, question: Question) -> None:
+    async def _ask_approver(self, approver: AttachedApprover, question: Question) -> None:
         try:
-            decision = check_decision(await approver(question.approval))
+            decision = check_decision(await approver.function(question.approval))
         except asyncio.CancelledError:
             self._resolve(question, Deny("the approver was cancelled"), by="function")
             raise
@@ -205,8 +211,7 @@ class Approvals:
             )
             self._fail(question, text)
             return
-        by, surface = getattr(approver, "by", "function"), getattr(approver, "surface", "")
-        self._resolve(question, decision, by=by, surface=surface)
+        self._resolve(question, decision, by=approver.by, surface=approver.surface)
 
     def _fail(self, question: Question, text: str) -> None:
         """End the run of a question whose approver failed. This is an error of the program, not a person's no."""
