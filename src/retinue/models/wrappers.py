@@ -69,11 +69,11 @@ class RetryingModel(ModelWrapper):
                     raise
                 raise CallCancelled(spent, estimated=estimated) from None
             except (CallCancelled, Limited) as error:
-                error.usage, error.estimated = spent + error.usage, estimated or error.estimated
+                error.add_usage(spent, estimated=estimated)
                 raise
             except ModelError as error:
-                spent = error.usage = spent + error.usage
-                estimated = error.estimated = estimated or error.estimated
+                error.add_usage(spent, estimated=estimated)
+                spent, estimated = error.usage, error.estimated
                 seconds = self._choose_delay(error, attempt)
                 if seconds is None:
                     _explain_long_wait(error)

@@ -215,6 +215,7 @@ class Session:
             name, reason = message.params.get("requestId"), message.params.get("reason")
             found = self.exchanges.get(name) if isinstance(name, int | str) else None
             if found is not None:  # None if the request was already answered
+                # MCP has no code for why a request is cancelled: only this text, which clients write on a timeout.
                 found.cancel(timed_out=isinstance(reason, str) and _TIMED_OUT.search(reason) is not None)
 
     async def ask(self, channel: Channel, params: dict[str, Any]) -> dict[str, Any] | None:
