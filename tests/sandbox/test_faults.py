@@ -21,6 +21,7 @@ from retinue.core.events import UNKNOWN_AFTER_CRASH, Delta, Event, RunEnded, Too
 from retinue.core.ports import AttachedApprover
 from retinue.core.profiles import Profile, Task
 from retinue.protocol import tool_server as frames
+from retinue.protocol.frames import ProtocolError
 from retinue.sandbox import tool_server_session
 from retinue.sandbox.bubblewrap import probe_bubblewrap
 from retinue.sandbox.builder import SandboxBuilder
@@ -143,7 +144,7 @@ async def play(
         def send(self, frame: frames.Frame) -> None:
             try:
                 wire.pass_frame(self._deliver)
-            except frames.ProtocolError as error:
+            except ProtocolError as error:
                 self._end(error)
             super().send(frame)
 

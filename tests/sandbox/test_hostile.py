@@ -30,7 +30,7 @@ from tests.supervisor.tree.kit import bodies, call, main, spawn
 START = """
 import os, sys, time
 from retinue.protocol.tool_server import *
-reader = FrameReader("host")
+reader = make_frame_reader("host")
 heard = []
 say = lambda *frames: os.write(1, b"".join(map(encode_frame, frames)))
 def hear(kind):
