@@ -536,7 +536,9 @@ class StoredRun(msgspec.Struct, frozen=True, gc=False):
     def ref(self) -> RunRef:
         event, body = self.first, self.first.body
         label, subagent_id = (body.label, body.subagent_id) if isinstance(body, RunSpawned) else ("", "")
-        return RunRef(event.tree, event.run, event.path, label, event.agent, subagent_id)
+        return RunRef(
+            tree=event.tree, run=event.run, path=event.path, label=label, agent=event.agent, subagent_id=subagent_id
+        )
 
 
 class StoredLine(msgspec.Struct, frozen=True, gc=False):

@@ -31,7 +31,7 @@ from retinue.core.ports import Emit, Execution, Folders, LocalTool, Outcome, Pro
 from retinue.core.rules import CODE_MODE
 from retinue.files.trees import measure_folder
 from retinue.protocol import tool_server as frames
-from retinue.protocol.tool_server import ProtocolError
+from retinue.protocol.frames import ProtocolError
 from retinue.sandbox.box import (
     Box,
     find_closed_paths,
@@ -329,7 +329,9 @@ class ToolServerConnection:
             if not request.answer.done():
                 request.answer.set_exception(error)
             return
-        self._channel.send(frames.ToolReturned(frame.id, frame.number, made.value, made.error, made.note))
+        self._channel.send(
+            frames.ToolReturned(frame.id, frame.number, value=made.value, error=made.error, note=made.note)
+        )
 
 
 class ToolServerSession:

@@ -213,7 +213,8 @@ async def _fetch_once(target: Target, dialer: Dialer) -> tuple[Page, str | None]
         connection.abort()  # also when cancelled: close at once, without waiting for the peer
     reason = "".join(filter(str.isprintable, response.reason))[:100]
     content_type = response.headers.get("content-type", "")
-    return Page(target.url, response.status, reason, content_type, body, cut), location
+    page = Page(url=target.url, status=response.status, reason=reason, content_type=content_type, body=body, cut=cut)
+    return page, location
 
 
 async def _read_body(connection: ClientConnection, encoding: str) -> tuple[bytes, bool]:
