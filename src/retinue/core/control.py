@@ -204,10 +204,11 @@ class Control(Protocol):
         author of the answer, for each question answered or no longer needed."""
 
     async def answer(
-        self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = ""
+        self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = "", key: str = ""
     ) -> Answered:
         """Answer a question. The first answer is taken; later answers are stale. With the question's `digest`, the
-        answer counts only for exactly the action shown. `surface` is where the person answers, for the log."""
+        answer counts only for exactly the action shown. `surface` is where the person answers, for the log. By the
+        `key`, a random text, the caller can find out in the log whether its own answer was taken."""
 
     def attend(self, tree: str | None = None) -> AbstractAsyncContextManager[None]:
         """Attend a tree, or all trees, as an approver. Inside the context, questions wait for `answer` instead of

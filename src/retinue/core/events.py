@@ -214,7 +214,7 @@ class ApprovalDecided(Body, frozen=True, tag="approval.decided"):
     """The answer that took effect, from a person or a rule. `by` is user, function, expiry or `rule: ...`. `surface`
     is where a person answered. `rule` is the rule or earlier answer that decided. `scope` is call, run, tool, project,
     or pending (all pending questions of the run). `args` are edited arguments. `seal` is the seal of an MCP server's
-    tool."""
+    tool. `key` identifies the answer for its sender."""
 
     approval_id: str
     call_id: str
@@ -227,6 +227,7 @@ class ApprovalDecided(Body, frozen=True, tag="approval.decided"):
     seal: str = ""
     rule: str = ""
     surface: str = ""
+    key: str = ""
 
 
 class Inbox(Body, frozen=True, tag="inbox"):

@@ -256,19 +256,29 @@ class Approvals:
                 watcher.changes.append(change)
                 watcher.wake.set()
 
-    def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = "") -> Answered:
+    def answer(
+        self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = "", key: str = ""
+    ) -> Answered:
         """Answer a question. Only the first answer is taken. With a `digest`, the answer counts only for the action
-        with this digest."""
+        with this digest. The `key` is written with the answer."""
         decision = check_decision(decision)
         question = self._questions.get(approval_id)
         if question is None:
             return "stale" if approval_id in self._answered else "unknown"
         if digest and digest != question.approval.digest:
             return "stale"
-        return "taken" if self._resolve(question, decision, by=by, surface=surface) else "stale"
+        return "taken" if self._resolve(question, decision, by=by, surface=surface, key=key) else "stale"
 
     def _resolve(
-        self, question: Question, decision: Decision, *, by: str, surface: str = "", scope: str = "", rule: str = ""
+        self,
+        question: Question,
+        decision: Decision,
+        *,
+        by: str,
+        surface: str = "",
+        scope: str = "",
+        rule: str = "",
+        key: str = "",
     ) -> bool:
         """Set the answer of a question. Return False if the question is not open any more."""
         if not question.open:
@@ -276,7 +286,7 @@ class Approvals:
         decision = self._check_answer(question, decision)
         decision = self._keep_rule(question, decision) if isinstance(decision, Allow) else decision
         reach = decision.scope if isinstance(decision, Allow) else "call"
-        self._write(question, decision, by=by, surface=surface, scope=scope or reach, rule=rule)
+        self._write(question, decision, by=by, surface=surface, scope=scope or reach, rule=rule, key=key)
         question.answer.set_result(decision)
         self._close(question)
         self._answer_others(question, decision, by=by, surface=surface)
@@ -377,10 +387,19 @@ class Approvals:
         return any(its == tree and name != tool and name.startswith(before) for its, _, name in self._standing_answers)
 
     def _write(
-        self, question: Question, decision: Decision, *, by: str, scope: str, surface: str = "", rule: str = ""
+        self,
+        question: Question,
+        decision: Decision,
+        *,
+        by: str,
+        scope: str,
+        surface: str = "",
+        rule: str = "",
+        key: str = "",
     ) -> None:
         call, spec, ours = question.call, question.spec, question.approval.id
-        body = _decided_event(ours, call, spec, decision, by=by, surface=surface, scope=scope, rule=rule)
+        body = _decided_event(ours, call, spec, decision, by=by, scope=scope, rule=rule)
+        body = msgspec.structs.replace(body, surface=surface, key=key)
         question.written = question.tree.write(question.run, body, True)
         question.closed = QuestionClosed(
             id=ours,
@@ -389,6 +408,7 @@ class Approvals:
             surface=surface,
             reason=clean_text(body.reason),
             at=self._clock.wall(),
+            key=key,
         )
 
     # Leaving
@@ -573,7 +593,6 @@ def _decided_event(
     by: str,
     scope: str,
     rule: str,
-    surface: str = "",
 ) -> ApprovalDecided:
     return ApprovalDecided(
         approval_id=approval_id,
@@ -586,5 +605,4 @@ def _decided_event(
         args=decision.args if isinstance(decision, Allow) else None,
         seal=spec.seal,
         rule=rule,
-        surface=surface,
     )
