@@ -622,7 +622,7 @@ def decode_event(line: bytes) -> Event:
             body = decoder.decode(line)  # type: ignore[assignment] # one of KINDS
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from None
-    return Event(head.seq, head.tree, head.run, head.path, head.agent, head.at, body)
+    return Event(seq=head.seq, tree=head.tree, run=head.run, path=head.path, agent=head.agent, at=head.at, body=body)
 
 
 def decode_event_or_gap(line: bytes) -> Event:
@@ -632,4 +632,4 @@ def decode_event_or_gap(line: bytes) -> Event:
     except msgspec.MsgspecError:
         head = _ENVELOPE.decode(line)
         gap = Gap(1, f"an event of kind {head.kind} cannot be read")
-        return Event(head.seq, head.tree, head.run, head.path, head.agent, head.at, gap)
+        return Event(seq=head.seq, tree=head.tree, run=head.run, path=head.path, agent=head.agent, at=head.at, body=gap)
