@@ -18,6 +18,7 @@ import pytest
 REPO = Path(__file__).resolve().parent.parent
 ALLOWED = Path(__file__).with_name("allowed_places.json")
 MOST_POSITIONAL = 4
+MOST_ROLE_MEMBERS = 3
 BANNED = {
     "unittest" + ".mock": "write a real in-memory implementation instead",
     "time" + ".sleep(": "the test owns time; in async code it blocks the loop",
@@ -73,6 +74,7 @@ MECHANISMS = {
 KEYWORD_RULE = "records are built by keyword"
 OWNER_RULE = "state is written by its module"
 BUILD_RULE = "build passes on no class from below"
+PORT_RULE = "a port has two implementations"
 # Surfaces may import the other packages themselves.
 BELOW_BUILD = ("agent", "control", "models", "remote", "sandbox", "supervisor", "telemetry", "tools", "workspaces")
 ADVICE = {
@@ -80,6 +82,7 @@ ADVICE = {
     KEYWORD_RULE: f"name the arguments: a record takes at most {MOST_POSITIONAL} by position",
     OWNER_RULE: "call a method of the object: only the module that defines an object writes its fields",
     BUILD_RULE: "give surfaces a Control, a value or a role of core, or a function",
+    PORT_RULE: f"use the class, or split the Protocol into roles with at most {MOST_ROLE_MEMBERS} members",
 }
 
 
@@ -201,14 +204,56 @@ def list_signature_names(node: ast.stmt) -> Iterator[str]:
         yield from (each.id for each in ast.walk(part) if isinstance(each, ast.Name)) if part is not None else ()
 
 
+def is_protocol(node: ast.ClassDef) -> bool:
+    return "Protocol" in map(get_last_name, node.bases)
+
+
+def list_own_members(node: ast.ClassDef) -> set[str]:
+    """List the methods and fields of a class, without those that it inherits and those of nested classes."""
+    functions = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
+    fields += [target for each in node.body if isinstance(each, ast.Assign) for target in each.targets]
+    written = [
+        each.attr for function in functions for each in list_written_attributes(function) if belongs_to_self(each)
+    ]
+    return {each.name for each in functions} | {each.id for each in fields if isinstance(each, ast.Name)} | set(written)
+
+
+def list_members(node: ast.ClassDef, classes: list[ast.ClassDef]) -> set[str]:
+    """List the members of a class and of the classes it inherits from. A class that is no Protocol has no members of
+    the Protocols that it inherits from: there they are only declared."""
+    bases = set(map(get_last_name, node.bases)) - {node.name}
+    inherited = [each for each in classes if each.name in bases and is_protocol(each) <= is_protocol(node)]
+    return list_own_members(node).union(*(list_members(each, classes) for each in inherited))
+
+
+def find_ports_without_second_implementation(trees: dict[str, ast.Module]) -> Iterator[str]:
+    """Yield `file:class` for each Protocol with many members and fewer than two implementations.
+
+    The check goes by the names of the members, so it takes a class for an implementation that has them by chance."""
+    classes = [node for tree in trees.values() for node in get_classes(tree)]
+    made = [list_members(node, classes) for node in classes if not is_protocol(node)]
+    for name, tree in trees.items():
+        for node in filter(is_protocol, get_classes(tree)):
+            members = list_members(node, classes)
+            if len(members) > MOST_ROLE_MEMBERS and sum(members <= each for each in made) < 2:
+                yield f"{name}:{node.name}"
+
+
 @cache
 def count_exceptions() -> dict[str, Counter[str]]:
     """Count the places that break each rule now."""
     mechanisms = {home: Counter(find_second_mechanisms(home)) for home in MECHANISMS}
     trees = {name: ast.parse(text) for name, text in load_source().items()}
     records, writes = find_positional_records(trees), find_foreign_writes(trees)
-    passed = find_passed_classes(trees)
-    return {**mechanisms, KEYWORD_RULE: Counter(records), OWNER_RULE: Counter(writes), BUILD_RULE: Counter(passed)}
+    passed, ports = find_passed_classes(trees), find_ports_without_second_implementation(trees)
+    return {
+        **mechanisms,
+        KEYWORD_RULE: Counter(records),
+        OWNER_RULE: Counter(writes),
+        BUILD_RULE: Counter(passed),
+        PORT_RULE: Counter(ports),
+    }
 
 
 @pytest.mark.parametrize("rule", ADVICE)
@@ -265,6 +310,25 @@ def test_a_class_from_below_that_build_passes_on_is_found() -> None:
         ),
     }
     assert list(find_passed_classes(trees)) == ["build/parts.py:Replay", "build/parts.py:Attempts"]
+
+
+def test_a_port_with_one_implementation_is_found_unless_it_is_a_small_role() -> None:
+    trees = {
+        "ports.py": ast.parse(
+            "class Reader(Protocol):\n    def read(self): ...\n    def find(self): ...\n"
+            "class Log(Reader, Protocol):\n    ahead: bool\n    def append(self): ...\n"
+            "class Role(Protocol):\n    def a(self): ...\n    def b(self): ...\n    def c(self): ..."
+        ),
+        "memory.py": ast.parse(
+            "class Stored:\n    def read(self): ...\n    def find(self): ...\n"
+            "class MemoryLog(Stored, Log):\n    def __init__(self):\n        self.ahead = True\n"
+            "    def append(self): ..."
+        ),
+        "broken.py": ast.parse("class HalfLog(Log):\n    ahead = False\n    def append(self): ..."),
+    }
+    assert list(find_ports_without_second_implementation(trees)) == ["ports.py:Log"]
+    trees["sqlite.py"] = ast.parse("class SqliteLog(Stored):\n    ahead = True\n    async def append(self): ...")
+    assert list(find_ports_without_second_implementation(trees)) == []
 
 
 def test_fragments_wait_only_for_a_version_without_a_section() -> None:

@@ -13,6 +13,7 @@ from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor as built
 from retinue.core.events import ToolCall, ToolResult
 from retinue.core.limits import INLINE_BYTES
+from retinue.core.ports import AttachedApprover
 from retinue.core.rules import Verdict
 from retinue.testing import allow_all
 from tests.supervisor.tree.kit import bodies, call, main
@@ -64,7 +65,7 @@ async def test_a_policy_that_denies_is_not_asked_about() -> None:
         def judge(self, spec: Any, args: Any, *, primary: bool, workspace: str) -> Verdict:
             return Verdict("deny", "nothing")
 
-    supervisor = built(Parts(project=Path.cwd(), approver=allow_all, policy=Never()))  # type: ignore[arg-type]
+    supervisor = built(Parts(project=Path.cwd(), approver=AttachedApprover(allow_all), policy=Never()))  # type: ignore[arg-type]
     node = supervisor.spawner.spawn_primary(
         main({"main": [call("list_agents"), {"text": "{{last_result}}"}]}), Task("go")
     )

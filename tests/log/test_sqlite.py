@@ -17,7 +17,7 @@ import apsw
 import pytest
 
 from retinue.concurrency import TaskOwner
-from retinue.core.errors import LogDamaged, LogError
+from retinue.core.errors import LogDamaged, LogError, LogLost
 from retinue.core.events import Event, Message, encode_event, encode_stored_events
 from retinue.core.ports import Log, LogReader
 from retinue.log import locks, schema, sqlite, sqlite_reader
@@ -237,6 +237,21 @@ async def test_a_tree_s_events_stay_together_where_many_come_at_once(
     with sqlite_reader.open_file(log.path) as db:
         places = db.execute("SELECT tree, seq FROM places ORDER BY tree, seq").fetchall()
     assert places == [("t1", 1), ("t2", 1), ("t3", 1)]
+
+
+async def test_a_lost_right_to_write_is_known_by_its_code_and_not_by_its_words(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path)
+    await fill(log, 3, end=False)
+    db = schema.open_writer(log.path)
+    [(made,)] = db.execute("SELECT sql FROM sqlite_schema WHERE name = 'append_batch'").fetchall()
+    db.execute("DROP TRIGGER append_batch")
+    db.execute(made.replace("epoch is over", "time has come"))
+    schema.begin_epoch(db)
+    db.close()
+    with pytest.raises(LogLost):
+        await write(log, make_event(4))
+    with pytest.raises(LogLost):
+        await log.close()
 
 
 async def leave_tail(folder: Path, *batches: list[Event]) -> Path:

@@ -38,7 +38,7 @@ from retinue import Allow, Deny, Profile, Task
 from retinue.build.parts import Parts
 from retinue.build.remote_agents import inspect_agent
 from retinue.build.supervisor import make_supervisor
-from retinue.core.control import RunHandle, SpokenText
+from retinue.core.control import RunHandle
 from retinue.core.errors import RetinueError
 from retinue.core.events import (
     ApprovalAsked,
@@ -53,6 +53,7 @@ from retinue.core.events import (
     TurnStarted,
 )
 from retinue.core.remote_agents import A2aAgent, AgentAuth
+from retinue.core.replies import SpokenText
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.remote.a2a import adapter
 from retinue.remote.a2a.updates import UpdateFold

@@ -21,6 +21,7 @@ from retinue.control.outbox_watcher import OutboxWatcher
 from retinue.core.control import RunHandle
 from retinue.core.events import decode_event, encode_event
 from retinue.core.messages import RunRef
+from retinue.core.ports import Approver, AttachedApprover
 from retinue.log.runs import Runs
 from retinue.supervisor.supervisor import Supervisor
 from retinue.workspaces.run_folders import RunFolders
@@ -45,6 +46,7 @@ async def host(
     runtime: str = "isolated",
     begun: Callable[[RunFolders], None] = lambda _: None,
     agents: RemoteAgents | None = None,
+    approver: Approver | None = None,
     **options: Any,
 ) -> AsyncIterator[Host]:
     """Watches a new outbox while it is entered. Each run's folders go to `begun`, before the run takes a step."""
@@ -54,7 +56,8 @@ async def host(
     outbox.mkdir()
     project = folder / "project"
     project.mkdir()
-    wanted = {"mode": "yes", "runtime": runtime, **options}
+    attached = None if approver is None else AttachedApprover(approver)
+    wanted = {"mode": "yes", "runtime": runtime, "approver": attached, **options}
     parts = Parts(project, project / ".retinue", limits=limits or Limits(), **wanted)
     known = {profile.name: profile for profile in profiles}
     owner = make_supervisor(parts, agents)

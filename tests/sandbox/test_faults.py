@@ -18,8 +18,10 @@ from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
 from retinue.core.approvals import Allow, Approval
 from retinue.core.events import UNKNOWN_AFTER_CRASH, Delta, Event, RunEnded, ToolCall, ToolResult
+from retinue.core.ports import AttachedApprover
 from retinue.core.profiles import Profile, Task
 from retinue.protocol import tool_server as frames
+from retinue.protocol.frames import ProtocolError
 from retinue.sandbox import tool_server_session
 from retinue.sandbox.bubblewrap import probe_bubblewrap
 from retinue.sandbox.builder import SandboxBuilder
@@ -142,7 +144,7 @@ async def play(
         def send(self, frame: frames.Frame) -> None:
             try:
                 wire.pass_frame(self._deliver)
-            except frames.ProtocolError as error:
+            except ProtocolError as error:
                 self._end(error)
             super().send(frame)
 
@@ -157,7 +159,7 @@ async def play(
     ThisProcess.wire = wire
     builder = copy.copy(builder or NoProtection(SERVES))
     builder.process = ThisProcess
-    owner = make_supervisor(Parts(folder, folder / ".retinue", mode="ask", approver=allow))
+    owner = make_supervisor(Parts(folder, folder / ".retinue", mode="ask", approver=AttachedApprover(allow)))
     monkeypatch.setattr("retinue.build.sandboxes._make_sandbox", lambda *_: ToolServerSandbox(builder))
     tools = ["write", "read", "shell", "glob", NAME, served(report)]
     profile = Profile("main", model=scripted({"main": SCRIPT}), runtime="isolated", workspace="scratch", tools=tools)

@@ -16,6 +16,7 @@ from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
 from retinue.core.approvals import Approval, Deny
 from retinue.core.events import UNKNOWN_AFTER_CRASH, Delta, Event, RunEnded, ToolResult
+from retinue.core.ports import AttachedApprover
 from retinue.core.profiles import Profile, Task
 from retinue.sandbox.box import Box
 from retinue.sandbox.builder import SandboxBuilder
@@ -29,7 +30,7 @@ from tests.supervisor.tree.kit import bodies, call, main, spawn
 START = """
 import os, sys, time
 from retinue.protocol.tool_server import *
-reader = FrameReader("host")
+reader = make_frame_reader("host")
 heard = []
 say = lambda *frames: os.write(1, b"".join(map(encode_frame, frames)))
 def hear(kind):
@@ -256,7 +257,7 @@ async def test_a_command_is_shown_by_the_host_before_any_sandbox_is_started() ->
         return Deny()
 
     _, builder = await play(
-        SERVES, replies=[call("shell", command="rm -r src"), {"text": "x"}], mode="ask", approver=sees
+        SERVES, replies=[call("shell", command="rm -r src"), {"text": "x"}], mode="ask", approver=AttachedApprover(sees)
     )
     assert ([question.preview for question in asked], builder.starts) == (["rm -r src"], 0)
 
@@ -270,8 +271,8 @@ async def test_a_diff_in_the_runs_own_workspace_is_labelled_as_the_sandboxs() ->
 
     lies = HELLO + "say(Previewed(hear(Preview).id, '+harmless')); rest()"
     replies = [call("write", path="a", content="x\n"), {"text": "x"}]
-    await play(lies, replies=replies, mode="ask", approver=sees)
-    await play(SERVES, replies=replies, mode="ask", approver=sees)
+    await play(lies, replies=replies, mode="ask", approver=AttachedApprover(sees))
+    await play(SERVES, replies=replies, mode="ask", approver=AttachedApprover(sees))
     label = "[as the sandbox shows it]\n"
     assert [question.preview for question in asked] == [f"{label}+harmless", f"{label}@@ -0,0 +1 @@\n+x"]
 

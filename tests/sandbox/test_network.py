@@ -14,6 +14,7 @@ from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
 from retinue.core.approvals import Approval
 from retinue.core.events import RunStarted, ToolResult, Warned
+from retinue.core.ports import AttachedApprover
 from retinue.core.profiles import RuntimeName, Task
 from retinue.sandbox.builder import SandboxUnavailable
 from retinue.sandbox.container import TUN, find_engine
@@ -133,7 +134,9 @@ async def test_in_mode_sandboxed_a_run_with_the_full_network_is_asked_about(tmp_
     agents = {"main": [call("shell", command="echo x"), {"text": "x"}]}
     for network, questions in (("none", []), ("full", ["shell"])):
         asked.clear()
-        parts = Parts(tmp_path, network=network, runtime="isolated", mode="sandboxed", approver=person)
+        parts = Parts(
+            tmp_path, network=network, runtime="isolated", mode="sandboxed", approver=AttachedApprover(person)
+        )
         await play(parts, main(agents, workspace="scratch"))
         assert asked == questions
 

@@ -8,6 +8,7 @@ PACKAGES = ("retinue.core.", "retinue.protocol.", "retinue.files.")
 MODULES = {
     "retinue.concurrency",
     "retinue.processes.group",
+    "retinue.sandbox.byte_streams",
     "retinue.sandbox.channel",
     "retinue.sandbox.process_privacy",
     # The local tools and their parts.

@@ -54,14 +54,17 @@ class SandboxedTool:
             execution.close()
 
 
-def offer_tools_to_programs(tools: dict[str, Tool], host: Mapping[str, HostTool], *, named: bool) -> None:
-    """Let the programs of code mode call the MCP tools of the run. Changes `tools` in place.
+def offer_tools_to_programs(
+    tools: dict[str, Tool], host: Mapping[str, HostTool], *, named: bool
+) -> tuple[ToolSpec, ...]:
+    """Let the programs of code mode call the MCP tools of the run. Changes `tools` in place, and returns the tools
+    that programs can call.
 
     A run without MCP tools loses code mode, unless its profile names the tool (`named`). Programs can call the first
     tools whose specs fit into one frame together; the run can still call the others itself."""
     code_mode = tools.get(CODE_MODE)
     if not isinstance(code_mode, SandboxedTool) or not isinstance(code_mode.tool, ExecutePython):
-        return
+        return ()
     served = [tool.spec for name, tool in tools.items() if tool.spec.server and name in host]
     sizes = accumulate(len(msgspec.json.encode(spec)) for spec in served)
     fitting = tuple(spec for spec, size in zip(served, sizes, strict=True) if size <= PROGRAM_TOOL_BYTES)
@@ -69,6 +72,7 @@ def offer_tools_to_programs(tools: dict[str, Tool], host: Mapping[str, HostTool]
         tools[CODE_MODE] = SandboxedTool(ExecutePython(fitting))
     else:
         del tools[CODE_MODE]
+    return fitting
 
 
 def bind_tool(tool: Tool, plan: Plan, session: RunSession | None) -> Tool:

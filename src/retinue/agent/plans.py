@@ -20,7 +20,7 @@ from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Warned
 from retinue.core.limits import Limits
-from retinue.core.messages import Model
+from retinue.core.messages import Model, get_model_name
 from retinue.core.network import FULL, Hosts, intersect_hosts, parse_hosts
 from retinue.core.plans import HostTool, Plan, RoundsPlan, Runtime
 from retinue.core.ports import Tool, ToolServers
@@ -181,7 +181,7 @@ class ProfilePlanner:
         network, runtime, floor, fallback = self._choose_place(profile, parent)
         model, model_name = self._choose_model(profile, task, parent) if profile.has_model else (None, "")
         notes = self._bind_web_tools(profile, tools, host, network, model)
-        offer_tools_to_programs(tools, host, named=CODE_MODE in (profile.tools or ()))
+        program_tools = offer_tools_to_programs(tools, host, named=CODE_MODE in (profile.tools or ()))
         lacks: Sequence[tuple[str, str]] = ()
         if self.servers is not None and (profile.tools is not None or parent is None):  # else the parent reports them
             lacks = self.servers.lacks(profile.tools)
@@ -212,6 +212,7 @@ class ProfilePlanner:
             specs=specs,
             tools=tools,
             host=host,
+            program_tools=program_tools,
             children=children,
             profile_json=_encode_profile(profile, system, runtime.name),
             tools_json=secrets.clean_value(msgspec.Raw(msgspec.json.encode(specs))),
@@ -544,4 +545,4 @@ def _describe_member(member: Member | Profile | str) -> dict[str, Any]:
 
 
 def _name_model(model: str | Model | None) -> str:
-    return model or "" if isinstance(model, str) or model is None else getattr(model, "name", type(model).__name__)
+    return model or "" if isinstance(model, str) or model is None else get_model_name(model)

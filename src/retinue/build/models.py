@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from retinue.concurrency import SystemClock
 from retinue.config.models import PROVIDERS
 from retinue.core.errors import ConfigError, NotFound
-from retinue.core.messages import Model, RunRef
+from retinue.core.messages import Model, RunRef, close_model
 from retinue.core.ports import Clock
 from retinue.core.usage import Usage
 
@@ -64,8 +64,7 @@ class ModelSource:
     async def close(self) -> None:
         made, self._made = self._made, {}
         for model in made.values():
-            if hasattr(model, "aclose"):
-                await model.aclose()
+            await close_model(model)
 
 
 def check_model(name: str, project: Path) -> None:

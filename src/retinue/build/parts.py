@@ -9,7 +9,7 @@ from pathlib import Path
 from retinue.core.errors import NotFound
 from retinue.core.limits import Limits, ResourceLimits, Timeouts
 from retinue.core.messages import Model
-from retinue.core.ports import Approver, Clock, Policy, Prices, Setup
+from retinue.core.ports import AttachedApprover, Clock, Policy, Prices, Setup
 from retinue.core.profiles import Profile, RuntimeName
 from retinue.core.rounds import Rounds
 from retinue.core.rules import Mode, Rules
@@ -72,7 +72,7 @@ class Parts:
     state: Path | None = None
     profiles: Sequence[Profile] = ()
     model: str | Model | None = None
-    approver: Approver | None = None
+    approver: AttachedApprover | None = None
     mode: Mode | None = None
     rules: Rules = Rules()  # noqa: RUF009 - frozen
     rules_file: Path | None = None

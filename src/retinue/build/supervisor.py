@@ -26,7 +26,7 @@ from retinue.core.errors import ConfigError
 from retinue.core.limits import WORKSPACE_MIB, Timeouts
 from retinue.core.messages import Model, RunRef
 from retinue.core.network import Hosts, parse_hosts
-from retinue.core.ports import Log, Policy, RuleBook, ToolServers
+from retinue.core.ports import AttachedApprover, Log, Policy, RuleBook, ToolServers
 from retinue.core.profiles import RUNTIMES, Profile
 from retinue.core.rules import MODES, parse_rule
 from retinue.files.reserved import find_git_programs
@@ -113,7 +113,7 @@ def make_supervisor(parts: Parts, agents: RemoteAgents | None = None) -> Supervi
     )
     supervisor = Supervisor(ports)
     if reporting is not None:
-        reporting.attach(supervisor)
+        reporting.attach(supervisor, supervisor)
     if parts.notify_command:
         from retinue.control.notifications import Notifier  # else a run loads nothing of control/
 
@@ -184,7 +184,7 @@ def _open_replay_control(replay: Replay, log: Log, project: Path) -> Control:
         state=StateFolder(None, project=project),
         clock=SystemClock(),
         policy=replay,
-        approver=replay,
+        approver=AttachedApprover(replay),
         limits=replay.limits,
         timeouts=Timeouts(),
         prices=LibraryPrices(),

@@ -80,7 +80,15 @@ def load_project(start: Path, *, config: Path | None = None) -> Project:
     warnings = [*warnings, *_warn_of_teams(settings, everyone), *warn_of_missing_paths(settings.expose_paths)]
     if ignored:
         warnings = [UNTRUSTED.format(file=settings.file, what=_list_some(ignored)), *warnings]
-    return Project(folder, settings, tuple(active), tuple(everyone), skills, tuple(warnings), ignored)
+    return Project(
+        folder=folder,
+        settings=settings,
+        profiles=tuple(active),
+        all_profiles=tuple(everyone),
+        skills=skills,
+        warnings=tuple(warnings),
+        ignored=ignored,
+    )
 
 
 def load_own_settings(folder: Path) -> tuple[Settings, tuple[str, ...]]:

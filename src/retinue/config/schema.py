@@ -96,7 +96,10 @@ def setting(
     default."""
     unset = default if unset is _SAME else unset
     example = format_default(default) if example is None else example
-    metadata = {_KEY: Setting("", kind, help, default, unset, example, null, trust)}
+    declaration = Setting(
+        name="", kind=kind, help=help, default=default, unset=unset, example=example, null=null, trust=trust
+    )
+    metadata = {_KEY: declaration}
     if isinstance(unset, dict):
         return field(default_factory=lambda: unset, metadata=metadata)
     return field(default=unset, metadata=metadata)
@@ -121,7 +124,16 @@ def format_default(value: object) -> str:
 def section(cls: type[T], help: str, *, example: str = "") -> Any:
     """Declare one key that holds a section. A missing section has all its defaults."""
     kind = Kind(lambda node: read_section(cls, node), section_schema(cls), cls)
-    declaration = Setting("", kind, help, cls(), cls(), example, "unset", TrustRule("", restrict_section))
+    declaration = Setting(
+        name="",
+        kind=kind,
+        help=help,
+        default=cls(),
+        unset=cls(),
+        example=example,
+        null="unset",
+        trust=TrustRule("", restrict_section),
+    )
     return field(default=cls(), metadata={_KEY: declaration})
 
 

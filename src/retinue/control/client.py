@@ -177,10 +177,10 @@ class ControlClient:
                 yield protocol.decode_question(line)
 
     async def answer(
-        self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = ""
+        self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = "", key: str = ""
     ) -> Answered:
         return await self._channel.call(
-            protocol.ANSWER, approval_id=approval_id, decision=decision, by=by, digest=digest, surface=surface
+            protocol.ANSWER, approval_id=approval_id, decision=decision, by=by, digest=digest, surface=surface, key=key
         )
 
     @asynccontextmanager

@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from retinue.concurrency import TaskOwner
@@ -369,13 +369,10 @@ class Relay:
         """Do nothing: nothing was opened."""
 
 
-class AttachedRuns(RunAdopter, ReportedRuns, Protocol):
-    """The parts of the supervisor that reporting uses."""
-
-
 class Reporting:
-    """The reporting of one process. Code that starts MCP servers uses `collector`. Call `attach` with the supervisor
-    before the first server starts. A reported process, or one that `serves` as an MCP server, opens no collector."""
+    """The reporting of one process. Code that starts MCP servers uses `collector`. Call `attach` with the supervisor,
+    in both of its roles, before the first server starts. A reported process, or one that `serves` as an MCP server,
+    opens no collector."""
 
     def __init__(self, address: str | None, *, serves: bool, strict: bool, limits: Limits, caller: Caller) -> None:
         self._down = Downward(limits, caller)
@@ -390,10 +387,10 @@ class Reporting:
         """Return the log, wrapped to report its events if there is a collector to report to."""
         return log if self.publisher is None else HookedLog(log, self.publisher)
 
-    def attach(self, runs: AttachedRuns) -> None:
-        self._down.attach(runs)
+    def attach(self, adopter: RunAdopter, reported: ReportedRuns) -> None:
+        self._down.attach(adopter)
         if self.publisher is not None:
-            self.publisher.runs = runs
+            self.publisher.runs = reported
 
     async def close(self) -> None:
         await self.collector.close()

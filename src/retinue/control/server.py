@@ -171,7 +171,12 @@ class CommandHandlers:
         by = request.by[: protocol.MAX_NAME] or DEFAULT_ANSWERER
         surface = request.surface[: protocol.MAX_NAME]
         return await self._control.answer(
-            request.approval_id, request.decision, by=by, digest=request.digest, surface=surface
+            request.approval_id,
+            request.decision,
+            by=by,
+            digest=request.digest,
+            surface=surface,
+            key=request.key[: protocol.MAX_KEY],
         )
 
     async def _resume_tree(self, request: protocol.ResumeRequest) -> RunHandle:

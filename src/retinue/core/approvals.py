@@ -66,7 +66,8 @@ Decision = Allow | Deny
 
 class QuestionClosed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A question that no longer waits for an answer. `allowed` is None if its run ended first. Otherwise the fields
-    describe the answer: its author (`by`), the `surface`, the `reason`, and the time (`at`)."""
+    describe the answer: its author (`by`), the `surface`, the `reason`, the time (`at`), and the
+    `key` that its sender gave it."""
 
     id: str
     allowed: bool | None = None
@@ -74,6 +75,7 @@ class QuestionClosed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     surface: str = ""
     reason: str = ""
     at: float = 0.0
+    key: str = ""
 
 
 QuestionChange = Approval | QuestionClosed

@@ -19,11 +19,12 @@ from retinue.core.approvals import Answered, Approval, Decision, QuestionChange
 from retinue.core.caller import NOBODY, Caller, ClientRequest
 from retinue.core.changes import ApplyPlan, ChangedLines, Changes, RunCopy
 from retinue.core.errors import ConfigError
-from retinue.core.events import Delta, Event, Message, RunEnded, TurnStarted
+from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, RunRef
 from retinue.core.ports import Outcome, Receipt, RunSummary, SpawnedRun
 from retinue.core.profiles import Profile, RuntimeName, Task
+from retinue.core.replies import SpokenText
 from retinue.core.results import ChangedFile, OutputT_co, Result
 
 MCP_CLIENT = "mcp-client"  # the agent of a run that represents an MCP client
@@ -32,7 +33,6 @@ ONLY_IN_PROCESS = "{what} works only in the process that has the runs"
 ONLY_WATCHED = "{who} is only watched here: it runs {where}, which words from here do not reach"
 INTERRUPTED = "{tree}/{run} was interrupted: `retinue resume {tree}` resumes it"
 RAN_ELSEWHERE = "{who} ran in the MCP server '{server}': it cannot be continued from here"
-BETWEEN_REPLIES = "\n\n"
 
 
 class SpawnBelow(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,10 +195,11 @@ class Control(Protocol):
         author of the answer, for each question answered or no longer needed."""
 
     async def answer(
-        self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = ""
+        self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = "", key: str = ""
     ) -> Answered:
         """Answer a question. The first answer is taken; later answers are stale. With the question's `digest`, the
-        answer counts only for exactly the action shown. `surface` is where the person answers, for the log."""
+        answer counts only for exactly the action shown. `surface` is where the person answers, for the log. By the
+        `key`, a random text, the caller can find out in the log whether its own answer was taken."""
 
     def attend(self, tree: str | None = None) -> AbstractAsyncContextManager[None]:
         """Attend a tree, or all trees, as an approver. Inside the context, questions wait for `answer` instead of
@@ -387,60 +388,3 @@ class ClientHandle(RunHandle):
     async def close(self) -> None:
         """End the client's run and all runs below it."""
         await self._leave()
-
-
-class SpokenText:
-    """The fold of a run's deltas and events into its text: each reply once and complete, with a blank line between
-    two. Thinking and messages of host-side functions are left out. A run without a model gives its answer when it is
-    done.
-
-    Deltas are never replayed, so a late or slow reader misses some. The event with the whole reply always comes. So
-    `apply` returns pieces as they arrive while they are contiguous, and the rest with the event."""
-
-    def __init__(self, run: int) -> None:
-        self._run = run
-        self._turn = 0
-        self._given = ""  # text of this turn's reply, as far as it was returned
-        self._early: list[Delta] = []  # deltas of a turn whose `turn.started` has not come yet
-        self._has_begun = False
-
-    def apply(self, item: Event | Delta) -> list[str]:
-        """Fold an item. Return the pieces of text to show now."""
-        if item.run != self._run:
-            return []
-        if isinstance(item, Delta):
-            return self._apply_delta(item) if item.kind == "text" else []
-        match item.body:
-            case TurnStarted(turn=turn):
-                self._turn, self._given = turn, ""
-                early, self._early = self._early, []
-                return [piece for delta in early for piece in self._apply_delta(delta)]
-            case Message(text=text, host=False):
-                return self._finish_reply(text)
-            case RunEnded(status="done", structured=None, final_response=text) if not self._has_begun:
-                return self._finish_reply(text)
-        return []
-
-    def _apply_delta(self, delta: Delta) -> list[str]:
-        if delta.turn > self._turn:
-            self._early.append(delta)
-            return []
-        if delta.turn == self._turn and delta.offset == 0:  # the reply begins, or begins again after a failed attempt
-            self._given = delta.text
-            return self._begin_reply(delta.text)
-        if delta.turn == self._turn and delta.offset == len(self._given):
-            self._given += delta.text
-            return [delta.text]
-        return []
-
-    def _begin_reply(self, text: str) -> list[str]:
-        pieces = [BETWEEN_REPLIES, text] if self._has_begun else [text]
-        self._has_begun = True
-        return pieces
-
-    def _finish_reply(self, text: str) -> list[str]:
-        given, self._given = self._given, ""
-        if given and text.startswith(given):
-            rest = text[len(given) :]
-            return [rest] if rest else []
-        return self._begin_reply(text) if text and text.strip() != given.strip() else []

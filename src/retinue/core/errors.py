@@ -87,7 +87,20 @@ class ToolError(RetinueError):
     """A refusal by a tool, with a message for the model. The run continues."""
 
 
-class ModelError(RetinueError):
+class SpentUsage:
+    """The usage of failed model calls, a part of their exception. `usage` is `estimated` if the provider had not
+    reported everything."""
+
+    usage: Usage = NO_USAGE
+    estimated: bool = False
+
+    def add_usage(self, usage: Usage, *, estimated: bool = False) -> None:
+        """Add the usage of earlier calls for the same request."""
+        self.usage = usage + self.usage
+        self.estimated = estimated or self.estimated
+
+
+class ModelError(SpentUsage, RetinueError):
     """An error response from the provider. `status` is its HTTP status, if any.
 
     `usage` is the usage of the failed call, as far as known or `estimated`. `partial` is the text received before the
@@ -121,7 +134,7 @@ class StreamCut(ModelError):
     """A provider's stream ended in the middle. No tool call of an incomplete reply ever runs."""
 
 
-class CallCancelled(BaseException):
+class CallCancelled(SpentUsage, BaseException):
     """A model call was cancelled after it had begun to cost. `usage` is the known part of its usage; `estimated` means
     the provider had not reported everything. `partial` is the text received so far. This exception replaces the
     CancelledError of the loop, which the link raises again."""
@@ -137,12 +150,9 @@ class Stop(Exception):
     """Base of the exceptions that end a loop early. The supervisor turns each into the ending of the run."""
 
 
-class Limited(Stop):
+class Limited(SpentUsage, Stop):
     """A limit of the run is used up; the text says which. `usage` is the usage of a call that is not retried, as far
     as known or `estimated`."""
-
-    usage: Usage = NO_USAGE
-    estimated: bool = False
 
 
 class TurnsSpent(Limited):

@@ -214,7 +214,7 @@ class ApprovalDecided(Body, frozen=True, tag="approval.decided"):
     """The answer that took effect, from a person or a rule. `by` is user, function, expiry or `rule: ...`. `surface`
     is where a person answered. `rule` is the rule or earlier answer that decided. `scope` is call, run, tool, project,
     or pending (all pending questions of the run). `args` are edited arguments. `seal` is the seal of an MCP server's
-    tool."""
+    tool. `key` identifies the answer for its sender."""
 
     approval_id: str
     call_id: str
@@ -227,6 +227,7 @@ class ApprovalDecided(Body, frozen=True, tag="approval.decided"):
     seal: str = ""
     rule: str = ""
     surface: str = ""
+    key: str = ""
 
 
 class Inbox(Body, frozen=True, tag="inbox"):
@@ -621,7 +622,7 @@ def decode_event(line: bytes) -> Event:
             body = decoder.decode(line)  # type: ignore[assignment] # one of KINDS
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from None
-    return Event(head.seq, head.tree, head.run, head.path, head.agent, head.at, body)
+    return Event(seq=head.seq, tree=head.tree, run=head.run, path=head.path, agent=head.agent, at=head.at, body=body)
 
 
 def decode_event_or_gap(line: bytes) -> Event:
@@ -631,4 +632,4 @@ def decode_event_or_gap(line: bytes) -> Event:
     except msgspec.MsgspecError:
         head = _ENVELOPE.decode(line)
         gap = Gap(1, f"an event of kind {head.kind} cannot be read")
-        return Event(head.seq, head.tree, head.run, head.path, head.agent, head.at, gap)
+        return Event(seq=head.seq, tree=head.tree, run=head.run, path=head.path, agent=head.agent, at=head.at, body=gap)

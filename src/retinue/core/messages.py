@@ -189,9 +189,33 @@ class Model(Protocol):
     """A model that answers requests. `on_delta(kind, text)` shows text as it arrives and never blocks. The kind is
     `text`, `thinking`, or `retry`: a message for a person when the provider failed and will be asked again.
 
-    An optional `name` attribute is the model's name in the log and for prices, instead of the class name."""
+    A model may have three more attributes, which only the functions below read:
+    - `name`: its name in the log and for prices, instead of the class name.
+    - `can_search_web(*, domains: bool) -> bool`: True if the model searches the web by itself; with `domains`, if it
+      can restrict the search to given hosts.
+    - `async aclose()`: closes its connections. The next call opens new ones."""
 
     async def complete(self, request: Request, on_delta: OnDelta, /) -> Reply: ...
+
+
+def get_model_name(model: Model) -> str:
+    """Return the name of a model: its `name`, or else the name of its class."""
+    name: str = getattr(model, "name", type(model).__name__)
+    return name
+
+
+def can_search_web(model: Model, *, domains: bool) -> bool:
+    """Return True if a model searches the web by itself; with `domains`, if it can restrict the search to given
+    hosts."""
+    ask = getattr(model, "can_search_web", None)
+    return ask is not None and bool(ask(domains=domains))
+
+
+async def close_model(model: Model) -> None:
+    """Close the connections of a model, if it has any."""
+    close = getattr(model, "aclose", None)
+    if close is not None:
+        await close()
 
 
 def join_replies(thread: list[Turn]) -> str:

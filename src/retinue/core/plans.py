@@ -37,13 +37,13 @@ class Plan:
     """A profile resolved for one run. A plan with nothing but a profile belongs to a run that does no work here.
 
     `host` are the tools that run in the supervisor's process. `profile_json` and `tools_json` go into `run.spawned`.
-    `floor` is the laxest runtime a child may have. `notes` are warnings for a person when the run is spawned.
-    `run_job` replaces loop and sandbox in a replay. `explain_missing` says why a tool of an MCP server is unavailable.
-    With a `team` the run is a team, and `children` are the profiles of its members. `members` are the
-    `subagent_agents` for the runs it spawns. `primary_model` is the model of the tree's primary, with its name. With
-    `rounds` the run answers several times. `reserves_evaluator` forbids models to spawn the evaluator, as in a tree
-    with rounds. `handed_files` are names of files that the run exists to write into its own workspace, so writing them
-    needs no approval."""
+    `floor` is the laxest runtime a child may have. `notes` are warnings for a person when the run is spawned. `run_job`
+    replaces loop and sandbox in a replay. `explain_missing` says why a tool of an MCP server is unavailable. Programs
+    of code mode can call the `program_tools`. With a `team` the run is a team, and `children` are the profiles of its
+    members. `members` are the `subagent_agents` for the runs it spawns. `primary_model` is the model of the tree's
+    primary, with its name. With `rounds` the run answers several times. `reserves_evaluator` forbids models to spawn
+    the evaluator, as in a tree with rounds. `handed_files` are names of files that the run exists to write into its own
+    workspace, so writing them needs no approval."""
 
     profile: Profile
     runtime: Runtime
@@ -53,6 +53,7 @@ class Plan:
     specs: tuple[ToolSpec, ...] = ()
     tools: Mapping[str, Tool] = field(default_factory=dict)
     host: Mapping[str, HostTool] = field(default_factory=dict)
+    program_tools: tuple[ToolSpec, ...] = ()
     children: Sequence[Profile] = ()
     profile_json: msgspec.Raw = field(default_factory=partial(msgspec.Raw, b"null"))
     tools_json: msgspec.Raw = field(default_factory=partial(msgspec.Raw, b"null"))

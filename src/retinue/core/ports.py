@@ -430,6 +430,16 @@ class Approver(Protocol):
     def __call__(self, question: Approval, /) -> Coroutine[Any, Any, Decision]: ...
 
 
+class AttachedApprover(msgspec.Struct, frozen=True):
+    """An approver function that a supervisor asks, and the author (`by`) and `surface` of its answers in the log.
+    `attends` returns True for a tree whose questions the function can answer now; None: it answers for all trees."""
+
+    function: Approver
+    by: str = "function"
+    surface: str = ""
+    attends: Callable[[str], bool] | None = None
+
+
 class Policy(Protocol):
     """A policy that judges a call before it runs: allow, ask or deny. `primary` is True for a call of the primary;
     `workspace` is the working folder of the calling run."""
@@ -526,7 +536,9 @@ class StoredRun(msgspec.Struct, frozen=True, gc=False):
     def ref(self) -> RunRef:
         event, body = self.first, self.first.body
         label, subagent_id = (body.label, body.subagent_id) if isinstance(body, RunSpawned) else ("", "")
-        return RunRef(event.tree, event.run, event.path, label, event.agent, subagent_id)
+        return RunRef(
+            tree=event.tree, run=event.run, path=event.path, label=label, agent=event.agent, subagent_id=subagent_id
+        )
 
 
 class StoredLine(msgspec.Struct, frozen=True, gc=False):

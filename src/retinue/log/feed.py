@@ -40,7 +40,7 @@ class Watcher:
             _, delta = self.deltas.popleft()
             if self.dropped:
                 dropped, self.dropped = self.dropped, 0
-                yield Delta(delta.tree, delta.run, delta.path, delta.agent, "", "dropped", dropped)
+                yield Delta(delta.tree, delta.run, delta.path, delta.agent, text="", kind="dropped", dropped=dropped)
             yield delta
 
 

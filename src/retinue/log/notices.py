@@ -1,9 +1,7 @@
 """The fold of a tree's events and deltas for the user of a served agent: notices of calls, and the plan and the answer
 of the primary. Each is given once, in log order.
 
-Deltas can arrive before the events of earlier turns are written. They are held until their turn has begun, and the
-event of a reply supplies any text that its deltas missed. The text of a child is the result of a call, so the user
-does not see it.
+The text of a child is the result of a call, so the user does not see it.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from retinue.core.events import Delta, Event, Message, RunEnded, RunSpawned, ToolCall, ToolResult, TurnStarted
+from retinue.core.replies import ReplyFold, ReplyPiece
 from retinue.core.results import FINAL_ANSWER
 from retinue.log.blocks import is_team_call
 from retinue.protocol.notices import PLAN_CLOSES, Notice, split_plans
@@ -95,46 +94,38 @@ def _is_shown(call: ToolCall) -> bool:
 
 
 class _Speech:
-    """The replies of the primary, each split into parts (plan, answer). `_said` is the text given so far of the reply
-    of `_turn`; `_held` are deltas of later turns."""
+    """The replies of the primary, each split into parts (plan, answer)."""
 
     def __init__(self) -> None:
-        self._turn = 0
-        self._said = ""
-        self._is_broken = False  # deltas are missing, or the model restarted: the event supplies the rest
-        self._held: list[Delta] = []
+        self._replies = ReplyFold()
         self._part, self._first_part = 0, 0
         self._is_open = self._is_plan = False
 
     def hear(self, delta: Delta) -> Iterator[TextPiece]:
-        if delta.turn > self._turn:
-            self._held.append(delta)
-        elif delta.turn == self._turn and not self._is_broken:
-            self._is_broken = delta.offset != len(self._said)
-            if not self._is_broken:
-                yield from self._say(delta.text)
+        yield from self._show(self._replies.add_delta(delta))
 
     def begin_turn(self, turn: int) -> Iterator[TextPiece]:
         yield from self._close()
-        self._turn, self._said, self._is_broken, self._is_plan = turn, "", False, False
         self._first_part = self._part
-        held, self._held = self._held, []
-        for delta in held:
-            yield from self.hear(delta)
+        yield from self._show(self._replies.begin_turn(turn))
 
     def finish_reply(self, text: str | None) -> Iterator[TextPiece]:
-        """Give the rest of a reply whose full `text` is now known, and end the reply. None ends an incomplete reply. A
-        remote run may give several replies in one turn."""
+        """Give the rest of a reply whose full `text` is now known, and end the reply. None ends an incomplete
+        reply."""
         if text is not None:
-            if not text.startswith(self._said):  # the model restarted: replace the text given so far
-                self._said, self._part, self._is_open, self._is_plan = "", self._first_part, False, False
-            yield from self._say(text[len(self._said) :])
+            yield from self._show(self._replies.finish_reply(text))
         yield from self._close()
-        self._said, self._first_part = "", self._part
-        self._is_broken = True  # until the next turn
+        self._first_part = self._part
+
+    def _show(self, pieces: list[ReplyPiece]) -> Iterator[TextPiece]:
+        for piece in pieces:
+            if piece.again:  # replace the text given so far
+                self._part, self._is_open = self._first_part, False
+            if piece.begins:
+                self._is_plan = False
+            yield from self._say(piece.text)
 
     def _say(self, text: str) -> Iterator[TextPiece]:
-        self._said += text
         for is_plan, piece in split_plans(text, is_plan=self._is_plan):
             shown = piece
             if is_plan != self._is_plan:

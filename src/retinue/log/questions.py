@@ -23,6 +23,7 @@ async def find_closing(events: AsyncIterable[Event | Delta], approval_id: str) -
                     surface=decided.surface,
                     reason=decided.reason,
                     at=event.at,
+                    key=decided.key,
                 )
             case RunEnded() if approval_id.startswith(f"{event.tree}/{event.run}/"):
                 break

@@ -418,8 +418,12 @@ def _encode_changes(index: TreeIndex) -> list[str]:
 
 
 def is_lost_epoch(error: BaseException) -> bool:
-    """Return True if a batch was refused because another process has begun a newer epoch."""
-    return isinstance(error, apsw.ConstraintError) and _LOST in str(error)
+    """Return True if a batch was refused because another process has begun a newer epoch. Only the triggers of this
+    module raise by a trigger, and they raise nothing else."""
+    if not isinstance(error, apsw.ConstraintError):
+        return False
+    code: int = error.extendedresult  # type: ignore[attr-defined] # set by apsw, but left out of its stubs
+    return code == apsw.SQLITE_CONSTRAINT_TRIGGER
 
 
 def next_batch(db: apsw.Connection) -> int:

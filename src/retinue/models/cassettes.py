@@ -16,12 +16,21 @@ import msgspec
 
 from retinue.core.errors import ModelError
 from retinue.core.events import map_texts
-from retinue.core.messages import Model, OnDelta, Reply, Request, RunRef, ToolSpec, Turn
+from retinue.core.messages import (
+    Model,
+    OnDelta,
+    Reply,
+    Request,
+    RunRef,
+    ToolSpec,
+    Turn,
+    can_search_web,
+    close_model,
+)
 from retinue.core.records import RecordedExchange, RecordedRequest
 from retinue.core.secrets import HIDDEN
 from retinue.core.sendable import repair_reply
 from retinue.models.recorded import RecordedModel
-from retinue.models.wrappers import can_search_web, close_model
 
 RecordMode = Literal["none", "new", "all"]
 CleanText = Callable[[str], str]
@@ -211,7 +220,8 @@ class CassetteModel(RecordedModel):
         return can_search_web(self._open(), domains=domains) if recorded is None else recorded
 
     async def aclose(self) -> None:
-        await close_model(self._inner)
+        if self._inner is not None:
+            await close_model(self._inner)
 
     def _open(self) -> Model:
         if self._inner is None:

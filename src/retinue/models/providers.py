@@ -155,7 +155,7 @@ class ProviderModel:
                 key = f"{request.key}-{part}"
                 following = await self._stream_response(request, [*messages, response], shown, key=key)
             except (ModelError, CallCancelled) as error:
-                error.usage = convert_usage(response.usage) + error.usage
+                error.add_usage(convert_usage(response.usage))
                 raise
             except asyncio.CancelledError:
                 raise CallCancelled(convert_usage(response.usage), estimated=False) from None
@@ -245,7 +245,7 @@ def _infer_model(name: str) -> Any:
     try:
         return infer_model(name)
     except UserError as error:
-        text = str(error)
+        text = str(error)  # the library raises one class for unknown models and for missing keys: only its text differs
         if text.startswith(("Unknown model", "Unknown provider")):
             raise NotFound(f"unknown model {name!r}{_suggest_provider(name)}") from None
         text = text.partition(" or pass it")[0].partition(" If you")[0]  # the rest is advice for programmers

@@ -17,7 +17,7 @@ import msgspec
 
 from retinue.core import secrets
 from retinue.core.errors import CallCancelled, Limited, ModelError
-from retinue.core.messages import Model, Reply, Request
+from retinue.core.messages import Model, Reply, Request, can_search_web, close_model, get_model_name
 from retinue.core.ports import Clock
 from retinue.core.sendable import repair_reply
 from retinue.core.usage import NO_USAGE
@@ -35,27 +35,13 @@ class ModelWrapper:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self.name: str = getattr(model, "name", type(model).__name__)
+        self.name = get_model_name(model)
 
     def can_search_web(self, *, domains: bool) -> bool:
         return can_search_web(self._model, domains=domains)
 
     async def aclose(self) -> None:
         await close_model(self._model)
-
-
-def can_search_web(model: Model, *, domains: bool) -> bool:
-    """Return True if a model searches the web by itself; with `domains`, if it can restrict the search to given
-    hosts."""
-    ask = getattr(model, "can_search_web", None)
-    return ask is not None and bool(ask(domains=domains))
-
-
-async def close_model(model: Model | None) -> None:
-    """Close the connections of a model, if it has any."""
-    close = getattr(model, "aclose", None)
-    if close is not None:
-        await close()
 
 
 class RetryingModel(ModelWrapper):
@@ -83,11 +69,11 @@ class RetryingModel(ModelWrapper):
                     raise
                 raise CallCancelled(spent, estimated=estimated) from None
             except (CallCancelled, Limited) as error:
-                error.usage, error.estimated = spent + error.usage, estimated or error.estimated
+                error.add_usage(spent, estimated=estimated)
                 raise
             except ModelError as error:
-                spent = error.usage = spent + error.usage
-                estimated = error.estimated = estimated or error.estimated
+                error.add_usage(spent, estimated=estimated)
+                spent, estimated = error.usage, error.estimated
                 seconds = self._choose_delay(error, attempt)
                 if seconds is None:
                     _explain_long_wait(error)

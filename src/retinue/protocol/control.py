@@ -186,13 +186,15 @@ class FindRequest(Arguments, frozen=True):
 
 
 class AnswerRequest(Arguments, frozen=True):
-    """An answer to a question. `digest` is that of the question as shown. An answer to any other question is stale."""
+    """An answer to a question. `digest` is that of the question as shown. An answer to any other question is stale.
+    `key` identifies the answer in the log."""
 
     approval_id: str
     decision: Allow | Deny
     by: str = ""
     digest: str = ""
     surface: str = ""
+    key: str = ""
 
 
 class ErrorReply(msgspec.Struct, frozen=True, omit_defaults=True):

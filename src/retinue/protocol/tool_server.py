@@ -1,31 +1,25 @@
 """The frames between the host and the tool server in a sandbox, and their encoding. Pure: no I/O.
 
-A frame is a four-byte length and as many bytes of JSON. The host numbers its requests. The tool server answers each
+The host numbers its requests. The tool server answers each
 request once, with the same number. It learns the tools of its run and the arguments of their calls, and nothing else
 about the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from retinue.core.errors import RetinueError
-from retinue.core.events import replace_half_characters
 from retinue.core.limits import EVENT_BYTES, ResourceLimits
 from retinue.core.messages import ToolSpec
+from retinue.protocol import frames
+from retinue.protocol.frames import FrameReader, ProtocolError
 
 VERSION = 4
-HEAD = 4
 FRAME_BYTES = EVENT_BYTES + 64 * 1024
 ARGUMENT_BYTES = FRAME_BYTES // 2
 OUTPUT_BYTES = 16 * 1024
-
-
-class ProtocolError(RetinueError):
-    """The peer violates the protocol; the text says how."""
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
@@ -143,7 +137,6 @@ class ToolReturned(Frame, frozen=True, gc=False, tag="tool_returned"):
 
 FromServer = Hello | Previewed | Accepted | Output | Result | CallTool
 FromHost = Start | Preview | Call | Cancel | ToolReturned
-_ENCODER = msgspec.json.Encoder(enc_hook=str)
 _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     "server": msgspec.json.Decoder(FromServer),
     "host": msgspec.json.Decoder(FromHost),
@@ -152,38 +145,12 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
 
 def encode_frame(frame: Frame) -> bytes:
     """Return the bytes of a frame. Raises ProtocolError for a frame that is too large."""
-    try:
-        body = _ENCODER.encode(frame)
-    except UnicodeEncodeError:  # a lone surrogate: send a replacement character
-        body = _ENCODER.encode(replace_half_characters(msgspec.to_builtins(frame, enc_hook=str)))
-    if len(body) > FRAME_BYTES:
-        raise ProtocolError(f"a frame of {len(body)} bytes is larger than {FRAME_BYTES}")
-    return len(body).to_bytes(HEAD, "big") + body
+    data = frames.encode_frame(frame)
+    if len(data) - frames.HEAD > FRAME_BYTES:
+        raise ProtocolError(f"a frame of {len(data) - frames.HEAD} bytes is larger than {FRAME_BYTES}")
+    return data
 
 
-class FrameReader:
-    """A decoder that cuts the bytes from `sender` into frames."""
-
-    def __init__(self, sender: Literal["server", "host"]) -> None:
-        self._decoder = _DECODERS[sender]
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Sequence[Any]:
-        """Return the frames that are complete now. Raises ProtocolError for an invalid frame."""
-        buffer = self._buffer
-        buffer += data
-        frames: list[Any] = []
-        at = 0
-        while len(buffer) - at >= HEAD:
-            size = int.from_bytes(buffer[at : at + HEAD], "big")
-            if size > FRAME_BYTES:
-                raise ProtocolError(f"a frame of {size} bytes is larger than {FRAME_BYTES}")
-            if len(buffer) - at < HEAD + size:
-                break
-            try:
-                frames.append(self._decoder.decode(bytes(buffer[at + HEAD : at + HEAD + size])))
-            except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
-                raise ProtocolError(f"a frame that cannot be read: {error}") from None
-            at += HEAD + size
-        del buffer[:at]
-        return frames
+def make_frame_reader(sender: Literal["server", "host"]) -> FrameReader:
+    """Make the reader of the frames from `sender`."""
+    return FrameReader(_DECODERS[sender], limit=FRAME_BYTES)

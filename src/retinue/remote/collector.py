@@ -158,7 +158,7 @@ class _ReportedRun:
             case "tool_result":
                 name = event.tool_name or ""
                 call_id, milliseconds = self._close_call(event.call_id, name)
-                return ToolResult(call_id, name, payload, event.success, milliseconds)
+                return ToolResult(call_id, name, payload, success=event.success, duration_ms=milliseconds)
             case "subagent_end":
                 return _read_ending(event.status, payload)
             case _:

@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from retinue.files.content import read_available
-from retinue.protocol.tool_server import Frame, FrameReader, ProtocolError, encode_frame
+from retinue.protocol.frames import ProtocolError
+from retinue.protocol.tool_server import Frame, encode_frame, make_frame_reader
 
 CHUNK = 256 * 1024
 UNSENT_BYTES = 64 * 1024 * 1024
@@ -33,7 +34,7 @@ class FrameChannel:
         on_end: Callable[[ProtocolError | None], None],
     ) -> None:
         self._reading, self._writing = reading, writing
-        self._frames = FrameReader(sender)
+        self._frames = make_frame_reader(sender)
         self._on_frame, self._on_end = on_frame, on_end
         self._unsent = bytearray()
         self._sent = asyncio.Event()  # set if the kernel has taken all data; else `_write` runs when the pipe has room

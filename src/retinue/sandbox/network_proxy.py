@@ -11,7 +11,6 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from retinue.core.events import Warned
 from retinue.core.network import Hosts, allows_host, canonicalize_name
 from retinue.core.ports import Emit
 from retinue.http.server import MAX_HEAD_BYTES, HttpError, ServerConnection
+from retinue.sandbox.byte_streams import copy_bytes
 from retinue.tools.dialer import Dialer, PrivateAddress, Streams, dial_host
 
 TOOL = "network"
@@ -34,7 +34,6 @@ HEAD_SECONDS = 20.0
 DIAL_SECONDS = 30.0
 IDLE_SECONDS = 300.0
 MAX_CONNECTIONS = 64
-CHUNK_BYTES = 64 * 1024
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]@/?#\\]+)(?::([0-9]{1,5}))?")
 _URL = re.compile(r"http://([^/?#]+)(/[^#]*|\?[^#]*)?", re.IGNORECASE)
 # Hop-by-hop headers, and headers that the proxy sets itself.
@@ -222,27 +221,8 @@ async def _copy_both_ways(here: Streams, there: Streams, *, body_bytes: int | No
             idle.reschedule(loop.time() + IDLE_SECONDS)
 
         async with TaskOwner() as owner:
-            owner.start(_copy_bytes(here[0], there[1], mark_activity, body_bytes))
-            await _copy_bytes(there[0], here[1], mark_activity, None)
-
-
-async def _copy_bytes(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mark_activity: Callable[[], None], limit: int | None
-) -> None:
-    """Copy bytes from `reader` to `writer`: all of them, or up to `limit`."""
-    try:
-        while limit is None or limit > 0:
-            data = await reader.read(CHUNK_BYTES if limit is None else min(CHUNK_BYTES, limit))
-            if not data:
-                break
-            mark_activity()
-            writer.write(data)
-            await writer.drain()
-            limit = None if limit is None else limit - len(data)
-        if limit is None and writer.can_write_eof():
-            writer.write_eof()
-    except OSError:
-        return
+            owner.start(copy_bytes(here[0], there[1], limit=body_bytes, on_data=mark_activity))
+            await copy_bytes(there[0], here[1], on_data=mark_activity)
 
 
 async def _send_refusal(connection: ServerConnection, error: HttpError) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import os
 import resource
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,13 @@ from retinue.core.messages import Call
 from retinue.core.network import PROXY_VARIABLE
 from retinue.core.ports import LocalTool, Outcome, ProgramCallResult
 from retinue.protocol import tool_server as frames
+from retinue.sandbox.byte_streams import copy_bytes
 from retinue.sandbox.channel import FrameChannel
 from retinue.sandbox.process_privacy import hide_process
 from retinue.tools.live_output import LiveOutput
 from retinue.tools.local import make_sandboxed_tool
 
 UMASK = 0o027
-CHUNK = 64 * 1024
 
 
 def main() -> None:
@@ -222,19 +221,11 @@ async def _forward_connection(path: str, reader: asyncio.StreamReader, writer: a
     try:
         proxy_reader, proxy_writer = await asyncio.open_unix_connection(path)
         async with TaskOwner() as owner:
-            owner.start(_copy_bytes(reader, proxy_writer))
-            await _copy_bytes(proxy_reader, writer)
+            owner.start(copy_bytes(reader, proxy_writer))
+            await copy_bytes(proxy_reader, writer)
     except OSError:
         return
     finally:
         for end in (writer, proxy_writer):
             if end is not None:
                 end.close()
-
-
-async def _copy_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await reader.read(CHUNK):
-            writer.write(data)
-            await writer.drain()
-        writer.write_eof()

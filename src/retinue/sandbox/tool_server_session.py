@@ -31,7 +31,7 @@ from retinue.core.ports import Emit, Execution, Folders, LocalTool, Outcome, Pro
 from retinue.core.rules import CODE_MODE
 from retinue.files.trees import measure_folder
 from retinue.protocol import tool_server as frames
-from retinue.protocol.tool_server import ProtocolError
+from retinue.protocol.frames import ProtocolError
 from retinue.sandbox.box import (
     Box,
     find_closed_paths,
@@ -45,7 +45,6 @@ from retinue.sandbox.builder import FULL_NETWORK, PROXY, SandboxBuilder
 from retinue.sandbox.channel import FrameChannel
 from retinue.sandbox.hints import NO_MEMORY, find_offline_hint
 from retinue.sandbox.process import REAP_SECONDS, PreparedSandbox, Process
-from retinue.tools.code_mode import ExecutePython
 from retinue.tools.local import COMMANDS, EDITING, LOCAL
 from retinue.tools.truncate import clean_cut
 from retinue.workspaces.run_folders import RunFolders
@@ -330,7 +329,9 @@ class ToolServerConnection:
             if not request.answer.done():
                 request.answer.set_exception(error)
             return
-        self._channel.send(frames.ToolReturned(frame.id, frame.number, made.value, made.error, made.note))
+        self._channel.send(
+            frames.ToolReturned(frame.id, frame.number, value=made.value, error=made.error, note=made.note)
+        )
 
 
 class ToolServerSession:
@@ -490,8 +491,6 @@ class ToolServerSession:
         return connection
 
     def _make_start_frame(self, box: Box) -> frames.Start:
-        code_mode = self._job.plan.tools.get(CODE_MODE) if CODE_MODE in self._tools else None
-        local = getattr(code_mode, "tool", None)
         return frames.Start(
             version=frames.VERSION,
             path=self._job.ref.path,
@@ -505,7 +504,7 @@ class ToolServerSession:
             limit_memory=not self._sandbox.builder.counts_memory,
             spilled=len(os.listdir(box.outputs)),  # noqa: PTH208
             proxy=PROXY if box.proxy else "",
-            program_tools=local.program_tools if isinstance(local, ExecutePython) else (),
+            program_tools=self._job.plan.program_tools if CODE_MODE in self._tools else (),
             hidden_paths=tuple(self._own.hidden_paths),
         )
 

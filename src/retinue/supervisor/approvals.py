@@ -34,7 +34,7 @@ from retinue.core.approvals import (
 from retinue.core.errors import ApproverLeft, ConfigError, Failed, Unconfirmed
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolStarted, Warned
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Approver, Clock, Preview, RuleBook, Timer
+from retinue.core.ports import AttachedApprover, Clock, Preview, RuleBook, Timer
 from retinue.core.rules import ALLOW, ASK, FILES, WRITERS, Verdict, derive_rules, is_a, join_seal
 from retinue.core.secrets import clean_text, clean_value
 from retinue.log.blocks import format_json
@@ -73,7 +73,13 @@ class Approvals:
     """The open questions of one supervisor, for use in one event loop. Not thread-safe."""
 
     def __init__(
-        self, clock: Clock, *, approver: Approver | None, terms: ApprovalTerms, book: RuleBook | None, project: str
+        self,
+        clock: Clock,
+        *,
+        approver: AttachedApprover | None,
+        terms: ApprovalTerms,
+        book: RuleBook | None,
+        project: str,
     ) -> None:
         self.approver = approver
         self._clock = clock
@@ -152,8 +158,8 @@ class Approvals:
 
     def _has_approver(self, tree: Tree) -> bool:
         """Return True if the approver function serves this tree. A function may serve some trees only."""
-        attends: Callable[[str], bool] | None = getattr(self.approver, "attends", None)
-        return self.approver is not None and (attends is None or attends(tree.id))
+        approver = self.approver
+        return approver is not None and (approver.attends is None or approver.attends(tree.id))
 
     def _has_attendant(self, tree: Tree) -> bool:
         return bool(self._attendants[tree.id] or self._attendants[None])
@@ -185,9 +191,9 @@ class Approvals:
         else:
             self._wait_for_others(question)
 
-    async def _ask_approver(self, approver: Approver, question: Question) -> None:
+    async def _ask_approver(self, approver: AttachedApprover, question: Question) -> None:
         try:
-            decision = check_decision(await approver(question.approval))
+            decision = check_decision(await approver.function(question.approval))
         except asyncio.CancelledError:
             self._resolve(question, Deny("the approver was cancelled"), by="function")
             raise
@@ -204,8 +210,7 @@ class Approvals:
             )
             self._fail(question, text)
             return
-        by, surface = getattr(approver, "by", "function"), getattr(approver, "surface", "")
-        self._resolve(question, decision, by=by, surface=surface)
+        self._resolve(question, decision, by=approver.by, surface=approver.surface)
 
     def _fail(self, question: Question, text: str) -> None:
         """End the run of a question whose approver failed. This is an error of the program, not a person's no."""
@@ -250,19 +255,29 @@ class Approvals:
                 watcher.changes.append(change)
                 watcher.wake.set()
 
-    def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = "") -> Answered:
+    def answer(
+        self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = "", key: str = ""
+    ) -> Answered:
         """Answer a question. Only the first answer is taken. With a `digest`, the answer counts only for the action
-        with this digest."""
+        with this digest. The `key` is written with the answer."""
         decision = check_decision(decision)
         question = self._questions.get(approval_id)
         if question is None:
             return "stale" if approval_id in self._answered else "unknown"
         if digest and digest != question.approval.digest:
             return "stale"
-        return "taken" if self._resolve(question, decision, by=by, surface=surface) else "stale"
+        return "taken" if self._resolve(question, decision, by=by, surface=surface, key=key) else "stale"
 
     def _resolve(
-        self, question: Question, decision: Decision, *, by: str, surface: str = "", scope: str = "", rule: str = ""
+        self,
+        question: Question,
+        decision: Decision,
+        *,
+        by: str,
+        surface: str = "",
+        scope: str = "",
+        rule: str = "",
+        key: str = "",
     ) -> bool:
         """Set the answer of a question. Return False if the question is not open any more."""
         if not question.open:
@@ -270,7 +285,7 @@ class Approvals:
         decision = self._check_answer(question, decision)
         decision = self._keep_rule(question, decision) if isinstance(decision, Allow) else decision
         reach = decision.scope if isinstance(decision, Allow) else "call"
-        self._write(question, decision, by=by, surface=surface, scope=scope or reach, rule=rule)
+        self._write(question, decision, by=by, surface=surface, scope=scope or reach, rule=rule, key=key)
         question.answer.set_result(decision)
         self._close(question)
         self._answer_others(question, decision, by=by, surface=surface)
@@ -371,10 +386,19 @@ class Approvals:
         return any(its == tree and name != tool and name.startswith(before) for its, _, name in self._standing_answers)
 
     def _write(
-        self, question: Question, decision: Decision, *, by: str, scope: str, surface: str = "", rule: str = ""
+        self,
+        question: Question,
+        decision: Decision,
+        *,
+        by: str,
+        scope: str,
+        surface: str = "",
+        rule: str = "",
+        key: str = "",
     ) -> None:
         call, spec, ours = question.call, question.spec, question.approval.id
-        body = _decided_event(ours, call, spec, decision, by=by, surface=surface, scope=scope, rule=rule)
+        body = _decided_event(ours, call, spec, decision, by=by, scope=scope, rule=rule)
+        body = msgspec.structs.replace(body, surface=surface, key=key)
         question.written = question.tree.write(question.run, body, True)
         question.closed = QuestionClosed(
             id=ours,
@@ -383,6 +407,7 @@ class Approvals:
             surface=surface,
             reason=clean_text(body.reason),
             at=self._clock.wall(),
+            key=key,
         )
 
     # Leaving
@@ -567,7 +592,6 @@ def _decided_event(
     by: str,
     scope: str,
     rule: str,
-    surface: str = "",
 ) -> ApprovalDecided:
     return ApprovalDecided(
         approval_id=approval_id,
@@ -580,5 +604,4 @@ def _decided_event(
         args=decision.args if isinstance(decision, Allow) else None,
         seal=spec.seal,
         rule=rule,
-        surface=surface,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from retinue.core.caller import NOBODY, Caller
 from retinue.core.limits import Limits, Timeouts
 from retinue.core.plans import Planner
-from retinue.core.ports import Approver, Clock, CommitHook, Log, Policy, Prices, RuleBook, ToolServers
+from retinue.core.ports import AttachedApprover, Clock, CommitHook, Log, Policy, Prices, RuleBook, ToolServers
 from retinue.core.rounds import Rounds
 from retinue.core.traces import FindOrigin
 from retinue.supervisor.approvals import ApprovalTerms
@@ -33,7 +33,7 @@ class SupervisorPorts:
     state: StateFolder
     clock: Clock
     policy: Policy
-    approver: Approver | None
+    approver: AttachedApprover | None
     limits: Limits
     timeouts: Timeouts
     prices: Prices

@@ -249,7 +249,7 @@ class StoredControl:
             yield question
 
     async def answer(
-        self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = ""
+        self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = "", key: str = ""
     ) -> Answered:
         return "unknown"
 

@@ -248,9 +248,9 @@ class Supervisor:
         return self.approvals.watch_questions(tree)
 
     async def answer(
-        self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = ""
+        self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = "", key: str = ""
     ) -> Answered:
-        return self.approvals.answer(approval_id, decision, by=by, digest=digest, surface=surface)
+        return self.approvals.answer(approval_id, decision, by=by, digest=digest, surface=surface, key=key)
 
     @asynccontextmanager
     async def attend(self, tree: str | None = None) -> AsyncIterator[None]:

@@ -22,7 +22,7 @@ from retinue.core.control import Control, ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError, RetinueError, SpawnRefused
 from retinue.core.limits import Limits
 from retinue.core.messages import Model
-from retinue.core.ports import Approver, Clock, Prices
+from retinue.core.ports import Approver, AttachedApprover, Clock, Prices
 from retinue.core.profiles import Profile, RuntimeName, Task, explain_useless_fallback
 from retinue.core.results import OutputT, Result
 from retinue.core.rounds import Rounds
@@ -251,7 +251,7 @@ def open(  # noqa: PLR0913 - the main entry point
         rules = Rules(None, *(tuple(map(parse_rule, texts)) for texts in (allow, ask, deny)))
         given: dict[str, Any] = {
             "state": state,
-            "approver": approver,
+            "approver": None if approver is None else AttachedApprover(approver),
             "model": model,
             "clock": clock,
             "limits": limits,

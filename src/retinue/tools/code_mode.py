@@ -28,10 +28,12 @@ from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Execution, Outcome, ProgramCallResult
 from retinue.core.rules import CODE_MODE
 from retinue.processes.group import ProcessGroup
-from retinue.tools.code_program import FRAME_BYTES, HEAD
+from retinue.protocol.frames import FrameReader, ProtocolError, encode_frame
+from retinue.tools.code_program import FRAME_BYTES
 from retinue.tools.command_process import CommandTool
 
 CODE_BYTES = 256 * 1024
+CHUNK_BYTES = 64 * 1024
 AT_ONCE = 32
 KEPT_BYTES = 16 * 1024 * 1024
 STOP_SECONDS = 2.0
@@ -153,7 +155,7 @@ class _Running:
         Return "" if the program exited by itself, None if its time is over, else the reason to end it. Raise the
         exception of a tool call that ends the run."""
         reader, writer = await asyncio.open_unix_connection(sock=channel)
-        writer.write(_encode_frame(start))
+        writer.write(encode_frame(start))
         exited = self._tasks.start(group.wait_for_exit())
         expired = self._tasks.start(execution.wait_for_expiry())
         self._tasks.start(self._serve(reader, writer, execution.call_tool))
@@ -178,17 +180,15 @@ class _Running:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, make: Calls) -> None:
         """Serve the program's calls, at most `AT_ONCE` at a time, until the program closes its end."""
+        frames = FrameReader(_DECODER, limit=FRAME_BYTES)
         try:
-            while True:
-                size = int.from_bytes(await reader.readexactly(HEAD), "big")
-                if size > FRAME_BYTES:
-                    raise ValueError(f"a frame of {size} bytes")
-                asked = _DECODER.decode(await reader.readexactly(size))
-                await self._room.acquire()
-                self._tasks.start(self._answer(asked, writer, make))
-        except (asyncio.IncompleteReadError, OSError):
+            while data := await reader.read(CHUNK_BYTES):
+                for asked in frames.feed(data):
+                    await self._room.acquire()
+                    self._tasks.start(self._answer(asked, writer, make))
+        except OSError:
             return
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        except ProtocolError as error:
             self._end(f"[ended: it broke the channel to its tools: {error}]")
 
     async def _answer(self, asked: _ProgramCall, writer: asyncio.StreamWriter, make: Calls) -> None:
@@ -203,18 +203,9 @@ class _Running:
         if made.note and len(self.notes) < NOTES:
             self.notes.append(made.note[:NOTE_CHARACTERS])
         answer = {"id": asked.id, "value": made.value} if made.error is None else {"id": asked.id, "error": made.error}
-        writer.write(_encode_frame(answer))
+        writer.write(encode_frame(answer))
         if writer.transport.get_write_buffer_size() > KEPT_BYTES:
             self._end("[ended: it does not read the answers of its tools]")
-
-
-def _encode_frame(value: dict[str, Any]) -> bytes:
-    try:
-        body = msgspec.json.encode(value)
-    except UnicodeEncodeError:  # a lone surrogate, in a program or in the text of a tool
-        whole = {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in value.items()}
-        body = msgspec.json.encode(whole)
-    return len(body).to_bytes(HEAD, "big") + body
 
 
 # The tools as modules

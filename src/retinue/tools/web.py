@@ -23,7 +23,7 @@ import msgspec
 
 from retinue.core.context import Context
 from retinue.core.errors import ToolError
-from retinue.core.messages import Call, Model, ToolSpec
+from retinue.core.messages import Call, Model, ToolSpec, can_search_web
 from retinue.core.network import Hosts, allows_host, canonicalize_name
 from retinue.core.ports import Outcome
 from retinue.http.client import ClientConnection, ResponseError
@@ -89,8 +89,7 @@ def bind_search(model: Model | None, hosts: Hosts) -> ToolSpec | None:
     domains = (
         [] if any(host.name == "*" for host in hosts) else sorted({host.name.removeprefix("*.") for host in hosts})
     )
-    can_search_web = getattr(model, "can_search_web", None)
-    if not hosts or can_search_web is None or not can_search_web(domains=bool(domains)):
+    if not hosts or model is None or not can_search_web(model, domains=bool(domains)):
         return None
     return msgspec.structs.replace(SEARCH, schema={"allowed_domains": domains} if domains else {})
 
@@ -214,7 +213,8 @@ async def _fetch_once(target: Target, dialer: Dialer) -> tuple[Page, str | None]
         connection.abort()  # also when cancelled: close at once, without waiting for the peer
     reason = "".join(filter(str.isprintable, response.reason))[:100]
     content_type = response.headers.get("content-type", "")
-    return Page(target.url, response.status, reason, content_type, body, cut), location
+    page = Page(url=target.url, status=response.status, reason=reason, content_type=content_type, body=body, cut=cut)
+    return page, location
 
 
 async def _read_body(connection: ClientConnection, encoding: str) -> tuple[bytes, bool]:

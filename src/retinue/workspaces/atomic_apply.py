@@ -56,7 +56,7 @@ class Journal(msgspec.Struct, frozen=True):
 
     def convert_paths(self, convert: Callable[[str], str]) -> Journal:
         paths, removed, folders = (tuple(map(convert, each)) for each in (self.paths, self.removed, self.folders))
-        return Journal(convert(self.root), paths, removed, folders, self.signature)
+        return Journal(convert(self.root), paths=paths, removed=removed, folders=folders, signature=self.signature)
 
 
 def find_staging_folder(target: str, state: str) -> str:

@@ -5,8 +5,9 @@ following links. So nothing outside the root is read or written, even if the pee
 works in a copy and never sees a path of the peer. Copying and comparing use the same code as every other workspace.
 Links are not copied in either direction.
 
-Others work in the peer's folder too, so the changes are copied back file by file, each atomically. In a conflict the
-run wins, and the notes list the files it replaced.
+This module brings changes back in its own way, not by `merge` and `atomic_apply`, which apply all changes or, in a
+conflict, none. Nobody is there to settle a conflict, and others work in the peer's folder too. So the changes are
+copied back file by file, each atomically. In a conflict the run wins, and the notes list the files it replaced.
 """
 
 from __future__ import annotations

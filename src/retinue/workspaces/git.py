@@ -166,16 +166,16 @@ def find_repository(project: str) -> Repository | None:
     if inside != "true":
         return None
     return Repository(
-        prefix,
-        _ask_path("objects", project),
-        kind,
-        _ask_word("rev-parse", "--verify", "--quiet", "HEAD^{commit}", project=project),
-        _ask_word("symbolic-ref", "--quiet", "HEAD", project=project),
-        _ask_path("shallow", project),
-        (_ask_path("info/exclude", project), _find_excludes_file(project)),
-        tuple(_list_gitignores_above(project, prefix)),
-        top,
-        folder,
+        prefix=prefix,
+        objects=_ask_path("objects", project),
+        format=kind,
+        head=_ask_word("rev-parse", "--verify", "--quiet", "HEAD^{commit}", project=project),
+        branch=_ask_word("symbolic-ref", "--quiet", "HEAD", project=project),
+        shallow=_ask_path("shallow", project),
+        excludes=(_ask_path("info/exclude", project), _find_excludes_file(project)),
+        above=tuple(_list_gitignores_above(project, prefix)),
+        top=top,
+        folder=folder,
     )
 
 

@@ -127,7 +127,7 @@ async def hall(folder: Path, *, durable: bool = False, limits: Limits | None = N
     parts = Parts(project=folder, state=folder / ".retinue" if durable else None, limits=limits, mode="yes")
     supervisor = make_supervisor(parts)
     reporting = Reporting(None, serves=False, strict=True, limits=limits, caller=supervisor.caller)
-    reporting.attach(supervisor)
+    reporting.attach(supervisor, supervisor)
     assert isinstance(reporting.collector, Collector)
     main = supervisor.spawner.spawn_primary(Profile("main", "You are main.", model=scripted(HANG)), Task("go"))
     try:

@@ -319,7 +319,7 @@ async def test_a_process_that_is_reported_opens_no_collector_and_passes_the_addr
     own = make_reporting(collects=True, serves=False, strict=True, limits=Limits(), caller=NOBODY)
     assert own is not None and isinstance(own.collector, Collector)
     supervisor = make_supervisor(Parts(project=tmp_path))
-    own.attach(supervisor)
+    own.attach(supervisor, supervisor)
     before = count_listening_sockets()
     own.collector.environment("any")
     assert count_listening_sockets() == before + 1  # as one does that opens a collector
@@ -329,7 +329,7 @@ async def test_a_process_that_is_reported_opens_no_collector_and_passes_the_addr
     assert server is not None and isinstance(server.collector, Relay)
     assert server.publisher is None  # it reports to nobody
     supervisor = make_supervisor(Parts(project=tmp_path))
-    server.attach(supervisor)
+    server.attach(supervisor, supervisor)
     assert not {ADDRESS, CPE_ADDRESS} & set(server.collector.environment("any"))
     assert count_listening_sockets() == before
     await supervisor.close()
@@ -338,7 +338,7 @@ async def test_a_process_that_is_reported_opens_no_collector_and_passes_the_addr
         made = make_reporting(collects=True, serves=False, strict=True, limits=Limits(), caller=NOBODY)
         assert isinstance(made, Reporting) and isinstance(made.collector, Relay)
         supervisor = make_supervisor(Parts(project=tmp_path))
-        made.attach(supervisor)
+        made.attach(supervisor, supervisor)
         given = made.collector.environment("any")
         assert given[ADDRESS] == given[CPE_ADDRESS] == "http://127.0.0.1:9/inherited-secret"
         assert count_listening_sockets() == before

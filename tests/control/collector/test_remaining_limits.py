@@ -51,7 +51,7 @@ async def spawnable(folder: Path) -> AsyncIterator[tuple[Supervisor, Reporting]]
     """A process that may go three levels deep and starts servers."""
     supervisor = make_supervisor(Parts(project=folder, mode="yes"))
     reporting = Reporting(None, serves=False, strict=True, limits=Limits(), caller=supervisor.caller)
-    reporting.attach(supervisor)
+    reporting.attach(supervisor, supervisor)
     try:
         yield supervisor, reporting
     finally:

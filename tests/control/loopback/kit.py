@@ -13,7 +13,7 @@ from retinue.build.supervisor import make_supervisor
 from retinue.control.client import ControlClient
 from retinue.control.server import ControlServer
 from retinue.core.limits import Limits
-from retinue.core.ports import Approver, Clock
+from retinue.core.ports import Approver, AttachedApprover, Clock
 from retinue.core.profiles import Profile, Task
 from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
@@ -63,7 +63,7 @@ async def house(
         project=folder,
         profiles=[explorer, *options.pop("profiles", ())],
         state=state if durable else None,
-        approver=approver,
+        approver=None if approver is None else AttachedApprover(approver),
         wait_approvals=wait,
         **options,
     )

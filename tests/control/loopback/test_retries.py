@@ -4,17 +4,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from retinue.control import client
 from retinue.control.client import ControlClient
-from retinue.core.approvals import Allow
+from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny
 from retinue.core.errors import ControlUnreachable
 from retinue.core.events import ApprovalDecided, Inbox
 from retinue.protocol import control
 from retinue.protocol.strict_json import encode_body
+from retinue.surfaces.cli.output import ProjectLog
+from retinue.surfaces.cli.questions import PendingQuestion, send_answer
 from tests.control.loopback.kit import HANG, WRITE, House, house, request
 from tests.supervisor.tree.kit import bodies
 
@@ -70,6 +73,33 @@ async def test_after_two_lost_answers_it_is_said_that_there_is_none(tmp_path: Pa
                 await lossy.cancel(node.ref.tree)
         await node.join()
         assert node.result().status == "cancelled"
+
+
+class EndingControl:
+    """The Control of a process that writes each answer to its log, and ends before it replies."""
+
+    def __init__(self, h: House) -> None:
+        self._h = h
+
+    async def answer(self, approval_id: str, decision: Decision, **options: str) -> Answered:
+        await self._h.client.answer(approval_id, decision, **options)
+        await self._h.supervisor.log.flush()
+        raise ControlUnreachable("the process is gone")
+
+
+async def test_an_answer_without_a_reply_is_told_from_another_answer_of_the_same_terminal(tmp_path: Path) -> None:
+    async def send(h: House, question: Approval, decision: Decision, control: Any) -> Answered:
+        project = ProjectLog(h.state, h.supervisor.log)
+        return await send_answer(project, PendingQuestion(question, 1, control), decision, surface="here")
+
+    async with house(tmp_path) as h:
+        node = h.run({"main": [{"tools": WRITE["tools"] * 2}, HANG]})
+        one, other = await h.questions(2)
+        assert await send(h, one, Allow(), EndingControl(h)) == "taken"
+        assert await send(h, other, Allow(), h.client) == "taken"
+        assert await send(h, other, Deny(), EndingControl(h)) == "stale"
+        await h.client.cancel(node.ref.tree)
+        await node.join()
 
 
 async def test_the_same_command_while_the_first_is_at_work_gets_the_same_answer(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 import retinue
 from retinue import Context, Profile, tool
-from retinue.core.control import SpokenText
 from retinue.core.events import Body, Delta, Event, Message, RunEnded, TurnStarted
+from retinue.core.replies import SpokenText
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.models import Call, Model, OnDelta, Reply, Request
 from retinue.testing import ManualClock, allow_all, scripted

@@ -305,8 +305,6 @@ def test_what_is_shown_harms_no_terminal() -> None:
 class Person:
     """Says yes or no at the root, and changes nothing of what is shown."""
 
-    by = "user"
-
     def __init__(self, said: Allow | Deny) -> None:
         self.asked: list[Approval] = []
         self._said = said

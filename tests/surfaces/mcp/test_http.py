@@ -272,8 +272,6 @@ class LeavingHost:
             async with httpx2.AsyncClient() as http:
                 await http.delete(self.url, headers={"Mcp-Session-Id": self.names[1]})
 
-    async def close(self) -> None: ...
-
 
 async def test_a_client_that_leaves_while_idle_sessions_end_stops_none_of_their_ends() -> None:
     from retinue.surfaces.mcp.http import Endpoint

@@ -98,10 +98,19 @@ async def test_a_flood_is_cut_with_the_whole_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "words"),
     [
-        (r"b'\xff\xff\xff\xffgarbage'", "[ended: it broke the channel to its tools: a frame of 4294967295 bytes]"),
-        (r"b'\0\0\0\x04abcd'", "[ended: it broke the channel to its tools: JSON is malformed"),
-        (r"b'\0\0\0\x02{}'", "[ended: it broke the channel to its tools: Object missing required field `id`"),
-        (r"b'\0\0\x20\0' + b'[' * 8192", "[ended: it broke the channel to its tools: "),
+        (
+            r"b'\xff\xff\xff\xffgarbage'",
+            "a frame of 4294967295 bytes is larger than 4194304]",
+        ),
+        (
+            r"b'\0\0\0\x04abcd'",
+            "a frame that cannot be read: JSON is malformed",
+        ),
+        (
+            r"b'\0\0\0\x02{}'",
+            "a frame that cannot be read: Object missing required field `id`",
+        ),
+        (r"b'\0\0\x20\0' + b'[' * 8192", ""),
     ],
 )
 async def test_a_program_that_garbles_its_channel_is_ended(written: str, words: str) -> None:
@@ -113,7 +122,7 @@ os.write(channel, {written})
 signal.pause()
 """
     given, result, _ = await run(code)
-    assert given.startswith(f"before\n{words}")
+    assert given.startswith(f"before\n[ended: it broke the channel to its tools: {words}")
     assert result.status == "done"
 
 

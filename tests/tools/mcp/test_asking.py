@@ -45,8 +45,6 @@ def settling(opened: list[Any]) -> list[Any]:
 class Person:
     """An approver that answers by the tool's name, and remembers what it was asked."""
 
-    by = "user"
-
     def __init__(self, answers: Callable[[Approval], Decision]) -> None:
         self.asked: list[Approval] = []
         self._answers = answers

@@ -24,6 +24,7 @@ from retinue.concurrency import SystemClock
 from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.errors import ConfigError
 from retinue.core.messages import ToolSpec
+from retinue.core.ports import AttachedApprover
 from retinue.core.profiles import Profile, Task, Team
 from retinue.core.rules import ALLOW, ASK, Verdict
 from retinue.core.teams import Member
@@ -125,7 +126,7 @@ def execute_demo(args: argparse.Namespace) -> int:
         state=project / ".retinue",
         profiles=PROFILES,
         model=f"scripted:{HERE / play.script}",
-        approver=DemoApprover(play),
+        approver=AttachedApprover(DemoApprover(play), by="the demo's policy"),
         policy=DemoPolicy(play),
         clock=InstantClock() if args.fast else None,
         runtime="inherited",
@@ -226,8 +227,6 @@ class InstantClock(SystemClock):
 
 class DemoApprover:
     """An approver for a demo without a terminal: allows the one change of the play and denies everything else."""
-
-    by = "the demo's policy"
 
     def __init__(self, play: Play) -> None:
         self._play = play

@@ -26,7 +26,7 @@ from retinue.surfaces.cli.host_process import open_process
 from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer import safe
-from retinue.surfaces.printer.approver import TerminalApprover
+from retinue.surfaces.printer.approver import attach_terminal
 from retinue.surfaces.printer.header import Header
 from retinue.surfaces.printer.printer import Printer, PrintThread
 
@@ -81,7 +81,7 @@ async def drive(
         if live:
             parts = replace(parts, approver=None)  # the live view answers: it is registered by `attend` below
         elif display.asks:
-            parts = replace(parts, approver=TerminalApprover(printer))
+            parts = replace(parts, approver=attach_terminal(printer))
         process = open_process(parts, say, serves=serves, profile=profile, make=make)
         with catch_telemetry_warnings() as telemetry:
             try:

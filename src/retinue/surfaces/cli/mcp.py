@@ -185,20 +185,20 @@ async def _run_server(args: argparse.Namespace) -> int:
     remove_unset_variables(os.environ)
     stop = asyncio.Event()
 
-    async def load() -> Host:
-        return await _open_host(args)
-
-    server = Server(load, say=_say, keeps_running=not args.http, profile=args.profile)
+    owner = _HostOwner(args)
+    server = Server(owner.open_host, say=_say, keeps_running=not args.http, profile=args.profile)
     with Signals() as signals:
-        signals.set_actions(stop.set, server.kill, _say)
+        signals.set_actions(stop.set, owner.kill, _say)
         try:
             if args.http:
                 from retinue.surfaces.mcp import http
 
+                await server.wait_for_host()  # report an error in the project now, to the user who starts the server
                 await http.serve_http(
                     server,
                     stop,
                     port=args.port or 0,
+                    state=owner.state,
                     token=not args.no_token,
                     say=_say,
                     idle_seconds=args.session_timeout or SESSION_TIMEOUT,
@@ -210,17 +210,41 @@ async def _run_server(args: argparse.Namespace) -> int:
 
                 await stdio.serve_stdio(server, stop)
         finally:
-            await server.close()
+            await server.find_host()  # wait until it is loaded
+            await owner.close()
     return 0
 
 
-async def _open_host(args: argparse.Namespace) -> Host:
-    """Open the host after the first request is answered. Does the slow imports in a thread."""
-    import asyncio
+class _HostOwner:
+    """The owner of the server's host."""
 
-    host = await asyncio.to_thread(_make_host, args)
-    await host.open(_say, serves=not args.no_control)
-    return host
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._host: Host | None = None
+
+    @property
+    def state(self) -> Path:
+        """The state folder of the project, once the host is open."""
+        assert self._host is not None
+        return self._host.state
+
+    async def open_host(self) -> Host:
+        """Open the host after the first request is answered. Does the slow imports in a thread."""
+        import asyncio
+
+        host = await asyncio.to_thread(_make_host, self._args)
+        await host.open(_say, serves=not self._args.no_control)
+        self._host = host
+        return host
+
+    async def kill(self) -> None:
+        """Stop all trees of the host immediately, if it is open."""
+        if self._host is not None:
+            await self._host.kill()
+
+    async def close(self) -> None:
+        if self._host is not None:
+            await self._host.close()
 
 
 def _make_host(args: argparse.Namespace) -> Host:

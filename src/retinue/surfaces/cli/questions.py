@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -139,14 +140,16 @@ async def send_answer(
     project: screen.ProjectLog, chosen: PendingQuestion, decision: Decision, *, surface: str
 ) -> Answered:
     """Send an answer to the process that asks. If the process is gone, read from the log whose answer it took."""
-    about, by = chosen.approval, describe_user()
+    about, key = chosen.approval, secrets.token_hex(16)
     try:
-        return await chosen.control.answer(about.id, decision, by=by, digest=about.digest, surface=surface)
+        return await chosen.control.answer(
+            about.id, decision, by=describe_user(), digest=about.digest, surface=surface, key=key
+        )
     except ControlUnreachable:
         closed = await find_closing(iterate_events(project.log, about.tree), about.id)
         if closed.allowed is None:
             raise
-        return "taken" if (closed.by, closed.surface) == (by, surface) else "stale"
+        return "taken" if closed.key == key else "stale"
 
 
 async def give_answer(project: screen.ProjectLog, chosen: PendingQuestion, decision: Decision, *, surface: str) -> bool:

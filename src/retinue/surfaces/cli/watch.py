@@ -21,7 +21,7 @@ from retinue.surfaces.cli.live import ServerScreen
 from retinue.surfaces.cli.options import add_level_options, add_options, parse_seconds
 from retinue.surfaces.cli.prompts import at_terminal
 from retinue.surfaces.cli.startup import check_sandbox, make_printer, prepare, require_model
-from retinue.surfaces.printer.approver import TerminalApprover
+from retinue.surfaces.printer.approver import attach_terminal
 from retinue.surfaces.printer.printer import Printer
 
 
@@ -74,7 +74,7 @@ async def _watch_outbox(args: argparse.Namespace, parts: Parts, printer: Printer
     screen = _RequestScreen(printer, in_thread=not terminal)
     say = screen.say
     if terminal:
-        parts = replace(parts, approver=TerminalApprover(printer))
+        parts = replace(parts, approver=attach_terminal(printer))
     assert parts.state is not None
     try:
         async with open_process(parts, say, serves=not args.no_control, prepares=False) as (control, signals):

@@ -22,6 +22,7 @@ from retinue.build.supervisor import open_served_control
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow, Approval, Decision, Deny
 from retinue.core.errors import RetinueError
+from retinue.core.ports import AttachedApprover
 from retinue.core.profiles import Profile
 from retinue.log.blocks import format_question_body
 from retinue.protocol import inherited_limits
@@ -243,7 +244,8 @@ class Host:
         wait_approvals: float,
         reply_within: float | None,
     ) -> None:
-        approver = ClientApprover(self.attends, wait_approvals or WAIT_APPROVALS)
+        waiting = ClientApprover(wait_approvals or WAIT_APPROVALS)
+        approver = AttachedApprover(waiting, by="expiry", attends=self.attends)
         self._parts = replace(parts, approver=approver, wait_approvals=wait_approvals, is_mcp_server=True)
         self._profile, self._profiles, self._command = profile, profiles, command
         self._reply_within, self._waits_elsewhere = reply_within, wait_approvals > 0
@@ -384,12 +386,10 @@ def make_input_required(forms: dict[str, dict[str, Any]], state: str) -> dict[st
 
 class ClientApprover:
     """The supervisor's approver for the users of clients. It gives no answer of its own. It keeps a question open for
-    at most `seconds`, while `attends` returns True for the question's tree."""
+    at most `seconds`."""
 
-    by = "expiry"
-
-    def __init__(self, attends: Callable[[str], bool], seconds: float) -> None:
-        self.attends, self._seconds = attends, seconds
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
 
     async def __call__(self, question: Approval) -> Decision:
         await asyncio.sleep(self._seconds)

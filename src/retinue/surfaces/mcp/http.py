@@ -13,6 +13,7 @@ import math
 import secrets
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 
 from retinue.concurrency import TaskOwner
 from retinue.core.secrets import forget_secret, hide_secret
@@ -47,13 +48,14 @@ async def serve_http(
     stop: asyncio.Event,
     *,
     port: int,
+    state: Path,
     token: bool,
     say: Callable[[str], None],
     idle_seconds: float,
 ) -> None:
-    """Serve until `stop` is set. Without `token`, every program on this machine may use the server."""
-    host = await server.wait_for_host()  # report an error in the project now, to the user who starts the server
-    file = host.state / "mcp" / "token" if token else None
+    """Serve until `stop` is set. The token is kept in `state`, the project's state folder. Without `token`, every
+    program on this machine may use the server."""
+    file = state / "mcp" / "token" if token else None
     secret = "" if file is None else load_token(file, TOKEN_PURPOSE)
     async with Endpoint(server, port=port, token=secret, idle_seconds=idle_seconds) as endpoint:
         say(f"serving MCP on {endpoint.url}; Ctrl-C stops")

@@ -1,6 +1,6 @@
 """JSON-RPC as MCP uses it: parses messages from bytes and encodes them to bytes. Knows no method and no transport.
 
-Imports next to nothing, because a client's first answer waits for this module.
+Imports little, because a client's first answer waits for this module.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from enum import IntEnum
 from typing import Any
 
 import msgspec
+
+from retinue.core.events import replace_half_characters
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 BOM = b"\xef\xbb\xbf"
@@ -128,7 +130,7 @@ def encode_message(**fields: Any) -> bytes:
     try:
         return msgspec.json.encode(message)
     except UnicodeEncodeError:  # a model wrote half of a surrogate pair
-        return msgspec.json.encode(_replace_half_characters(message))
+        return msgspec.json.encode(replace_half_characters(message))
 
 
 def encode_error(id: Id | None, error: RpcError) -> bytes:
@@ -136,11 +138,3 @@ def encode_error(id: Id | None, error: RpcError) -> bytes:
     if error.data is not None:
         about["data"] = error.data
     return encode_message(id=id, error=about)
-
-
-def _replace_half_characters(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, dict):
-        return {_replace_half_characters(key): _replace_half_characters(each) for key, each in value.items()}
-    return [_replace_half_characters(each) for each in value] if isinstance(value, list | tuple) else value

@@ -11,7 +11,6 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol
 
 from retinue.concurrency import TaskOwner
@@ -37,20 +36,17 @@ class Channel(Protocol):
 
 
 class Host(Protocol):
-    """The part of the server that runs tools. `state` is the project's state folder."""
+    """The part of the host that a server uses: its tools, and the end of a session."""
 
-    @property
-    def state(self) -> Path: ...
     def list_tools(self) -> list[dict[str, Any]]: ...
     async def call_tool(self, exchange: Exchange, name: str, args: dict[str, Any]) -> dict[str, Any]: ...
     async def end_session(self, session: Session) -> None: ...
-    async def close(self) -> None: ...
-    async def kill(self) -> None: ...
 
 
 class Server:
-    """The server. `load` makes the host, or raises RetinueError if the project has an error. `say` shows the user a
-    message. If the server `keeps_running` without a host, `say` also gets the error."""
+    """The server. `load` makes the host, or raises RetinueError if the project has an error. Whoever passes `load`
+    closes the host. `say` shows the user a message. If the server `keeps_running` without a host, `say` also gets the
+    error."""
 
     def __init__(
         self,
@@ -101,16 +97,6 @@ class Server:
         with suppress(RetinueError):
             return None if self._loading is None else await asyncio.shield(self._loading)
         return None
-
-    async def kill(self) -> None:
-        task = self._loading
-        if task is not None and task.done() and not task.cancelled() and task.exception() is None:
-            await task.result().kill()
-
-    async def close(self) -> None:
-        host = await self.find_host()
-        if host is not None:
-            await host.close()
 
 
 class Exchange:
@@ -229,6 +215,7 @@ class Session:
             name, reason = message.params.get("requestId"), message.params.get("reason")
             found = self.exchanges.get(name) if isinstance(name, int | str) else None
             if found is not None:  # None if the request was already answered
+                # MCP has no code for why a request is cancelled: only this text, which clients write on a timeout.
                 found.cancel(timed_out=isinstance(reason, str) and _TIMED_OUT.search(reason) is not None)
 
     async def ask(self, channel: Channel, params: dict[str, Any]) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ import msgspec
 
 from retinue.core.approvals import INPUT_REQUIRED, Allow, Approval, Deny
 from retinue.core.errors import ApproverLeft
+from retinue.core.ports import AttachedApprover
 from retinue.files.content import read_available
 from retinue.surfaces.printer.edit_call import UNCHANGED, edit_in_editor, find_editor, parse_args
 from retinue.surfaces.printer.printer import Printer, describe_rule, format_question
@@ -123,11 +124,13 @@ class _Waiting:
         self.granted = False
 
 
+def attach_terminal(printer: Printer) -> AttachedApprover:
+    """Return the approver of a supervisor in the process of the terminal."""
+    return AttachedApprover(TerminalApprover(printer), by="user", surface="terminal")
+
+
 class TerminalApprover:
     """The approver for a user at a terminal. The printer reports when it reaches a question among the blocks."""
-
-    by = "user"
-    surface = "terminal"
 
     def __init__(self, printer: Printer, stdin_fd: int = 0) -> None:
         self._printer = printer

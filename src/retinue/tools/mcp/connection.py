@@ -396,4 +396,6 @@ def _replace_unknown_blocks(item: SessionMessage | Exception) -> SessionMessage 
 
 def _is_gone(error: MCPError) -> bool:
     """Return True if the connection or its session failed, and not the tool."""
+    # The SDK's client gives a terminated session the code INVALID_REQUEST, as servers give many errors of their own.
+    # Only the text tells them apart.
     return error.code == types.CONNECTION_CLOSED or "session terminated" in error.error.message.lower()

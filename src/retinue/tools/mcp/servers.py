@@ -161,7 +161,14 @@ class McpServers:
 
     def reports(self) -> Sequence[ServerReport]:
         return [
-            ServerReport(name, each.server.words, each.error, len(each.tools), each.revision, tuple(each.notes))
+            ServerReport(
+                name=name,
+                words=each.server.words,
+                error=each.error,
+                tools=len(each.tools),
+                revision=each.revision,
+                notes=tuple(each.notes),
+            )
             for name, each in self.connections.items()
             if each.state != "idle"
         ]

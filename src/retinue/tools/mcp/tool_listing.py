@@ -140,7 +140,13 @@ def _make_listed_tool(server: str, tool: types.Tool) -> ListedTool:
         seal=compute_seal(tool),
         output=clean_server_value(output),
     )
-    return ListedTool(tool.name, spec, checked, runs_agents, BoundedSchema(output) if output else None)
+    return ListedTool(
+        name=tool.name,
+        spec=spec,
+        checked=checked,
+        runs_agents=runs_agents,
+        output=BoundedSchema(output) if output else None,
+    )
 
 
 def make_model_name(server: str, tool: str) -> str:
