@@ -1,4 +1,4 @@
-"""What a sandbox costs: nothing for a run that does not use it, how soon its first call is done, and what it weighs."""
+"""Benchmark of sandboxes: no cost for a run without one, the delay of its first call, and its memory."""
 
 from __future__ import annotations
 

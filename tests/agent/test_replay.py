@@ -21,7 +21,7 @@ from tests.supervisor.tree.kit import Talk, bodies, call, main, spawn, tree, unt
 
 
 async def replay(events: list[Event]) -> tuple[list[Difference], dict[int, RunRecord], list[Event]]:
-    """What differs, the records that were played, and the events of the replay."""
+    """Replay the events. Return the differences, the records that were played, and the events of the replay."""
     recorded = fold_records(events)
     played = make_replay(recorded)
     log = MemoryLog()

@@ -1,4 +1,4 @@
-"""What cannot be stored or sent never reaches a run's thread: the model is told, and the run goes on."""
+"""Tests of content that cannot be stored or sent: it never reaches a run's thread, and the run goes on."""
 
 import json
 from collections.abc import Mapping

@@ -233,7 +233,7 @@ async def test_a_tree_whose_project_was_moved_goes_on_there_and_makes_no_folder_
 
 @pytest.mark.finding("X1")
 async def test_a_log_names_no_workspace_outside_the_project(tmp_path: Path) -> None:
-    """What the log says of the workspace is checked: a run never writes in a folder that only the log names."""
+    """A run never writes in a folder outside the project that only its log names."""
     project, outside = tmp_path / "project", tmp_path / "outside"
     project.mkdir()
     outside.mkdir()

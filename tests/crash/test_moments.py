@@ -27,7 +27,7 @@ def crash(project: Project, moment: float, *arguments: str) -> None:
 
 
 def through(project: Project) -> bool:
-    """Whether the tree came to its end before the process did."""
+    """Return True if the tree ended before its process did."""
     last = events(project)[-1]
     return last.run == 0 and isinstance(last.body, RunEnded)
 

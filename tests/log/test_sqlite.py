@@ -443,7 +443,7 @@ async def test_a_tail_costs_no_look_at_the_rest_of_the_log(tmp_path: Path) -> No
 
 
 async def test_an_index_is_not_counted_twice(tmp_path: Path) -> None:
-    """As after damage to the number of the newest batch that it has."""
+    """Damage can leave an old number of the newest indexed batch."""
     file = await leave_tail(tmp_path, *TAIL)
     await SqliteLog(tmp_path).close()
     before = read_index(file)

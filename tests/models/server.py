@@ -113,7 +113,7 @@ class Conversation(Server):
 
 
 def environ(port: int) -> dict[str, str]:
-    """What the SDKs read to find the server."""
+    """Return the environment variables that lead the SDKs to the server."""
     base = f"http://127.0.0.1:{port}"
     return {
         "ANTHROPIC_BASE_URL": base,

@@ -1,4 +1,4 @@
-"""What a request may say, and what is answered to one that says something else."""
+"""Tests of the requests of the outbox, and of the answers to invalid ones."""
 
 from __future__ import annotations
 

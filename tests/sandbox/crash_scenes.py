@@ -1,4 +1,4 @@
-"""What can happen to a run that has a process of its own, and what it can do to the machine: facts, as in `scenes`."""
+"""Scenes of runs in a process of their own that crash or exhaust the machine: facts, as in `scenes`."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def told(result: Result[Any], events: list[Event]) -> Facts:
 
 
 async def left(runtime: str) -> list[str]:
-    """What is still there of any run of this process: living processes, control groups, containers and their mounts. An
-    engine cleans up after its client has gone, and has 10 s for it."""
+    """List the remains of the runs of this process: living processes, control groups, containers and their mounts. A
+    container engine needs up to 10 s to clean up after its client."""
     deadline = time.monotonic() + (100 if runtime == "container" else 0)
     while (found := remains()) and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
@@ -106,7 +106,7 @@ def remains() -> list[str]:
 
 
 def containers() -> list[str]:
-    """Those of this process that the engine knows."""
+    """List the containers of this process that the engine knows."""
     said = find_engine().call("ps", "--all", "--quiet", "--filter", f"label={MAKER_LABEL}={name_maker()}")
     return said.stdout.split()
 
@@ -130,7 +130,7 @@ def below(pid: int) -> Iterator[int]:
 
 
 def cmdline(pid: int) -> str:
-    """What a living process is; nothing for one that is gone or dead."""
+    """Return the command line of a living process; empty for a dead one."""
     try:
         return Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
     except OSError:

@@ -1,4 +1,5 @@
-"""Where a scene can be played: runtimes of this process's user, and of an ordinary one. A new runtime is a new row."""
+"""The places where a scene can be played: the runtimes of this user, and of an ordinary user. A new runtime is a new
+row."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a tree does wherever its runs live: each scene plays one and tells the facts of it, as plain values.
+"""Scenes that play a tree in any runtime and return its facts as plain values.
 
-A scene knows the name of the runtime and nothing else of it, so that every runtime can be held against `inherited`.
-`python -m tests.sandbox RUNTIME SCENE ...` plays some for another user.
+A scene knows only the name of the runtime, so that every runtime can be compared with `inherited`. `python -m
+tests.sandbox RUNTIME SCENE ...` plays some for another user.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def scene(play: Callable[[str], Awaitable[Facts]]) -> Callable[[str], Awaitable[
 
 
 async def in_process(scene: str) -> Facts:
-    """How it looks in this process, which it does each time: played once, and compared with every other place."""
+    """Play a scene in this process, once, for the comparison with every other place."""
     if scene not in _IN_PROCESS:
         _IN_PROCESS[scene] = await SCENES[scene]("inherited")
     return _IN_PROCESS[scene]

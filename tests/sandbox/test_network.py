@@ -1,4 +1,4 @@
-"""What a run may reach: nothing, some hosts through its proxy, or everything; and never more than its parent."""
+"""Tests of the network of a run: nothing, some hosts through its proxy, or everything; never more than its parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold of every tree, however it went: the invariants of reliability.md as far as a log and a model tell."""
+"""Invariants of every tree, from reliability.md, as far as a log and a model can show them."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def check_usage(events: Sequence[Event], witness: Witness) -> None:
 
 
 def check_threads(events: Sequence[Event], witness: Witness) -> None:
-    """What the log says a model saw in a turn is what it saw."""
+    """Check that the thread in the log is the thread that the model saw, turn by turn."""
     runs = by_run(events)
     asked: dict[int, list[Asked]] = defaultdict(list)
     for one in witness.asked:
@@ -253,8 +253,8 @@ async def check_no_tasks(before: set[asyncio.Task[Any]]) -> None:
 
 
 async def check_nothing_left(left: Mapping[str, Callable[[], Any]]) -> None:
-    """What each function finds is gone, by the name of the fault. The thread of a call that was cancelled may have it
-    for a moment longer."""
+    """Check that each function, named by its fault, finds nothing more. The thread of a cancelled call may keep its
+    objects for a moment."""
     deadline = time.monotonic() + THREAD_SECONDS
     gc.collect()
     for fault, find in left.items():

@@ -61,7 +61,7 @@ class _File(apsw.VFSFile):
         super().xSync(flags)
 
     def excepthook(self, *_: object) -> None:
-        """What fails here fails on purpose; SQLite gets its code."""
+        """Print nothing: failures here are intended, and SQLite gets its code."""
 
 
 @contextmanager

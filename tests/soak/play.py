@@ -24,7 +24,7 @@ Wire = Callable[[Retinue, RunHandle], Coroutine[Any, Any, None]]
 
 @dataclass
 class Played:
-    """What is left of a tree: all that was given to the log, all that a watcher saw, and what the log holds now."""
+    """The record of a tree: the events given to the log, those seen by a watcher, and those that the log holds now."""
 
     witness: Witness
     result: Result[Any]

@@ -200,7 +200,7 @@ def test_a_full_file_system_is_told_and_work_goes_on_when_there_is_space(tmp_pat
 
 
 def test_a_file_that_may_not_grow_is_told(tmp_path: Path) -> None:
-    """What a quota or `ulimit -f` does; nothing is needed for it."""
+    """A quota or `ulimit -f` limits the size of a file; neither needs privileges."""
     turns = [{"text": "x" * 30000, **call("glob", pattern="*")} for _ in range(20)]
     script = tmp_path / "script.yaml"
     script.write_text(json.dumps({"agents": {"main": [*turns, call("list_agents"), {"text": "answer"}]}}))

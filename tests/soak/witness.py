@@ -1,4 +1,4 @@
-"""What stands beside a tree and sees it independently: a model that notes what it was asked, a log that counts."""
+"""Independent witnesses of a tree: a model that notes its requests, and a log that counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of seed 001 share: two tools, a model that remembers, and three ways to run one agent."""
+"""Shared helpers for the tests of seed 001: two tools, a model that remembers, and three ways to run one agent."""
 
 import asyncio
 from collections import defaultdict

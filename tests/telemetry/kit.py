@@ -43,7 +43,7 @@ class Memory:
         return span
 
     def points(self, metric: str) -> list[tuple[dict[str, Any], Any]]:
-        """What the metric has counted: attributes and value, or sum."""
+        """Return the attributes and the value, or the sum, of each data point of the metric."""
         data = self._reader.get_metrics_data()
         found = []
         for resource in data.resource_metrics if data is not None else ():

@@ -147,7 +147,7 @@ async def test_it_reads_the_files_of_every_answer_so_far_and_writes_none(tmp_pat
 
 @pytest.mark.requirement("MASS-38")
 async def test_one_that_a_model_spawns_sees_the_temp_root_too(tmp_path: Path) -> None:
-    """Where no rounds are set; the task cannot leave it out."""
+    """A task sets include_temp_workspace only for an agent without configured rounds."""
     task = {"task": "judge", "include_temp_workspace": False}
     agents = {"main": [spawn({**task, "subagent_type": "round_evaluator"}, task), "end"]}
     evaluator_profile = retinue.load_profile("round_evaluator")

@@ -1,4 +1,4 @@
-"""How a team works: answers given unseen, votes, strategies, and one result."""
+"""Tests of teams: first answers given independently, votes, strategies, and one result."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ CROWD = str(Path(__file__).with_name("crowd.py"))
 
 @dataclass
 class Flood:
-    """How many events were posted, the seconds each took until it was printed, and what was printed of each run."""
+    """The result of a flood: the number of events posted, the seconds until each was printed, and the prints of each
+    run."""
 
     posted: int
     delays: list[float]
@@ -26,7 +27,8 @@ class Flood:
 
 
 async def flood(folder: Path, *, processes: int, subagents: int, events: int, per_second: float) -> Flood:
-    """As `retinue run` does it: a durable log, and a printer that follows the tree in a thread of its own."""
+    """Post events as subagents do, into a durable log, while a printer in its own thread follows the tree as in
+    `retinue run`."""
     screen, share = folder / "screen", subagents // processes
     delays: list[float] = []
     with screen.open("w", encoding="utf-8") as stream:

@@ -1,4 +1,4 @@
-"""Who a subagent server may find at its address: something that listens, and a root in a process of its own."""
+"""Peers of the collector: a socket that listens, and a root in its own process."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Who may report, and what: every address, Host, Origin, method, type and size; and runs that are somebody else's."""
+"""Tests of access to the collector: addresses, Host, Origin, methods, types, sizes, and runs of other reporters."""
 
 import asyncio
 import json
@@ -262,7 +262,7 @@ async def test_a_screen_that_stands_still_and_a_disk_that_is_busy_hold_up_nobody
 
 
 async def test_a_peer_that_waits_to_be_told_to_go_on(tmp_path: Path) -> None:
-    """As curl does with a body of some size."""
+    """curl sends `Expect: 100-continue` with a large body."""
     async with hall(tmp_path) as h:
         server = h.server()
         data = json.dumps({**START, "subagentRunID": server.call()}).encode()

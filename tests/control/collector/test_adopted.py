@@ -223,7 +223,7 @@ async def test_the_return_of_the_call_ends_what_has_not_ended(
 
 
 async def test_a_run_that_is_cancelled_here_is_refused_from_then_on(tmp_path: Path) -> None:
-    """Which is what ends it there: whoever reports strictly aborts."""
+    """A reporter in strict mode aborts at the refusal, so the run ends there too."""
     async with hall(tmp_path) as h:
         server = h.server()
         run_id = server.call()

@@ -288,7 +288,7 @@ assert not [name for name in sys.modules if name.startswith("retinue.control")],
 
 
 def count_listening_sockets() -> int:
-    """How many TCP sockets of this process wait for connections."""
+    """Count the TCP sockets on which this process listens."""
     own = set()
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Who gets in, and what they may say: every route, method, token, Host and Origin; and bodies no client would send."""
+"""Tests of access to the control server: routes, methods, tokens, Host and Origin, and malformed bodies."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What a second terminal can do to a tree that runs in the first: real commands, real processes."""
+"""Tests of a second terminal that works on a tree of the first: real commands, real processes."""
 
 import json
 import os

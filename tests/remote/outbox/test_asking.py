@@ -438,7 +438,7 @@ async def test_a_delegated_run_has_no_network_no_privilege_and_the_tool_server_a
 async def test_what_a_delegated_run_may_reach_is_said_by_the_host_s_own_profile(
     tmp_path: Path, says: list[str] | None, reach: list[str]
 ) -> None:
-    """What all runs of the host may reach is not enough, and what the asking side says of the profile is nothing."""
+    """The host's limit for all its runs is not enough, and a profile sent by the asking side counts for nothing."""
     tmp_path.chmod(0o755)
     async with (
         host(tmp_path, profiles=[explorer(network=says)], network="full") as there,

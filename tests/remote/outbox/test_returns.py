@@ -1,4 +1,4 @@
-"""What a run has changed, on its way back into a folder in which others work too."""
+"""Tests of changes of a run on their way back into a folder in which others work too."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ async def test_the_events_name_no_folder_and_no_settings_of_the_host(work: Path)
 @pytest.mark.finding("S13")
 @pytest.mark.requirement("MASS-9", "MASS-15")
 def test_a_message_is_whole_under_its_name_or_not_there(tmp_path: Path) -> None:
-    """Who has the old file open still reads it whole, and a writer that fails leaves it in its place."""
+    """A reader of the old file still reads all of it, and a writer that fails leaves the old file in place."""
     box, place = Mailbox(tmp_path, "host"), tmp_path / "response_a-1.json"
     place.write_text("old answer")
     with place.open() as reader:

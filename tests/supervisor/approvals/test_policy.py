@@ -1,4 +1,4 @@
-"""Who is asked about what: modes, tiers, rules that meet the disk, and children that are never freer."""
+"""Tests of the policy that decides which calls need a person: modes, tiers, rules about paths, and children."""
 
 import sys
 from collections.abc import Sequence
@@ -322,7 +322,7 @@ async def test_a_call_that_cannot_work_is_asked_about_in_no_mode(tmp_path: Path)
 
 
 def test_judging_costs_next_to_nothing() -> None:
-    """What no rule is about is looked up: no other function is called for it."""
+    """A call that no rule mentions is decided by a lookup, without calling another function."""
     judge, called = policy(deny=["shell(rm *)"]), list[str]()
     assert judge.judge(OBSERVE, {}, primary=True, workspace="/w") is ALLOW
     sys.setprofile(lambda frame, what, _: called.append(frame.f_code.co_name) if what == "call" else None)

@@ -1,4 +1,4 @@
-"""Who is in a tree: numbers, parents, labels, states, and what is known of each."""
+"""Tests of the registry of a tree: numbers, parents, labels, states and details of its runs."""
 
 import asyncio
 import logging

@@ -33,7 +33,7 @@ _KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
 
 
 def environment(**more: str) -> dict[str, str]:
-    """What a command sees: little, so that nothing of the machine decides a test."""
+    """Return a small environment for a command, so that the machine's own variables decide no test."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     return kept | {"PYTHONPATH": SOURCE, "PYTHONUTF8": "1", "NO_COLOR": "1"} | more
 
@@ -162,11 +162,11 @@ class Project:
             process.communicate()
 
     def events(self, *arguments: str) -> list[dict[str, Any]]:
-        """What `tail --json` says of the latest tree."""
+        """Return the events that `tail --json` prints for the latest tree."""
         return [json.loads(line) for line in self.retinue("tail", "--json", *arguments).stdout.splitlines()]
 
     def rows(self, *arguments: str) -> list[dict[str, Any]]:
-        """What `ps --json` says."""
+        """Return the rows that `ps --json` prints."""
         rows: list[dict[str, Any]] = json.loads(self.retinue("ps", "--json", *arguments).stdout)
         return rows
 

@@ -24,7 +24,7 @@ START = spawn({"task": "look", "subagent_id": "kid"}, background=True)
 
 
 def count_shown(events: list[Event], result: retinue.Result[Any], text: str) -> int:
-    """How often a text is on the screen of somebody who watched: the live blocks, and the answer."""
+    """Count how often a watcher's screen shows a text, in the live blocks and in the answer."""
     stream = io.StringIO()
     printer = Printer(stream, color=False)
     for event in events:

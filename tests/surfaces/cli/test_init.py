@@ -146,7 +146,7 @@ def test_at_a_terminal_it_asks(empty: Project) -> None:
 @needs_bubblewrap
 @pytest.mark.parametrize("answer", ["Enter", "--yes"])
 def test_after_init_neither_spawning_nor_sandboxed_edits_ask(empty: Project, answer: str) -> None:
-    """What the user is offered first: `run` works without a terminal, and changes no file of the project."""
+    """The first offer of `init` makes `run` work without a terminal, and changes no file of the project."""
     if answer == "--yes":
         assert empty.retinue("init", "--yes", "--model", "scripted:script.yaml").returncode == 0
     else:

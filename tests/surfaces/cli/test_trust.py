@@ -31,7 +31,7 @@ def run(project: Project, *arguments: str) -> tuple[str, ...]:
 
 
 def allowed(project: Project, *arguments: str) -> bool:
-    """Whether the shell ran without anybody being asked."""
+    """Return True if the shell ran without a question."""
     return project.retinue(*run(project, *arguments)).returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""What a person does wrong: one clear line that names the place, exit code 2, never a traceback."""
+"""Tests of a person's mistakes: one clear line that names the place, exit code 2, never a traceback."""
 
 import os
 from pathlib import Path

@@ -332,7 +332,8 @@ def test_the_page_has_the_header_that_each_client_sends_over_http(title: str) ->
 
 
 def test_what_a_client_is_told_runs_no_code_of_the_project(project: Project) -> None:
-    """Where there is no `retinue` on the PATH, Python starts us; in the project's folder, which it must not import."""
+    """Without `retinue` on the PATH, the entry starts Python in the project's folder, from which it must import
+    nothing."""
     printed = install(project, "claude", PATH="/nowhere").stdout
     told = entry("claude", printed[printed.index("{") :])
     (project.folder / "json.py").write_text("raise SystemExit('imported')")

@@ -1,4 +1,4 @@
-"""How a program of code mode is ended, and what is left of it: no process, no descriptor, and its output."""
+"""Tests of the end of a code mode program: no process or descriptor stays, and its output is kept."""
 
 from __future__ import annotations
 

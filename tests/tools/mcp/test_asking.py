@@ -1,4 +1,4 @@
-"""What is asked before a tool of an MCP server runs, what a yes is bound to, and what servers ask themselves."""
+"""Tests of approvals for tools of MCP servers, of the scope of a yes, and of questions from servers."""
 
 from __future__ import annotations
 

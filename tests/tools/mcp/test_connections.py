@@ -1,4 +1,4 @@
-"""How servers live and die: one owner each, started when needed, started again when they fail, gone when we are."""
+"""Tests of the life of MCP servers: one owner each, started on demand, restarted after a failure, ended with us."""
 
 from __future__ import annotations
 
