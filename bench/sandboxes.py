@@ -131,7 +131,7 @@ async def _talk(folder: Path, runtime: str) -> float:
 
 
 class Gathering:
-    """A model that has one sandboxed call made, and answers when all runs are that far."""
+    """A model that makes one sandboxed call, and answers once every run has made its own."""
 
     name = "gathering"
 

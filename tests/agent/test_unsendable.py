@@ -38,7 +38,7 @@ BAD = {
 
 
 class OneBadCall:
-    """A model that makes one call, says half a character, and keeps the requests it gets."""
+    """A model that makes one call beside a text with half a character, and records its requests."""
 
     def __init__(self, args: dict[str, Any]) -> None:
         self.args, self.requests = args, list[Request]()

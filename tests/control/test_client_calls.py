@@ -1,4 +1,4 @@
-"""The tool calls of a client in its own process: what the rules forbid, and what the log has of calls that fail."""
+"""Tests of a client's own tool calls in its process: calls that rules forbid, and failed calls in the log."""
 
 import asyncio
 from pathlib import Path

@@ -62,7 +62,7 @@ async def control(kind: str, folder: Path, **options: Any) -> AsyncIterator[tupl
 
 
 def find_starter(h: House, c: Control) -> Control:
-    """Return the Control that starts the runs of a test: the tested one, unless that only reads."""
+    """Return the Control that starts the runs of a test: the tested one, unless it only reads."""
     return h.supervisor if isinstance(c, StoredControl) else c
 
 

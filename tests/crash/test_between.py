@@ -134,7 +134,8 @@ class Answers:
 
 
 async def crashed(project: Path, last: type, **options: Any) -> tuple[list[Event], Profile]:
-    """The events of a parent that applies, up to that one; its changes are undone, as if it had not come to it."""
+    """Return the events of a parent that applies, up to the given kind, with the parent's changes undone as if it had
+    crashed there."""
     profile = Profile("main", "You are main.", model=scripted(PARENT))
     async with retinue.open(project / ".retinue", profiles=[CODER], **options) as r:
         run = await r.spawn(profile, "go")

@@ -26,7 +26,7 @@ def _leaf(name: str) -> dict[str, str]:
 
 
 def agents(folder: Path, *, delay: float = 0.0) -> dict[str, Any]:
-    """The script. Between two turns a leaf appends its name to a file; it is for the shell to say that it did."""
+    """Return the script of the tree. Between two turns a leaf appends its name to a file through the shell."""
 
     def mark(name: str) -> dict[str, Any]:
         return {"name": "shell", "args": {"command": f"echo {name} >> '{folder / MARKS}'; echo marked"}}

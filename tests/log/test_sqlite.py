@@ -171,7 +171,8 @@ os._exit(0)
 
 
 async def test_a_child_of_a_killed_process_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the lock until it has become another program, though the process that signed it is gone."""
+    """The child inherits the lock until it becomes another program, although the process that signed the lock is
+    gone."""
     monkeypatch.setattr(locks, "CHILD_SECONDS", 100.0)
     file = tmp_path / "0001.db"
     process = await asyncio.create_subprocess_exec(

@@ -39,7 +39,7 @@ SCRIPTED = Profile("explorer", "You explore.", model=scripted({}))
 
 
 class ScriptedAgents(RemoteAgents):
-    """One agent that is elsewhere: the profile `SCRIPTED`, behind an adapter of the test's own."""
+    """A remote agent: the profile `SCRIPTED` behind an adapter of the test's own."""
 
     def __init__(self, adapter: RemoteAdapter) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class ScriptedBench:
 
 
 async def _silent(_: PeerRun) -> None:
-    """The script of a peer that only says what a test makes it say."""
+    """Return the script of a peer that reports only what the test sends."""
 
 
 @asynccontextmanager

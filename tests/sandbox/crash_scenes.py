@@ -138,7 +138,8 @@ def cmdline(pid: int) -> str:
 
 
 async def kill_tool_server(owner: Supervisor, tree: str) -> None:
-    """Kill the last process that looks like one, when there is one: in a container the first process looks the same."""
+    """Kill the last process that looks like a tool server, if any. In a container the first process looks like one
+    too."""
     os.kill((await until(tool_servers))[-1], signal.SIGKILL)
 
 
@@ -192,8 +193,8 @@ async def stubborn_tool(runtime: str) -> Facts:
 
 @crash_scene
 async def fill_when_cancelled(runtime: str) -> Facts:
-    """It stops its tool server, so that nobody answers the cancel, and then writes more than it may. The host waits for
-    the answer for ever: only the look at the size of the files can end it."""
+    """The run stops its tool server, so that the cancel gets no answer, and then writes more than its limit. Only the
+    check of file sizes can end the host's wait."""
 
     async def cancel(owner: Supervisor, tree: str) -> None:
         run = owner.trees[tree].runs[0]
@@ -285,7 +286,7 @@ async def environment(runtime: str) -> Facts:
 
 @crash_scene
 async def hosts(runtime: str) -> Facts:
-    """A parent that may reach two hosts, and a child that may reach one of them."""
+    """Play a parent with a list of allowed hosts, and a child with a shorter list."""
     python = image.PYTHON if runtime == "container" else builder.find_python()
     ask = "{} -I -S -c 'import urllib.request as u; print(u.urlopen(\"http://{}/\").read())'"
     get = [call("shell", command=ask.format(python, host)) for host in ("a.com", "b.com", "evil.org", "near.com")]

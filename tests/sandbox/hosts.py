@@ -28,7 +28,7 @@ from retinue.workspaces.run_folders import RunFolders
 
 @dataclass
 class Host:
-    """The trusted side. `said` is what its user was told, `trees` what it has run."""
+    """The trusted side of an outbox. `said` is the output for its user, `trees` are the trees it has run."""
 
     folder: Path
     outbox: Path

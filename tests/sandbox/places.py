@@ -57,7 +57,7 @@ class Place:
         return self.play_as_user(scene)[0]
 
     def play_as_user(self, *scenes: str, seconds: float = USER_SECONDS) -> list[Any]:
-        """One after the other by the same ordinary user, who makes what they need for it once."""
+        """Play the scenes in turn as the same ordinary user, whose setup is made once."""
         argv = [sys.executable, "-m", "tests.sandbox", self.runtime, *scenes]
         played: list[Any] = json.loads(run_as_user(argv, seconds=seconds))
         return played

@@ -224,7 +224,8 @@ async def programs(runtime: str) -> Facts:
 
 @scene
 async def programs_that_ask(runtime: str) -> Facts:
-    """A call of a program is asked about like any other: one allowed, one denied, one changed; its clock stands."""
+    """The calls of a program need approval like any other: one is allowed, one denied, one changed. The program's clock
+    stands meanwhile."""
     asked: list[tuple[str, str, str]] = []
 
     async def person(question: Approval) -> Allow | Deny:
@@ -276,7 +277,7 @@ raise SystemExit(0)
 
 @scene
 async def approvals_at_depth_3(runtime: str) -> Facts:
-    """One call allowed, one denied, one changed; all asked of the one person there is."""
+    """One call is allowed, one denied, one changed, all by the same person."""
     asked: list[tuple[str, str | None, str, str]] = []
 
     async def person(question: Approval) -> Allow | Deny:

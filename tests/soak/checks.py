@@ -61,7 +61,7 @@ def check_order(events: Sequence[Event]) -> None:
 
 
 def check_calls(events: Sequence[Event]) -> None:
-    """I5, I6: a call has at most one result, and exactly one in a run that is done; a question at most one answer."""
+    """I5, I6: a call has at most one result, and exactly one if its run is done. A question has at most one answer."""
     for number, own in by_run(events).items():
         calls = [event.body.call_id for event in own if isinstance(event.body, ToolCall)]
         results = [event.body.call_id for event in own if isinstance(event.body, ToolResult)]
@@ -138,7 +138,7 @@ def check_threads(events: Sequence[Event], witness: Witness) -> None:
 
 
 def check_endings(events: Sequence[Event], witness: Witness, *, stopped: bool = False) -> None:
-    """Runs that were left alone ended as their script says. `stopped` says that somebody stopped some of them."""
+    """Check that undisturbed runs ended as their script says. `stopped` means that some runs were stopped."""
     last = {one.ref.run: one for one in witness.asked}
     limit = witness.case.limits.turns
     background = {event.run for event in events if isinstance(event.body, RunSpawned) and event.body.background}

@@ -104,7 +104,7 @@ def stop(way: str, chance: random.Random, supervisor: Supervisor, tree: str, ste
 
 
 async def stopped_at(at: int, way: str, folder: Path, *, durable: bool) -> int:
-    """One tree stopped that way at that step; how many steps it had in all."""
+    """Stop a tree in this way at this step. Return the total number of its steps."""
     temporary = folder / "tmp"
     temporary.mkdir(parents=True)
     chance, steps = random.Random(f"{at} {way}"), Steps()

@@ -26,7 +26,7 @@ ANSWER = {"type": "object", "properties": {"answer": {"type": "integer"}}, "requ
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """One model call: what the model saw, and what the script says to it."""
+    """One model call: the thread that the model saw, and its scripted reply."""
 
     ref: RunRef
     turn: int

@@ -1,4 +1,5 @@
-"""Telemetry as a user turns it on: over real OTLP/HTTP, and what happens when nobody takes it. Off, it is not there."""
+"""Tests of telemetry as a user turns it on: over real OTLP/HTTP, and with a collector that fails. Turned off, telemetry
+is not imported."""
 
 from __future__ import annotations
 

@@ -281,7 +281,7 @@ def test_names_that_lead_up_are_never_written(tmp_path: Path) -> None:
 
 @contextmanager
 def swapping_paths(base: Path, away: Path, seed: int) -> Iterator[list[int]]:
-    """Somebody who makes a file, a folder and the way to them what they are not, as fast as can be; how often."""
+    """Replace a file, a folder and the way to them as fast as possible. Yield the number of replacements."""
     over, rng, swaps = threading.Event(), random.Random(seed), [0]
 
     def swap() -> None:

@@ -1,4 +1,4 @@
-"""The evaluator between two rounds: its instructions, what it may read, and the files that it leaves."""
+"""Tests of the evaluator between two rounds: its instructions, the files it may read, and the files it leaves."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_a_packet_written_before_the_timeout_is_used(written: bool, tmp_pa
 
 
 class Reader:
-    """A primary that writes a file, and evaluators that read and write in the temp root; keeps what each was told."""
+    """A primary that writes a file, and evaluators that read and write in the temp root. Records the task of each."""
 
     name = "reader"
 

@@ -66,7 +66,7 @@ class Hall:
 
 @dataclass
 class Server:
-    """An MCP server that was started: what it was given, and what it can say."""
+    """An MCP server as the collector knows it: its environment, and the reports that it can post."""
 
     hall: Hall
     name: str

@@ -242,7 +242,7 @@ async def _talk(server: Server, run_id: str) -> None:
 
 @pytest.mark.requirement("CPE-62", "CPE-34")
 async def test_a_screen_that_stands_still_and_a_disk_that_is_busy_hold_up_nobody(tmp_path: Path) -> None:
-    """An event is taken when it is handed over; who looks at it, and when it is written, is another matter."""
+    """A report is accepted when it is handed over, independently of screens and of the write to disk."""
     async with hall(tmp_path, durable=True) as h:
         server = h.server()
         run_id = server.call()

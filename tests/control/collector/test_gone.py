@@ -1,4 +1,4 @@
-"""A server that has ended: what becomes of the runs it reported."""
+"""Tests of the runs of a server that has ended."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ async def test_runs_of_a_server_that_is_gone_have_ended_and_its_address_is_close
 
 
 async def test_a_server_behind_a_server_that_dies_has_its_runs_ended_at_the_root_at_once(tmp_path: Path) -> None:
-    """It reports to the root itself, so when it is gone, the one in the middle, whose call fails, says so."""
+    """The inner server reports to the root itself; when it dies, the outer one reports its failed call."""
     async with hall(tmp_path) as h:
         server = h.server()
         middle = server.call()

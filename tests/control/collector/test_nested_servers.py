@@ -1,4 +1,4 @@
-"""Servers behind servers: what the deepest does is seen at the root, and depth ends where it would in one process."""
+"""Tests of servers behind servers: the root sees the events of the deepest, and depth is limited as in one process."""
 
 import json
 from pathlib import Path

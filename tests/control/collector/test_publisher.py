@@ -1,4 +1,4 @@
-"""A subagent server of ours in a process of its own: what it reports, and what becomes of it when it cannot."""
+"""Tests of a subagent server of ours in its own process: its reports, and runs whose reports cannot be sent."""
 
 import asyncio
 import json

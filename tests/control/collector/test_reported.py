@@ -119,7 +119,7 @@ def test_best_effort_is_a_setting_that_a_project_cannot_choose_by_itself(tmp_pat
 async def test_of_a_run_elsewhere_it_is_said_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One of a server that works in the same project, so that its own log is known, and one of any other."""
+    """One run is of a server in the same project, whose log is known; the other is of a server somewhere else."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "retinue.yaml").touch()
 

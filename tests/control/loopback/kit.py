@@ -103,7 +103,7 @@ async def knock(port: int, data: bytes, *, eof: bool = False) -> Response:
 
 
 async def request(server: ControlServer, method: str, path: str, body: Any = None, **headers: str | None) -> Response:
-    """One request with good headers, but for those given; None leaves one out."""
+    """Send a request with good headers, except for the given ones; None leaves a header out."""
     address = server.address
     data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     given: dict[str, str | None] = {

@@ -1,4 +1,4 @@
-"""One inbox: a question is on all open surfaces, is answered once, and no surface that goes away answers it."""
+"""Tests of questions on several surfaces: all show a question, one answers, and a surface that closes does not."""
 
 from __future__ import annotations
 

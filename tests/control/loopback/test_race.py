@@ -1,4 +1,4 @@
-"""Two surfaces answer each question the moment they see it: exactly one wins, and the other is told who it was."""
+"""Tests of two surfaces that answer each question at once: exactly one wins, and the other learns the winner's name."""
 
 import asyncio
 import random
@@ -15,8 +15,8 @@ from tests.control.loopback.kit import house
 
 
 class Surface:
-    """Answers what it sees, after a seeded while, and keeps what it was told: by question, whether its answer was
-    taken, and how the question was closed."""
+    """A surface that answers each question after a seeded delay. It records by question if its answer was accepted, and
+    how the question was closed."""
 
     def __init__(self, name: str, control: Control, seed: int) -> None:
         self.name, self._control = name, control

@@ -1,4 +1,4 @@
-"""A command that took effect but whose answer was lost: sent again with the same key, it has one effect."""
+"""Tests of commands whose answer was lost: repeated with the same key, a command takes effect once."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""The side in the container: what it writes, and what it makes of what it finds."""
+"""Tests of the container's side of the outbox: the requests that it writes, and its reading of the answers."""
 
 from __future__ import annotations
 

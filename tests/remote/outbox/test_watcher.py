@@ -26,7 +26,7 @@ from tests.supervisor.tree.kit import call
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """A folder that is shared, beside one that is not."""
+    """Make a folder that is shared, beside a folder that is not."""
     folder = tmp_path / "work"
     folder.mkdir()
     (folder / "notes.txt").write_text("one\n")

@@ -1,4 +1,4 @@
-"""Stall budgets and deadlines: what counts as life, what is nobody's fault, and clocks that jump or stand still."""
+"""Tests of stall budgets and deadlines: signs of activity, waits that do not count, and clocks that jump or stop."""
 
 import asyncio
 import threading

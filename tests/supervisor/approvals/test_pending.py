@@ -19,7 +19,7 @@ WAIT = 600.0
 
 
 class Pages:
-    """A tool that must be asked about, and what it was called with."""
+    """A tool that needs approval, and the arguments of its calls."""
 
     def __init__(self) -> None:
         self.made: list[str] = []

@@ -1,4 +1,4 @@
-"""Failures around a run: a disk that is busy, a log that is lost, runs that are stopped, waits that are given up."""
+"""Tests of failures around a run: busy disks, lost logs, stopped runs, abandoned waits."""
 
 import asyncio
 import json

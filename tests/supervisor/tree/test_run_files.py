@@ -46,7 +46,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_files(folder: Path, *, turns: int, tokens: int) -> None:
-    """The files of one ended run agree with each other and with what it did."""
+    """Check that the files of an ended run agree with each other and with its events."""
     lines = (folder / "live_logs" / "events.ndjson").read_text()
     assert lines == (folder / "full_logs" / "events.ndjson").read_text()
     kinds = [json.loads(line)["kind"] for line in lines.splitlines()]

@@ -80,7 +80,7 @@ class Echo:
 
 
 class Notes:
-    """The screen of a server: what it said, and the events it showed."""
+    """The screen of a server: its messages, and the events it showed."""
 
     def __init__(self) -> None:
         self.said: list[str] = []

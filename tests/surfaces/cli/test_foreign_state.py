@@ -1,4 +1,4 @@
-"""A project that ships state, settings or agents of somebody else: nothing in it runs, and nothing is written."""
+"""Tests of a project with another user's state, settings or agents: none of them runs or writes."""
 
 import json
 import os

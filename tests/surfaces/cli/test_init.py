@@ -93,7 +93,7 @@ def test_the_command_it_allows_runs_unasked_where_the_tests_are(empty: Project, 
 
 @needs_bubblewrap
 def test_the_tools_that_the_tests_need_are_shown_in_the_sandbox(empty: Project) -> None:
-    """Cargo as rustup has it: what is on the PATH is not what runs."""
+    """With rustup, the cargo on the PATH is a proxy for the real program."""
     home = empty.folder.parent / "home"
     real, shim = home / ".rustup/toolchains/one/bin/cargo", home / ".cargo/bin/rustup"
     for file, text in ((real, "#!/bin/sh\necho cargo of one\n"), (shim, "#!/bin/sh\nexit 9\n")):

@@ -146,7 +146,7 @@ async def ask_in_container(folder: Path, project: Project) -> AsyncIterator[tupl
 
 @asynccontextmanager
 async def ask_over_a2a(folder: Path, project: Project) -> AsyncIterator[tuple[House, RunHandle, list[Control]]]:
-    """An agent of another server asks; the one who serves it could answer too."""
+    """Let an agent of another server ask a question that this server's user could answer too."""
     agent = make_argocd(DEPLOY)
     async with serve_a2a(folder / "there", agent, asks_client=True) as server, house(folder / "here") as h:
         yield h, await h.supervisor.spawn(make_profile(server.url), Task("deploy")), [server.control]

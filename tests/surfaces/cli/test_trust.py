@@ -1,4 +1,5 @@
-"""A retinue.yaml that came with a clone: what it narrows holds, what it loosens waits for the user's yes."""
+"""Tests of a retinue.yaml from a clone: settings that narrow take effect, settings that loosen wait for the user's
+yes."""
 
 import os
 import stat

@@ -174,7 +174,7 @@ def test_the_printed_command_of_gemini_adds_the_same_entry(project: Project) -> 
 
 @pytest.mark.finding("M1")
 def test_a_variable_that_is_passed_on_but_not_set_counts_as_not_set(project: Project) -> None:
-    """Gemini CLI makes an empty variable, or none of it, of one that the user has not set."""
+    """Gemini CLI passes an unset variable on as an empty or an unexpanded one."""
     from retinue.surfaces.mcp.install import remove_unset_variables
 
     environ = {

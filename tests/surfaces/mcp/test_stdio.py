@@ -1,4 +1,4 @@
-"""Stdio as bytes: what is answered before anything is loaded, what is not protocol, and what bad input does."""
+"""Tests of stdio as bytes: answers before anything is loaded, output outside the protocol, and bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that take long: progress, handles for clients that do not wait, and clients that give up."""
+"""Tests of long calls: progress, handles for clients that do not wait, and clients that give up."""
 
 from __future__ import annotations
 

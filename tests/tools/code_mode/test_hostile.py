@@ -1,4 +1,4 @@
-"""A tool server that was taken over, and what it can make of the calls of programs: nothing its run could not do."""
+"""Tests of a hijacked tool server: through the calls of programs it gains no right beyond its run's."""
 
 from __future__ import annotations
 

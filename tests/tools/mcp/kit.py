@@ -29,7 +29,7 @@ def program(name: str, *args: str, **more: Any) -> dict[str, Any]:
 
 
 def quick_program(name: str, *args: str, **more: Any) -> dict[str, Any]:
-    """One that is made with the SDK, without the time that importing the SDK takes."""
+    """Return a server program written with the SDK, without the time to import the SDK."""
     command, *words = start_fork_server().find_python("mcp.server.mcpserver")
     return {"command": command, "args": [*words, str(SERVERS / f"{name}.py"), *args], **more}
 

@@ -43,7 +43,7 @@ def settling(opened: list[Any]) -> list[Any]:
 
 
 class Person:
-    """An approver that answers by the tool's name, and remembers what it was asked."""
+    """An approver that answers by the tool's name, and records the questions."""
 
     by = "user"
 

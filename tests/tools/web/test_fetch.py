@@ -1,4 +1,4 @@
-"""web_fetch: where it may go, where it never goes, and what it makes of what strangers send."""
+"""Tests of web_fetch: the addresses it may reach, those it never reaches, and its handling of hostile responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The web tools in a run: who has them, who is told that they are missing, and that a child's reach is never wider."""
+"""Tests of the web tools in a run: the runs that have them, the warning about missing ones, and a child's narrower
+reach."""
 
 from __future__ import annotations
 
