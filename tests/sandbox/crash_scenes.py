@@ -21,8 +21,7 @@ from retinue.core.events import Delta, RunEnded, RunStarted, ToolCall, ToolResul
 from retinue.core.limits import ResourceLimits
 from retinue.core.ports import Clock
 from retinue.core.profiles import Task
-from retinue.sandbox import builder, cgroups, process, tool_server_session
-from retinue.sandbox import container_image as image
+from retinue.sandbox import builder, cgroups, container_image, process, tool_server_session
 from retinue.sandbox.container import MAKER_LABEL, find_engine, name_maker
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.doctor import try_all
@@ -59,17 +58,17 @@ async def play(
     )  # type: ignore[arg-type]
     owner = make_supervisor(parts)
     profile = Profile("main", "You are main.", model=scripted({"main": replies}, clock=clock), workspace="scratch")
-    node = owner.spawner.spawn_primary(profile, Task("go"))
+    run = owner.spawner.spawn_primary(profile, Task("go"))
     events: list[Event] = []
-    async for event in owner.watch(node.ref.tree):
+    async for event in owner.watch(run.ref.tree):
         if isinstance(event, Delta):
             continue
         events.append(event)
         if when is not None and then is not None and isinstance(event.body, when):
-            await then(owner, node.ref.tree)
+            await then(owner, run.ref.tree)
             when = None
-    await node.join()
-    result = node.result()
+    await run.join()
+    result = run.result()
     await owner.close()
     shutil.rmtree(folder)
     return told(result, events) | {"left": await left(runtime)}
@@ -287,7 +286,7 @@ async def environment(runtime: str) -> Facts:
 @crash_scene
 async def hosts(runtime: str) -> Facts:
     """Play a parent with a list of allowed hosts, and a child with a shorter list."""
-    python = image.PYTHON if runtime == "container" else builder.find_python()
+    python = container_image.PYTHON if runtime == "container" else builder.find_python()
     ask = "{} -I -S -c 'import urllib.request as u; print(u.urlopen(\"http://{}/\").read())'"
     get = [call("shell", command=ask.format(python, host)) for host in ("a.com", "b.com", "evil.org", "near.com")]
     raw = 'import socket as s; s.create_connection(("93.184.216.34", 80), 2)'
@@ -298,9 +297,9 @@ async def hosts(runtime: str) -> Facts:
     async with Web({"/": web_answer(b"hello")}, near_com=["127.0.0.1"]) as web:
         reach = {"network": ["a.com", "b.com", "near.com"], "dialer": web, "profiles": [child]}
         owner = make_supervisor(Parts(folder, folder / ".retinue", mode="yes", runtime=runtime, **reach))  # type: ignore[arg-type]
-        node = owner.spawner.spawn_primary(main(agents, workspace="scratch"), Task("go"))
-        events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
-        await node.join()
+        run = owner.spawner.spawn_primary(main(agents, workspace="scratch"), Task("go"))
+        events = [event async for event in owner.watch(run.ref.tree) if not isinstance(event, Delta)]
+        await run.join()
         sockets = [str(path) for path in folder.rglob("proxy")]
         await owner.close()
     shutil.rmtree(folder)

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from retinue.sandbox import container_image as image
-from retinue.sandbox import escapes
+from retinue.sandbox import container_image, escapes
 from retinue.sandbox.builder import find_system_program
 from retinue.sandbox.container import find_engine
 from tests.sandbox.crash_scenes import CRASH_SCENES
@@ -40,8 +39,8 @@ def make_image() -> None:
     made = find_engine()
     with IMAGE_LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if made.call("image", "inspect", image.NAME).returncode:
-            image.build_image(made.argv)
+        if made.call("image", "inspect", container_image.NAME).returncode:
+            container_image.build_image(made.argv)
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,8 @@ def stop(way: str, chance: random.Random, supervisor: Supervisor, tree: str, ste
         case "killed":
             supervisor.trees[tree].kill()
         case "twice" | "one, then all":
-            node = found.runs[0] if way == "twice" else chance.choice(found.runs)
-            node.stop("cancelled")
+            run = found.runs[0] if way == "twice" else chance.choice(found.runs)
+            run.stop("cancelled")
             steps.pull[steps.count + chance.choice((1, 1, 2, 3, 5, 8))] = supervisor.trees[tree].kill
 
 

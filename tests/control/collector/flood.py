@@ -8,7 +8,7 @@ from pathlib import Path
 
 from retinue.core.events import Delta, Event, Thinking
 from retinue.surfaces.printer.printer import Printer, PrintThread
-from tests.control.collector.kit import Hall, hall
+from tests.control.collector.kit import CollectorSetup, open_collector
 
 CROWD = str(Path(__file__).with_name("crowd.py"))
 
@@ -33,7 +33,7 @@ async def flood(folder: Path, *, processes: int, subagents: int, events: int, pe
     delays: list[float] = []
     with screen.open("w", encoding="utf-8") as stream:
         printer = Printer(stream, level="verbose", color=False)
-        async with hall(folder, durable=True) as h:
+        async with open_collector(folder, durable=True) as h:
             printing = asyncio.create_task(_print(h, printer, delays))
             servers = [h.server(f"server-{number}") for number in range(processes)]
             rate = str(per_second / processes)
@@ -51,7 +51,7 @@ async def flood(folder: Path, *, processes: int, subagents: int, events: int, pe
     return Flood(share * processes * events, delays, _blocks(screen.read_text()))
 
 
-async def _print(h: Hall, printer: Printer, delays: list[float]) -> None:
+async def _print(h: CollectorSetup, printer: Printer, delays: list[float]) -> None:
     thread = PrintThread()
     async for event in h.supervisor.watch(h.tree):
         if not isinstance(event, Delta):

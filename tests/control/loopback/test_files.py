@@ -13,7 +13,7 @@ from retinue.control.client import ControlClient
 from retinue.control.server import ControlServer
 from retinue.core.errors import ControlUnreachable, RetinueError
 from retinue.protocol.control import Address
-from tests.control.loopback.kit import house
+from tests.control.loopback.kit import serve_supervisor
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o777])
@@ -45,7 +45,7 @@ def test_modes_whatever_the_umask(tmp_path: Path, umask: int) -> None:
 
 
 async def test_the_file_says_where_the_server_is_and_goes_with_it(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         [file] = (h.state / "control").iterdir()
         assert file.name == f"{os.getpid()}.json"
         assert find_address(h.state / "control", h.supervisor.log.writer) == h.server.address
@@ -59,7 +59,7 @@ async def test_the_file_says_where_the_server_is_and_goes_with_it(tmp_path: Path
 
 
 async def test_each_server_has_a_token_of_its_own(tmp_path: Path) -> None:
-    async with house(tmp_path / "a") as a, house(tmp_path / "b") as b:
+    async with serve_supervisor(tmp_path / "a") as a, serve_supervisor(tmp_path / "b") as b:
         assert a.server.address.token != b.server.address.token
         stranger = ControlClient(make_address(port=a.server.address.port, token=b.server.address.token))
         with pytest.raises(RetinueError, match="token is missing or wrong"):
@@ -117,7 +117,7 @@ def test_what_is_no_file_of_ours_is_not_read(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
-    async with house(tmp_path, durable=False) as h:
+    async with serve_supervisor(tmp_path, durable=False) as h:
         (tmp_path / "other").write_text("in the way")
         with pytest.raises(RetinueError, match=r"cannot make .*other/control"):
             async with ControlServer(h.supervisor, tmp_path / "other"):

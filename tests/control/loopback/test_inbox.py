@@ -16,7 +16,7 @@ from retinue.core.approvals import Allow, Approval
 from retinue.core.profiles import Profile, Task
 from retinue.core.rules import Rules, parse_rule
 from retinue.testing import scripted
-from tests.control.loopback.kit import house
+from tests.control.loopback.kit import serve_supervisor
 from tests.control.loopback.test_second_terminal import GLOB, HELD, first, release, waiting, write
 from tests.surfaces.cli.shell import Project, one_line_error, until
 from tests.surfaces.cli.test_terminal import Terminal
@@ -175,7 +175,7 @@ async def test_a_question_at_depth_3_in_a_sandbox_is_on_every_surface_at_once(tm
     model = scripted(script)
     profiles = [Profile(name, "You work.", model=model) for name in "abc"]
     rules = Rules(allow=(parse_rule("spawn_subagents"),))
-    async with house(tmp_path, profiles=profiles, runtime="isolated", rules=rules) as h:
+    async with serve_supervisor(tmp_path, profiles=profiles, runtime="isolated", rules=rules) as h:
         async with (
             aclosing(h.supervisor.watch_questions()) as here,
             aclosing(h.client.watch_questions()) as there,

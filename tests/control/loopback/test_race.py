@@ -11,7 +11,7 @@ from retinue.core.approvals import Allow, Deny, QuestionClosed, describe_closing
 from retinue.core.control import Control
 from retinue.core.events import ApprovalDecided
 from retinue.log.questions import find_closing
-from tests.control.loopback.kit import house
+from tests.control.loopback.kit import serve_supervisor
 
 
 class Surface:
@@ -54,14 +54,14 @@ async def test_two_surfaces_answer_at_the_same_moment_and_the_late_one_is_told(
     seed: int, rounds: int, tmp_path: Path
 ) -> None:
     calls = [{"tools": [{"name": "write", "args": {"path": f"{n}.txt", "content": "x"}}]} for n in range(rounds)]
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         surfaces = [Surface("anna", h.client, seed), Surface("bert", h.client, seed)]
         async with asyncio.TaskGroup() as group:
             for surface in surfaces:
                 group.create_task(surface.watch(rounds))
-            node = h.run({"main": [*calls, "end"]})
-        await node.join()
-        events = await h.supervisor.log.read(node.ref.tree)
+            run = h.run({"main": [*calls, "end"]})
+        await run.join()
+        events = await h.supervisor.log.read(run.ref.tree)
     decided = {event.body.approval_id: event.body for event in events if isinstance(event.body, ApprovalDecided)}
     anna, bert = surfaces
     assert len(decided) == rounds and anna.seen == bert.seen and decided.keys() == anna.seen.keys()

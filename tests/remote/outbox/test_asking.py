@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 import retinue
+import retinue.remote.outbox
 from retinue import Event, Profile, Task, tool
 from retinue.core.control import RunHandle
 from retinue.core.errors import ConfigError
 from retinue.core.events import Message, RunEnded, RunSpawned, ToolCall, Warned
 from retinue.core.messages import Call, Reply
 from retinue.core.ports import Clock
-from retinue.remote import outbox as delegated
 from retinue.supervisor import adoption, driver
 from retinue.testing import ManualClock, scripted
 from tests.gates import until
@@ -186,7 +186,7 @@ async def test_a_timeout_writes_a_cancel_file_too(tmp_path: Path) -> None:
 
 
 async def test_an_outbox_that_nobody_watches_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delegated, "UNCLAIMED_SECONDS", 0.1)
+    monkeypatch.setattr(retinue.remote.outbox, "UNCLAIMED_SECONDS", 0.1)
     async with asking(tmp_path) as (run, outbox, name):
         event = await until_event(run, Warned)
         assert "no watcher has taken the request" in event.body.text  # type: ignore[union-attr]
@@ -198,7 +198,7 @@ async def test_an_outbox_that_nobody_watches_is_told(tmp_path: Path, monkeypatch
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for a host that takes its time."""
-    monkeypatch.setattr(delegated, "STEER_SECONDS", 200.0)
+    monkeypatch.setattr(retinue.remote.outbox, "STEER_SECONDS", 200.0)
     monkeypatch.setattr(adoption, "CONFIRM_SECONDS", 200.0)
 
 
@@ -228,7 +228,7 @@ async def test_words_for_a_run_on_the_host_are_a_file_and_written_when_it_has_th
 async def test_words_that_the_host_does_not_take_or_confirm_are_too_late_and_say_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
 ) -> None:
-    monkeypatch.setattr(delegated, "STEER_SECONDS", 100.0 if taken else 0.1)
+    monkeypatch.setattr(retinue.remote.outbox, "STEER_SECONDS", 100.0 if taken else 0.1)
     monkeypatch.setattr(adoption, "CONFIRM_SECONDS", 0.1)
     async with asking(tmp_path) as (run, outbox, name):
         sending = asyncio.create_task(run.send("left, not right"))

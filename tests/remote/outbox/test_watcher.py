@@ -264,13 +264,13 @@ async def test_words_reach_a_run_as_those_of_the_side_that_asked(
         (there.outbox / "steer_other_0000.json").write_text("{}")
         ask(there.outbox, "a-1", workspace=str(work))
         await until(lambda: bool(there.trees))
-        node = there.supervisor.trees[there.trees[0]].runs[0]
+        run = there.supervisor.trees[there.trees[0]].runs[0]
         write(there.outbox / "steer_a-1_0000.json")
         await until(lambda: not (there.outbox / "steer_a-1_0000.json").is_file())
         put(there.outbox, "steer_a-1_0001.json", b'{"run": 0, "text": "go"}')
         await until(lambda: not (there.outbox / "steer_a-1_0001.json").exists())
-        await until(Path(node.folders.path).exists)
-        (Path(node.folders.path) / "go").touch()
+        await until(Path(run.folders.path).exists)
+        (Path(run.folders.path) / "go").touch()
         assert (await answer(there.outbox, "a-1"))["status"] == "done"
         events = await there.supervisor.log.read(there.trees[0])
         assert [(e.body.text, e.body.source) for e in events if isinstance(e.body, Inbox)] == [

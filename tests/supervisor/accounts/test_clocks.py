@@ -148,8 +148,8 @@ async def test_a_person_who_thinks_stalls_nobody() -> None:
         run = await r.spawn(hanging(clock, agents), "go", limits=Limits(stall=60))
         await until(run, ToolCall, number=1)
         await clock.advance(3600)
-        nodes = r.control.trees[run.tree].runs
-        assert [node.view.state for node in nodes] == ["waiting_children", "waiting_approval"]
+        runs = r.control.trees[run.tree].runs
+        assert [each.view.state for each in runs] == ["waiting_children", "waiting_approval"]
         answer.set()
         await until(run, ToolResult, number=1)
         await clock.advance(61)

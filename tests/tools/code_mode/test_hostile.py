@@ -30,8 +30,8 @@ async def played(script: str, *tools: Any, reply: dict[str, Any] | None = None) 
     listed = [NAME, "shell", "list_agents", *TOOLS, *tools]
     profile = Profile("main", model=model, runtime="isolated", workspace="scratch", tools=listed)
     with use_sandbox(ToolServerSandbox(NoProtection(script))):
-        node = owner.spawner.spawn_primary(profile, Task("go"))
-        events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
+        run = owner.spawner.spawn_primary(profile, Task("go"))
+        events = [event async for event in owner.watch(run.ref.tree) if not isinstance(event, Delta)]
         await owner.close()
     return events
 
