@@ -175,14 +175,13 @@ async def test_a_child_of_a_killed_process_writes_nothing(tmp_path: Path, monkey
     gone."""
     monkeypatch.setattr(locks, "CHILD_SECONDS", 100.0)
     file = tmp_path / "0001.db"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", LEAVES_A_CHILD, str(file), stdin=asyncio.subprocess.PIPE
-    )
-    assert process.stdin is not None
+    held, end = os.pipe()  # of our own: asyncio closes a pipe of its own, and so ends the child, with the process
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", LEAVES_A_CHILD, str(file), stdin=held)
+    os.close(held)
     assert await process.wait() == 0
     assert not locks.try_lock(file)
     looking = asyncio.create_task(asyncio.to_thread(locks.read_holder, file))
-    process.stdin.close()
+    os.close(end)
     assert await looking is None
 
 

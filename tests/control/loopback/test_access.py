@@ -10,7 +10,7 @@ import pytest
 from retinue.control.server import ROUTES
 from retinue.http import server
 from tests.control.loopback.kit import HANG, Response, knock, request, serve_supervisor
-from tests.gates import hurry, until
+from tests.gates import hurry, until, wait_for_answer
 
 GETS = ["/v1/trees", "/v1/pending", "/v1/watch"]
 POSTS = ["/v1/cancel", "/v1/send", "/v1/answer"]
@@ -284,5 +284,8 @@ async def test_too_many_connections_are_told_so(tmp_path: Path) -> None:
         assert (await request(h.server, "GET", "/v1/trees")).status == 503
         for _, writer in waiting:
             writer.close()
-        while (await request(h.server, "GET", "/v1/trees")).status != 200:
-            await asyncio.sleep(0.01)
+
+        async def is_served() -> bool:
+            return (await request(h.server, "GET", "/v1/trees")).status == 200
+
+        assert await wait_for_answer(is_served)

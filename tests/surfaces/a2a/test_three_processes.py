@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from retinue.concurrency import TaskOwner
+from tests.gates import wait_for_answer
 from tests.remote.a2a_kit import bind
 from tests.surfaces.a2a.kit import TLS, body_of, message_of
 from tests.surfaces.a2a.test_process import Process
@@ -78,13 +79,15 @@ class Processes:
         )  # fmt: skip
         self.running[name] = Process(process, self.urls[name], [])
         async with httpx.AsyncClient(verify=TLS) as http:
-            while True:
-                try:
+
+            async def is_served() -> bool:
+                assert process.returncode is None, f"{name} ended"
+                with suppress(httpx.HTTPError):
                     await http.get(f"{self.urls[name]}/.well-known/agent-card.json")
-                    return
-                except httpx.HTTPError:
-                    assert process.returncode is None, f"{name} ended"
-                    await asyncio.sleep(0.05)
+                    return True
+                return False
+
+            await wait_for_answer(is_served)
 
     async def kill(self, name: str) -> None:
         process = self.running[name].process
@@ -173,13 +176,14 @@ async def stop_the_work(processes: Processes) -> None:
         answer = await http.post(processes.urls["supervisor"], json=body_of("tasks/cancel", {"id": task}))
         assert answer.json()["result"]["status"]["state"] == "canceled"
         listed = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}}
-        for name in ("argocd", "github"):
-            while True:
-                said = await http.post(processes.urls[name], json=listed, headers={"A2A-Version": "1.0"})
+        for url in (processes.urls["argocd"], processes.urls["github"]):
+
+            async def is_cancelled(url: str = url) -> bool:
+                said = await http.post(url, json=listed, headers={"A2A-Version": "1.0"})
                 states = [each["status"]["state"] for each in said.json()["result"]["tasks"]]
-                if sorted(states) == ["TASK_STATE_CANCELED", "TASK_STATE_COMPLETED"]:
-                    break
-                await asyncio.sleep(0.05)
+                return sorted(states) == ["TASK_STATE_CANCELED", "TASK_STATE_COMPLETED"]
+
+            await wait_for_answer(is_cancelled)
 
 
 async def test_a_kill_of_each_leaves_one_ending_per_run_and_nothing_twice(tmp_path: Path) -> None:
@@ -213,9 +217,10 @@ async def test_a_kill_of_each_leaves_one_ending_per_run_and_nothing_twice(tmp_pa
 
 async def wait_for_ending(processes: Processes, task: str) -> str:
     async with httpx.AsyncClient(verify=TLS, timeout=60) as http:
-        while True:
+
+        async def read_ending() -> str | None:
             said = await http.post(processes.urls["supervisor"], json=body_of("tasks/get", {"id": task}))
             state: str = said.json()["result"]["status"]["state"]
-            if state not in ("submitted", "working"):
-                return state
-            await asyncio.sleep(0.05)
+            return None if state in ("submitted", "working") else state
+
+        return await wait_for_answer(read_ending)
