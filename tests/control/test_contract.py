@@ -343,7 +343,7 @@ async def test_what_is_left_to_this_process_bounds_every_tree(
             spawned = (await first(c, run.tree, RunSpawned)).body
             assert isinstance(spawned, RunSpawned)
             assert spawned.max_tokens == min(5000, given.tokens or 5000)
-        with pytest.raises(ConfigError, match="give it no others"):
+        with pytest.raises(ConfigError, match="only for a primary"):
             await c.spawn(EXPLORER, Task("a"), below=SpawnBelow(tree=client.tree), caller=given)
         await client.close()
 

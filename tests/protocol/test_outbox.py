@@ -53,7 +53,7 @@ def test_what_is_not_said_is_narrow() -> None:
     ],
 )  # fmt: skip
 def test_a_key_that_says_how_to_launch_refuses_the_whole_request(key: str) -> None:
-    with pytest.raises(outbox.RequestError, match="may not say"):
+    with pytest.raises(outbox.RequestError, match="may not set"):
         parse(**{key: None})
 
 
@@ -62,7 +62,7 @@ def test_a_key_that_says_how_to_launch_refuses_the_whole_request(key: str) -> No
     "key",
     [
         "color", "answer_format", "caption", "keywords", "key_points", "planet", "escape", "modern", "envelope",
-        "costume", "hostess", "tool_hint", "model_answer", "priority", "labels", "created_at", "trace",
+        "costume", "hostess", "tool_hint", "model_answer", "priority", "labels", "created_at", "trace", "wall_clock",
         "requested_by", "note", "\u0446\u0432\u0435\u0442", "x-request-id", "delimiter",
     ],
 )  # fmt: skip

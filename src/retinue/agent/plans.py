@@ -62,7 +62,9 @@ _LOGGED_FIELDS = (
 )  # fmt: skip
 _LOGGED_IF_SET = ("approvals", "network", "a2a")
 NO_HOSTS = "{tool} is not available: no host may be fetched (`network:` in retinue.yaml names them)."
-NO_SEARCH = "web_search is not available: the provider of this model has none that can be bound to the allowed hosts."
+NO_SEARCH = (
+    "web_search is not available: the provider of this model has no search that can be limited to the allowed hosts."
+)
 NOT_BOUND = (
     "the network setting does not hold for commands of this run: it has no sandbox (runtime '{runtime}'), so its shell "
     "reaches whatever you can"

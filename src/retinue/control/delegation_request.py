@@ -96,7 +96,7 @@ class DelegationRequest:
                 return failure_response(name, STOPPED, "cancelled")
             run, workspace = await self._spawn(request, profile, readable)
         except FileNotFoundError:
-            return failure_response(name, "the request went away while it was looked at")
+            return failure_response(name, "the request was removed while it was being read")
         except UnreadableMessage as error:
             return failure_response(name, f"the request {error}")
         except RetinueError as error:
@@ -114,7 +114,9 @@ class DelegationRequest:
             await asyncio.to_thread(self._copy_back, request, workspace)
         reach_failpoint("copied_back")
         if request.ignored:
-            self._notes.append(f"keys of the request that nobody here knows: {', '.join(request.ignored[:10])}"[:500])
+            self._notes.append(
+                f"the request has unknown keys, which were ignored: {', '.join(request.ignored[:10])}"[:500]
+            )
         return self._make_response(result)
 
     def _read_request(self) -> wire.Request:
@@ -206,7 +208,7 @@ class DelegationRequest:
             with self._roots.open_path(request.workspace, what="workspace") as target:
                 self._notes += self._copies.bring_back(workspace, target)
         except (OSError, RetinueError) as error:
-            self._notes.append(f"what it wrote could not all be brought back: {error}")
+            self._notes.append(f"some of its changes could not be copied back: {error}")
 
 
 def failure_response(name: str, text: str, status: str = "failed") -> wire.Response:

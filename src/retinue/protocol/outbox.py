@@ -55,7 +55,7 @@ _LAUNCH = frozenset((
     "execution", "expose", "fallback", "gid", "image", "ipc", "launch", "launcher", "mcp", "mount", "mounts", "net",
     "network", "networks", "networking", "orchestrator", "permission", "permissions", "podman", "policy", "privilege",
     "privileged", "privileges", "proxy", "runtime", "sandbox", "seccomp", "secret", "secrets", "selinux", "setting",
-    "settings", "sudo", "uid", "ulimit", "ulimits", "user", "userns", "volume", "volumes", "wall", "walls", "workdir",
+    "settings", "sudo", "uid", "ulimit", "ulimits", "user", "userns", "volume", "volumes", "workdir",
     "yaml",
 ))  # fmt: skip
 # These count only if all other words of the key are in _BESIDE: `tools` and `max_cost`, not `tool_hint`, `key_points`.
@@ -182,11 +182,9 @@ def parse_request(data: bytes, name: str) -> Request:
     fields = _decode_object(data)
     forbidden = [key for key in fields if key not in _KEYS and _is_launch(key)]
     if forbidden:
-        raise RequestError(
-            f"a request may not say {_quote_keys(forbidden)}: how a run is launched is decided on the host"
-        )
+        raise RequestError(f"a request may not set {_quote_keys(forbidden)}: the host decides how a run is launched")
     if fields.get("version", VERSION) != VERSION:
-        raise RequestError(f"the request speaks another version than {VERSION}")
+        raise RequestError(f"the request must have version {VERSION}")
     if fields.get("id", name) != name:
         raise RequestError("'id' is not the one in the name of the file")
     subagent_id = fields.get("subagent_id", "")
@@ -235,7 +233,7 @@ def parse_steer(data: bytes) -> tuple[int, str | None]:
     fields = _decode_object(data)
     run = fields.get("run", 0)
     if fields.get("version", VERSION) != VERSION or isinstance(run, bool) or not isinstance(run, int) or run < 0:
-        raise RequestError("words for a run need its number, and this version")
+        raise RequestError(f"a message for a run must have the number of the run and version {VERSION}")
     return run, None if fields.get("cancel") is True else _read_text(fields, "text")
 
 

@@ -211,7 +211,7 @@ async def test_the_return_of_the_call_ends_what_has_not_ended(
         assert (await server.post(run_id, "subagent_end")).status == 200  # late, and no second ending
         late = await server.post(run_id, "tool_call", toolName="x")
         assert late.status == 409
-        assert late.error == f"run '{run_id}' has ended ({status}): it is not wanted any more"
+        assert late.error == f"run '{run_id}' has ended ({status}): its reports are no longer accepted"
         events = await h.until("run.ended", 2)
         runs = runs_of(events)
         endings = {event.run: event.body for event in events if isinstance(event.body, RunEnded)}

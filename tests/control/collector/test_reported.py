@@ -136,7 +136,7 @@ async def test_of_a_run_elsewhere_it_is_said_where_it_is(
         await h.until("run.started", 2)
         await server.post(other, "subagent_start", name="reviewer")
         await h.until("run.started", 3)
-        watched = "is only watched here: it runs in the MCP server 'reviewers', which words from here do not reach"
+        watched = "is only watched here: it runs in the MCP server 'reviewers', which cannot receive messages from here"
         home = f"{run.ref.tree}/0"
         assert await said("send", known, "x") == f"{h.tree}/1 {watched}; `retinue send {home} TEXT` does\n"
         assert await said("send", other, "x") == f"{h.tree}/2 {watched}\n"

@@ -161,7 +161,7 @@ def test_a_message_has_its_receipts_on_the_screen_of_the_run(project: Project) -
     until(lambda: [e["turn"] for e in project.events() if e["kind"] == "turn.started"][-1:] == [3])
     assert project.retinue("send", "main", "and then stop", "--wait", "0").returncode == 0
     assert project.retinue("cancel", "main").returncode == 0
-    terminal.read_until("too late: the run ended before it read it · and then stop")
+    terminal.read_until("too late: the run ended before it read the message · and then stop")
     terminal.read_until(None)
     assert terminal.end() == 130
 

@@ -189,7 +189,7 @@ async def test_an_outbox_that_nobody_watches_is_told(tmp_path: Path, monkeypatch
     monkeypatch.setattr(retinue.remote.outbox, "UNCLAIMED_SECONDS", 0.1)
     async with asking(tmp_path) as (run, outbox, name):
         event = await until_event(run, Warned)
-        assert "no watcher has taken the request" in event.body.text  # type: ignore[union-attr]
+        assert "no watcher has picked up the request" in event.body.text  # type: ignore[union-attr]
         assert f"retinue watch --outbox {outbox}" in event.body.text  # type: ignore[union-attr]
         respond(outbox, name)
         await run.result()
@@ -237,7 +237,7 @@ async def test_words_that_the_host_does_not_take_or_confirm_are_too_late_and_say
             await until(file.exists)
             file.unlink()
         receipt = await sending
-        assert receipt.state == "too_late" and ("has not said" if taken else "taken back") in receipt.why
+        assert receipt.state == "too_late" and ("has not confirmed" if taken else "was withdrawn") in receipt.why
         assert not file.exists()
         respond(outbox, name)
         assert [event.kind async for event in run.events()].count("inbox") == 0

@@ -101,7 +101,7 @@ async def test_the_same_id_again_has_the_same_answer_and_no_second_effect(work: 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"image": "evil"}, "may not say 'image'"),
+        ({"image": "evil"}, "may not set 'image'"),
         ({"profile": "nobody"}, "unknown profile 'nobody'"),
         ({"workspace": "/etc"}, "not below a folder that the host allows"),
         ({"workspace": "WORK/../secret"}, "plain path"),
