@@ -17,12 +17,12 @@ from retinue.protocol import outbox
 FINE = {"task": "look", "profile": "explorer", "workspace": "/shared/x"}
 
 
-def parse(**fields: Any) -> outbox.Request:
+def parse(**fields: Any) -> outbox.OutboxRequest:
     return outbox.parse_request(json.dumps({**FINE, **fields}).encode(), "a-1")
 
 
 def test_what_is_asked_comes_back_as_it_was() -> None:
-    asked = outbox.Request(
+    asked = outbox.OutboxRequest(
         id="a-1",
         task="lo\u00f6k",
         profile="explorer",
@@ -152,7 +152,7 @@ def test_no_bytes_break_the_parsers(data: bytes) -> None:
 
 
 def test_a_response_is_for_its_request_only() -> None:
-    data = outbox.encode_response(outbox.Response(id="a-1", status="done", final_response="x"))
+    data = outbox.encode_response(outbox.OutboxResponse(id="a-1", status="done", final_response="x"))
     assert outbox.parse_response(data, "a-1").final_response == "x"
     for wrong in (data.replace(b"a-1", b"b-1"), data.replace(b"done", b"gone"), data[:-1], b"[" * 100_000):
         with pytest.raises(outbox.RequestError):
@@ -161,7 +161,7 @@ def test_a_response_is_for_its_request_only() -> None:
 
 def test_a_response_that_is_too_long_is_cut_and_says_so() -> None:
     data = outbox.encode_response(
-        outbox.Response(id="a", status="done", final_response="x" * (outbox.RESPONSE_BYTES + 1))
+        outbox.OutboxResponse(id="a", status="done", final_response="x" * (outbox.RESPONSE_BYTES + 1))
     )
     assert len(data) <= outbox.RESPONSE_BYTES
     response = outbox.parse_response(data, "a")
@@ -182,7 +182,7 @@ SHORT = {"final_response": "f", "error_details": "e", "partial": "p", "warning":
 @pytest.mark.parametrize("field", ["final_response", "error_details", "partial", "warning"])
 def test_only_the_text_that_is_too_long_is_cut(field: str, unit: str) -> None:
     long = unit * (outbox.RESPONSE_BYTES // (len(msgspec.json.encode(unit)) - 2) + 1)
-    data = outbox.encode_response(outbox.Response(id="a" * 128, status="failed", **{**SHORT, field: long}))
+    data = outbox.encode_response(outbox.OutboxResponse(id="a" * 128, status="failed", **{**SHORT, field: long}))
     assert outbox.RESPONSE_BYTES - 8192 < len(data) <= outbox.RESPONSE_BYTES
     response = msgspec.structs.asdict(outbox.parse_response(data, "a" * 128))
     beginning, mark, rest = response[field].partition("\n[... cut ...]")
@@ -196,7 +196,7 @@ def test_only_the_text_that_is_too_long_is_cut(field: str, unit: str) -> None:
 
 def test_a_structured_answer_that_is_too_long_is_left_out_and_the_text_stays() -> None:
     rows = ["x" * 1024] * (outbox.RESPONSE_BYTES // 1024)
-    data = outbox.encode_response(outbox.Response(id="a", status="done", final_response="whole", structured=rows))
+    data = outbox.encode_response(outbox.OutboxResponse(id="a", status="done", final_response="whole", structured=rows))
     assert len(data) <= outbox.RESPONSE_BYTES
     response = outbox.parse_response(data, "a")
     assert (response.final_response, response.structured) == ("whole", None)
@@ -211,7 +211,7 @@ REPEATED = st.tuples(st.text(min_size=1, max_size=8), SIZES)  # not the text its
 @given(st.fixed_dictionaries(dict.fromkeys(NOTES, REPEATED)))
 def test_no_response_is_longer_than_the_other_side_reads(repeated: dict[str, tuple[str, int]]) -> None:
     fields = {name: unit * (size // len(unit)) for name, (unit, size) in repeated.items()}
-    data = outbox.encode_response(outbox.Response(id="a", status="failed", **fields))
+    data = outbox.encode_response(outbox.OutboxResponse(id="a", status="failed", **fields))
     assert len(data) <= outbox.RESPONSE_BYTES
     response = msgspec.structs.asdict(outbox.parse_response(data, "a"))
     cut = {name for name, text in fields.items() if response[name] != text}
@@ -221,18 +221,20 @@ def test_no_response_is_longer_than_the_other_side_reads(repeated: dict[str, tup
 
 def test_the_ending_of_a_primary_there_is_that_of_a_subagent_here() -> None:
     text, error = "Run reached its limit", "Run 'explorer' stopped: limit of 2 turns reached"
-    response = outbox.Response(id="a", status="limited", final_response=text, error_details=error, is_named=True)
+    response = outbox.OutboxResponse(id="a", status="limited", final_response=text, error_details=error, is_named=True)
     assert outbox.make_ending(response, agent="explorer", primary=True).error == error
     ending = outbox.make_ending(response, agent="explorer", primary=False)
     assert (ending.text, ending.error) == ("Subagent reached its limit", error.replace("Run '", "Subagent '"))
-    own_words = outbox.Response(id="a", status="failed", final_response="Run it", error_details="Run it yourself")
+    own_words = outbox.OutboxResponse(id="a", status="failed", final_response="Run it", error_details="Run it yourself")
     assert outbox.make_ending(own_words, agent="explorer", primary=False).error == "Run it yourself"
 
 
 def test_the_code_of_a_response_says_that_there_was_nobody_to_ask() -> None:
     text = "Run requires confirmation"
-    response = outbox.Response(id="a", status="failed", final_response=text, error_details=text, code="unconfirmed")
+    response = outbox.OutboxResponse(
+        id="a", status="failed", final_response=text, error_details=text, code="unconfirmed"
+    )
     ending = outbox.make_ending(response, agent="explorer", primary=False)
     assert (ending.status, ending.text, ending.code) == ("failed", "Subagent requires confirmation", "unconfirmed")
-    strange = outbox.Response(id="a", status="done", final_response="x", code="unconfirmed")
+    strange = outbox.OutboxResponse(id="a", status="done", final_response="x", code="unconfirmed")
     assert outbox.make_ending(strange, agent="explorer", primary=False).code == ""

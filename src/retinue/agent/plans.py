@@ -44,9 +44,9 @@ from retinue.tools.subagents import (
     GetAgent,
     ListAgents,
     SpawnAgent,
+    SpawnProfile,
     SpawnSubagents,
     SubagentControlTool,
-    SubagentTool,
 )
 
 SPAWNING: dict[str, Callable[[], Tool]] = {
@@ -381,7 +381,7 @@ class ProfilePlanner:
             tools |= {name: SandboxedTool(LOCAL[name]()) for name in LOCAL}
             tools |= {name: HostedTool(spec) for name, spec in WEB.items()}
             tools |= {name: make() for name, make in SPAWNING.items()}
-            tools |= {f"subagent_{child.name}": SubagentTool(child) for child in self._profiles.values()}
+            tools |= {f"subagent_{child.name}": SpawnProfile(child) for child in self._profiles.values()}
             if parent is None:
                 self._add_server_tools(None, tools, host)
             else:
@@ -394,12 +394,12 @@ class ProfilePlanner:
         if _is_managed_evaluator(profile, parent):
             tools.setdefault("write", SandboxedTool(LOCAL["write"]()))  # its packet is a file in its own folder
         if profile.leaf or not self.has_subagents:
-            tools = {n: t for n, t in tools.items() if n not in SPAWNING and not isinstance(t, SubagentTool)}
+            tools = {n: t for n, t in tools.items() if n not in SPAWNING and not isinstance(t, SpawnProfile)}
         return tools, host
 
     def _add_tool(self, profile: Profile, entry: Any, tools: dict[str, Tool], host: dict[str, HostTool]) -> None:
         if isinstance(entry, Profile):
-            made = SubagentTool(entry)
+            made = SpawnProfile(entry)
             tools[made.spec.name] = made
         elif isinstance(entry, FunctionTool):
             tools[entry.spec.name] = HostedTool(entry.spec)
@@ -415,7 +415,7 @@ class ProfilePlanner:
         elif entry in SPAWNING:
             tools[entry] = SPAWNING[entry]()
         elif entry.startswith("subagent_"):
-            tools[entry] = SubagentTool(self._find_profile(entry.removeprefix("subagent_"), None))
+            tools[entry] = SpawnProfile(self._find_profile(entry.removeprefix("subagent_"), None))
         else:
             known = ", ".join([*LOCAL, *WEB, *SPAWNING, "subagent_NAME", f"{PREFIX}SERVER__TOOL"])
             raise NotFound(f"profile {profile.name!r}: unknown tool {entry!r}; available: {known}")
@@ -449,12 +449,12 @@ class ProfilePlanner:
 
     def _list_children(self, tools: Mapping[str, Tool]) -> Sequence[Profile]:
         """Return the profiles that `spawn_subagents` may name: active profiles, and profiles given by value."""
-        if not any(name in SPAWNING or isinstance(tool, SubagentTool) for name, tool in tools.items()):
+        if not any(name in SPAWNING or isinstance(tool, SpawnProfile) for name, tool in tools.items()):
             return ()
         given = [
             tool.profile
             for tool in tools.values()
-            if isinstance(tool, SubagentTool) and not isinstance(tool, SpawnAgent)
+            if isinstance(tool, SpawnProfile) and not isinstance(tool, SpawnAgent)
         ]
         return list({child.name.lower(): child for child in (*self._profiles.values(), *given)}.values())
 
@@ -487,7 +487,7 @@ def _bind_subagent_tools(
     if not can_spawn:
         for name in subagent_tools.TOOLS:
             tools.pop(name, None)
-    elif any(isinstance(tool, SpawnSubagents | SubagentTool) for tool in tools.values()):
+    elif any(isinstance(tool, SpawnSubagents | SpawnProfile) for tool in tools.values()):
         tools |= {name: tools.get(name) or SubagentControlTool(name) for name in subagent_tools.TOOLS}
 
 

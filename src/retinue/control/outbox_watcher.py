@@ -259,7 +259,7 @@ class OutboxWatcher:
         reach_failpoint("marked")
         return marked
 
-    def _answer(self, response: wire.Response, owner: int | None = None) -> None:
+    def _answer(self, response: wire.OutboxResponse, owner: int | None = None) -> None:
         data = wire.encode_response(response)
         self._kept.put_message(response.id, data)
         reach_failpoint("answer_kept")

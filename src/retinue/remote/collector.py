@@ -33,7 +33,7 @@ from retinue.core.results import Status, ending_texts
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.core.traces import baggage_of
 from retinue.http.listener import HOST, Listener
-from retinue.http.server import HttpError, Request, ServerConnection
+from retinue.http.server import HttpError, HttpRequest, ServerConnection
 from retinue.protocol import inherited_limits
 from retinue.protocol import reports as collected
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS, ROUTE, Reported, make_caller_tag, read_arguments
@@ -312,7 +312,7 @@ class Collector(Listener):
         for secret in self._secrets:
             forget_secret(secret)
 
-    async def respond(self, request: Request, connection: ServerConnection) -> None:
+    async def respond(self, request: HttpRequest, connection: ServerConnection) -> None:
         server = self._paths.get(request.path)
         if server is None:
             raise HttpError(404, "there is no such address")

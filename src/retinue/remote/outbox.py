@@ -102,7 +102,7 @@ class OutboxRun:
             return
         limits = request.limits
         data = wire.encode_request(
-            wire.Request(
+            wire.OutboxRequest(
                 id=name,
                 subagent_id=request.ref.subagent_id[: wire.SUBAGENT_ID_CHARACTERS],
                 task="\n\n".join(filter(None, (request.before, request.text))),
@@ -151,7 +151,7 @@ class OutboxRun:
             yield Report(STARTED, Warned(response.warning))
         yield Report(STARTED, self._make_ending(response))
 
-    def _make_ending(self, response: wire.Response) -> RunEnded:
+    def _make_ending(self, response: wire.OutboxResponse) -> RunEnded:
         ref = self._request.ref
         ending = wire.make_ending(response, agent=ref.agent, primary=ref.run == 0)
         return RunEnded(
@@ -164,7 +164,7 @@ class OutboxRun:
             code=ending.code,
         )
 
-    def _read_response(self) -> wire.Response | None:
+    def _read_response(self) -> wire.OutboxResponse | None:
         try:
             data, _ = self._box.read_message(wire.response_name(self.reference), limit=wire.RESPONSE_BYTES)
         except FileNotFoundError:
