@@ -32,7 +32,6 @@ from retinue.http.server import HttpError, HttpRequest, ServerConnection
 from retinue.protocol import control as protocol
 from retinue.protocol.strict_json import InvalidBody, decode_body, encode_body
 
-FOLDER = "control"
 MAX_CONNECTIONS = 256
 GRACE_SECONDS = 1.0
 MAX_REMEMBERED = 4096
@@ -61,7 +60,7 @@ class ControlServer(Listener):
 
     def __init__(self, control: Control, state: Path, *, unattended: bool = False) -> None:
         super().__init__("this control server", max_connections=MAX_CONNECTIONS)
-        self._folder = state / FOLDER
+        self._state = state
         self._token = secrets.token_urlsafe(32)
         self._writer = control.writer
         self._handlers = CommandHandlers(control, unattended=unattended)
@@ -75,7 +74,7 @@ class ControlServer(Listener):
             version=protocol.VERSION, pid=os.getpid(), port=port, token=self._token, writer=self._writer
         )
         try:
-            self._file = AddressFile(self._folder, self.address)
+            self._file = AddressFile(self._state, self.address)
         except RetinueError:
             await self.stop_listening()
             raise

@@ -187,7 +187,7 @@ def check_sandboxes(checked: CheckedProject) -> Iterator[Check]:
 def check_control(checked: CheckedProject) -> Iterator[Check]:
     """Check that other terminals can reach a run, and list the processes with a control server."""
     yield _check_loopback()
-    live, stale = address_files.survey_addresses(checked.state / "control")
+    live, stale = address_files.survey_addresses(checked.state)
     for pid in live:
         yield Check("control", "ok", f"process {pid} can be reached from here")
     if stale:
