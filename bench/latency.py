@@ -1,4 +1,4 @@
-"""How soon a watcher sees a tool's result, and how many events a second the log takes."""
+"""Benchmark of the delay from a tool's result to its watcher, and of the events that the log takes in a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The commands that read the log, as it grows: many trees, and one very long tree, each against the smallest log."""
+"""Benchmark of the commands that read the log, as it grows: many trees, and one very long tree, each against the
+smallest log."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How soon a question is on a screen: asked at depth 3 in a sandbox, drawn on a real terminal, here and by another
-process's Control."""
+"""Benchmark of the delay until a question is on a screen: asked at depth 3 in a sandbox, drawn on a real terminal, in
+this process and through another process's Control."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How soon what subagents of other processes report is printed."""
+"""Benchmark of the delay until reports from subagents of other processes are printed."""
 
 from __future__ import annotations
 

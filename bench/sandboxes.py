@@ -1,4 +1,4 @@
-"""What a sandbox costs: nothing for a run that does not use it, how soon its first call is done, and what it weighs."""
+"""Benchmark of sandboxes: no cost for a run without one, the delay of its first call, and its memory."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def _talk(folder: Path, runtime: str) -> float:
 
 
 class Gathering:
-    """A model that has one sandboxed call made, and answers when all runs are that far."""
+    """A model that makes one sandboxed call, and answers once every run has made its own."""
 
     name = "gathering"
 

@@ -1,5 +1,5 @@
-"""How many events a second the live view of 100 subagents takes on a real terminal, and for how long it keeps keys
-waiting meanwhile."""
+"""Benchmark of the live view on a real terminal: events of 100 subagents in a second, and the longest wait of a key
+meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much the full path costs over bare tasks that do the same awaits."""
+"""Benchmark of the full path against bare tasks with the same awaits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long `retinue --help` takes against an idle interpreter, and how soon an MCP client has its first answer."""
+"""Benchmark of starting: `retinue --help` against an idle interpreter, and the first answer to an MCP client."""
 
 from __future__ import annotations
 

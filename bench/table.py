@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured, as text with its unit, and the ratio with the limit it must hold, where it has one."""
+    """A measurement: its text with the unit, and the ratio with its limit, if it has one."""
 
     what: str
     measured: str

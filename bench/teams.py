@@ -1,4 +1,4 @@
-"""How long a team of five takes, beside its slowest member and its presenter."""
+"""Benchmark of a team of five against its slowest member and its presenter."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def parent(model: object) -> retinue.Profile:
 
 
 def guards() -> dict[str, Any]:
-    """Asking mode, a rule for each kind of verdict, and a budget: what somebody has who trusts nobody."""
+    """Return a careful user's settings: asking mode, a rule for each kind of verdict, and a budget."""
     return {
         "mode": "ask",
         "allow": ["subagent_child", "shell(git status*)"],

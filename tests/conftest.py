@@ -1,4 +1,4 @@
-"""How tests run here: an `async def` test gets a loop of its own and an end, without a plugin."""
+"""Fixtures and hooks for all tests: an `async def` test gets its own event loop and a time limit, without a plugin."""
 
 import asyncio
 import functools
@@ -42,7 +42,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_config_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a test trusts is forgotten with it, and what the user trusts decides no test."""
+    """Keep a test's trust decisions apart from the user's, in both directions."""
     folder = tmp_path_factory.mktemp("config")
     os.environ["XDG_CONFIG_HOME"] = str(folder)
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))

@@ -2,7 +2,8 @@
 
 A `Gate` holds a command of an agent, in any process; a `HeldClock` holds the replies of a scripted model in this one;
 `pass_time` makes what is due later due now, and `hurry` does so until something has ended. `until` waits for something
-real, such as the work of another process. `limit_calls` counts steps, where a time would depend on the machine."""
+real, such as the work of another process, and `wait_for_answer` asks for it. `limit_calls` counts steps, where a time
+would depend on the machine."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -95,6 +96,15 @@ async def until(look: Callable[[], T | None]) -> T:
             return found
         await asyncio.sleep(POLL_SECONDS)
     raise AssertionError("it never came true")
+
+
+async def wait_for_answer(ask: Callable[[], Awaitable[T | None]]) -> T:
+    """Do as `until`, with a question to another process or to a server, and return the first answer that is one."""
+    for _ in range(int(SECONDS / POLL_SECONDS)):
+        if answer := await ask():
+            return answer
+        await asyncio.sleep(POLL_SECONDS)
+    raise AssertionError("the answer never came")
 
 
 @contextmanager

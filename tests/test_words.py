@@ -19,10 +19,13 @@ import pytest
 
 REPO = Path(__file__).resolve().parent.parent
 ALLOWED = Path(__file__).with_name("allowed_words.json")
+PACKAGE = "src/retinue"
 MOST_PERCENT = {  # to be lowered, never raised
-    "one_word_functions_percent": 4.5,
-    "one_word_methods_percent": 41.4,
-    "vague_words_percent": 3.9,
+    (PACKAGE, "one_word_functions_percent"): 4.5,
+    (PACKAGE, "one_word_methods_percent"): 41.4,
+    (PACKAGE, "vague_words_percent"): 3.9,
+    ("tests", "vague_words_percent"): 6.1,
+    ("bench", "vague_words_percent"): 3.2,
 }
 
 ADVICE = {
@@ -47,13 +50,13 @@ SHAPE = load_shape()
 
 
 @cache
-def load_modules() -> list[Any]:
-    return list(SHAPE.load_modules(REPO / "src/retinue"))
+def load_modules(folder: str = PACKAGE) -> list[Any]:
+    return list(SHAPE.load_modules(REPO / folder))
 
 
 @cache
-def measure_words() -> dict[str, Any]:
-    return dict(SHAPE.measure_words(load_modules()))
+def measure_words(folder: str) -> dict[str, Any]:
+    return dict(SHAPE.measure_words(load_modules(folder)))
 
 
 @cache
@@ -67,7 +70,8 @@ def list_exceptions() -> dict[str, list[str]]:
 
 
 def find_relative() -> Iterator[str]:
-    for module in load_modules():
+    """Yield the docstrings of the package, the tests and the bench that begin with a relative clause."""
+    for module in (*load_modules(), *load_modules("tests"), *load_modules("bench")):
         for node, text in SHAPE.find_docstrings(module.tree):
             if text.split()[0].strip(",.:;") in SHAPE.RELATIVE:
                 yield f"{module.name}:{getattr(node, 'name', '')}"
@@ -100,9 +104,9 @@ def test_no_new_exception(rule: str) -> None:
     assert not stale, f"no exception any more, run `python -m tests.test_words`: {stale}"
 
 
-@pytest.mark.parametrize("figure", MOST_PERCENT)
-def test_vague_words_and_names_get_fewer(figure: str) -> None:
-    assert measure_words()[figure] <= MOST_PERCENT[figure]
+@pytest.mark.parametrize(("folder", "figure"), MOST_PERCENT)
+def test_vague_words_and_names_get_fewer(folder: str, figure: str) -> None:
+    assert measure_words(folder)[figure] <= MOST_PERCENT[folder, figure]
 
 
 def test_sibling_modules_form_no_cycle() -> None:

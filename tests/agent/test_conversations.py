@@ -373,7 +373,7 @@ def _list_words(events: list[Event]) -> list[str]:
 
 
 def _starts_waiting(events: list[Event]) -> bool:
-    """Tell whether the run waits as soon as it is resumed: nothing was said to it since it began to wait."""
+    """Tell if the resumed run waits at once, because it got no message since it began to wait."""
     thread = fold_interrupted_runs(events, before={})[0].thread
     return thread.waits and not thread.waiting
 

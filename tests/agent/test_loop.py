@@ -1,4 +1,4 @@
-"""The agent loop with models that misbehave, and the thread and the output that come out of it."""
+"""Tests of the agent loop with models that misbehave: the resulting thread and output."""
 
 from pathlib import Path
 from typing import Any

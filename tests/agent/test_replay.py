@@ -21,7 +21,7 @@ from tests.supervisor.tree.kit import Talk, bodies, call, main, spawn, tree, unt
 
 
 async def replay(events: list[Event]) -> tuple[list[Difference], dict[int, RunRecord], list[Event]]:
-    """What differs, the records that were played, and the events of the replay."""
+    """Replay the events. Return the differences, the records that were played, and the events of the replay."""
     recorded = fold_records(events)
     played = make_replay(recorded)
     log = MemoryLog()
@@ -320,7 +320,7 @@ async def test_where_a_run_departs_is_told_once_with_its_turn() -> None:
 
 
 async def test_a_record_that_ends_too_early_for_what_the_run_does() -> None:
-    """A loop that asks once more than it did departs; here the record is of a run that stopped after one turn."""
+    """The record is of a run that stopped after one turn, so a loop that makes a second model call departs from it."""
     _, events = await tree({"main": [call("glob", pattern="*.nothing"), answer("x")]})
     second = next(n for n, e in enumerate(events) if e.kind == "turn.started" and e.body.turn == 2)  # type: ignore[union-attr]
     differences, _, _ = await replay([*events[:second], events[-1]])

@@ -10,7 +10,7 @@ import pytest
 import retinue
 from retinue import Allow, Approval, Context, Deny, Task, tool
 from retinue.build.parts import Parts
-from retinue.build.supervisor import make_supervisor as built
+from retinue.build.supervisor import make_supervisor
 from retinue.core.events import ToolCall, ToolResult
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.ports import AttachedApprover
@@ -65,12 +65,12 @@ async def test_a_policy_that_denies_is_not_asked_about() -> None:
         def judge(self, spec: Any, args: Any, *, primary: bool, workspace: str) -> Verdict:
             return Verdict("deny", "nothing")
 
-    supervisor = built(Parts(project=Path.cwd(), approver=AttachedApprover(allow_all), policy=Never()))  # type: ignore[arg-type]
-    node = supervisor.spawner.spawn_primary(
+    supervisor = make_supervisor(Parts(project=Path.cwd(), approver=AttachedApprover(allow_all), policy=Never()))  # type: ignore[arg-type]
+    run = supervisor.spawner.spawn_primary(
         main({"main": [call("list_agents"), {"text": "{{last_result}}"}]}), Task("go")
     )
-    await node.join()
-    assert node.result().final_response == "The user denied this call: the rule nothing forbids it"
+    await run.join()
+    assert run.result().final_response == "The user denied this call: the rule nothing forbids it"
     await supervisor.close()
 
 

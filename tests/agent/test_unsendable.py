@@ -1,4 +1,4 @@
-"""What cannot be stored or sent never reaches a run's thread: the model is told, and the run goes on."""
+"""Tests of content that cannot be stored or sent: it never reaches a run's thread, and the run goes on."""
 
 import json
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ BAD = {
 
 
 class OneBadCall:
-    """A model that makes one call, says half a character, and keeps the requests it gets."""
+    """A model that makes one call beside a text with half a character, and records its requests."""
 
     def __init__(self, args: dict[str, Any]) -> None:
         self.args, self.requests = args, list[Request]()

@@ -124,8 +124,8 @@ def test_the_four_keys() -> None:
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("default_background: true", "is not supported; whoever spawns"),
-        ("default_refine: true", "is not supported; whoever spawns"),
+        ("default_background: true", "is not supported; the agent that spawns the subagent decides"),
+        ("default_refine: true", "is not supported; the agent that spawns the subagent decides"),
         ("mcp_servers: []", "is not supported; tools belong in retinue.yaml"),
         ("model: gpt", "belongs in retinue.yaml under 'profiles: NAME:'"),
         ("tools: [read]", "belongs in retinue.yaml under 'profiles: NAME:'"),

@@ -1,4 +1,4 @@
-"""`mcp_servers` in retinue.yaml and in Python: what is read, what is refused, and that it waits for a yes."""
+"""Tests of `mcp_servers` in retinue.yaml and in Python: valid and refused settings, and the yes that they need."""
 
 from __future__ import annotations
 

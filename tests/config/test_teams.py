@@ -245,7 +245,7 @@ def test_unknown_types_and_a_list_without_a_pool_are_warnings(write: Write, tmp_
 def test_spawn_tools_that_nobody_can_have_are_a_warning(write: Write, tmp_path: Path) -> None:
     text = "orchestrator: {coordination: {enable_subagents: false}}\nprofiles: {critic: {tools: [read, spawn_agent]}}\n"
     [warning] = load_project(tmp_path, config=write("retinue.yaml", text)).warnings
-    assert warning == "profiles.critic.tools: spawn_agent cannot be had: enable_subagents is false"
+    assert warning == "profiles.critic.tools: spawn_agent are not available: enable_subagents is false"
 
 
 @pytest.mark.parametrize("text", [TEAM, ROUNDS])

@@ -1,4 +1,4 @@
-"""Strict YAML: what is read, what is refused, and that every refusal is one line with file, line and key."""
+"""Tests of strict YAML: accepted and refused texts, and refusals as one line with file, line and key."""
 
 from __future__ import annotations
 

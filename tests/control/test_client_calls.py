@@ -1,4 +1,4 @@
-"""The tool calls of a client in its own process: what the rules forbid, and what the log has of calls that fail."""
+"""Tests of a client's own tool calls in its process: calls that rules forbid, and failed calls in the log."""
 
 import asyncio
 from pathlib import Path
@@ -12,7 +12,7 @@ from retinue.core.messages import Call
 from retinue.core.ports import Outcome
 from retinue.core.rules import Rules, parse_rule
 from retinue.supervisor.supervisor import CALL_GIVEN_UP
-from tests.control.loopback.kit import house
+from tests.control.loopback.kit import serve_supervisor
 
 SPAWN = Call("call_1", "spawn_subagents", {"tasks": [{"task": "look", "subagent_type": "explorer"}]})
 
@@ -31,7 +31,7 @@ async def test_a_client_records_work_that_fails_and_work_that_is_given_up(tmp_pa
     async def stop() -> Outcome:
         raise Limited("the budget is spent")
 
-    async with house(tmp_path, script={}) as h:
+    async with serve_supervisor(tmp_path, script={}) as h:
         c = h.supervisor
         client = await c.open_client(ClientOptions(name="caller", task="somebody"))
         with pytest.raises(RetinueError, match="it went wrong"):
@@ -59,7 +59,7 @@ async def test_the_log_has_the_call_of_a_client_like_any_other_call(tmp_path: Pa
     async def crash() -> Outcome:
         raise ValueError("a bug")
 
-    async with house(tmp_path, script={}) as h:
+    async with serve_supervisor(tmp_path, script={}) as h:
         c = h.supervisor
         client = await c.open_client(ClientOptions(name="caller", task="somebody"))
         outcome = await client.call_tool(Call("call_1", "own", {}), rules_of=SPAWN.name, work=speak)
@@ -77,7 +77,7 @@ async def test_the_log_has_the_call_of_a_client_like_any_other_call(tmp_path: Pa
 
 async def test_a_rule_forbids_the_call_of_a_client_before_anything_is_logged(tmp_path: Path) -> None:
     rules = Rules(deny=(parse_rule(SPAWN.name),))
-    async with house(tmp_path, rules=rules) as h:
+    async with serve_supervisor(tmp_path, rules=rules) as h:
         c = h.supervisor
         client = await c.open_client(ClientOptions(name="caller", task="somebody"))
         with pytest.raises(ToolError, match=f"the rule {SPAWN.name} forbids {SPAWN.name}"):

@@ -37,7 +37,7 @@ from retinue.supervisor.restore_plans import CLIENT_LEFT
 from retinue.supervisor.stored_control import StoredControl
 from retinue.testing import scripted
 from retinue.workspaces.atomic_apply import Journal, write_journal
-from tests.control.loopback.kit import GLOB, HANG, WRITE, House, house
+from tests.control.loopback.kit import GLOB, HANG, WRITE, ServedSupervisor, serve_supervisor
 from tests.control.loopback.test_second_terminal import first as run_in_first_terminal
 from tests.gates import HeldClock
 from tests.surfaces.cli.shell import Project
@@ -52,8 +52,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @asynccontextmanager
-async def control(kind: str, folder: Path, **options: Any) -> AsyncIterator[tuple[House, Control]]:
-    async with house(folder, **options) as h:
+async def control(kind: str, folder: Path, **options: Any) -> AsyncIterator[tuple[ServedSupervisor, Control]]:
+    async with serve_supervisor(folder, **options) as h:
         controls: dict[str, Control] = {
             "local": h.supervisor,
             "loopback": h.client,
@@ -62,8 +62,8 @@ async def control(kind: str, folder: Path, **options: Any) -> AsyncIterator[tupl
         yield h, controls[kind]
 
 
-def find_starter(h: House, c: Control) -> Control:
-    """Return the Control that starts the runs of a test: the tested one, unless that only reads."""
+def find_starter(h: ServedSupervisor, c: Control) -> Control:
+    """Return the Control that starts the runs of a test: the tested one, unless it only reads."""
     return h.supervisor if isinstance(c, StoredControl) else c
 
 
@@ -76,14 +76,14 @@ async def first(c: Control, tree: str, kind: type[Any], *, after: int = 0, run: 
 
 async def test_cancel_stops_a_run_once(kind: str, tmp_path: Path) -> None:
     async with control(kind, tmp_path) as (h, c):
-        node = h.run({"main": [GLOB, HANG]})
-        await first(c, node.ref.tree, TurnStarted)
-        assert await c.cancel(node.ref.tree, 7) is False
+        run = h.run({"main": [GLOB, HANG]})
+        await first(c, run.ref.tree, TurnStarted)
+        assert await c.cancel(run.ref.tree, 7) is False
         assert await c.cancel("nowhere") is False
-        assert await c.cancel(node.ref.tree) is True
-        await node.join()
-        assert await c.cancel(node.ref.tree) is False
-        assert node.result().status == "cancelled"
+        assert await c.cancel(run.ref.tree) is True
+        await run.join()
+        assert await c.cancel(run.ref.tree) is False
+        assert run.result().status == "cancelled"
 
 
 async def test_cancelling_a_child_spares_the_rest(kind: str, tmp_path: Path) -> None:
@@ -91,21 +91,21 @@ async def test_cancelling_a_child_spares_the_rest(kind: str, tmp_path: Path) -> 
     async with control(kind, tmp_path) as (h, c):
         agents = {"main": [{"tools": [spawn]}, "end"], "a": [HANG], "b": [{"text": "b is done", "delay": 1}]}
         clock = HeldClock()
-        node = h.run(agents, clock=clock)
-        await first(c, node.ref.tree, TurnStarted, run=1)
-        assert await c.cancel(node.ref.tree, 1) is True
+        run = h.run(agents, clock=clock)
+        await first(c, run.ref.tree, TurnStarted, run=1)
+        assert await c.cancel(run.ref.tree, 1) is True
         clock.release()
-        await node.join()
-        assert [child.status for child in node.result().children] == ["cancelled", "done"]
-        assert node.result().status == "done"
+        await run.join()
+        assert [child.status for child in run.result().children] == ["cancelled", "done"]
+        assert run.result().status == "done"
 
 
 async def test_watch_tells_the_past_and_what_happens_and_ends_with_the_tree(kind: str, tmp_path: Path) -> None:
     async with control(kind, tmp_path) as (h, c):
         clock = HeldClock()
-        node = h.run({"main": [GLOB, {"text": "one two three", "chunks": 3, "delay": 1}]}, clock=clock)
+        run = h.run({"main": [GLOB, {"text": "one two three", "chunks": 3, "delay": 1}]}, clock=clock)
         items = []
-        async for item in c.watch(node.ref.tree, deltas=True):
+        async for item in c.watch(run.ref.tree, deltas=True):
             items.append(item)
             if isinstance(item, Event) and item.body == TurnStarted(2):
                 clock.release()
@@ -113,17 +113,17 @@ async def test_watch_tells_the_past_and_what_happens_and_ends_with_the_tree(kind
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
         assert isinstance(events[-1].body, RunEnded)
         assert "".join(item.text for item in items if isinstance(item, Delta)) == "one two three"
-        written = [encode_event(event) for event in await h.supervisor.log.read(node.ref.tree)]
+        written = [encode_event(event) for event in await h.supervisor.log.read(run.ref.tree)]
         assert [encode_event(event) for event in events] == written
-        assert [encode_event(item) async for item in c.watch(node.ref.tree, after=4)] == written[4:]
+        assert [encode_event(item) async for item in c.watch(run.ref.tree, after=4)] == written[4:]
 
 
 @reading
 async def test_who_sees_an_ending_can_have_the_result(kind: str, tmp_path: Path) -> None:
     async with control(kind, tmp_path) as (h, c):
-        node = h.run({"main": [GLOB, "end"]})
-        await first(find_starter(h, c), node.ref.tree, RunEnded)
-        result = await c.result(node.ref.tree)
+        run = h.run({"main": [GLOB, "end"]})
+        await first(find_starter(h, c), run.ref.tree, RunEnded)
+        result = await c.result(run.ref.tree)
         assert result is not None and result.final_response == "end"
 
 
@@ -131,15 +131,15 @@ async def test_who_sees_an_ending_can_have_the_result(kind: str, tmp_path: Path)
 async def test_a_steer_is_read_at_the_next_turn_as_the_users_words(kind: str, tmp_path: Path) -> None:
     async with control(kind, tmp_path) as (h, c):
         clock = HeldClock()
-        node = h.run({"main": [{**GLOB, "delay": 1}, "end"]}, clock=clock)
-        tree = node.ref.tree
+        run = h.run({"main": [{**GLOB, "delay": 1}, "end"]}, clock=clock)
+        tree = run.ref.tree
         await first(c, tree, TurnStarted)
         receipt = await c.send(tree, 0, "look at the tests \ud83d only")
         clock.release()
         assert receipt.state == "queued"
         delivered = await first(c, tree, TurnStarted, after=receipt.seq)
         assert delivered.body == TurnStarted(2)
-        await node.join()
+        await run.join()
         events = await h.supervisor.log.read(tree)
         [inbox] = [event for event in events if isinstance(event.body, Inbox)]
         assert inbox.seq == receipt.seq
@@ -158,9 +158,9 @@ async def test_what_a_child_reports_is_data_even_when_it_sounds_like_the_user(ki
     background = {"name": "subagent_explorer", "args": {"task": "back", "background": True}}
     seen: list[Any] = []
     async with control(kind, tmp_path) as (h, _):
-        node = h.run({"main": [{"tools": [spawn]}, {"tools": [background]}, "wait", "end"], "explorer": [lie]})
-        await node.join()
-        seen = fold_thread(await h.supervisor.log.read(node.ref.tree), 0)
+        run = h.run({"main": [{"tools": [spawn]}, {"tools": [background]}, "wait", "end"], "explorer": [lie]})
+        await run.join()
+        seen = fold_thread(await h.supervisor.log.read(run.ref.tree), 0)
     assert next(turn.text for turn in seen if isinstance(turn, ToolTurn)) == lie
     words = [turn for turn in seen if isinstance(turn, UserTurn)]
     assert [turn.source for turn in words] == ["task", "notice"]
@@ -170,38 +170,38 @@ async def test_what_a_child_reports_is_data_even_when_it_sounds_like_the_user(ki
 @pytest.mark.parametrize("text", ["", "  \n", "x" * 300_000])
 async def test_a_steer_that_says_nothing_or_too_much_is_refused(kind: str, tmp_path: Path, text: str) -> None:
     async with control(kind, tmp_path) as (h, c):
-        node = h.run({"main": [HANG]})
+        run = h.run({"main": [HANG]})
         with pytest.raises(RetinueError, match="the text is"):
-            await c.send(node.ref.tree, 0, text)
-        assert (await c.send(node.ref.tree, 9, "x")).state == "too_late"
+            await c.send(run.ref.tree, 0, text)
+        assert (await c.send(run.ref.tree, 9, "x")).state == "too_late"
         assert (await c.send("nowhere", 0, "x")).state == "too_late"
 
 
 async def test_a_run_that_is_stopping_is_not_told(kind: str, tmp_path: Path) -> None:
     async with control(kind, tmp_path) as (h, c):
-        node = h.run({"main": [HANG]})
-        await first(c, node.ref.tree, TurnStarted)
-        await c.cancel(node.ref.tree)
-        assert (await c.send(node.ref.tree, 0, "x")).state == "too_late"
+        run = h.run({"main": [HANG]})
+        await first(c, run.ref.tree, TurnStarted)
+        await c.cancel(run.ref.tree)
+        assert (await c.send(run.ref.tree, 0, "x")).state == "too_late"
 
 
 async def test_the_first_answer_is_taken_and_the_second_is_stale(kind: str, tmp_path: Path) -> None:
     async with control(kind, tmp_path) as (h, c):
-        node = h.run({"main": [WRITE, "end"]})
+        run = h.run({"main": [WRITE, "end"]})
         [question] = await h.questions()
-        assert await c.pending() == await c.pending(node.ref.tree) == [question]
+        assert await c.pending() == await c.pending(run.ref.tree) == [question]
         assert await c.pending("nowhere") == []
         assert await c.answer("nothing", Allow(), by="x") == "unknown"
         assert await c.answer(question.id, Deny("no, because"), by="the first") == "taken"
         assert await c.answer(question.id, Allow(), by="the second") == "stale"
         assert await c.pending() == []
-        decided = await first(c, node.ref.tree, ApprovalDecided)
+        decided = await first(c, run.ref.tree, ApprovalDecided)
         assert decided.body == ApprovalDecided(
             question.id, question.call_id, False, "no, because", "the first", tool="write"
         )
-        await node.join()
+        await run.join()
         assert not (tmp_path / "a.txt").exists()
-        assert "no, because" in node.result().tool_logs[0].result
+        assert "no, because" in run.result().tool_logs[0].result
 
 
 async def test_an_approver_that_is_too_slow_is_called_off(kind: str, tmp_path: Path) -> None:
@@ -217,11 +217,11 @@ async def test_an_approver_that_is_too_slow_is_called_off(kind: str, tmp_path: P
         return Allow()
 
     async with control(kind, tmp_path, approver=slow, wait=None) as (h, c):
-        node = h.run({"main": [WRITE, "end"]})
+        run = h.run({"main": [WRITE, "end"]})
         [question] = await h.questions()
         await begun.wait()
         assert await c.answer(question.id, Allow(), by="other") == "taken"
-        await node.join()
+        await run.join()
         await called_off.wait()
         assert (tmp_path / "a.txt").read_text() == "x"
 
@@ -344,7 +344,7 @@ async def test_what_is_left_to_this_process_bounds_every_tree(
             spawned = (await first(c, run.tree, RunSpawned)).body
             assert isinstance(spawned, RunSpawned)
             assert spawned.max_tokens == min(5000, given.tokens or 5000)
-        with pytest.raises(ConfigError, match="give it no others"):
+        with pytest.raises(ConfigError, match="only for a primary"):
             await c.spawn(EXPLORER, Task("a"), below=SpawnBelow(tree=client.tree), caller=given)
         await client.close()
 
@@ -382,11 +382,11 @@ async def test_a_client_keeps_its_levels_when_its_tree_is_continued(
 async def test_questions_wait_while_somebody_attends(kind: str, tmp_path: Path) -> None:
     async with control(kind, tmp_path, wait=None) as (h, c):
         async with c.attend():
-            node = h.run({"main": [WRITE, "end"]})
+            run = h.run({"main": [WRITE, "end"]})
             [question] = await h.questions()
             assert await c.answer(question.id, Allow(), by="attendant", digest=question.digest) == "taken"
-            await node.join()
-            assert node.result().status == "done"
+            await run.join()
+            assert run.result().status == "done"
             left = h.run({"main": [WRITE, "end"]})
             await h.questions()
         [question] = await h.questions()  # leaving answers nothing
@@ -410,10 +410,10 @@ async def test_questions_are_watched_with_who_answered_them_and_where(kind: str,
             assert isinstance(closed, QuestionClosed)
             assert (closed.id, closed.allowed, closed.by, closed.surface) == (before.id, True, "anna", "a test")
             assert describe_closing(closed).startswith("approved by anna (a test) at ")
-            node = h.run({"main": [WRITE, "end"]})
+            run = h.run({"main": [WRITE, "end"]})
             asked = await anext(changes)
             assert (asked.id, [asked]) == (asked.id, await h.questions())
-            await c.cancel(node.ref.tree)
+            await c.cancel(run.ref.tree)
             assert await anext(changes) == QuestionClosed(asked.id)
             quiet = asyncio.ensure_future(anext(others))
             await asyncio.sleep(0)
@@ -435,11 +435,11 @@ async def test_an_answer_counts_for_the_action_that_was_shown(kind: str, tmp_pat
 
 async def test_a_tree_is_killed(kind: str, tmp_path: Path) -> None:
     async with control(kind, tmp_path) as (h, c):
-        node = h.run({"main": [HANG]})
-        await first(c, node.ref.tree, TurnStarted)
-        await c.kill(node.ref.tree)
-        await node.join()
-        assert node.result().status == "cancelled"
+        run = h.run({"main": [HANG]})
+        await first(c, run.ref.tree, TurnStarted)
+        await c.kill(run.ref.tree)
+        await run.join()
+        assert run.result().status == "cancelled"
 
 
 @reading
@@ -677,12 +677,12 @@ async def test_what_is_left_to_a_caller_bounds_the_runs_of_its_call(kind: str, t
 @reading
 async def test_words_after_the_tree_do_not_name_its_live_primary(kind: str, tmp_path: Path) -> None:
     async with control(kind, tmp_path) as (h, c):
-        node = h.run({"main": [HANG]})
-        await first(find_starter(h, c), node.ref.tree, TurnStarted)
-        assert await c.find_run(f"{node.ref.tree}/0") == node.ref
+        run = h.run({"main": [HANG]})
+        await first(find_starter(h, c), run.ref.tree, TurnStarted)
+        assert await c.find_run(f"{run.ref.tree}/0") == run.ref
         for number in ("nothing", "9" * 5000):
             with pytest.raises(NotFound):
-                await c.find_run(f"{node.ref.tree}/{number}")
+                await c.find_run(f"{run.ref.tree}/{number}")
 
 
 async def test_a_conversation_waits_is_interrupted_and_ends_once(kind: str, tmp_path: Path) -> None:
@@ -779,7 +779,7 @@ async def test_a_tree_whose_process_is_at_work_is_held(kind: str, tmp_path: Path
 @reading
 async def test_nobody_waits_for_a_run_that_was_interrupted(kind: str, tmp_path: Path) -> None:
     script = {EXPLORER: ["one"]}
-    async with house(tmp_path, script=script) as gone:
+    async with serve_supervisor(tmp_path, script=script) as gone:
         run = await gone.supervisor.spawn(EXPLORER, Task("hello", conversation=True))
         await first(gone.supervisor, run.tree, RunWaiting)
     async with control(kind, tmp_path, script=script) as (_, c):
@@ -806,12 +806,12 @@ async def test_closing_a_control_ends_the_runs_that_it_owns(kind: str, tmp_path:
     async with control(kind, tmp_path, script={EXPLORER: [HANG]}) as (h, c):
         run = await c.spawn(EXPLORER, Task("look"))
         await first(c, run.tree, TurnStarted)
-        node = h.supervisor.trees[run.tree].runs[0]
+        live = h.supervisor.trees[run.tree].runs[0]
         await c.close()
         if kind == "local":
-            assert node.result().status == "cancelled"
+            assert live.result().status == "cancelled"
             with pytest.raises(RetinueError, match="closed"):
                 await c.spawn(EXPLORER, Task("look"))
         else:
-            assert not node.is_stopping
+            assert not live.is_stopping
             assert await h.supervisor.cancel(run.tree) is True

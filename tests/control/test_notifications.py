@@ -1,4 +1,4 @@
-"""The command that is run for each question: what it is told, what it cannot do, and when it is ended."""
+"""Tests of the command that runs for each question: its input, its limits, and its end."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ def ask(number: int, **args: str) -> Approval:
 
 
 class Desk:
-    """A notifier, what it is told, and what it warned of."""
+    """A notifier with the questions that it gets and its warnings."""
 
     def __init__(self, folder: Path, *command: str) -> None:
         self.changes: asyncio.Queue[QuestionChange] = asyncio.Queue()

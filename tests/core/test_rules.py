@@ -1,4 +1,4 @@
-"""Rules as values: what can be written, what it matches, and that no shell trick gets past one."""
+"""Tests of rules as values: their syntax, their matches, and shell tricks that must not get past them."""
 
 import subprocess
 

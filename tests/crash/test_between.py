@@ -134,7 +134,8 @@ class Answers:
 
 
 async def crashed(project: Path, last: type, **options: Any) -> tuple[list[Event], Profile]:
-    """The events of a parent that applies, up to that one; its changes are undone, as if it had not come to it."""
+    """Return the events of a parent that applies, up to the given kind, with the parent's changes undone as if it had
+    crashed there."""
     profile = Profile("main", "You are main.", model=scripted(PARENT))
     async with retinue.open(project / ".retinue", profiles=[CODER], **options) as r:
         run = await r.spawn(profile, "go")
@@ -233,7 +234,7 @@ async def test_a_tree_whose_project_was_moved_goes_on_there_and_makes_no_folder_
 
 @pytest.mark.finding("X1")
 async def test_a_log_names_no_workspace_outside_the_project(tmp_path: Path) -> None:
-    """What the log says of the workspace is checked: a run never writes in a folder that only the log names."""
+    """A run never writes in a folder outside the project that only its log names."""
     project, outside = tmp_path / "project", tmp_path / "outside"
     project.mkdir()
     outside.mkdir()

@@ -1,4 +1,5 @@
-"""kill -9 from outside at random moments, of the run and of what goes on with it, until it is through."""
+"""Tests with kill -9 from outside at random moments, of a run and of each process that resumes it, until the tree
+ends."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def crash(project: Project, moment: float, *arguments: str) -> None:
 
 
 def through(project: Project) -> bool:
-    """Whether the tree came to its end before the process did."""
+    """Return True if the tree ended before its process did."""
     last = events(project)[-1]
     return last.run == 0 and isinstance(last.body, RunEnded)
 

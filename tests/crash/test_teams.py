@@ -1,4 +1,5 @@
-"""kill -9 of a team from outside at random moments, and of what goes on with it, until it is through."""
+"""Tests with kill -9 from outside at random moments, of a team and of each process that resumes it, until the tree
+ends."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def _leaf(name: str) -> dict[str, str]:
 
 
 def agents(folder: Path, *, delay: float = 0.0) -> dict[str, Any]:
-    """The script. Between two turns a leaf appends its name to a file; it is for the shell to say that it did."""
+    """Return the script of the tree. Between two turns a leaf appends its name to a file through the shell."""
 
     def mark(name: str) -> dict[str, Any]:
         return {"name": "shell", "args": {"command": f"echo {name} >> '{folder / MARKS}'; echo marked"}}
@@ -64,13 +64,13 @@ def events(project: Project) -> list[Event]:
 
 
 def marks(project: Project) -> Counter[str]:
-    """Those in the project, and in workspaces of runs that have one of their own."""
+    """Count the marks in the project and in the workspaces of its runs."""
     files = [*project.folder.glob(MARKS), *project.folder.glob(f".retinue/runs/*/[0-9]*/workspace/{MARKS}")]
     return Counter(word for file in files for word in file.read_text().split())
 
 
 def check(project: Project, before: list[Event]) -> list[Event]:
-    """What must hold when a tree has gone on to its end after a crash that left these events."""
+    """Check the log of a tree that was resumed to its end after a crash, which left the events `before`."""
     now = events(project)
     assert now[: len(before)] == before, "what was written must stay as it was"
     assert [event.seq for event in now] == list(range(1, len(now) + 1)), "the order has a gap"

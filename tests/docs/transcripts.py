@@ -42,7 +42,7 @@ _CHANGING = (
 
 @dataclass(frozen=True)
 class Reply:
-    """What a person types when the terminal shows a text. Without keys the command is killed, as by a crash."""
+    """Keys that a person types when the terminal shows a text. Without keys the command is killed, as by a crash."""
 
     after: str
     keys: str | None

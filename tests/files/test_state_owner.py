@@ -172,7 +172,7 @@ def test_without_a_place_for_the_key_no_state_is_made(tmp_path: Path, monkeypatc
 def test_root_neither_uses_nor_makes_a_key_in_the_home_of_a_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_key: bool
 ) -> None:
-    """As after `sudo -E`, which keeps HOME."""
+    """`sudo -E` keeps HOME."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     if with_key:
         load_user_key()

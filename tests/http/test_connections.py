@@ -11,7 +11,7 @@ import pytest
 
 from retinue.http.client import ClientConnection, IncompleteResponse, NoResponse, ResponseError
 from retinue.http.listener import HOST, Listener
-from retinue.http.server import HttpError, Request, ServerConnection
+from retinue.http.server import HttpError, HttpRequest, ServerConnection
 
 
 class Echo(Listener):
@@ -27,7 +27,7 @@ class Echo(Listener):
         self.sends_at_once = bool(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         super()._accept(reader, writer)
 
-    async def respond(self, request: Request, connection: ServerConnection) -> None:
+    async def respond(self, request: HttpRequest, connection: ServerConnection) -> None:
         self.served += 1
         if request.path == "/teapot":
             raise HttpError(418, "short and stout", Retry="never")

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What the software does, in one sentence, and where the wish came from.
+    """One requirement: a sentence about the software, and its source.
 
-    An entry is owed a test unless `waits_for` names the capability it comes with, or `superseded` says why
-    nothing is to be built.
+    An entry is owed a test unless `waits_for` names the capability it comes with, or `superseded` says why nothing is
+    to be built.
     """
 
     id: str

@@ -105,7 +105,7 @@ def seqs(events: list[Event]) -> list[int]:
 
 
 class LogContract:
-    """What every log does."""
+    """Tests that every log passes."""
 
     # Appending and reading
 
@@ -455,7 +455,7 @@ class LogContract:
 
 
 class DurableLogContract:
-    """What a log does that outlives its process."""
+    """Tests that every log passes whose contents outlive the process."""
 
     async def test_a_log_is_read_by_others_while_it_is_written(self, backend: DurableBackend) -> None:
         async with opened(backend) as first, opened(backend) as second:

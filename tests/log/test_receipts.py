@@ -30,7 +30,7 @@ def test_a_message_is_queued_then_delivered_at_a_turn_or_too_late() -> None:
         [],
         [(0, "faster", "delivered at turn 2")],
         [],
-        [(1, "stop", "too late: the run ended before it read it")],
+        [(1, "stop", "too late: the run ended before it read the message")],
         [],
         [],
         [],

@@ -171,17 +171,17 @@ os._exit(0)
 
 
 async def test_a_child_of_a_killed_process_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the lock until it has become another program, though the process that signed it is gone."""
+    """The child inherits the lock until it becomes another program, although the process that signed the lock is
+    gone."""
     monkeypatch.setattr(locks, "CHILD_SECONDS", 100.0)
     file = tmp_path / "0001.db"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", LEAVES_A_CHILD, str(file), stdin=asyncio.subprocess.PIPE
-    )
-    assert process.stdin is not None
+    held, end = os.pipe()  # of our own: asyncio closes a pipe of its own, and so ends the child, with the process
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", LEAVES_A_CHILD, str(file), stdin=held)
+    os.close(held)
     assert await process.wait() == 0
     assert not locks.try_lock(file)
     looking = asyncio.create_task(asyncio.to_thread(locks.read_holder, file))
-    process.stdin.close()
+    os.close(end)
     assert await looking is None
 
 
@@ -458,7 +458,7 @@ async def test_a_tail_costs_no_look_at_the_rest_of_the_log(tmp_path: Path) -> No
 
 
 async def test_an_index_is_not_counted_twice(tmp_path: Path) -> None:
-    """As after damage to the number of the newest batch that it has."""
+    """Damage can leave an old number of the newest indexed batch."""
     file = await leave_tail(tmp_path, *TAIL)
     await SqliteLog(tmp_path).close()
     before = read_index(file)

@@ -1,4 +1,4 @@
-"""One-line words about tool calls, as tables: what a call is about and how it went."""
+"""Tests of the one-line summaries of tool calls, as tables of arguments and results."""
 
 from typing import Any
 

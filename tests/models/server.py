@@ -1,4 +1,4 @@
-"""A real HTTP server on 127.0.0.1 that says what a test scripts and remembers what it was asked."""
+"""A real HTTP server on 127.0.0.1 that sends scripted responses and records its requests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SSE = {"Content-Type": "text/event-stream"}
 
 @dataclass
 class Answer:
-    """One response. `cut` drops the connection after the chunks, `hang` says nothing more; `whole` ends it properly.
-    With `hold` it waits for that event before it begins."""
+    """One response. `cut` drops the connection after the chunks, `hang` stays silent after them, `whole` ends the
+    stream properly. With `hold`, the response begins when the event is set."""
 
     chunks: Sequence[bytes] = ()
     status: int = 200
@@ -113,7 +113,7 @@ class Conversation(Server):
 
 
 def environ(port: int) -> dict[str, str]:
-    """What the SDKs read to find the server."""
+    """Return the environment variables that lead the SDKs to the server."""
     base = f"http://127.0.0.1:{port}"
     return {
         "ANTHROPIC_BASE_URL": base,

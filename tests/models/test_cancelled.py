@@ -1,4 +1,4 @@
-"""What a call that was cancelled, or had to be made again, is said to have cost; and which key it was made with."""
+"""Tests of the cost and the key of model calls that were cancelled or repeated."""
 
 import asyncio
 from itertools import pairwise

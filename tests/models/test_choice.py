@@ -1,4 +1,5 @@
-"""Which model runs, in real processes: `--model`, the config, RETINUE_MODEL, the only provider with a key."""
+"""Tests of the choice of the model in real processes: `--model`, the config, RETINUE_MODEL, the only provider with a
+key."""
 
 from __future__ import annotations
 

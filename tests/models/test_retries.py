@@ -20,7 +20,7 @@ BUSY = ModelError("busy", status=503, usage=Usage(5, 1), transient=True)
 
 
 class Failing:
-    """A model that fails as told, then answers; it remembers when it was asked."""
+    """A model that fails as scripted, then answers, and records the times of its calls."""
 
     def __init__(self, clock: ManualClock, *errors: ModelError) -> None:
         self.asked: list[float] = []

@@ -1,4 +1,4 @@
-"""What real models cost, and that none says more than was reserved for it."""
+"""Tests of the cost of real models, and of the reservation that no reply exceeds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_a_real_model_has_a_cost_and_a_cost_limit_holds() -> None:
 
 @pytest.mark.parametrize("limits", [Limits(tokens=1500), Limits(cost=Decimal("0.006"))])
 async def test_a_call_is_made_once_more_only_while_the_budget_lasts(limits: Limits) -> None:
-    """What a cut stream cost is spent: six attempts must not be six calls over the budget."""
+    """A cut stream has its cost: six attempts must not be six calls over the budget."""
     cut = Answer(wire.anthropic(wire.text("I was"), usage={"input_tokens": 999})[:4], ending="cut")
     async with serving(*[cut] * 20) as server:
         result, events = await run(Profile("main", model=PRICED, tools=[], limits=limits))

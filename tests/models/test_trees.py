@@ -1,4 +1,4 @@
-"""Whole trees on real provider SDKs: what runs, what never runs, what it is said to have cost."""
+"""Tests of whole trees on real provider SDKs: runs, refusals and costs."""
 
 from __future__ import annotations
 

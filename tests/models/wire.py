@@ -1,4 +1,4 @@
-"""What the Anthropic Messages and the OpenAI APIs send over a stream, for tests to script."""
+"""Streams of the Anthropic Messages API and the OpenAI APIs, for tests to script."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ SAMPLE = "till"  # the demo's project
 
 @pytest.mark.finding("U1")
 def test_every_imported_library_comes_with_the_documented_install() -> None:
-    """What is imported late, such as Markdown for the first answer on a terminal, is missing late too."""
+    """A lazy import, such as Markdown for the first answer on a terminal, fails only when it is reached."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     installed: set[tuple[str, str]] = set()
     for line in declared:

@@ -24,10 +24,10 @@ from retinue.core.errors import (
     ToolError,
 )
 from retinue.core.events import Delta
-from retinue.protocol import control as wire
+from retinue.protocol import control
 from retinue.protocol.strict_json import InvalidBody, decode_body, encode_body
 
-SHAPES = (wire.RunRequest, wire.SendRequest, wire.AnswerRequest)
+SHAPES = (control.RunRequest, control.SendRequest, control.AnswerRequest)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.sampled_from(["tree", "run", "text"]), inner),
@@ -53,10 +53,10 @@ def test_any_json(value: Any, shape: type[Any]) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        wire.RunRequest("t", 3),
-        wire.SendRequest("t", 0, "x\n\u2028"),
-        wire.AnswerRequest("a", Deny("no"), "me"),
-        wire.AnswerRequest("a", Allow()),
+        control.RunRequest("t", 3),
+        control.SendRequest("t", 0, "x\n\u2028"),
+        control.AnswerRequest("a", Deny("no"), "me"),
+        control.AnswerRequest("a", Allow()),
     ],
 )
 def test_what_is_written_is_read(value: Any) -> None:
@@ -65,7 +65,7 @@ def test_what_is_written_is_read(value: Any) -> None:
 
 def test_half_characters_travel_as_marks() -> None:
     delta = Delta("t", 0, "/main", "main", "a\ud83d")
-    assert wire.decode_item(wire.encode_delta(delta)) == Delta("t", 0, "/main", "main", "a?")
+    assert control.decode_item(control.encode_delta(delta)) == Delta("t", 0, "/main", "main", "a?")
     asked = Approval("i", "t", 0, "/main", "main", "write", {"content": "\udc00", "n": float("inf")}, "c")
     [question] = msgspec.json.decode(encode_body([asked]), type=list[Approval])
     assert question.args == {"content": "?", "n": None}
@@ -86,6 +86,6 @@ def test_half_characters_travel_as_marks() -> None:
     ],
 )  # fmt: skip
 def test_an_error_keeps_its_type_and_its_fields(error: RetinueError) -> None:
-    reply = msgspec.json.decode(encode_body(wire.to_error_reply(error)), type=wire.ErrorReply)
-    there = wire.from_error_reply(reply)
+    reply = msgspec.json.decode(encode_body(control.to_error_reply(error)), type=control.ErrorReply)
+    there = control.from_error_reply(reply)
     assert (type(there), str(there), vars(there)) == (type(error), str(error), vars(error))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from retinue.core.caller import NOBODY, Caller
 from retinue.core.limits import Limits
-from retinue.protocol import inherited_limits as travel
+from retinue.protocol import inherited_limits
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 FULL = Caller(
@@ -27,42 +27,42 @@ VALUES = st.recursive(PLAIN, st.lists, max_leaves=3)
 
 
 def test_there_and_back() -> None:
-    assert travel.from_meta(travel.to_meta(FULL)) == FULL
-    meta = travel.to_meta(FULL)
+    assert inherited_limits.from_meta(inherited_limits.to_meta(FULL)) == FULL
+    meta = inherited_limits.to_meta(FULL)
     assert meta == {
         "retinue/depth": 2, "retinue/deadline": 1_800_000_000.5, "retinue/tokens": 1000, "retinue/cost": "0.125",
         "traceparent": TRACE, "baggage": "team=infra", "retinue/parentRunID": "p", "retinue/rootRunID": "r",
     }  # fmt: skip
-    environ = travel.to_environment(FULL)
+    environ = inherited_limits.to_environment(FULL)
     assert environ == {
         "RETINUE_SUBAGENT_DEPTH": "2", "RETINUE_SUBAGENT_DEADLINE": "1800000000.500000",
         "RETINUE_SUBAGENT_TOKENS": "1000", "RETINUE_SUBAGENT_COST": "0.125", "TRACEPARENT": TRACE,
         "BAGGAGE": "team=infra",
     }  # fmt: skip
-    back = travel.from_environment(environ)
+    back = inherited_limits.from_environment(environ)
     assert (back.depth, back.deadline, back.tokens, back.cost) == (2, 1_800_000_000.5, 1000, Decimal("0.125"))
-    assert travel.to_meta(NOBODY) == {} == travel.to_environment(NOBODY)
-    assert travel.read_process_limits({}) is NOBODY
+    assert inherited_limits.to_meta(NOBODY) == {} == inherited_limits.to_environment(NOBODY)
+    assert inherited_limits.read_process_limits({}) is NOBODY
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "1e9", "٣", " 2", True, -5, 2.5, [], {}, "9" * 19])
 def test_nonsense_is_nothing_left_and_never_no_limit(value: Any) -> None:
-    caller = travel.from_meta(dict.fromkeys(("retinue/depth", "retinue/tokens"), value))
+    caller = inherited_limits.from_meta(dict.fromkeys(("retinue/depth", "retinue/tokens"), value))
     assert (caller.depth, caller.tokens) == (0, 0)
-    money = travel.from_meta({"retinue/cost": value if value != 2.5 else "nan", "retinue/deadline": value})
+    money = inherited_limits.from_meta({"retinue/cost": value if value != 2.5 else "nan", "retinue/deadline": value})
     assert money.cost is not None and money.deadline is not None
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.dictionaries(st.sampled_from([*travel.to_meta(FULL), "x"]), VALUES))
+@given(st.dictionaries(st.sampled_from([*inherited_limits.to_meta(FULL), "x"]), VALUES))
 def test_whatever_a_peer_sends_narrows_at_most(meta: dict[str, Any]) -> None:
     own = Limits(depth=3, tokens=500, cost=Decimal(2), seconds=60.0)
-    caller = travel.from_meta(meta)
+    caller = inherited_limits.from_meta(meta)
     narrowed = caller.narrow(own)
     assert isinstance(narrowed.depth, int) and 0 <= narrowed.depth <= 3
     assert isinstance(narrowed.tokens, int) and 0 <= narrowed.tokens <= 500
     assert isinstance(narrowed.cost, Decimal) and 0 <= narrowed.cost <= 2
     seconds = caller.limit_seconds(60.0, 1_700_000_000.0)
     assert seconds is not None and 0 <= seconds <= 60
-    travel.to_meta(caller)
-    assert travel.from_meta(None) is NOBODY
+    inherited_limits.to_meta(caller)
+    assert inherited_limits.from_meta(None) is NOBODY

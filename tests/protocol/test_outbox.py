@@ -1,4 +1,4 @@
-"""What a request may say, and what is answered to one that says something else."""
+"""Tests of the requests of the outbox, and of the answers to invalid ones."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from retinue.core.errors import RetinueError
 from retinue.core.profiles import NAME_PATTERN
-from retinue.protocol import outbox as wire
+from retinue.protocol import outbox
 
 FINE = {"task": "look", "profile": "explorer", "workspace": "/shared/x"}
 
 
-def parse(**fields: Any) -> wire.Request:
-    return wire.parse_request(json.dumps({**FINE, **fields}).encode(), "a-1")
+def parse(**fields: Any) -> outbox.OutboxRequest:
+    return outbox.parse_request(json.dumps({**FINE, **fields}).encode(), "a-1")
 
 
 def test_what_is_asked_comes_back_as_it_was() -> None:
-    asked = wire.Request(
+    asked = outbox.OutboxRequest(
         id="a-1",
         task="lo\u00f6k",
         profile="explorer",
@@ -31,7 +31,7 @@ def test_what_is_asked_comes_back_as_it_was() -> None:
         timeout_seconds=5.0,
         depth=2,
     )
-    assert wire.parse_request(wire.encode_request(asked), "a-1") == asked
+    assert outbox.parse_request(outbox.encode_request(asked), "a-1") == asked
 
 
 @pytest.mark.requirement("P34")
@@ -53,7 +53,7 @@ def test_what_is_not_said_is_narrow() -> None:
     ],
 )  # fmt: skip
 def test_a_key_that_says_how_to_launch_refuses_the_whole_request(key: str) -> None:
-    with pytest.raises(wire.RequestError, match="may not say"):
+    with pytest.raises(outbox.RequestError, match="may not set"):
         parse(**{key: None})
 
 
@@ -62,7 +62,7 @@ def test_a_key_that_says_how_to_launch_refuses_the_whole_request(key: str) -> No
     "key",
     [
         "color", "answer_format", "caption", "keywords", "key_points", "planet", "escape", "modern", "envelope",
-        "costume", "hostess", "tool_hint", "model_answer", "priority", "labels", "created_at", "trace",
+        "costume", "hostess", "tool_hint", "model_answer", "priority", "labels", "created_at", "trace", "wall_clock",
         "requested_by", "note", "\u0446\u0432\u0435\u0442", "x-request-id", "delimiter",
     ],
 )  # fmt: skip
@@ -89,8 +89,8 @@ def test_a_key_that_nobody_knows_is_ignored_and_named(key: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_plain_json_is_refused_in_one_line(data: bytes, said: str) -> None:
-    with pytest.raises(wire.RequestError, match=said) as refused:
-        wire.parse_request(data, "a-1")
+    with pytest.raises(outbox.RequestError, match=said) as refused:
+        outbox.parse_request(data, "a-1")
     assert "\n" not in str(refused.value)
 
 
@@ -106,7 +106,7 @@ def test_what_is_no_plain_json_is_refused_in_one_line(data: bytes, said: str) ->
     ],
 )  # fmt: skip
 def test_a_field_of_the_wrong_kind_is_named(field: str, value: Any) -> None:
-    with pytest.raises(wire.RequestError) as refused:
+    with pytest.raises(outbox.RequestError) as refused:
         parse(**{field: value})
     assert field.rstrip("s") in str(refused.value).replace("another version", "version")
 
@@ -118,29 +118,33 @@ def test_a_field_of_the_wrong_kind_is_named(field: str, value: Any) -> None:
      "request_a.json\n", "request_\u0430.json", ".request_a.json", "request_a.json.tmp", "request_a"],
 )  # fmt: skip
 def test_only_plain_ids_are_names_of_requests(file: str) -> None:
-    assert wire.parse_request_name(file) is None
-    assert wire.parse_request_name("request_a-1.json") == "a-1"
+    assert outbox.parse_request_name(file) is None
+    assert outbox.parse_request_name("request_a-1.json") == "a-1"
 
 
 @pytest.mark.finding("S11")
 @given(st.from_regex(NAME_PATTERN.replace("(?!\\n)", ""), fullmatch=True), st.integers(0, 2**64 - 1))
 def test_every_id_that_our_own_format_gives_is_the_id_of_a_request(agent: str, number: int) -> None:
     name = f"{agent.strip()}_{number:x}"
-    assert wire.parse_request_name(wire.request_name(name)) == wire.parse_cancel_name(wire.cancel_name(name)) == name
-    assert wire.parse_steer_name(wire.steer_name(name, 3)) == name
+    assert (
+        outbox.parse_request_name(outbox.request_name(name))
+        == outbox.parse_cancel_name(outbox.cancel_name(name))
+        == name
+    )
+    assert outbox.parse_steer_name(outbox.steer_name(name, 3)) == name
 
 
 def test_a_steer_carries_words_or_a_cancel_for_one_run() -> None:
-    assert wire.parse_steer(wire.encode_steer(3, "left")) == (3, "left")
-    assert wire.parse_steer(wire.encode_steer(3, None)) == (3, None)
+    assert outbox.parse_steer(outbox.encode_steer(3, "left")) == (3, "left")
+    assert outbox.parse_steer(outbox.encode_steer(3, None)) == (3, None)
     for wrong in (b'{"run": 3}', b'{"run": 3, "cancel": "yes"}', b'{"run": true, "cancel": true}'):
-        with pytest.raises(wire.RequestError):
-            wire.parse_steer(wrong)
+        with pytest.raises(outbox.RequestError):
+            outbox.parse_steer(wrong)
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_no_bytes_break_the_parsers(data: bytes) -> None:
-    for parsing in (wire.parse_request, wire.parse_response):
+    for parsing in (outbox.parse_request, outbox.parse_response):
         try:
             parsing(data, "a-1")
         except RetinueError as refused:
@@ -148,17 +152,19 @@ def test_no_bytes_break_the_parsers(data: bytes) -> None:
 
 
 def test_a_response_is_for_its_request_only() -> None:
-    data = wire.encode_response(wire.Response(id="a-1", status="done", final_response="x"))
-    assert wire.parse_response(data, "a-1").final_response == "x"
+    data = outbox.encode_response(outbox.OutboxResponse(id="a-1", status="done", final_response="x"))
+    assert outbox.parse_response(data, "a-1").final_response == "x"
     for wrong in (data.replace(b"a-1", b"b-1"), data.replace(b"done", b"gone"), data[:-1], b"[" * 100_000):
-        with pytest.raises(wire.RequestError):
-            wire.parse_response(wrong, "a-1")
+        with pytest.raises(outbox.RequestError):
+            outbox.parse_response(wrong, "a-1")
 
 
 def test_a_response_that_is_too_long_is_cut_and_says_so() -> None:
-    data = wire.encode_response(wire.Response(id="a", status="done", final_response="x" * (wire.RESPONSE_BYTES + 1)))
-    assert len(data) <= wire.RESPONSE_BYTES
-    response = wire.parse_response(data, "a")
+    data = outbox.encode_response(
+        outbox.OutboxResponse(id="a", status="done", final_response="x" * (outbox.RESPONSE_BYTES + 1))
+    )
+    assert len(data) <= outbox.RESPONSE_BYTES
+    response = outbox.parse_response(data, "a")
     assert response.final_response.endswith("[... cut ...]") and response.warning == "the answer was cut"
 
 
@@ -175,10 +181,10 @@ SHORT = {"final_response": "f", "error_details": "e", "partial": "p", "warning":
 @pytest.mark.parametrize("unit", ["x", '\0\x1b"\u20ac\U0001f600'])
 @pytest.mark.parametrize("field", ["final_response", "error_details", "partial", "warning"])
 def test_only_the_text_that_is_too_long_is_cut(field: str, unit: str) -> None:
-    long = unit * (wire.RESPONSE_BYTES // (len(msgspec.json.encode(unit)) - 2) + 1)
-    data = wire.encode_response(wire.Response(id="a" * 128, status="failed", **{**SHORT, field: long}))
-    assert wire.RESPONSE_BYTES - 8192 < len(data) <= wire.RESPONSE_BYTES
-    response = msgspec.structs.asdict(wire.parse_response(data, "a" * 128))
+    long = unit * (outbox.RESPONSE_BYTES // (len(msgspec.json.encode(unit)) - 2) + 1)
+    data = outbox.encode_response(outbox.OutboxResponse(id="a" * 128, status="failed", **{**SHORT, field: long}))
+    assert outbox.RESPONSE_BYTES - 8192 < len(data) <= outbox.RESPONSE_BYTES
+    response = msgspec.structs.asdict(outbox.parse_response(data, "a" * 128))
     beginning, mark, rest = response[field].partition("\n[... cut ...]")
     assert beginning and long.startswith(beginning) and mark
     if field == "warning":
@@ -189,15 +195,15 @@ def test_only_the_text_that_is_too_long_is_cut(field: str, unit: str) -> None:
 
 
 def test_a_structured_answer_that_is_too_long_is_left_out_and_the_text_stays() -> None:
-    rows = ["x" * 1024] * (wire.RESPONSE_BYTES // 1024)
-    data = wire.encode_response(wire.Response(id="a", status="done", final_response="whole", structured=rows))
-    assert len(data) <= wire.RESPONSE_BYTES
-    response = wire.parse_response(data, "a")
+    rows = ["x" * 1024] * (outbox.RESPONSE_BYTES // 1024)
+    data = outbox.encode_response(outbox.OutboxResponse(id="a", status="done", final_response="whole", structured=rows))
+    assert len(data) <= outbox.RESPONSE_BYTES
+    response = outbox.parse_response(data, "a")
     assert (response.final_response, response.structured) == ("whole", None)
     assert response.warning == "the structured answer was left out"
 
 
-SIZES = st.sampled_from((8, 2**20, wire.EVENT_BYTES, 2 * wire.EVENT_BYTES))
+SIZES = st.sampled_from((8, 2**20, outbox.EVENT_BYTES, 2 * outbox.EVENT_BYTES))
 REPEATED = st.tuples(st.text(min_size=1, max_size=8), SIZES)  # not the text itself, which would be reported whole
 
 
@@ -205,9 +211,9 @@ REPEATED = st.tuples(st.text(min_size=1, max_size=8), SIZES)  # not the text its
 @given(st.fixed_dictionaries(dict.fromkeys(NOTES, REPEATED)))
 def test_no_response_is_longer_than_the_other_side_reads(repeated: dict[str, tuple[str, int]]) -> None:
     fields = {name: unit * (size // len(unit)) for name, (unit, size) in repeated.items()}
-    data = wire.encode_response(wire.Response(id="a", status="failed", **fields))
-    assert len(data) <= wire.RESPONSE_BYTES
-    response = msgspec.structs.asdict(wire.parse_response(data, "a"))
+    data = outbox.encode_response(outbox.OutboxResponse(id="a", status="failed", **fields))
+    assert len(data) <= outbox.RESPONSE_BYTES
+    response = msgspec.structs.asdict(outbox.parse_response(data, "a"))
     cut = {name for name, text in fields.items() if response[name] != text}
     notes = set(response["warning"][-200:].split("; "))
     assert notes.issuperset(NOTES[name] for name in cut - {"warning"})
@@ -215,18 +221,20 @@ def test_no_response_is_longer_than_the_other_side_reads(repeated: dict[str, tup
 
 def test_the_ending_of_a_primary_there_is_that_of_a_subagent_here() -> None:
     text, error = "Run reached its limit", "Run 'explorer' stopped: limit of 2 turns reached"
-    response = wire.Response(id="a", status="limited", final_response=text, error_details=error, is_named=True)
-    assert wire.make_ending(response, agent="explorer", primary=True).error == error
-    ending = wire.make_ending(response, agent="explorer", primary=False)
+    response = outbox.OutboxResponse(id="a", status="limited", final_response=text, error_details=error, is_named=True)
+    assert outbox.make_ending(response, agent="explorer", primary=True).error == error
+    ending = outbox.make_ending(response, agent="explorer", primary=False)
     assert (ending.text, ending.error) == ("Subagent reached its limit", error.replace("Run '", "Subagent '"))
-    own_words = wire.Response(id="a", status="failed", final_response="Run it", error_details="Run it yourself")
-    assert wire.make_ending(own_words, agent="explorer", primary=False).error == "Run it yourself"
+    own_words = outbox.OutboxResponse(id="a", status="failed", final_response="Run it", error_details="Run it yourself")
+    assert outbox.make_ending(own_words, agent="explorer", primary=False).error == "Run it yourself"
 
 
 def test_the_code_of_a_response_says_that_there_was_nobody_to_ask() -> None:
     text = "Run requires confirmation"
-    response = wire.Response(id="a", status="failed", final_response=text, error_details=text, code="unconfirmed")
-    ending = wire.make_ending(response, agent="explorer", primary=False)
+    response = outbox.OutboxResponse(
+        id="a", status="failed", final_response=text, error_details=text, code="unconfirmed"
+    )
+    ending = outbox.make_ending(response, agent="explorer", primary=False)
     assert (ending.status, ending.text, ending.code) == ("failed", "Subagent requires confirmation", "unconfirmed")
-    strange = wire.Response(id="a", status="done", final_response="x", code="unconfirmed")
-    assert wire.make_ending(strange, agent="explorer", primary=False).code == ""
+    strange = outbox.OutboxResponse(id="a", status="done", final_response="x", code="unconfirmed")
+    assert outbox.make_ending(strange, agent="explorer", primary=False).code == ""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from retinue.core.events import RunEnded, RunSpawned, Thinking, ToolCall, ToolResult, TurnStarted
 from retinue.core.usage import Usage
-from retinue.protocol import reports as collected
+from retinue.protocol import reports
 from retinue.protocol.reports import Sender, decode_report, read_arguments
 from retinue.protocol.strict_json import InvalidBody
 
@@ -28,7 +28,7 @@ GIVEN: dict[str, Any] = {
 }
 
 
-def read(**changes: Any) -> collected.Reported:
+def read(**changes: Any) -> reports.Reported:
     fields = {**GIVEN, **changes}
     return decode_report(json.dumps({key: value for key, value in fields.items() if value != ...}).encode())
 
@@ -203,9 +203,9 @@ def test_arguments_are_compact_and_long_payloads_are_cut_with_a_mark() -> None:
     assert said(sender, Thinking("hm", "reasoning.encrypted"))["reasoningType"] == "reasoning.encrypted"
     assert "reasoningType" not in said(sender, Thinking("hm"))
     long = said(sender, ToolResult("c1", "grep", "ü" * 100_000))["payload"]
-    assert long.endswith(f"ü\n[... {200_000 - collected.PAYLOAD_BYTES} more bytes were cut]")
+    assert long.endswith(f"ü\n[... {200_000 - reports.PAYLOAD_BYTES} more bytes were cut]")
     worst = sender.encode_event(ToolResult("c1", "grep", "\x01" * 10_000_000), 0.0)
-    assert worst is not None and len(worst) < collected.BODY_BYTES // 4
+    assert worst is not None and len(worst) < reports.BODY_BYTES // 4
 
 
 @pytest.mark.requirement("CPE-45", "CPE-39")

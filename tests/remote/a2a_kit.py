@@ -40,7 +40,7 @@ Act = Callable[[TaskUpdater, RequestContext], Awaitable[None]]
 
 
 class Agent(AgentExecutor):
-    """An agent that does what `act` does. It keeps what it was asked, and waits in `cancel` for nobody."""
+    """An agent that runs `act`. It records its requests, and its `cancel` returns at once."""
 
     def __init__(self, act: Act) -> None:
         self._act = act
@@ -116,7 +116,7 @@ def bind(port: int = 0) -> tuple[socket.socket, str]:
 async def serve_agent(
     act: Act, port: int = 0, *, wire: tuple[str, str] | None = None, **card: Any
 ) -> AsyncIterator[tuple[str, Agent]]:
-    """A plain agent of the SDK, and its address. With a `wire` it speaks one version over one binding."""
+    """Serve a plain agent of the SDK and yield its address. With a `wire` it speaks one version over one binding."""
     bound, url = bind(port)
     if wire is not None:
         card["supported_interfaces"] = [AgentInterface(url=url, protocol_version=wire[0], protocol_binding=wire[1])]
@@ -175,7 +175,7 @@ class Proxy:
 
 
 class Hand(RequestHandler):
-    """The hand of another retinue: a test says which events it sends, and takes what is sent to it."""
+    """A peer retinue played by a test, which chooses the events to send and reads the messages received."""
 
     def __init__(self) -> None:
         self.updates: asyncio.Queue[TaskStatusUpdateEvent | None] = asyncio.Queue()

@@ -25,7 +25,7 @@ from retinue.remote.outbox import OutboxRun
 from retinue.remote.port import STARTED, Capabilities, RemoteAdapter, RemoteRuntime, RemoteSpawned
 from retinue.supervisor.supervisor import Supervisor
 from retinue.testing import scripted
-from tests.control.collector.kit import Server, hall
+from tests.control.collector.kit import Server, open_collector
 from tests.gates import until
 from tests.remote.a2a_kit import Hand, serve_hand
 from tests.remote.contract import Bench
@@ -39,7 +39,7 @@ SCRIPTED = Profile("explorer", "You explore.", model=scripted({}))
 
 
 class ScriptedAgents(RemoteAgents):
-    """One agent that is elsewhere: the profile `SCRIPTED`, behind an adapter of the test's own."""
+    """A remote agent: the profile `SCRIPTED` behind an adapter of the test's own."""
 
     def __init__(self, adapter: RemoteAdapter) -> None:
         super().__init__()
@@ -82,17 +82,17 @@ class ScriptedBench:
 
 
 async def _silent(_: PeerRun) -> None:
-    """The script of a peer that only says what a test makes it say."""
+    """Return the script of a peer that reports only what the test sends."""
 
 
 @asynccontextmanager
 async def scripted_bench(folder: Path) -> AsyncIterator[Bench]:
     peer = ScriptedPeer(_silent)
     supervisor = make_supervisor(folder, peer)
-    node = supervisor.spawner.spawn_primary(SCRIPTED, Task("go"))
+    run = supervisor.spawner.spawn_primary(SCRIPTED, Task("go"))
     await until(lambda: bool(peer.runs))
     try:
-        yield ScriptedBench(supervisor, node.ref.tree, peer.runs[0])
+        yield ScriptedBench(supervisor, run.ref.tree, peer.runs[0])
     finally:
         peer.runs[0].lose()
         await supervisor.close()
@@ -165,11 +165,11 @@ async def outbox_bench(folder: Path) -> AsyncIterator[Bench]:
     outbox = folder / "outbox"
     outbox.mkdir()
     supervisor = make_supervisor(folder, outbox=outbox)
-    node = supervisor.spawner.spawn_primary(PROFILE, Task("go"))
+    run = supervisor.spawner.spawn_primary(PROFILE, Task("go"))
     await until(lambda: any(name.startswith("request_") for name in os.listdir(outbox)))
     [file] = [name for name in os.listdir(outbox) if name.startswith("request_")]
     name = file.removeprefix("request_").removesuffix(".json")
-    bench = OutboxBench(supervisor, node.ref.tree, outbox, name)
+    bench = OutboxBench(supervisor, run.ref.tree, outbox, name)
     try:
         yield bench
     finally:
@@ -183,7 +183,7 @@ class CollectorBench:
     capabilities = Capabilities()
 
     def __init__(self, server: Server, run_id: str, given_up: asyncio.Event) -> None:
-        self.supervisor, self.tree, self.run = server.hall.supervisor, server.hall.tree, 1
+        self.supervisor, self.tree, self.run = server.setup.supervisor, server.setup.tree, 1
         self._server, self._given_up = server, given_up
         self._ids = {STARTED: run_id}
 
@@ -201,7 +201,7 @@ class CollectorBench:
         await self._server.post(self._ids[STARTED], "subagent_end", status=status, payload=text or None)
 
     async def lose(self) -> None:
-        collector = self._server.hall.collector
+        collector = self._server.setup.collector
         collector._servers[self._server.name].open.clear()  # a call that is still open would say why
         collector.end_server(self._server.name)
 
@@ -234,7 +234,7 @@ def _posted(body: Body | RemoteSpawned) -> tuple[str, dict[str, Any]]:
 
 @asynccontextmanager
 async def collector_bench(folder: Path) -> AsyncIterator[Bench]:
-    async with hall(folder) as h:
+    async with open_collector(folder) as h:
         server, given_up = h.server(), asyncio.Event()
         run_id = h.collector.call(server.name, h.main.ref, "review", given_up.set)
         await server.post(run_id, "subagent_start")
@@ -280,10 +280,10 @@ async def a2a_bench(folder: Path) -> AsyncIterator[Bench]:
     async with serve_hand() as (url, hand, server):
         supervisor = make_supervisor(folder)
         profile = Profile("explorer", tools=(), a2a=A2aAgent(url=url, reconnect_timeout=0.5))
-        node = supervisor.spawner.spawn_primary(profile, Task("go"))
+        run = supervisor.spawner.spawn_primary(profile, Task("go"))
         await hand.asked.wait()
         try:
-            yield A2aBench(supervisor, node.ref.tree, hand, server)
+            yield A2aBench(supervisor, run.ref.tree, hand, server)
         finally:
             hand.updates.put_nowait(None)
             server.should_exit = True

@@ -14,7 +14,7 @@ from retinue.remote.port import STARTED, Capabilities, RemoteRequest, RemoteSpaw
 
 
 class PeerRun:
-    """A run at the peer. It outlives the process that asked for it: `history` is all it has ever reported."""
+    """A run at the peer. It outlives the process of its caller; `history` holds all its reports."""
 
     def __init__(self, request: RemoteRequest) -> None:
         self.request = request

@@ -545,7 +545,7 @@ async def test_an_agent_that_does_not_stream_is_asked_again_and_again(tmp_path: 
 
 
 async def test_a_flood_of_updates_is_read_at_a_bounded_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an agent says faster waits at the agent, and nothing of it is lost."""
+    """Updates beyond the rate wait at the agent, and none is lost."""
     monkeypatch.setattr(adapter, "UPDATE_RATE", 100.0)
     monkeypatch.setattr(adapter, "UPDATE_BURST", 5)
 

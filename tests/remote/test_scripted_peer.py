@@ -73,14 +73,14 @@ async def test_limits_and_trace_travel_down_and_the_reference_is_logged_before_t
     peer = ScriptedPeer(script)
     limits = Limits(depth=2, tokens=500, cost=Decimal("0.50"))
     supervisor = make_supervisor(tmp_path, peer, limits=limits, prices=FlatPrices())
-    node = supervisor.spawner.spawn_primary(SCRIPTED, Task("look", context="mind the gap", timeout_seconds=60))
-    await node.join()
+    run = supervisor.spawner.spawn_primary(SCRIPTED, Task("look", context="mind the gap", timeout_seconds=60))
+    await run.join()
     request = peer.runs[0].request
     assert (request.profile, request.text, request.workspace) == ("explorer", "mind the gap\n\nlook", str(tmp_path))
     assert (request.limits.depth, request.limits.tokens, str(request.limits.cost)) == (2, 500, "0.50")
     assert request.limits.deadline is not None and request.limits.traceparent.startswith("00-")
     assert logged == ["run.spawned", "run.remote"]
-    assert node.result().final_response == "over"
+    assert run.result().final_response == "over"
     await supervisor.close()
 
 
@@ -95,17 +95,17 @@ async def test_a_run_streams_asks_hears_and_spends_from_our_budget(tmp_path: Pat
         run.say(ending("over"))
 
     supervisor = make_supervisor(tmp_path, ScriptedPeer(script), limits=Limits(tokens=500))
-    node = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
+    run = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
     await until(lambda: bool(supervisor.approvals.pending()))
-    assert node.view.state == "waiting_approval"
+    assert run.view.state == "waiting_approval"
     supervisor.approvals.answer(supervisor.approvals.pending()[0].id, Allow(), by="user")
-    await until(lambda: not node.view.approvals)
-    assert (await supervisor.send(node.ref.tree, 0, "left")).state == "queued"
-    await node.join()
-    result = node.result()
+    await until(lambda: not run.view.approvals)
+    assert (await supervisor.send(run.ref.tree, 0, "left")).state == "queued"
+    await run.join()
+    result = run.result()
     assert (result.status, result.runtime, result.sandbox) == ("done", "scripted", ("net",))
-    assert node.account is not None and node.account.spent.tokens == 100
-    assert said(await supervisor.log.read(node.ref.tree)) == [
+    assert run.account is not None and run.account.spent.tokens == 100
+    assert said(await supervisor.log.read(run.ref.tree)) == [
         "run.started", "turn.started", "approval.asked", "approval.decided", "tool.started", "inbox", "usage",
         "run.ended",
     ]  # fmt: skip
@@ -118,10 +118,10 @@ async def test_a_peer_that_uses_no_folder_of_ours_has_none_made(tmp_path: Path) 
 
     peer = ScriptedPeer(script)
     supervisor = make_supervisor(tmp_path, peer)
-    node = supervisor.spawner.spawn_primary(replace(SCRIPTED, workspace="scratch"), Task("look"))
-    await node.join()
-    assert peer.runs[0].request.workspace == os.path.realpath(node.folders.path)
-    assert not Path(node.folders.path).exists()
+    run = supervisor.spawner.spawn_primary(replace(SCRIPTED, workspace="scratch"), Task("look"))
+    await run.join()
+    assert peer.runs[0].request.workspace == os.path.realpath(run.folders.path)
+    assert not Path(run.folders.path).exists()
     await supervisor.close()
 
 
@@ -132,9 +132,9 @@ async def test_without_anybody_to_ask_the_answer_is_no(tmp_path: Path) -> None:
         run.say(ending(decision.reason if isinstance(decision, Deny) else "allowed"))
 
     supervisor = make_supervisor(tmp_path, ScriptedPeer(script), wait_approvals=None)
-    node = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
-    await node.join()
-    assert node.result().final_response == "nobody could be asked"
+    run = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
+    await run.join()
+    assert run.result().final_response == "nobody could be asked"
     await supervisor.close()
 
 
@@ -156,9 +156,9 @@ async def test_a_peer_that_lies_changes_nothing_but_its_own_run(tmp_path: Path, 
 
     peer = ScriptedPeer(script)
     supervisor = make_supervisor(tmp_path, peer)
-    node = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
-    await node.join()
-    events, result = await supervisor.log.read(node.ref.tree), node.result()
+    run = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
+    await run.join()
+    events, result = await supervisor.log.read(run.ref.tree), run.result()
     assert (result.status, result.final_response, result.usage.total_tokens, result.total_turns) == (
         "done",
         "over",
@@ -177,9 +177,9 @@ async def test_a_peer_that_hangs_up_leaves_a_run_that_is_disconnected_with_what_
         run.lose()
 
     supervisor = make_supervisor(tmp_path, ScriptedPeer(script))
-    node = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
-    await node.join()
-    result = node.result()
+    run = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
+    await run.join()
+    result = run.result()
     assert result.status == "disconnected" and "the peer hung up" in (result.error_details or "")
     await supervisor.close()
 

@@ -1,4 +1,4 @@
-"""What can happen to a run that has a process of its own, and what it can do to the machine: facts, as in `scenes`."""
+"""Scenes of runs in a process of their own that crash or exhaust the machine: facts, as in `scenes`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from retinue.core.events import Delta, RunEnded, RunStarted, ToolCall, ToolResul
 from retinue.core.limits import ResourceLimits
 from retinue.core.ports import Clock
 from retinue.core.profiles import Task
-from retinue.sandbox import builder, cgroups, process, tool_server_session
-from retinue.sandbox import container_image as image
+from retinue.sandbox import builder, cgroups, container_image, process, tool_server_session
 from retinue.sandbox.container import MAKER_LABEL, find_engine, name_maker
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.doctor import try_all
@@ -59,17 +58,17 @@ async def play(
     )  # type: ignore[arg-type]
     owner = make_supervisor(parts)
     profile = Profile("main", "You are main.", model=scripted({"main": replies}, clock=clock), workspace="scratch")
-    node = owner.spawner.spawn_primary(profile, Task("go"))
+    run = owner.spawner.spawn_primary(profile, Task("go"))
     events: list[Event] = []
-    async for event in owner.watch(node.ref.tree):
+    async for event in owner.watch(run.ref.tree):
         if isinstance(event, Delta):
             continue
         events.append(event)
         if when is not None and then is not None and isinstance(event.body, when):
-            await then(owner, node.ref.tree)
+            await then(owner, run.ref.tree)
             when = None
-    await node.join()
-    result = node.result()
+    await run.join()
+    result = run.result()
     await owner.close()
     shutil.rmtree(folder)
     return told(result, events) | {"left": await left(runtime)}
@@ -90,8 +89,8 @@ def told(result: Result[Any], events: list[Event]) -> Facts:
 
 
 async def left(runtime: str) -> list[str]:
-    """What is still there of any run of this process: living processes, control groups, containers and their mounts. An
-    engine cleans up after its client has gone, and has 10 s for it."""
+    """List the remains of the runs of this process: living processes, control groups, containers and their mounts. A
+    container engine needs up to 10 s to clean up after its client."""
     deadline = time.monotonic() + (100 if runtime == "container" else 0)
     while (found := remains()) and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
@@ -106,7 +105,7 @@ def remains() -> list[str]:
 
 
 def containers() -> list[str]:
-    """Those of this process that the engine knows."""
+    """List the containers of this process that the engine knows."""
     said = find_engine().call("ps", "--all", "--quiet", "--filter", f"label={MAKER_LABEL}={name_maker()}")
     return said.stdout.split()
 
@@ -130,7 +129,7 @@ def below(pid: int) -> Iterator[int]:
 
 
 def cmdline(pid: int) -> str:
-    """What a living process is; nothing for one that is gone or dead."""
+    """Return the command line of a living process; empty for a dead one."""
     try:
         return Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
     except OSError:
@@ -138,7 +137,8 @@ def cmdline(pid: int) -> str:
 
 
 async def kill_tool_server(owner: Supervisor, tree: str) -> None:
-    """Kill the last process that looks like one, when there is one: in a container the first process looks the same."""
+    """Kill the last process that looks like a tool server, if any. In a container the first process looks like one
+    too."""
     os.kill((await until(tool_servers))[-1], signal.SIGKILL)
 
 
@@ -192,8 +192,8 @@ async def stubborn_tool(runtime: str) -> Facts:
 
 @crash_scene
 async def fill_when_cancelled(runtime: str) -> Facts:
-    """It stops its tool server, so that nobody answers the cancel, and then writes more than it may. The host waits for
-    the answer for ever: only the look at the size of the files can end it."""
+    """The run stops its tool server, so that the cancel gets no answer, and then writes more than its limit. Only the
+    check of file sizes can end the host's wait."""
 
     async def cancel(owner: Supervisor, tree: str) -> None:
         run = owner.trees[tree].runs[0]
@@ -285,8 +285,8 @@ async def environment(runtime: str) -> Facts:
 
 @crash_scene
 async def hosts(runtime: str) -> Facts:
-    """A parent that may reach two hosts, and a child that may reach one of them."""
-    python = image.PYTHON if runtime == "container" else builder.find_python()
+    """Play a parent with a list of allowed hosts, and a child with a shorter list."""
+    python = container_image.PYTHON if runtime == "container" else builder.find_python()
     ask = "{} -I -S -c 'import urllib.request as u; print(u.urlopen(\"http://{}/\").read())'"
     get = [call("shell", command=ask.format(python, host)) for host in ("a.com", "b.com", "evil.org", "near.com")]
     raw = 'import socket as s; s.create_connection(("93.184.216.34", 80), 2)'
@@ -297,9 +297,9 @@ async def hosts(runtime: str) -> Facts:
     async with Web({"/": web_answer(b"hello")}, near_com=["127.0.0.1"]) as web:
         reach = {"network": ["a.com", "b.com", "near.com"], "dialer": web, "profiles": [child]}
         owner = make_supervisor(Parts(folder, folder / ".retinue", mode="yes", runtime=runtime, **reach))  # type: ignore[arg-type]
-        node = owner.spawner.spawn_primary(main(agents, workspace="scratch"), Task("go"))
-        events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
-        await node.join()
+        run = owner.spawner.spawn_primary(main(agents, workspace="scratch"), Task("go"))
+        events = [event async for event in owner.watch(run.ref.tree) if not isinstance(event, Delta)]
+        await run.join()
         sockets = [str(path) for path in folder.rglob("proxy")]
         await owner.close()
     shutil.rmtree(folder)

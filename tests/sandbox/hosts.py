@@ -29,7 +29,7 @@ from retinue.workspaces.run_folders import RunFolders
 
 @dataclass
 class Host:
-    """The trusted side. `said` is what its user was told, `trees` what it has run."""
+    """The trusted side of an outbox. `said` is the output for its user, `trees` are the trees it has run."""
 
     folder: Path
     outbox: Path
@@ -120,7 +120,8 @@ async def play_elsewhere(
 
 
 def as_here(events: list[Event], folder: Path, runs: str, trees: list[str]) -> tuple[Result[Any], list[Event]]:
-    """What happened, with the folders of the host called as they would be here, and without where it happened."""
+    """Return the result and the events of a delegated tree with the host's folders renamed to ours and `run.remote`
+    left out."""
     tree, here = events[0].tree, str(folder)
     lines = [encode_event(event).decode() for event in events if event.kind != "run.remote"]
     for other in trees:

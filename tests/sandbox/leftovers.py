@@ -1,4 +1,5 @@
-"""What must be gone when a tree is over: processes, control groups, containers, mounts, sockets and temporary files."""
+"""Checks that the end of a tree leaves nothing: processes, control groups, containers, mounts, sockets, temporary
+files."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def _files(folder: Path) -> list[str]:
 
 
 def _sockets() -> set[str]:
-    """Those that this process has open."""
+    """Return the sockets that this process has open."""
     found = set()
     for fd in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # that of the listing itself
@@ -65,7 +66,7 @@ def _mounts() -> set[str]:
 
 
 def _ours(mounts: set[str], folder: Path, *, by_engine: bool) -> list[str]:
-    """Of new mounts those of our folders, and those of containers that are no more; others have containers too."""
+    """Return the new mounts of our folders and of removed containers. Other programs have containers too."""
     found = [path for path in mounts if path.startswith(f"{folder}/") or "/retinue" in path]
     stored = [path for path in mounts if "/overlay-containers/" in path or path.endswith("/merged")]
     if not (by_engine and stored):

@@ -1,4 +1,5 @@
-"""Where a scene can be played: runtimes of this process's user, and of an ordinary one. A new runtime is a new row."""
+"""The places where a scene can be played: the runtimes of this user, and of an ordinary user. A new runtime is a new
+row."""
 
 from __future__ import annotations
 
@@ -15,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from retinue.sandbox import container_image as image
-from retinue.sandbox import escapes
+from retinue.sandbox import container_image, escapes
 from retinue.sandbox.builder import find_system_program
 from retinue.sandbox.container import find_engine
 from tests.sandbox.crash_scenes import CRASH_SCENES
@@ -39,8 +39,8 @@ def make_image() -> None:
     made = find_engine()
     with IMAGE_LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if made.call("image", "inspect", image.NAME).returncode:
-            image.build_image(made.argv)
+        if made.call("image", "inspect", container_image.NAME).returncode:
+            container_image.build_image(made.argv)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Place:
         return self.play_as_user(scene)[0]
 
     def play_as_user(self, *scenes: str, seconds: float = USER_SECONDS) -> list[Any]:
-        """One after the other by the same ordinary user, who makes what they need for it once."""
+        """Play the scenes in turn as the same ordinary user, whose setup is made once."""
         argv = [sys.executable, "-m", "tests.sandbox", self.runtime, *scenes]
         played: list[Any] = json.loads(run_as_user(argv, seconds=seconds))
         return played

@@ -1,7 +1,7 @@
-"""What a tree does wherever its runs live: each scene plays one and tells the facts of it, as plain values.
+"""Scenes that play a tree in any runtime and return its facts as plain values.
 
-A scene knows the name of the runtime and nothing else of it, so that every runtime can be held against `inherited`.
-`python -m tests.sandbox RUNTIME SCENE ...` plays some for another user.
+A scene knows only the name of the runtime, so that every runtime can be compared with `inherited`. `python -m
+tests.sandbox RUNTIME SCENE ...` plays some for another user.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def scene(play: Callable[[str], Awaitable[Facts]]) -> Callable[[str], Awaitable[
 
 
 async def in_process(scene: str) -> Facts:
-    """How it looks in this process, which it does each time: played once, and compared with every other place."""
+    """Play a scene in this process, once, for the comparison with every other place."""
     if scene not in _IN_PROCESS:
         _IN_PROCESS[scene] = await SCENES[scene]("inherited")
     return _IN_PROCESS[scene]
@@ -224,7 +224,8 @@ async def programs(runtime: str) -> Facts:
 
 @scene
 async def programs_that_ask(runtime: str) -> Facts:
-    """A call of a program is asked about like any other: one allowed, one denied, one changed; its clock stands."""
+    """The calls of a program need approval like any other: one is allowed, one denied, one changed. The program's clock
+    stands meanwhile."""
     asked: list[tuple[str, str, str]] = []
 
     async def person(question: Approval) -> Allow | Deny:
@@ -276,7 +277,7 @@ raise SystemExit(0)
 
 @scene
 async def approvals_at_depth_3(runtime: str) -> Facts:
-    """One call allowed, one denied, one changed; all asked of the one person there is."""
+    """One call is allowed, one denied, one changed, all by the same person."""
     asked: list[tuple[str, str | None, str, str]] = []
 
     async def person(question: Approval) -> Allow | Deny:

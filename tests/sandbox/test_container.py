@@ -17,7 +17,7 @@ from retinue.build.sandboxes import make_placement
 from retinue.config.settings import load_settings
 from retinue.core.errors import ConfigError
 from retinue.core.events import ToolResult
-from retinue.sandbox import container_image as image
+from retinue.sandbox import container_image
 from retinue.sandbox.builder import SandboxUnavailable
 from retinue.sandbox.container import MAKER_LABEL, find_engine, name_maker, sweep_orphans
 from tests.sandbox.crash_scenes import cmdline
@@ -41,18 +41,18 @@ def bare() -> Iterator[str]:
 
 
 def test_an_image_without_our_python_is_refused(bare: str) -> None:
-    with pytest.raises(ConfigError, match=rf"has no {image.PYTHON}.*retinue doctor --build-image"):
+    with pytest.raises(ConfigError, match=rf"has no {container_image.PYTHON}.*retinue doctor --build-image"):
         make_placement(Parts(Path("/none"), image=bare)).runtime("container")
 
 
 def test_an_engine_that_takes_no_image_is_ended_with_its_children(tmp_path: Path) -> None:
     script = f"sleep 300 & echo $! > {tmp_path}/pid; exec <&-; wait"
     with pytest.raises(SandboxUnavailable, match=r"the image cannot be made: .*Broken pipe"):
-        image.build_image(["/bin/sh", "-c", script])
+        container_image.build_image(["/bin/sh", "-c", script])
     child = int((tmp_path / "pid").read_text())
     wait_until(lambda: not cmdline(child))
     with pytest.raises(SandboxUnavailable, match="the image cannot be made: full"):
-        image.build_image(["/bin/sh", "-c", "cat > /dev/null; echo full >&2; exit 1"])
+        container_image.build_image(["/bin/sh", "-c", "cat > /dev/null; echo full >&2; exit 1"])
 
 
 def test_an_image_that_is_not_here_is_not_pulled() -> None:
@@ -105,7 +105,9 @@ def test_what_gone_processes_left_is_swept_and_nothing_else() -> None:
     makers = {"gone": f"{numbering}.{gone.pid}.1", "ours": name_maker(), "elsewhere": f"1{numbering}.{gone.pid}.1"}
     names = {word: f"retinue-{os.getpid()}-{word}" for word in makers}
     for word, maker in makers.items():
-        find_engine().call("create", "--name", names[word], f"--label={MAKER_LABEL}={maker}", image.NAME, "sleep", "9")
+        find_engine().call(
+            "create", "--name", names[word], f"--label={MAKER_LABEL}={maker}", container_image.NAME, "sleep", "9"
+        )
     try:
         sweep_orphans(find_engine())
         left = [word for word in makers if find_engine().call("container", "inspect", names[word]).returncode == 0]

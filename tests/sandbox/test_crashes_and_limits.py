@@ -1,4 +1,4 @@
-"""A sandbox that dies, that does not want to, and that takes all it can get."""
+"""Tests of a sandbox that dies, hangs, or uses as many resources as it can get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What shows a program in a sandbox, and what a run is told that has not been shown it."""
+"""Tests of the paths shown to a program in a sandbox, and of the errors about paths that are not."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from retinue.core.approvals import Allow, Approval
 from retinue.core.events import UNKNOWN_AFTER_CRASH, Delta, Event, RunEnded, ToolCall, ToolResult
 from retinue.core.ports import AttachedApprover
 from retinue.core.profiles import Profile, Task
-from retinue.protocol import tool_server as frames
+from retinue.protocol import tool_server
 from retinue.protocol.frames import ProtocolError
 from retinue.sandbox import tool_server_session
 from retinue.sandbox.bubblewrap import probe_bubblewrap
@@ -39,13 +39,13 @@ Fault = Literal["killed", "stopped", "lies"]
 FRAMES = 30  # of the script below, both ways, when nothing goes wrong
 SAMPLE = 4
 SEED = 20261116
-LIES: list[frames.FromServer] = [
-    frames.Result(999, "x"),
-    frames.Previewed(999, "x"),
-    frames.Accepted(999),
-    frames.Output(999, "x"),
-    frames.CallTool(999, 1, "x", {}),
-    frames.Hello(1),
+LIES: list[tool_server.FromServer] = [
+    tool_server.Result(999, "x"),
+    tool_server.Previewed(999, "x"),
+    tool_server.Accepted(999),
+    tool_server.Output(999, "x"),
+    tool_server.CallTool(999, 1, "x", {}),
+    tool_server.Hello(1),
 ]
 PROGRAM = "from tools import weather\nprint(await weather.report('Rome'), file=open('log', 'a'))"
 SCRIPT: list[Any] = [
@@ -74,7 +74,7 @@ def read_state(pid: int) -> str:
 class Wire:
     """All frames of one run, counted. The fault happens before the frame with this number is passed on."""
 
-    def __init__(self, fault: Fault | None = None, at: int = 0, lie: frames.FromServer | None = None) -> None:
+    def __init__(self, fault: Fault | None = None, at: int = 0, lie: tool_server.FromServer | None = None) -> None:
         self.fault, self.at, self.lie = fault, at, lie
         self.count = 0
         self.processes: list[CountedProcess] = []
@@ -136,12 +136,12 @@ async def play(
             super().__init__(*args, on_frame=self._take, **options)
 
         def _take(self, frame: Any) -> None:
-            if not isinstance(frame, frames.Output):
+            if not isinstance(frame, tool_server.Output):
                 wire.pass_frame(self._deliver)
             if not self.closed:
                 self._deliver(frame)
 
-        def send(self, frame: frames.Frame) -> None:
+        def send(self, frame: tool_server.Frame) -> None:
             try:
                 wire.pass_frame(self._deliver)
             except ProtocolError as error:
@@ -163,9 +163,9 @@ async def play(
     monkeypatch.setattr("retinue.build.sandboxes._make_sandbox", lambda *_: ToolServerSandbox(builder))
     tools = ["write", "read", "shell", "glob", NAME, served(report)]
     profile = Profile("main", model=scripted({"main": SCRIPT}), runtime="isolated", workspace="scratch", tools=tools)
-    node = owner.spawner.spawn_primary(profile, Task("go"))
-    events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
-    log = Path(node.folders.path, "log")
+    run = owner.spawner.spawn_primary(profile, Task("go"))
+    events = [event async for event in owner.watch(run.ref.tree) if not isinstance(event, Delta)]
+    log = Path(run.folders.path, "log")
     written = log.read_text() if log.exists() else ""
     await owner.close()
     return events, written
@@ -206,7 +206,10 @@ async def test_the_script_has_so_many_frames_and_leaves_its_lines(
 def _moments() -> list[Any]:
     """Every frame with every fault and every lie: a few of them always, all in `make soak`."""
     chance = random.Random(SEED)
-    kinds: list[tuple[Fault, frames.FromServer | None, int]] = [("killed", None, SAMPLE), ("stopped", None, SAMPLE)]
+    kinds: list[tuple[Fault, tool_server.FromServer | None, int]] = [
+        ("killed", None, SAMPLE),
+        ("stopped", None, SAMPLE),
+    ]
     kinds += [("lies", lie, 1) for lie in LIES]
     moments = []
     for fault, lie, size in kinds:
@@ -229,7 +232,7 @@ async def play_fault(wire: Wire, *options: Any) -> None:
 
 @pytest.mark.parametrize(("fault", "lie", "at"), _moments())
 async def test_a_fault_at_any_frame_costs_the_calls_in_flight_at_most(
-    fault: Fault, lie: frames.FromServer | None, at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fault: Fault, lie: tool_server.FromServer | None, at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     await play_fault(Wire(fault, at, lie), monkeypatch, tmp_path)
 
@@ -237,7 +240,7 @@ async def test_a_fault_at_any_frame_costs_the_calls_in_flight_at_most(
 @needs_bubblewrap
 @pytest.mark.parametrize(("fault", "lie"), [("killed", None), ("stopped", None), ("lies", LIES[0])])
 async def test_a_fault_of_a_real_sandbox_costs_the_calls_in_flight_at_most(
-    fault: Fault, lie: frames.FromServer | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fault: Fault, lie: tool_server.FromServer | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tmp_path.chmod(0o755)
     wire = Wire(fault, FRAMES // 2, lie)

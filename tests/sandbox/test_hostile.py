@@ -104,8 +104,8 @@ async def play(*scripts: str, replies: list[Any], **options: Any) -> tuple[list[
     owner = make_supervisor(Parts(Path.cwd(), **{"mode": "yes", **options}))
     profile = Profile("main", model=scripted({"main": replies}), runtime="isolated", workspace="scratch")
     with use_sandbox(ToolServerSandbox(builder)):
-        node = owner.spawner.spawn_primary(profile, Task("go"))
-        events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
+        run = owner.spawner.spawn_primary(profile, Task("go"))
+        events = [event async for event in owner.watch(run.ref.tree) if not isinstance(event, Delta)]
         await owner.close()
     return events, builder
 
@@ -117,8 +117,8 @@ async def play_below(script: str) -> list[Event]:
     child = Profile("child", model=model, runtime="isolated", workspace="scratch", tools=["shell"])
     agents: dict[str, Any] = {"main": [call("subagent_child", task="go"), spawn({"task": "other"}), {"text": "lived"}]}
     with use_sandbox(ToolServerSandbox(NoProtection(script))):
-        node = owner.spawner.spawn_primary(main(agents, tools=["spawn_subagents", child]), Task("go"))
-        events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
+        run = owner.spawner.spawn_primary(main(agents, tools=["spawn_subagents", child]), Task("go"))
+        events = [event async for event in owner.watch(run.ref.tree) if not isinstance(event, Delta)]
         await owner.close()
     return events
 
@@ -196,8 +196,8 @@ async def test_a_sandbox_that_uses_up_its_memory_each_time_ends_the_run_limited(
     owner = make_supervisor(Parts(Path.cwd(), mode="yes"))
     profile = Profile("main", model=scripted({"main": [ECHO] * 9}), runtime="isolated", workspace="scratch")
     with use_sandbox(ToolServerSandbox(Starved(DIES))):
-        node = owner.spawner.spawn_primary(profile, Task("go"))
-        events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
+        run = owner.spawner.spawn_primary(profile, Task("go"))
+        events = [event async for event in owner.watch(run.ref.tree) if not isinstance(event, Delta)]
         await owner.close()
     [ended] = bodies(events, RunEnded)
     assert ended.status == "limited"

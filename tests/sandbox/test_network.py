@@ -1,4 +1,4 @@
-"""What a run may reach: nothing, some hosts through its proxy, or everything; and never more than its parent."""
+"""Tests of the network of a run: nothing, some hosts through its proxy, or everything; never more than its parent."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ async def test_hosts_that_are_allowed_are_reached_and_no_others(place: Place) ->
 async def test_the_socket_of_a_running_run_has_no_name_that_a_killed_process_could_leave(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     owner = make_supervisor(Parts(tmp_path, tmp_path / ".retinue", network=["a.com"], runtime="isolated", mode="yes"))
-    node = owner.spawner.spawn_primary(
+    run = owner.spawner.spawn_primary(
         main({"main": [call("shell", command="ls /retinue/proxy"), {"hang": True}]}), Task("go")
     )
-    async for event in owner.watch(node.ref.tree):
+    async for event in owner.watch(run.ref.tree):
         if isinstance(event, Event) and isinstance(event.body, ToolResult):
             assert event.body.text == "/retinue/proxy\n"
             break
     assert list(tmp_path.rglob("proxy")) == []
-    await owner.cancel(node.ref.tree)
-    await node.join()
+    await owner.cancel(run.ref.tree)
+    await run.join()
     await owner.close()
 
 

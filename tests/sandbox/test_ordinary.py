@@ -1,5 +1,5 @@
-"""What an ordinary user can build, beside test_contract.py, test_crashes_and_limits.py and test_escapes.py: a sample of
-what is played elsewhere, and in `make soak` the escape list in a container of theirs."""
+"""Tests of runtimes for an ordinary user, beside test_contract.py, test_crashes_and_limits.py and test_escapes.py: a
+sample of their scenes, and in `make soak` the escape list in a rootless container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runtime a run gets, and what happens where it cannot be had."""
+"""Tests of the choice of a run's runtime, and of runtimes that are missing."""
 
 from __future__ import annotations
 

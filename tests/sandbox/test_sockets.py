@@ -1,4 +1,4 @@
-"""Who listens in a folder that a run may read is not spoken to from a sandbox."""
+"""Tests that a sandbox cannot reach a socket in a folder that its run may read."""
 
 from __future__ import annotations
 

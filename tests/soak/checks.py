@@ -1,4 +1,4 @@
-"""What must hold of every tree, however it went: the invariants of reliability.md as far as a log and a model tell."""
+"""Invariants of every tree, from reliability.md, as far as a log and a model can show them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check_order(events: Sequence[Event]) -> None:
 
 
 def check_calls(events: Sequence[Event]) -> None:
-    """I5, I6: a call has at most one result, and exactly one in a run that is done; a question at most one answer."""
+    """I5, I6: a call has at most one result, and exactly one if its run is done. A question has at most one answer."""
     for number, own in by_run(events).items():
         calls = [event.body.call_id for event in own if isinstance(event.body, ToolCall)]
         results = [event.body.call_id for event in own if isinstance(event.body, ToolResult)]
@@ -123,7 +123,7 @@ def check_usage(events: Sequence[Event], witness: Witness) -> None:
 
 
 def check_threads(events: Sequence[Event], witness: Witness) -> None:
-    """What the log says a model saw in a turn is what it saw."""
+    """Check that the thread in the log is the thread that the model saw, turn by turn."""
     runs = by_run(events)
     asked: dict[int, list[Asked]] = defaultdict(list)
     for one in witness.asked:
@@ -138,7 +138,7 @@ def check_threads(events: Sequence[Event], witness: Witness) -> None:
 
 
 def check_endings(events: Sequence[Event], witness: Witness, *, stopped: bool = False) -> None:
-    """Runs that were left alone ended as their script says. `stopped` says that somebody stopped some of them."""
+    """Check that undisturbed runs ended as their script says. `stopped` means that some runs were stopped."""
     last = {one.ref.run: one for one in witness.asked}
     limit = witness.case.limits.turns
     background = {event.run for event in events if isinstance(event.body, RunSpawned) and event.body.background}
@@ -253,8 +253,8 @@ async def check_no_tasks(before: set[asyncio.Task[Any]]) -> None:
 
 
 async def check_nothing_left(left: Mapping[str, Callable[[], Any]]) -> None:
-    """What each function finds is gone, by the name of the fault. The thread of a call that was cancelled may have it
-    for a moment longer."""
+    """Check that each function, named by its fault, finds nothing more. The thread of a cancelled call may keep its
+    objects for a moment."""
     deadline = time.monotonic() + THREAD_SECONDS
     gc.collect()
     for fault, find in left.items():

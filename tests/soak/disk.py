@@ -1,4 +1,4 @@
-"""A disk that fails when a test says so: a VFS of SQLite over the real one, and the file system it really writes to."""
+"""A disk that fails on a test's order: a VFS of SQLite over the real one, and the real file system behind it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _File(apsw.VFSFile):
         super().xSync(flags)
 
     def excepthook(self, *_: object) -> None:
-        """What fails here fails on purpose; SQLite gets its code."""
+        """Print nothing: failures here are intended, and SQLite gets its code."""
 
 
 @contextmanager

@@ -24,7 +24,8 @@ Wire = Callable[[Retinue, RunHandle], Coroutine[Any, Any, None]]
 
 @dataclass
 class Played:
-    """What is left of a tree: all that was given to the log, all that a watcher saw, and what the log holds now."""
+    """The record of a tree: the events given to the log, the events seen by a watcher, and the events now in the
+    log."""
 
     witness: Witness
     result: Result[Any]
@@ -35,8 +36,8 @@ class Played:
 
 @dataclass(frozen=True)
 class Trip:
-    """A wire that is pulled `turns` turns of the loop after event number `at`. A tree that `hangs` says nothing more
-    at some time: then it is pulled whatever the count, and the next time the primary is cancelled."""
+    """A wire that is pulled `turns` turns of the event loop after event number `at`. In a tree that `hangs`, the wire
+    is pulled once nothing happens any more, and the primary is cancelled when that is true again."""
 
     wire: Wire
     at: int
@@ -47,7 +48,8 @@ class Trip:
 
 
 async def play(case: Wild, folder: Path, *, durable: bool, trip: Trip | None = None) -> Played:
-    """To the end, or an error that shows what it waits for: leaving a Retinue waits for its runs."""
+    """Play the tree to its end. Raise an error with the pending tasks if that takes too long: leaving a Retinue waits
+    for its runs."""
     playing = asyncio.create_task(_play(case, folder, durable=durable, trip=trip))
     if not (await asyncio.wait({playing}, timeout=SECONDS))[0]:
         stuck = "\n".join(str(task) for task in asyncio.all_tasks())

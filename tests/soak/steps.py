@@ -39,7 +39,7 @@ class Steps:
 
 
 class _Stepped(Coroutine[Any, Any, Any]):
-    """A coroutine that says so whenever it has come to an await that waits."""
+    """A coroutine that reports each await that really waits."""
 
     def __init__(self, coro: Any, steps: Steps) -> None:
         self._coro = coro

@@ -11,7 +11,7 @@ import pytest
 
 from retinue.concurrency import TaskOwner
 from tests.surfaces.a2a.kit import TLS, body_of, message_of
-from tests.surfaces.a2a.test_three_processes import House, open_house, wait_for_ending
+from tests.surfaces.a2a.test_three_processes import Processes, start_processes, wait_for_ending
 
 pytestmark = pytest.mark.soak
 ROUNDS = 12
@@ -20,33 +20,33 @@ ROUNDS = 12
 @pytest.mark.parametrize("seed", range(2))
 async def test_kills_at_random_moments(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
-    async with open_house(tmp_path) as house:
+    async with start_processes(tmp_path) as processes:
         for _ in range(ROUNDS):
-            await kill_one(house, dice)
+            await kill_one(processes, dice)
 
 
-async def kill_one(house: House, dice: random.Random) -> None:
-    for gate in house.gates.values():
+async def kill_one(processes: Processes, dice: random.Random) -> None:
+    for gate in processes.gates.values():
         gate.unlink(missing_ok=True)
     victim, moment = dice.choice(("supervisor", "argocd", "github")), dice.uniform(0, 2)
     body = message_of("go")
     async with TaskOwner() as owner, httpx.AsyncClient(verify=TLS, timeout=60) as http:
         params = {**body, "configuration": {"blocking": False}}
-        said = await http.post(house.urls["supervisor"], json=body_of("message/send", params))
+        said = await http.post(processes.urls["supervisor"], json=body_of("message/send", params))
         task = said.json()["result"]["id"]
-        owner.start(house.approve())
+        owner.start(processes.approve())
         await asyncio.sleep(moment)  # the random moment
         opened = dice.random() < 0.5
-        for gate in house.gates.values() if opened else ():
+        for gate in processes.gates.values() if opened else ():
             gate.touch()
-        await house.kill(victim)
-        await house.start(victim)
-        for gate in house.gates.values():
+        await processes.kill(victim)
+        await processes.start(victim)
+        for gate in processes.gates.values():
             gate.touch()
-        state = await wait_for_ending(house, task)
+        state = await wait_for_ending(processes, task)
     where = f"{victim} after {moment:.2f} s, task {task}"
     assert state == "completed", where
-    check_log(house.read_log(house.supervisor, task), victim, where)
+    check_log(processes.read_log(processes.supervisor, task), victim, where)
 
 
 def check_log(log: list[dict[str, Any]], victim: str, where: str) -> None:

@@ -98,13 +98,13 @@ def stop(way: str, chance: random.Random, supervisor: Supervisor, tree: str, ste
         case "killed":
             supervisor.trees[tree].kill()
         case "twice" | "one, then all":
-            node = found.runs[0] if way == "twice" else chance.choice(found.runs)
-            node.stop("cancelled")
+            run = found.runs[0] if way == "twice" else chance.choice(found.runs)
+            run.stop("cancelled")
             steps.pull[steps.count + chance.choice((1, 1, 2, 3, 5, 8))] = supervisor.trees[tree].kill
 
 
 async def stopped_at(at: int, way: str, folder: Path, *, durable: bool) -> int:
-    """One tree stopped that way at that step; how many steps it had in all."""
+    """Stop a tree in this way at this step. Return the total number of its steps."""
     temporary = folder / "tmp"
     temporary.mkdir(parents=True)
     chance, steps = random.Random(f"{at} {way}"), Steps()

@@ -24,7 +24,7 @@ IN_MEMORY = (*ON_DISK, "deadline", "children's deadlines")
 
 @dataclass
 class Stopper:
-    """One way to stop (part of) a tree, and what it was told."""
+    """One way to stop a tree or a part of it, with the answer to the stop."""
 
     way: str
     random: random.Random
@@ -88,7 +88,7 @@ async def stop_at(case: Wild, folder: Path, at: int, *, durable: bool, ways: tup
 
 
 async def sweep(seed: int, folder: Path, note: Note, *, durable: bool, part: range, size: int) -> None:
-    """One tree, stopped at each of these of the events it has when it is only stopped at its end."""
+    """Play the tree once for each of these events of an undisturbed play, and stop it there."""
     case = wild(seed, size=size, hangs=not durable)
     ways = ON_DISK if durable else IN_MEMORY
     whole = len((await stop_at(case, folder / "whole", NEVER, durable=durable, ways=("primary",))).held)

@@ -39,7 +39,7 @@ WORDS = {"full": "the disk is full: cannot ", "write": "the disk fails (", "sync
 
 
 class Told(ForwardingLog):
-    """A log before the real one that notes which events were acknowledged: somebody waited, and was told."""
+    """A log in front of the real one that records the events whose commit was acknowledged to a waiter."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(log)
@@ -60,7 +60,8 @@ class Told(ForwardingLog):
 
 
 async def one_tree(folder: Path, *, wait: bool = True) -> tuple[retinue.Result[Any] | None, Told | None, str]:
-    """A depth-2 tree on the durable log; its result, what the log said, and what opening or closing it said."""
+    """Play a depth-2 tree on the durable log. Return its result, the log with its notes, and the error of opening or
+    closing."""
     told: Told | None = None
     result = None
     try:
@@ -200,7 +201,7 @@ def test_a_full_file_system_is_told_and_work_goes_on_when_there_is_space(tmp_pat
 
 
 def test_a_file_that_may_not_grow_is_told(tmp_path: Path) -> None:
-    """What a quota or `ulimit -f` does; nothing is needed for it."""
+    """A quota or `ulimit -f` limits the size of a file; neither needs privileges."""
     turns = [{"text": "x" * 30000, **call("glob", pattern="*")} for _ in range(20)]
     script = tmp_path / "script.yaml"
     script.write_text(json.dumps({"agents": {"main": [*turns, call("list_agents"), {"text": "answer"}]}}))

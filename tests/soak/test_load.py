@@ -134,7 +134,8 @@ async def crowd_and_back(folder: Path, note: Note, *, trees: int, children: int,
 
 
 async def flood(folder: Path, note: Note, *, producers: int, events: int) -> None:
-    """Many runs of one tree that say as much as they can; all of it is there, and fast enough in time of our own."""
+    """Play many runs of one tree with as much output as they can make. All of it must arrive, within a limit of CPU
+    time."""
 
     async def talk(task: str, ctx: Context) -> str:
         for number in range(events):

@@ -33,7 +33,7 @@ def measured(project: Project, *arguments: str) -> tuple[int, int, str, bytes]:
 
 
 def whole(path: Path, size: int) -> bool:
-    """Whether the file is that many times the same letter."""
+    """Return True if the file consists of `size` times the letter x."""
     with path.open("rb") as file:
         while chunk := file.read(1024 * 1024):
             size -= chunk.count(b"x")

@@ -20,7 +20,7 @@ def check(played: Played) -> None:
 
 
 def shape(played: Played) -> dict[str, object]:
-    """What a case comes to when time has no say in it, by label."""
+    """Return the outcome of a case that is independent of time: kinds, status and error of each run, by label."""
     shapes = {}
     for own in by_run(played.held).values():
         spawned, ended = own[0].body, own[-1].body

@@ -80,7 +80,7 @@ class Wild:
 
     @property
     def timing_matters(self) -> bool:
-        """Whether two runs of the case may rightly differ in more than their order."""
+        """Return True if two runs of the case may differ in more than their order."""
         return self.background or self.limits.concurrent is not None or self.mode != "yes"
 
 

@@ -1,4 +1,4 @@
-"""What stands beside a tree and sees it independently: a model that notes what it was asked, a log that counts."""
+"""Independent witnesses of a tree: a model that notes its requests, and a log that counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANSWER = {"type": "object", "properties": {"answer": {"type": "integer"}}, "requ
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """One model call: what the model saw, and what the script says to it."""
+    """One model call: the thread that the model saw, and its scripted reply."""
 
     ref: RunRef
     turn: int

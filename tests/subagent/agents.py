@@ -1,4 +1,4 @@
-"""What the tests of seed 001 share: two tools, a model that remembers, and three ways to run one agent."""
+"""Shared helpers for the tests of seed 001: two tools, a model that remembers, and three ways to run one agent."""
 
 import asyncio
 from collections import defaultdict
@@ -35,7 +35,7 @@ def calls(name: str, **args: Any) -> dict[str, Any]:
 
 
 class Spy:
-    """A model that remembers what it was asked, in which turn it is, and which calls were aborted."""
+    """A model that records its requests, its turns, and its aborted calls."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -62,7 +62,7 @@ def spy(agents: dict[str, Any], *, clock: ManualClock | None = None) -> Spy:
 
 @dataclass
 class Play:
-    """One agent called `worker`, what its model says, and what is done to it from outside."""
+    """An agent called `worker`, the script of its model, and the actions on it from outside."""
 
     replies: Replies
     limits: Limits = field(default_factory=Limits)

@@ -32,7 +32,7 @@ async def let_ten_ms_pass(play: Play, cancel: Callable[[], Awaitable[object]]) -
 
 @dataclass(frozen=True)
 class Case:
-    """What happens, and what is to come of it; `{who}` is Run or Subagent."""
+    """An ending of a run and its expected consequences; `{who}` is Run or Subagent."""
 
     status: str
     text: str

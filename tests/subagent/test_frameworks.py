@@ -35,7 +35,7 @@ Ask = Callable[[Callable[[str], Awaitable[str]], str], Awaitable[str]]
 
 
 async def ask_pydantic_ai(subagent: Callable[[str], Awaitable[str]], task: str) -> str:
-    """An agent of pydantic-ai that hands its task to its one tool and says what came back."""
+    """Let an agent of pydantic-ai pass its task to its only tool, and return the tool's answer."""
 
     def think(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         part = messages[-1].parts[-1]
@@ -54,7 +54,7 @@ async def ask_pydantic_ai(subagent: Callable[[str], Awaitable[str]], task: str) 
 
 
 class Echoing(OpenAIModel):  # type: ignore[misc]
-    """A model of openai-agents that calls its one tool and says what came back."""
+    """A model of openai-agents that calls its only tool and repeats the tool's answer."""
 
     async def get_response(
         self, system_instructions: Any, input: Any, model_settings: Any, tools: list[Any], *args: Any, **kwargs: Any

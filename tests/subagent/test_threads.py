@@ -1,4 +1,4 @@
-"""What a child is told, what its parent sees of it, and whose thread an event is in."""
+"""Tests of a child's input, of its parent's view of it, and of the thread of each event."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`SubagentTool` and `SubagentFactory`: one call, its token, its result, and what can be put in place of what."""
+"""Tests of `SubagentTool` and `SubagentFactory`: a call, its token, its result, and the replaceable parts."""
 
 import asyncio
 import logging

@@ -12,14 +12,14 @@ from retinue.core.errors import ConfigError, NotFound, RetinueError
 from retinue.core.events import RunEnded
 from retinue.core.profiles import Task
 from retinue.supervisor.stored_control import StoredControl
-from tests.control.loopback.kit import HANG, WRITE, house
+from tests.control.loopback.kit import HANG, WRITE, serve_supervisor
 
 EXPLORER = "explorer"
 
 
 async def ended_tree(folder: Path, script: list[Any], **options: Any) -> str:
     """Run a tree to its end and close its supervisor; return the id of the tree."""
-    async with house(folder, script={EXPLORER: script}, **options) as h:
+    async with serve_supervisor(folder, script={EXPLORER: script}, **options) as h:
         run = await h.supervisor.spawn(EXPLORER, Task("look"))
         await run.result()
         return run.tree
@@ -85,7 +85,7 @@ async def test_commands_that_need_a_process_are_refused(tmp_path: Path) -> None:
 
 
 async def test_an_interrupted_run_has_no_result(tmp_path: Path) -> None:
-    async with house(tmp_path, script={EXPLORER: [HANG]}) as h:
+    async with serve_supervisor(tmp_path, script={EXPLORER: [HANG]}) as h:
         run = await h.supervisor.spawn(EXPLORER, Task("look"))
         await run.wait_until_logged()
         control = StoredControl(h.supervisor.log, str(tmp_path / ".retinue"), project=str(tmp_path))

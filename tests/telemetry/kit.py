@@ -1,4 +1,4 @@
-"""OpenTelemetry's own in-memory ends, and a collector on loopback that reads what it is sent."""
+"""OpenTelemetry's own in-memory exporters, and a collector on loopback that records its requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Memory:
         return span
 
     def points(self, metric: str) -> list[tuple[dict[str, Any], Any]]:
-        """What the metric has counted: attributes and value, or sum."""
+        """Return the attributes and the value, or the sum, of each data point of the metric."""
         data = self._reader.get_metrics_data()
         found = []
         for resource in data.resource_metrics if data is not None else ():
@@ -70,7 +70,7 @@ def links(span: ReadableSpan) -> list[str]:
 
 
 class Collector(LoopbackServer):
-    """Takes OTLP over HTTP. One that `hangs` takes a request and never answers it."""
+    """A collector of OTLP over HTTP. With `hangs` it accepts a request and never answers."""
 
     def __init__(self, *, hangs: bool = False) -> None:
         super().__init__()

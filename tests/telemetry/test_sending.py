@@ -1,4 +1,5 @@
-"""Telemetry as a user turns it on: over real OTLP/HTTP, and what happens when nobody takes it. Off, it is not there."""
+"""Tests of telemetry as a user turns it on: over real OTLP/HTTP, and with a collector that fails. Turned off, telemetry
+is not imported."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ import logging
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +73,11 @@ async def test_the_file_turns_it_on_and_off(tmp_path: Path) -> None:
 async def test_a_collector_that_takes_nothing_costs_a_few_seconds_and_one_line(tmp_path: Path, hangs: bool) -> None:
     async with Collector(hangs=True) as collector:
         url = collector.url if hangs else "http://127.0.0.1:9"
-        began = time.monotonic()
         done = await run_cli(Project(tmp_path), OTEL_EXPORTER_OTLP_ENDPOINT=url)
-        took = time.monotonic() - began
     assert (done.returncode, done.stdout) == (0, "the answer\n")
     where = url.removeprefix("http://")
     [line] = [line for line in done.stderr.splitlines() if "telemetry" in line]
     assert line == f"warning: telemetry: not all was sent: the collector at {where} did not take it within 3 s"
-    assert took < observer.FLUSH_SECONDS + 60
 
 
 @pytest.mark.parametrize(

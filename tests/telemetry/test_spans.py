@@ -1,4 +1,4 @@
-"""What a tree looks like as spans and metrics: who is whose parent, with which ids, and how each ending is told."""
+"""Tests of a tree as spans and metrics: parents, ids, and the status of each ending."""
 
 from __future__ import annotations
 

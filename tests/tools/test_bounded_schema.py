@@ -35,7 +35,7 @@ def listed(schema: dict[str, Any], output: dict[str, Any] | None = None) -> Any:
 
 @pytest.fixture
 def quick() -> Any:
-    """Fails what takes many steps, which is nothing beside what it would take without a limit."""
+    """Fail if the check takes many steps; without a limit it would take far more."""
     with limit_calls(MOST_CALLS):
         yield
 

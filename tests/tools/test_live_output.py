@@ -17,7 +17,7 @@ KEY = "sk-planted-0123456789abcdefghij"
 
 
 class Screen:
-    """What was shown, and whether the one who shows it can take more."""
+    """A screen that collects the pieces shown and can refuse more of them."""
 
     def __init__(self, *, masks: bool) -> None:
         self.pieces: list[tuple[str, bool]] = []

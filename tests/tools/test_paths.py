@@ -1,4 +1,4 @@
-"""Which paths a run's tools may touch, and what becomes of a path that is swapped after it was checked."""
+"""Tests of the paths that a run's tools may touch, and of a path that is swapped after the check."""
 
 import asyncio
 import os

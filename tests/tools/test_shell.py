@@ -1,4 +1,4 @@
-"""The shell tool with real processes: what comes out, what is left running, what it costs."""
+"""Tests of the shell tool with real processes: output, processes left running, and cost."""
 
 import asyncio
 import os

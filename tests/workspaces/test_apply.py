@@ -14,8 +14,7 @@ from retinue import Allow, Approval, Deny, Profile
 from retinue.core.errors import RetinueError
 from retinue.core.events import ApprovalAsked, ToolResult
 from retinue.testing import scripted
-from retinue.workspaces import atomic_apply as swapping
-from retinue.workspaces import copies
+from retinue.workspaces import atomic_apply, copies
 from tests.supervisor.tree.kit import bodies, call
 from tests.surfaces.cli.shell import SOURCE
 from tests.workspaces.kit import LINES, apply_copy, changes, copied, hashed, repository, seen, shell, work
@@ -125,7 +124,7 @@ async def test_a_file_that_changes_meanwhile_puts_everything_back(
     assert hashed(project) == before
     late = made.changes[1]
     assert late.path == "b"
-    verify = swapping._verify_old
+    verify = atomic_apply._verify_old
 
     def meddle(kept: Path, change: Any) -> None:
         verify(kept, change)
@@ -133,7 +132,7 @@ async def test_a_file_that_changes_meanwhile_puts_everything_back(
             kept.write_text("in the last moment\n")
 
     (project / "n").unlink()
-    monkeypatch.setattr(swapping, "_verify_old", meddle)
+    monkeypatch.setattr(atomic_apply, "_verify_old", meddle)
     with pytest.raises(RetinueError, match="was changed while"):
         copies.carry_out_plan(made, [copied(result)], aside=f"{project}/.retinue/applying")
     assert (project / "c").read_text() == "in the last moment\n" and (project / "b").read_text() == "b\n"
@@ -177,7 +176,7 @@ async def test_a_crash_at_any_step_is_put_back_by_the_next_one(tmp_path: Path) -
             after = hashed(project)
             break
         assert done.returncode == 9, done.stderr
-        swapping.recover_folder(str(state / "applying"), str(project))
+        atomic_apply.recover_folder(str(state / "applying"), str(project))
         now = hashed(project)
         if now != before:  # it had got so far that only the tidying was left
             assert (
@@ -194,7 +193,7 @@ async def test_two_at_once_are_one_after_the_other(tmp_path: Path) -> None:
     project = repository(tmp_path / "p")
     result = await work(project, "echo 1 > b")
     aside = f"{project}/.retinue/applying"
-    with swapping._hold_lock(aside), pytest.raises(RetinueError, match="another process is applying"):
+    with atomic_apply._hold_lock(aside), pytest.raises(RetinueError, match="another process is applying"):
         apply_copy(result, project)
     apply_copy(result, project)
     assert (project / "b").read_text() == "1\n"

@@ -14,9 +14,7 @@ from retinue.core.errors import RetinueError
 from retinue.core.events import ToolResult
 from retinue.files.trees import remove_tree
 from retinue.sandbox import tool_server_session
-from retinue.workspaces import atomic_apply as swapping
-from retinue.workspaces import copies, ignores, recording, walk
-from retinue.workspaces import merge as merging
+from retinue.workspaces import atomic_apply, copies, ignores, merge, recording, walk
 from retinue.workspaces.git import run_in_project
 from retinue.workspaces.store import Import, Store, hash_content
 from retinue.workspaces.walk import FolderEntry, Walker, is_reserved_name, open_entry
@@ -219,8 +217,8 @@ def test_names_that_are_gits_or_ours_in_any_spelling_are_never_written(name: str
     assert is_reserved_name(name)
     store = Store(str(tmp_path / "s")).ensure_created()
     with Import(store) as into:
-        held = merging.StoredFile("100644", into.add_bytes(b"x"))
-    made = merging.plan_changes(str(tmp_path), [({}, {f"sub/{name}/hooks/x": held})], store)
+        held = merge.StoredFile("100644", into.add_bytes(b"x"))
+    made = merge.plan_changes(str(tmp_path), [({}, {f"sub/{name}/hooks/x": held})], store)
     assert [conflict.why for conflict in made.conflicts] == ["is a name that no run may write"]
 
 
@@ -256,11 +254,11 @@ def test_a_bare_repository_is_never_applied(there: tuple[str, ...], tmp_path: Pa
         (target / "sub" / name).mkdir(parents=True)
     store = Store(str(tmp_path / "s")).ensure_created()
     with Import(store) as into:
-        held = merging.StoredFile("100644", into.add_bytes(b"x"))
+        held = merge.StoredFile("100644", into.add_bytes(b"x"))
     parts = {"HEAD": "HEAD", "objects": "objects/x", "refs": "refs/x"}
     files = {f"sub/{path}": held for name, path in parts.items() if name not in there}
     target.mkdir(exist_ok=True)
-    made = merging.plan_changes(str(target), [({}, {"fine": held, "sub/config": held, **files})], store)
+    made = merge.plan_changes(str(target), [({}, {"fine": held, "sub/config": held, **files})], store)
     assert {conflict.path for conflict in made.conflicts} == {"sub/config", *files}
     assert {conflict.why for conflict in made.conflicts} == {"is inside a git folder, which no run may write"}
 
@@ -268,12 +266,12 @@ def test_a_bare_repository_is_never_applied(there: tuple[str, ...], tmp_path: Pa
 def test_names_that_lead_up_are_never_written(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "s")).ensure_created()
     with Import(store) as into:
-        held = merging.StoredFile("100644", into.add_bytes(b"x"))
+        held = merge.StoredFile("100644", into.add_bytes(b"x"))
     for path in ("../x", "a/../../x", "/etc/x", "a//b", "./x", "a\0b"):
-        change = merging.Change(path, None, held)
-        assert merging._explain_refusal(change, str(tmp_path), store, set()) == "is a name that no run may write"
-    gitlink = merging.Change("sub", None, merging.StoredFile("160000", held.oid))
-    assert merging._explain_refusal(gitlink, str(tmp_path), store, set()) == "is neither a file nor a link"
+        change = merge.Change(path, None, held)
+        assert merge._explain_refusal(change, str(tmp_path), store, set()) == "is a name that no run may write"
+    gitlink = merge.Change("sub", None, merge.StoredFile("160000", held.oid))
+    assert merge._explain_refusal(gitlink, str(tmp_path), store, set()) == "is neither a file nor a link"
 
 
 # Swapping while it is looked at
@@ -281,7 +279,7 @@ def test_names_that_lead_up_are_never_written(tmp_path: Path) -> None:
 
 @contextmanager
 def swapping_paths(base: Path, away: Path, seed: int) -> Iterator[list[int]]:
-    """Somebody who makes a file, a folder and the way to them what they are not, as fast as can be; how often."""
+    """Replace a file, a folder and the way to them as fast as possible. Yield the number of replacements."""
     over, rng, swaps = threading.Event(), random.Random(seed), [0]
 
     def swap() -> None:
@@ -330,12 +328,12 @@ def looked_at(tmp_path: Path, *, swaps: int, seed: int) -> dict[str, int]:
             end, _ = recording.record_files(begun, store, base, ref=begun.end)
             assert forbidden_content not in {held.oid for held in end.values()}
             with Import(store) as into:
-                new = merging.StoredFile("100644", into.add_bytes(b"%d\n" % number))
+                new = merge.StoredFile("100644", into.add_bytes(b"%d\n" % number))
             wanted = {**base, "d/inner/file": new, "a.txt": new, f"d/inner/new{number}": new}
-            made = merging.plan_changes(str(target), [(base, wanted)], store)
+            made = merge.plan_changes(str(target), [(base, wanted)], store)
             try:
                 if not made.conflicts:
-                    swapping.apply_changes(str(target), made.changes, store, aside=str(tmp_path / "aside"))
+                    atomic_apply.apply_changes(str(target), made.changes, store, aside=str(tmp_path / "aside"))
                     worked += 1
             except RetinueError:
                 pass

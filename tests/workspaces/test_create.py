@@ -1,4 +1,4 @@
-"""What a copied workspace starts with, in every kind of repository, and that the project does not feel it."""
+"""Tests of a copied workspace in every kind of repository: its first contents, and a project left untouched."""
 
 import os
 import shutil
@@ -433,7 +433,7 @@ async def test_many_copies_of_one_project_are_kept_once(tmp_path: Path) -> None:
 
 
 def test_a_workspace_that_is_there_is_used_and_a_half_made_one_is_made_anew(tmp_path: Path) -> None:
-    """As a resumed run finds it."""
+    """A resumed run finds either of them."""
     project = repository(tmp_path / "p")
     own = project / ".retinue/runs/t/0"
     workspace = Workspace("worktree", "t", 0, str(own), str(own / "workspace"), str(project), str(project))

@@ -48,7 +48,7 @@ class Both:
         self.ours = self.copies.path.rename(folder / "ours")
 
     def back(self) -> str:
-        """Brings it back; what is told of it."""
+        """Bring the changes back and return the report."""
         with opened(self.theirs) as target:
             return "; ".join(self.copies.bring_back(self.ours, target))
 

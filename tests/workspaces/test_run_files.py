@@ -1,4 +1,4 @@
-"""Files that go into the workspace of a run and come out of it, past the links that a sandbox may have planted."""
+"""Tests of files copied into the workspace of a run and out of it, past links planted from the sandbox."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ from retinue.tools.subagents import (
     GetAgent,
     ListAgents,
     SpawnAgent,
+    SpawnProfile,
     SpawnSubagents,
     SubagentControlTool,
-    SubagentTool,
 )
 
 SPAWNING: dict[str, Callable[[], Tool]] = {
@@ -62,7 +62,9 @@ _LOGGED_FIELDS = (
 )  # fmt: skip
 _LOGGED_IF_SET = ("approvals", "network", "a2a")
 NO_HOSTS = "{tool} is not available: no host may be fetched (`network:` in retinue.yaml names them)."
-NO_SEARCH = "web_search is not available: the provider of this model has none that can be bound to the allowed hosts."
+NO_SEARCH = (
+    "web_search is not available: the provider of this model has no search that can be limited to the allowed hosts."
+)
 NOT_BOUND = (
     "the network setting does not hold for commands of this run: it has no sandbox (runtime '{runtime}'), so its shell "
     "reaches whatever you can"
@@ -380,7 +382,7 @@ class ProfilePlanner:
             tools |= {name: SandboxedTool(LOCAL[name]()) for name in LOCAL}
             tools |= {name: HostedTool(spec) for name, spec in WEB.items()}
             tools |= {name: make() for name, make in SPAWNING.items()}
-            tools |= {f"subagent_{child.name}": SubagentTool(child) for child in self._profiles.values()}
+            tools |= {f"subagent_{child.name}": SpawnProfile(child) for child in self._profiles.values()}
             if parent is None:
                 self._add_server_tools(None, tools, host)
             else:
@@ -393,12 +395,12 @@ class ProfilePlanner:
         if _is_managed_evaluator(profile, parent):
             tools.setdefault("write", SandboxedTool(LOCAL["write"]()))  # its packet is a file in its own folder
         if profile.leaf or not self.has_subagents:
-            tools = {n: t for n, t in tools.items() if n not in SPAWNING and not isinstance(t, SubagentTool)}
+            tools = {n: t for n, t in tools.items() if n not in SPAWNING and not isinstance(t, SpawnProfile)}
         return tools, host
 
     def _add_tool(self, profile: Profile, entry: Any, tools: dict[str, Tool], host: dict[str, HostTool]) -> None:
         if isinstance(entry, Profile):
-            made = SubagentTool(entry)
+            made = SpawnProfile(entry)
             tools[made.spec.name] = made
         elif isinstance(entry, FunctionTool):
             tools[entry.spec.name] = HostedTool(entry.spec)
@@ -414,7 +416,7 @@ class ProfilePlanner:
         elif entry in SPAWNING:
             tools[entry] = SPAWNING[entry]()
         elif entry.startswith("subagent_"):
-            tools[entry] = SubagentTool(self._find_profile(entry.removeprefix("subagent_"), None))
+            tools[entry] = SpawnProfile(self._find_profile(entry.removeprefix("subagent_"), None))
         else:
             known = ", ".join([*LOCAL, *WEB, *SPAWNING, "subagent_NAME", f"{PREFIX}SERVER__TOOL"])
             raise NotFound(f"profile {profile.name!r}: unknown tool {entry!r}; available: {known}")
@@ -448,12 +450,12 @@ class ProfilePlanner:
 
     def _list_children(self, tools: Mapping[str, Tool]) -> Sequence[Profile]:
         """Return the profiles that `spawn_subagents` may name: active profiles, and profiles given by value."""
-        if not any(name in SPAWNING or isinstance(tool, SubagentTool) for name, tool in tools.items()):
+        if not any(name in SPAWNING or isinstance(tool, SpawnProfile) for name, tool in tools.items()):
             return ()
         given = [
             tool.profile
             for tool in tools.values()
-            if isinstance(tool, SubagentTool) and not isinstance(tool, SpawnAgent)
+            if isinstance(tool, SpawnProfile) and not isinstance(tool, SpawnAgent)
         ]
         return list({child.name.lower(): child for child in (*self._profiles.values(), *given)}.values())
 
@@ -486,7 +488,7 @@ def _bind_subagent_tools(
     if not can_spawn:
         for name in subagent_tools.TOOLS:
             tools.pop(name, None)
-    elif any(isinstance(tool, SpawnSubagents | SubagentTool) for tool in tools.values()):
+    elif any(isinstance(tool, SpawnSubagents | SpawnProfile) for tool in tools.values()):
         tools |= {name: tools.get(name) or SubagentControlTool(name) for name in subagent_tools.TOOLS}
 
 

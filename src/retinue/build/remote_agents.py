@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def refuse_remote(profile: Profile) -> None:
     """Raise ConfigError for a profile that is a remote agent, where no agent is called."""
     if profile.a2a is not None:
-        raise ConfigError(f"the agent '{profile.name}' is elsewhere, and is not called from here")
+        raise ConfigError(f"the agent '{profile.name}' is remote, and cannot be called from here")
 
 
 class RemoteAgents:

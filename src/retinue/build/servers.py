@@ -65,7 +65,7 @@ def connect_to_process(state: Path, writer: str) -> Control | None:
     from retinue.control.address_files import find_address
     from retinue.control.client import ControlClient
 
-    address = find_address(state / "control", writer)
+    address = find_address(state, writer)
     return None if address is None else ControlClient(address)
 
 
@@ -74,7 +74,7 @@ def connect_to_processes(state: Path) -> dict[int, Control]:
     from retinue.control.address_files import find_addresses
     from retinue.control.client import ControlClient
 
-    return {address.pid: ControlClient(address) for address in find_addresses(state / "control")}
+    return {address.pid: ControlClient(address) for address in find_addresses(state)}
 
 
 def watch_process_lines(
@@ -85,7 +85,7 @@ def watch_process_lines(
     from retinue.control.address_files import find_address
     from retinue.control.client import ControlClient
 
-    address = find_address(state / "control", writer)
+    address = find_address(state, writer)
     return None if address is None else ControlClient(address).watch_lines(tree, after=after, deltas=deltas)
 
 

@@ -28,8 +28,8 @@ _MAY_DO = (
 )
 _HINTS = dict.fromkeys(("model", "tools", "limits", "runtime", "network", "workspace", "leaf"), _MAY_DO) | {
     "instructions": "the instructions are the text below the closing '---'",
-    "default_background": "is not supported; whoever spawns the subagent says whether to wait for it",
-    "default_refine": "is not supported; whoever spawns the subagent says how it runs",
+    "default_background": "is not supported; the agent that spawns the subagent decides whether to wait for it",
+    "default_refine": "is not supported; the agent that spawns the subagent decides how it runs",
     "mcp_servers": "is not supported; tools belong in retinue.yaml under 'profiles: NAME:'",
 }
 

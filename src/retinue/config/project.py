@@ -190,7 +190,7 @@ def _warn_of_teams(settings: Settings, everyone: Sequence[Profile]) -> Iterator[
     for given in settings.profiles.values():
         tools = [tool for tool in given.tools or () if tool in SPAWN_TOOLS or tool.startswith("subagent_")]
         if tools:
-            yield f"profiles.{given.name}.tools: {', '.join(tools)} cannot be had: enable_subagents is false"
+            yield f"profiles.{given.name}.tools: {', '.join(tools)} are not available: enable_subagents is false"
 
 
 def _check_skills(definition: LocatedProfile, skills: Mapping[str, Skill]) -> None:

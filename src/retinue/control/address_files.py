@@ -21,6 +21,7 @@ from retinue.files.opening import open_regular_file
 from retinue.files.private import make_private_folder
 from retinue.protocol.control import VERSION, Address
 
+FOLDER = "control"  # in the state folder
 MAX_BYTES = 4096
 OPEN_TO_OTHERS = 0o077
 
@@ -28,7 +29,8 @@ OPEN_TO_OTHERS = 0o077
 class AddressFile:
     """The address file of this process. Raises RetinueError if the file cannot be written."""
 
-    def __init__(self, folder: Path, address: Address) -> None:
+    def __init__(self, state: Path, address: Address) -> None:
+        folder = state / FOLDER
         self.path = folder / f"{address.pid}.json"
         try:
             make_private_folder(folder).chmod(0o700)
@@ -45,20 +47,20 @@ class AddressFile:
         os.close(self._fd)
 
 
-def find_address(folder: Path, writer: str) -> Address | None:
+def find_address(state: Path, writer: str) -> Address | None:
     """Return the address of the control server of a process, by its id in the log, or None if it has none."""
-    return next((address for address in find_addresses(folder) if address.writer == writer), None)
+    return next((address for address in find_addresses(state) if address.writer == writer), None)
 
 
-def find_addresses(folder: Path) -> list[Address]:
+def find_addresses(state: Path) -> list[Address]:
     """Return the addresses of all control servers. Removes the files of dead processes."""
-    return [address for address in map(_read_address, _list_files(folder)) if address is not None]
+    return [address for address in map(_read_address, _list_files(state)) if address is not None]
 
 
-def survey_addresses(folder: Path) -> tuple[list[int], list[Path]]:
+def survey_addresses(state: Path) -> tuple[list[int], list[Path]]:
     """Return the ids of processes with a control server, and the files of dead processes. Removes nothing."""
     live, stale = [], []
-    for path in _list_files(folder):
+    for path in _list_files(state):
         with suppress(OSError):
             fd = open_regular_file(path)
             try:
@@ -71,9 +73,9 @@ def survey_addresses(folder: Path) -> tuple[list[int], list[Path]]:
     return live, stale
 
 
-def _list_files(folder: Path) -> list[Path]:
+def _list_files(state: Path) -> list[Path]:
     try:
-        return sorted(entry for entry in folder.iterdir() if entry.suffix == ".json")
+        return sorted(entry for entry in (state / FOLDER).iterdir() if entry.suffix == ".json")
     except OSError:
         return []
 

@@ -37,7 +37,7 @@ from retinue.core.messages import RunRef
 from retinue.core.ports import Receipt, RunSummary
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import ChangedFile, Result
-from retinue.http.client import ClientConnection, IncompleteResponse, NoResponse, Response, ResponseError
+from retinue.http.client import ClientConnection, HttpResponse, IncompleteResponse, NoResponse, ResponseError
 from retinue.http.listener import HOST
 from retinue.protocol import control as protocol
 from retinue.protocol.control import Address, Arguments, Command, StreamCommand, decode_item
@@ -302,7 +302,7 @@ class ControlChannel:
     @asynccontextmanager
     async def _request(
         self, command: Command[Any] | StreamCommand, request: Arguments, key: str = ""
-    ) -> AsyncIterator[tuple[ClientConnection, Response]]:
+    ) -> AsyncIterator[tuple[ClientConnection, HttpResponse]]:
         """Send a request on a new connection, and wait for the head of the response."""
         headers = {
             "Host": f"{HOST}:{self.address.port}",

@@ -79,7 +79,7 @@ class DelegationRequest:
         self._lines = 0
         self.owner: int | None = None
 
-    async def serve(self, trees: dict[str, str], stopping: Callable[[], bool]) -> wire.Response:
+    async def serve(self, trees: dict[str, str], stopping: Callable[[], bool]) -> wire.OutboxResponse:
         """Run the request, if it is allowed, and return its response. Adds the id of its tree to `trees`. Starts
         nothing once `stopping` returns True."""
         name = self._name
@@ -96,7 +96,7 @@ class DelegationRequest:
                 return failure_response(name, STOPPED, "cancelled")
             run, workspace = await self._spawn(request, profile, readable)
         except FileNotFoundError:
-            return failure_response(name, "the request went away while it was looked at")
+            return failure_response(name, "the request was removed while it was being read")
         except UnreadableMessage as error:
             return failure_response(name, f"the request {error}")
         except RetinueError as error:
@@ -114,10 +114,12 @@ class DelegationRequest:
             await asyncio.to_thread(self._copy_back, request, workspace)
         reach_failpoint("copied_back")
         if request.ignored:
-            self._notes.append(f"keys of the request that nobody here knows: {', '.join(request.ignored[:10])}"[:500])
+            self._notes.append(
+                f"the request has unknown keys, which were ignored: {', '.join(request.ignored[:10])}"[:500]
+            )
         return self._make_response(result)
 
-    def _read_request(self) -> wire.Request:
+    def _read_request(self) -> wire.OutboxRequest:
         file = wire.request_name(self._name)
         owners = (self._box.owner, os.geteuid())
         data, self.owner = self._box.read_message(file, limit=wire.REQUEST_BYTES, owners=owners)
@@ -126,8 +128,8 @@ class DelegationRequest:
     def _is_cancelled(self) -> bool:
         return self._box.has_entry(wire.cancel_name(self._name))
 
-    def _make_response(self, result: Result[Any]) -> wire.Response:
-        return wire.Response(
+    def _make_response(self, result: Result[Any]) -> wire.OutboxResponse:
+        return wire.OutboxResponse(
             id=self._name,
             status=result.status,
             final_response=result.final_response,
@@ -140,7 +142,7 @@ class DelegationRequest:
             events=self._lines,
         )
 
-    def _copy_in(self, request: wire.Request) -> list[tuple[str, str]]:
+    def _copy_in(self, request: wire.OutboxRequest) -> list[tuple[str, str]]:
         """Copy the workspace and the context paths. Return each context path with the path of its copy."""
         found = []
         try:
@@ -157,7 +159,7 @@ class DelegationRequest:
         return found
 
     async def _spawn(
-        self, request: wire.Request, profile: Profile, readable: list[tuple[str, str]]
+        self, request: wire.OutboxRequest, profile: Profile, readable: list[tuple[str, str]]
     ) -> tuple[RunHandle, Path]:
         """Spawn a primary whose workspace is the copy, within the limits of the request and of the host. Return the
         run and its workspace. The run may reach the hosts in `profile.network`, or no host if that is not set."""
@@ -200,20 +202,20 @@ class DelegationRequest:
             if fd is not None:
                 os.close(fd)
 
-    def _copy_back(self, request: wire.Request, workspace: Path) -> None:
+    def _copy_back(self, request: wire.OutboxRequest, workspace: Path) -> None:
         """Copy the changes of the run back. The run's version wins; the notes name the files it replaced."""
         try:
             with self._roots.open_path(request.workspace, what="workspace") as target:
                 self._notes += self._copies.bring_back(workspace, target)
         except (OSError, RetinueError) as error:
-            self._notes.append(f"what it wrote could not all be brought back: {error}")
+            self._notes.append(f"some of its changes could not be copied back: {error}")
 
 
-def failure_response(name: str, text: str, status: str = "failed") -> wire.Response:
-    return wire.Response(id=name, status=status, final_response=text, error_details=text)
+def failure_response(name: str, text: str, status: str = "failed") -> wire.OutboxResponse:
+    return wire.OutboxResponse(id=name, status=status, final_response=text, error_details=text)
 
 
-def _choose_timeout(request: wire.Request, own: Limits, host: WatcherSettings) -> float | None:
+def _choose_timeout(request: wire.OutboxRequest, own: Limits, host: WatcherSettings) -> float | None:
     """Return the requested timeout in seconds, limited by the timeouts set on the host."""
     set_here = [limits.seconds for limits in (own, host.limits) if limits.seconds is not UNSET]
     bounds = [seconds for seconds in set_here if seconds is not None]

@@ -205,7 +205,7 @@ class OutboxWatcher:
         count = self._steers[name] = self._steers.get(name, 0) + 1
         try:
             if count > wire.MOST_STEERS:
-                raise UnreadableMessage(f"is more than the {wire.MOST_STEERS} words that a request may send")
+                raise UnreadableMessage(f"exceeds the limit of {wire.MOST_STEERS} messages for one request")
             data, _ = self._box.read_message(file, limit=wire.REQUEST_BYTES, owners=(self._box.owner, os.geteuid()))
             run, text = wire.parse_steer(data)
         except FileNotFoundError:
@@ -259,7 +259,7 @@ class OutboxWatcher:
         reach_failpoint("marked")
         return marked
 
-    def _answer(self, response: wire.Response, owner: int | None = None) -> None:
+    def _answer(self, response: wire.OutboxResponse, owner: int | None = None) -> None:
         data = wire.encode_response(response)
         self._kept.put_message(response.id, data)
         reach_failpoint("answer_kept")

@@ -28,11 +28,10 @@ from retinue.core.events import Delta, encode_event
 from retinue.core.results import Result
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.http.listener import Listener
-from retinue.http.server import HttpError, Request, ServerConnection
+from retinue.http.server import HttpError, HttpRequest, ServerConnection
 from retinue.protocol import control as protocol
 from retinue.protocol.strict_json import InvalidBody, decode_body, encode_body
 
-FOLDER = "control"
 MAX_CONNECTIONS = 256
 GRACE_SECONDS = 1.0
 MAX_REMEMBERED = 4096
@@ -61,7 +60,7 @@ class ControlServer(Listener):
 
     def __init__(self, control: Control, state: Path, *, unattended: bool = False) -> None:
         super().__init__("this control server", max_connections=MAX_CONNECTIONS)
-        self._folder = state / FOLDER
+        self._state = state
         self._token = secrets.token_urlsafe(32)
         self._writer = control.writer
         self._handlers = CommandHandlers(control, unattended=unattended)
@@ -75,7 +74,7 @@ class ControlServer(Listener):
             version=protocol.VERSION, pid=os.getpid(), port=port, token=self._token, writer=self._writer
         )
         try:
-            self._file = AddressFile(self._folder, self.address)
+            self._file = AddressFile(self._state, self.address)
         except RetinueError:
             await self.stop_listening()
             raise
@@ -89,7 +88,7 @@ class ControlServer(Listener):
         await self._calls.close()
         forget_secret(self._token)
 
-    async def respond(self, request: Request, connection: ServerConnection) -> None:
+    async def respond(self, request: HttpRequest, connection: ServerConnection) -> None:
         route = self._find_route(request)
         try:
             if isinstance(route, protocol.Command):
@@ -107,7 +106,7 @@ class ControlServer(Listener):
             status = 404 if isinstance(error, NotFound) else 400
             connection.send_response(status, encode_body(protocol.to_error_reply(error)))
 
-    def _find_route(self, request: Request) -> protocol.Command[Any] | protocol.StreamCommand:
+    def _find_route(self, request: HttpRequest) -> protocol.Command[Any] | protocol.StreamCommand:
         """Return the command of a request, after checking token, route and method. Raises HttpError."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self._token.encode()):
@@ -122,7 +121,7 @@ class ControlServer(Listener):
             raise HttpError(400, "this route takes no parameters in its address")
         return route
 
-    async def _call(self, command: protocol.Command[Any], request: Request, connection: ServerConnection) -> Any:
+    async def _call(self, command: protocol.Command[Any], request: HttpRequest, connection: ServerConnection) -> Any:
         handle = self._handlers.run_command
         if command.reads:
             return await handle(command, protocol.decode_query(request.query, command.request))

@@ -17,7 +17,7 @@ from retinue.core.errors import ConfigError
 GLOB_CHARACTERS = "*?["
 MAX_CHARACTERS = 4096
 TOO_LONG = f"is longer than the {MAX_CHARACTERS} characters that a pattern can have"
-NO_RANGE = "has a range in [...] that is none"
+NO_RANGE = "has an invalid range in [...]"
 
 
 class GlobPattern:

@@ -252,7 +252,7 @@ def explain_missing_rule(tool: str, args: dict[str, Any]) -> str:
     elif is_a(tool, FILES):
         return "the file is outside the project, or in a workspace of the run's own"
     elif tool == CODE_MODE:
-        return "a yes to one program is none to other programs"
+        return "approving one program does not approve others"
     return "a rule asks about it, or it cannot be written as a rule"
 
 

@@ -30,7 +30,7 @@ class IncompleteResponse(ResponseError):
 
 
 @dataclass(frozen=True)
-class Response:
+class HttpResponse:
     """The head of a response. Header names are in lower case."""
 
     status: int
@@ -58,13 +58,13 @@ class ClientConnection:
         sent.append(self._h11.send(h11.EndOfMessage()))
         self._writer.write(b"".join(part for part in sent if part))
 
-    async def read_response(self) -> Response:
+    async def read_response(self) -> HttpResponse:
         """Read the head of the response, skipping interim responses (1xx)."""
         for _ in range(_MAX_INTERIM_RESPONSES):
             event = await self._read_event()
             if isinstance(event, h11.Response):
                 headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
-                return Response(event.status_code, event.reason.decode("latin-1"), headers)
+                return HttpResponse(event.status_code, event.reason.decode("latin-1"), headers)
         raise ResponseError("it sends interim responses only")
 
     async def read_chunk(self) -> bytes:

@@ -14,7 +14,7 @@ import msgspec
 
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
-from retinue.http.server import MAX_HEAD_BYTES, HttpError, Request, ServerConnection, check_local_request
+from retinue.http.server import MAX_HEAD_BYTES, HttpError, HttpRequest, ServerConnection, check_local_request
 
 HOST = "127.0.0.1"
 
@@ -33,7 +33,7 @@ class Listener(ABC):
         self._hosts: frozenset[str] = frozenset()
 
     @abstractmethod
-    async def respond(self, request: Request, connection: ServerConnection) -> None:
+    async def respond(self, request: HttpRequest, connection: ServerConnection) -> None:
         """Send the response to `request`, or raise HttpError. Only the head of the request was read so far."""
 
     def encode_error(self, text: str) -> bytes:

@@ -38,7 +38,7 @@ class HttpError(Exception):
 
 
 @dataclass(frozen=True)
-class Request:
+class HttpRequest:
     """The head of a request. Header names are in lower case, and each name occurs once."""
 
     method: str
@@ -62,7 +62,7 @@ def parse_head(head: bytes, connection: h11.Connection | None = None) -> h11.Req
     return request
 
 
-def check_local_request(request: Request, hosts: frozenset[str], name: str) -> None:
+def check_local_request(request: HttpRequest, hosts: frozenset[str], name: str) -> None:
     """Raise HttpError if Host is not in `hosts` or the request comes from a foreign web page (Origin)."""
     if request.headers.get("host") not in hosts:
         raise HttpError(403, f"{name} is not open under that Host")
@@ -102,7 +102,7 @@ class ServerConnection:
         self._method = request.method
         return request
 
-    async def read_request(self, *, idle_seconds: float | None = None) -> Request | None:
+    async def read_request(self, *, idle_seconds: float | None = None) -> HttpRequest | None:
         """Read the head of the next request with `read_head`. Raises HttpError for a duplicate header or bad target."""
         head = await self.read_head(idle_seconds=idle_seconds)
         if head is None:
@@ -116,9 +116,9 @@ class ServerConnection:
         path, _, query = head.target.decode("ascii").partition("?")
         if not path.startswith("/"):
             raise HttpError(400, "the target of the request must be a path")
-        return Request(head.method.decode("ascii"), path, _parse_query(query), headers)
+        return HttpRequest(head.method.decode("ascii"), path, _parse_query(query), headers)
 
-    async def read_json_body(self, request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
+    async def read_json_body(self, request: HttpRequest, limit: int = MAX_BODY_BYTES) -> bytes:
         """Read the body, after checking its length and type. Raises HttpError if a check fails."""
         length = _check_json_body(request, limit)
         if self._h11.they_are_waiting_for_100_continue:
@@ -240,7 +240,7 @@ def _parse_query(text: str) -> dict[str, str]:
     return query
 
 
-def _check_json_body(request: Request, limit: int) -> int:
+def _check_json_body(request: HttpRequest, limit: int) -> int:
     """Return the length of the body from the headers. Raises HttpError if the length or the type is not acceptable."""
     headers = request.headers
     if "transfer-encoding" in headers or "content-length" not in headers:

@@ -11,7 +11,7 @@ from retinue.core.events import Event, Inbox, RunEnded, RunWaiting, TurnStarted
 from retinue.core.messages import USER_WORDS
 from retinue.core.ports import Receipt
 
-ENDED_UNREAD = "the run ended before it read it"
+ENDED_UNREAD = "the run ended before it read the message"
 
 
 class MessageReceipt(Receipt, frozen=True, kw_only=True):

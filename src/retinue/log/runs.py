@@ -588,12 +588,6 @@ class Runs(Struct, eq=False, gc=False):
             parent.children += (run,)
         return run
 
-    def queue_position(self, number: int) -> int:
-        """Return the place of a run in the queue: 1 for the run that gets the next free slot, 0 for a run that is not
-        queued."""
-        queued = [run.number for run in self.runs.values() if run.state == "queued"]
-        return queued.index(number) + 1 if number in queued else 0
-
     def counts(self) -> tuple[int, int, int]:
         """Return the number of primary, running and finished runs, as the status bar shows them."""
         spawned = [run for run in self.runs.values() if run.number != 0]

@@ -55,7 +55,7 @@ _LAUNCH = frozenset((
     "execution", "expose", "fallback", "gid", "image", "ipc", "launch", "launcher", "mcp", "mount", "mounts", "net",
     "network", "networks", "networking", "orchestrator", "permission", "permissions", "podman", "policy", "privilege",
     "privileged", "privileges", "proxy", "runtime", "sandbox", "seccomp", "secret", "secrets", "selinux", "setting",
-    "settings", "sudo", "uid", "ulimit", "ulimits", "user", "userns", "volume", "volumes", "wall", "walls", "workdir",
+    "settings", "sudo", "uid", "ulimit", "ulimits", "user", "userns", "volume", "volumes", "workdir",
     "yaml",
 ))  # fmt: skip
 # These count only if all other words of the key are in _BESIDE: `tools` and `max_cost`, not `tool_hint`, `key_points`.
@@ -75,7 +75,7 @@ class RequestError(RetinueError):
     """A request that is not run; the text goes into its response."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class OutboxRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A delegation request.
 
     `subagent_id` is the run's id on the requesting side. `depth` is how many levels of runs may be below the run.
@@ -102,10 +102,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return Caller(depth=self.depth + 1, **spending)
 
 
-_KEYS = ("version", *(name for name in Request.__struct_fields__ if name != "ignored"))
+_KEYS = ("version", *(name for name in OutboxRequest.__struct_fields__ if name != "ignored"))
 
 
-class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class OutboxResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The ending of a run on the host, or why there was none. `is_named` says that both texts begin with the `Run` of
     a primary's ending. `events` is how many event lines were written."""
 
@@ -171,22 +171,20 @@ def is_odd_request(file: str) -> bool:
     return file.startswith("request_") and file.endswith(".json") and parse_request_name(file) is None
 
 
-def encode_request(request: Request) -> bytes:
+def encode_request(request: OutboxRequest) -> bytes:
     fields = {key: getattr(request, key) for key in _KEYS if key != "version"}
     said = {key: value for key, value in fields.items() if value not in (None, "")}
     return json.dumps({"version": VERSION, **said}, ensure_ascii=True, default=str).encode()
 
 
-def parse_request(data: bytes, name: str) -> Request:
+def parse_request(data: bytes, name: str) -> OutboxRequest:
     """Parse the request in the file with the id `name`. Raises RequestError, which says what is wrong."""
     fields = _decode_object(data)
     forbidden = [key for key in fields if key not in _KEYS and _is_launch(key)]
     if forbidden:
-        raise RequestError(
-            f"a request may not say {_quote_keys(forbidden)}: how a run is launched is decided on the host"
-        )
+        raise RequestError(f"a request may not set {_quote_keys(forbidden)}: the host decides how a run is launched")
     if fields.get("version", VERSION) != VERSION:
-        raise RequestError(f"the request speaks another version than {VERSION}")
+        raise RequestError(f"the request must have version {VERSION}")
     if fields.get("id", name) != name:
         raise RequestError("'id' is not the one in the name of the file")
     subagent_id = fields.get("subagent_id", "")
@@ -204,7 +202,7 @@ def parse_request(data: bytes, name: str) -> Request:
         check_name(profile)
     except RetinueError as error:
         raise RequestError(str(error)) from None
-    return Request(
+    return OutboxRequest(
         id=name,
         subagent_id=subagent_id,
         task=_read_text(fields, "task"),
@@ -235,18 +233,18 @@ def parse_steer(data: bytes) -> tuple[int, str | None]:
     fields = _decode_object(data)
     run = fields.get("run", 0)
     if fields.get("version", VERSION) != VERSION or isinstance(run, bool) or not isinstance(run, int) or run < 0:
-        raise RequestError("words for a run need its number, and this version")
+        raise RequestError(f"a message for a run must have the number of the run and version {VERSION}")
     return run, None if fields.get("cancel") is True else _read_text(fields, "text")
 
 
-def encode_response(response: Response) -> bytes:
+def encode_response(response: OutboxResponse) -> bytes:
     """Encode a response in at most `RESPONSE_BYTES`, which is the most that the requesting side reads. Too long texts
     are cut with a mark, a too long structured answer is left out, and the warning names them."""
     data = msgspec.json.encode(response)
     return data if len(data) <= RESPONSE_BYTES else msgspec.json.encode(_cut_response(response))
 
 
-def _cut_response(response: Response) -> Response:
+def _cut_response(response: OutboxResponse) -> OutboxResponse:
     """Cut the longest fields of a response to equal shares of the room that the shorter fields leave."""
     sizes = {name: _measure_json(getattr(response, name)) for name in _LONG_FIELDS}
     room = RESPONSE_BYTES - _OTHER_BYTES
@@ -272,10 +270,10 @@ def _measure_json(value: object) -> int:
     return len(msgspec.json.encode(value))
 
 
-def parse_response(data: bytes, name: str) -> Response:
+def parse_response(data: bytes, name: str) -> OutboxResponse:
     """Parse the response to the request `name`. Raises RequestError if it is invalid."""
     try:
-        response = msgspec.json.decode(data, type=Response)
+        response = msgspec.json.decode(data, type=OutboxResponse)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the response to the request {name} cannot be read: {str(error)[:200]}") from None
     if response.id != name or response.version != VERSION or response.status not in STATUSES:
@@ -283,7 +281,7 @@ def parse_response(data: bytes, name: str) -> Response:
     return response
 
 
-def make_ending(response: Response, *, agent: str, primary: bool) -> Ending:
+def make_ending(response: OutboxResponse, *, agent: str, primary: bool) -> Ending:
     """Return the ending, on this side, of a run that was a primary on the host."""
     text, error = response.final_response, response.error_details
     if response.status == "failed" and response.code == "unconfirmed":

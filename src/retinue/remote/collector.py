@@ -33,7 +33,7 @@ from retinue.core.results import Status, ending_texts
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.core.traces import baggage_of
 from retinue.http.listener import HOST, Listener
-from retinue.http.server import HttpError, Request, ServerConnection
+from retinue.http.server import HttpError, HttpRequest, ServerConnection
 from retinue.protocol import inherited_limits
 from retinue.protocol import reports as collected
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS, ROUTE, Reported, make_caller_tag, read_arguments
@@ -49,8 +49,8 @@ END = "subagent_end"
 OURS = "\0"  # prefix of the keys of our own runs: no id of a server has a control character in it
 NOT_YOURS = "run '{run}' is not below a call that was made on this server"
 UNKNOWN = "there is no run '{run}': report under the runId of the call, or name the run above it as parentRunID"
-HAS_ENDED = "run '{run}' has ended{how}: it is not wanted any more"
-CALLER_ENDED = "the run that made the call of '{run}' has ended: it is not wanted any more"
+HAS_ENDED = "run '{run}' has ended{how}: its reports are no longer accepted"
+CALLER_ENDED = "the run that made the call of '{run}' has ended: reports of it are no longer accepted"
 TOO_DEEP = f"runs are nested deeper than {BOUNDS.depth}"
 _REFUSALS = {
     "too_deep": (403, TOO_DEEP),
@@ -199,10 +199,10 @@ class _ServerRuns:
         known.give_up()
 
     async def send(self, run: str, text: str) -> None:
-        raise Undelivered("words do not reach an MCP server")
+        raise Undelivered("a run in an MCP server cannot receive messages")
 
     async def answer(self, run: str, approval_id: str, decision: Decision) -> None:
-        raise Undelivered("answers do not reach an MCP server")
+        raise Undelivered("a question of a run in an MCP server cannot be answered from here")
 
 
 class Collector(Listener):
@@ -312,7 +312,7 @@ class Collector(Listener):
         for secret in self._secrets:
             forget_secret(secret)
 
-    async def respond(self, request: Request, connection: ServerConnection) -> None:
+    async def respond(self, request: HttpRequest, connection: ServerConnection) -> None:
         server = self._paths.get(request.path)
         if server is None:
             raise HttpError(404, "there is no such address")

@@ -34,12 +34,12 @@ STEER_SECONDS = 5.0
 OWN_CHARACTERS = 82  # of the part of an id that comes from the subagent's id
 PIECE_BYTES = 1024 * 1024
 UNCLAIMED = (
-    "no watcher has taken the request for {seconds:g} s: on the host, run "
+    "no watcher has picked up the request for {seconds:g} s: on the host, run "
     "`retinue watch --outbox {folder} --allow-root PATH`"
 )
-TOO_MANY = f"the host takes no more than {wire.MOST_STEERS} words for one request"
-OVER = "the request is answered, so the host takes nothing for it any more"
-UNTAKEN = "no watcher has taken the words for {seconds:g} s; they were taken back"
+TOO_MANY = f"the host accepts at most {wire.MOST_STEERS} messages for one request"
+OVER = "the request has been answered, so the host accepts no more messages for it"
+UNTAKEN = "no watcher has picked up the message for {seconds:g} s, so it was withdrawn"
 
 
 class OutboxAdapter:
@@ -102,7 +102,7 @@ class OutboxRun:
             return
         limits = request.limits
         data = wire.encode_request(
-            wire.Request(
+            wire.OutboxRequest(
                 id=name,
                 subagent_id=request.ref.subagent_id[: wire.SUBAGENT_ID_CHARACTERS],
                 task="\n\n".join(filter(None, (request.before, request.text))),
@@ -151,7 +151,7 @@ class OutboxRun:
             yield Report(STARTED, Warned(response.warning))
         yield Report(STARTED, self._make_ending(response))
 
-    def _make_ending(self, response: wire.Response) -> RunEnded:
+    def _make_ending(self, response: wire.OutboxResponse) -> RunEnded:
         ref = self._request.ref
         ending = wire.make_ending(response, agent=ref.agent, primary=ref.run == 0)
         return RunEnded(
@@ -164,7 +164,7 @@ class OutboxRun:
             code=ending.code,
         )
 
-    def _read_response(self) -> wire.Response | None:
+    def _read_response(self) -> wire.OutboxResponse | None:
         try:
             data, _ = self._box.read_message(wire.response_name(self.reference), limit=wire.RESPONSE_BYTES)
         except FileNotFoundError:
@@ -216,7 +216,7 @@ class OutboxRun:
             raise Undelivered(TOO_MANY)
         data, name = wire.encode_steer(int(run or 0), text), wire.steer_name(self.reference, self._steers)
         if len(data) > wire.REQUEST_BYTES:
-            raise RetinueError(f"the words are larger than the {wire.REQUEST_BYTES} bytes of a message to the host")
+            raise RetinueError(f"the message is larger than the {wire.REQUEST_BYTES} bytes that the host accepts")
         self._steers += 1
         try:
             self._box.put_message(name, data, reader=self._box.owner)

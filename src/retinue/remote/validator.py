@@ -178,7 +178,7 @@ class ReportValidator:
                     return [Gap(1, f"{self._who} counts its turns backwards")]
                 known.turn = turn
             case UsageReported() if not _can_be_added(body):
-                return [Gap(1, f"{self._who} reports a model call that cannot be")]
+                return [Gap(1, f"{self._who} reports an impossible model call")]
             case Warned(code="empty_result") if run == STARTED:
                 return []  # the supervisor adds this warning itself to a run that it ends
             case Inbox():  # message ids belong to our own clients

@@ -50,7 +50,7 @@ from retinue.supervisor.tree import Tree, new_span_id
 from retinue.workspaces.run_folders import RunFolders, StateFolder
 
 CONFIRM_SECONDS = 5.0
-UNCONFIRMED = "the peer has not said that the run has the words"
+UNCONFIRMED = "the peer has not confirmed that the run received the message"
 NOBODY_ASKED = "nobody could be asked"
 _OWN_PACE = (ApprovalAsked, ApprovalDecided)  # asked again after a crash, so never skipped as written
 

@@ -224,7 +224,7 @@ class Approvals:
 
     def _give_up(self, question: Question, seconds: float) -> None:
         if question.open and not self._has_attendant(question.tree):
-            reason = f"nobody came to answer within {seconds:g} s"
+            reason = f"nobody was there to answer within {seconds:g} s"
             self._write(question, Deny(reason), by="expiry", scope="call")
             question.answer.set_result(None)
             self._close(question)

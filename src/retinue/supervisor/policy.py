@@ -40,8 +40,8 @@ from retinue.core.rules import (
 from retinue.files.reserved import is_git_name
 
 CACHED = 1024
-NAMED = "it names a path that {rule} is about"
-UNCLEAR = "it is not clear whether a rule for {tool} is meant"
+NAMED = "it names a path that {rule} covers"
+UNCLEAR = "it is unclear whether a rule for {tool} applies"
 _SEARCHES = frozenset({"glob", "grep"})
 SANDBOXED_TOOLS = frozenset({"edit", "write", "shell", CODE_MODE})
 MAX_PATHS = 2000

@@ -102,7 +102,9 @@ class Supervisor:
     ) -> RunHandle:
         if below is not None:
             if limits is not None or narrow is not None or caller is not None:
-                raise ConfigError("a run below another one has the limits of its profile: give it no others")
+                raise ConfigError(
+                    "a subagent has the limits of its profile: other limits can be set only for a primary"
+                )
             if starts_from:
                 raise ConfigError("only the workspace of a primary can start from a folder")
             return self._spawn_below(profile, task, below)

@@ -13,7 +13,7 @@ from retinue.core.ports import Folders, Link, Outcome
 from retinue.core.results import FINAL_ANSWER, Ending
 
 
-class Output(msgspec.Struct, frozen=True):
+class OutputType(msgspec.Struct, frozen=True):
     """An output type: its JSON `schema`, `check` to validate a plain value, and `parse` to build the typed value.
 
     A type whose schema is not an object is wrapped as `{"answer": ...}`, since tools take objects."""
@@ -24,12 +24,12 @@ class Output(msgspec.Struct, frozen=True):
     wrapped: bool = False
 
 
-def make_output(kind: Any) -> Output:
-    """Return the Output of a pydantic model, dataclass, msgspec Struct, TypedDict, other plain type, or JSON schema."""
+def make_output(kind: Any) -> OutputType:
+    """Return the OutputType of a pydantic model, dataclass, msgspec Struct, TypedDict, plain type or JSON schema."""
     if isinstance(kind, dict):
         output = _make_schema_output(kind)
     elif hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate"):
-        output = Output(kind.model_json_schema(), lambda v: to_plain(kind.model_validate(v)), kind.model_validate)
+        output = OutputType(kind.model_json_schema(), lambda v: to_plain(kind.model_validate(v)), kind.model_validate)
     else:
         output = _make_type_output(kind)
     if output.schema.get("type") == "object" or "properties" in output.schema:
@@ -47,15 +47,17 @@ def to_plain(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
-def _make_type_output(kind: Any) -> Output:
+def _make_type_output(kind: Any) -> OutputType:
     try:
         schema = inline_schema(kind)
     except TypeError as error:
         raise ConfigError(f"output type {getattr(kind, '__name__', kind)!r} cannot be described: {error}") from None
-    return Output(schema, lambda v: msgspec.to_builtins(msgspec.convert(v, kind)), lambda v: msgspec.convert(v, kind))
+    return OutputType(
+        schema, lambda v: msgspec.to_builtins(msgspec.convert(v, kind)), lambda v: msgspec.convert(v, kind)
+    )
 
 
-def _make_schema_output(schema: dict[str, Any]) -> Output:
+def _make_schema_output(schema: dict[str, Any]) -> OutputType:
     # Both imports load jsonschema, which takes 0.1 s of every start, and only an output schema given as JSON needs it.
     from jsonschema import SchemaError  # noqa: PLC0415
 
@@ -72,7 +74,7 @@ def _make_schema_output(schema: dict[str, Any]) -> Output:
             raise ValueError(f"{error.json_path}: {error.message}")
         return value
 
-    return Output(schema, check, lambda value: value)
+    return OutputType(schema, check, lambda value: value)
 
 
 def inline_schema(kind: Any) -> dict[str, Any]:
@@ -99,7 +101,7 @@ def _has_reference(value: Any, reference: str) -> bool:
 class FinalAnswer:
     """The `final_answer` tool. The `data` of its outcome is the checked answer in plain values."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: OutputType) -> None:
         self.output = output
         self.spec = ToolSpec(
             FINAL_ANSWER,

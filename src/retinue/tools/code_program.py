@@ -39,7 +39,7 @@ class ToolError(Exception):
 ToolError.__module__ = "tools"
 
 
-class Channel:
+class ProgramChannel:
     """The program's end of the channel. Calls are sent under a lock. One thread reads the answers and resolves the
     futures of the calls."""
 
@@ -162,7 +162,7 @@ def _name_file(name: str) -> str:
 def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="replace")  # type: ignore[union-attr]
-    channel = Channel(int(sys.argv[1]))
+    channel = ProgramChannel(int(sys.argv[1]))
     start = channel.receive()
     Modules(start["modules"], channel.call)
     sys.argv[:] = [NAME]

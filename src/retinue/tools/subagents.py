@@ -47,7 +47,7 @@ GENERIC = Profile(
 NOT_BELOW = "There is no subagent '{name}' below this run; list_subagents says which there are."
 
 
-class SubagentTool:
+class SpawnProfile:
     """`subagent_{name}`: spawns one child per call. Refused at once when the tree is full."""
 
     queues = False
@@ -76,7 +76,7 @@ class SubagentTool:
         return Outcome(result.final_response, result.success, data=result)
 
 
-class SpawnAgent(SubagentTool):
+class SpawnAgent(SpawnProfile):
     """`spawn_agent`: spawns one child without a profile of its own. Queued when the tree is full."""
 
     queues = True

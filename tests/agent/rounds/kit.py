@@ -68,7 +68,7 @@ def evaluator(packet: str | None = PACKET, tasks: Any = TASKS) -> list[Any]:
 
 
 def main(said: Sequence[Any], evaluators: Any = None, **fields: Any) -> Profile:
-    """A primary that says this, and whose evaluators say that: one list for all, or by round."""
+    """Script a primary, and its evaluators: one list of replies for all of them, or a list for each round."""
     agents: dict[str, Any] = {"main": list(said)}
     if isinstance(evaluators, dict):
         agents |= {f"evaluator of round {number}": replies for number, replies in evaluators.items()}

@@ -1,4 +1,4 @@
-"""The evaluator between two rounds: its instructions, what it may read, and the files that it leaves."""
+"""Tests of the evaluator between two rounds: its instructions, the files it may read, and the files it leaves."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_a_packet_written_before_the_timeout_is_used(written: bool, tmp_pa
 
 
 class Reader:
-    """A primary that writes a file, and evaluators that read and write in the temp root; keeps what each was told."""
+    """A primary that writes a file, and evaluators that read and write in the temp root. Records the task of each."""
 
     name = "reader"
 
@@ -147,7 +147,7 @@ async def test_it_reads_the_files_of_every_answer_so_far_and_writes_none(tmp_pat
 
 @pytest.mark.requirement("MASS-38")
 async def test_one_that_a_model_spawns_sees_the_temp_root_too(tmp_path: Path) -> None:
-    """Where no rounds are set; the task cannot leave it out."""
+    """A task sets include_temp_workspace only for an agent without configured rounds."""
     task = {"task": "judge", "include_temp_workspace": False}
     agents = {"main": [spawn({**task, "subagent_type": "round_evaluator"}, task), "end"]}
     evaluator_profile = retinue.load_profile("round_evaluator")

@@ -55,8 +55,8 @@ LENGTHS = {"calls": 97, "words": 43, "team": 76}
 
 
 class Crash:
-    """A run of a script up to an event, and what a new process makes of it. Of the files, those are there whose call
-    was written."""
+    """A run of a script up to an event, resumed by a new process. The files are those of the calls written before that
+    event."""
 
     def __init__(self, script: str, folder: Path) -> None:
         self._folder, self._state = folder, folder / ".retinue"

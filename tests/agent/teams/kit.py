@@ -21,7 +21,7 @@ def vote(agent: str, reason: str = "it is right") -> dict[str, Any]:
 
 
 class Heard:
-    """A scripted model that keeps what it was asked: the words of each request, by turn."""
+    """A scripted model that records the texts of each request, by turn."""
 
     def __init__(self, agent: str, replies: list[Any], name: str) -> None:
         self._model = scripted({agent: replies}, strict=True)

@@ -1,4 +1,4 @@
-"""How a team works: answers given unseen, votes, strategies, and one result."""
+"""Tests of teams: first answers given independently, votes, strategies, and one result."""
 
 from __future__ import annotations
 
@@ -493,7 +493,7 @@ class SlowLink:
 
 
 async def test_an_answer_that_is_copied_when_the_team_decides_comes_too_late() -> None:
-    """agent2 is lost meanwhile: the answer that is presented is the one that was decided for."""
+    """agent2 is lost meanwhile, but the team presents the answer that won the vote."""
     link: Any = SlowLink()
     for number in (1, 2):
         given = AnswerGiven(member=f"agent{number}", label=f"agent{number}.1", member_run=number, call_id="c", text="A")

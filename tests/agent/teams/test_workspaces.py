@@ -60,7 +60,7 @@ async def test_a_team_of_ten_in_sandboxes(tmp_path: Path) -> None:
 
 
 async def test_a_copy_that_cannot_be_made_costs_no_answer(tmp_path: Path) -> None:
-    """As on a full disk: the others do not see the files, and everybody is told why."""
+    """The disk may be full: the other members do not see the files, and everybody learns why."""
 
     @retinue.tool(tier="observe")
     async def spoil(ctx: retinue.Context) -> str:

@@ -43,9 +43,9 @@ async def main(run_id: str, script: str, *options: str) -> None:
     supervisor = make_supervisor(parts)
     try:
         with serve_caller(Caller(run_id=run_id)):
-            node = supervisor.spawner.spawn_primary(Profile("reviewer", "You review.", model=model), Task("look at it"))
-        await node.join()
-        print(json.dumps(node.result().to_json()), flush=True)
+            run = supervisor.spawner.spawn_primary(Profile("reviewer", "You review.", model=model), Task("look at it"))
+        await run.join()
+        print(json.dumps(run.result().to_json()), flush=True)
     finally:
         await supervisor.close()
 

@@ -8,14 +8,15 @@ from pathlib import Path
 
 from retinue.core.events import Delta, Event, Thinking
 from retinue.surfaces.printer.printer import Printer, PrintThread
-from tests.control.collector.kit import Hall, hall
+from tests.control.collector.kit import CollectorSetup, open_collector
 
 CROWD = str(Path(__file__).with_name("crowd.py"))
 
 
 @dataclass
 class Flood:
-    """How many events were posted, the seconds each took until it was printed, and what was printed of each run."""
+    """The result of a flood: the number of events posted, the seconds until each was printed, and the prints of each
+    run."""
 
     posted: int
     delays: list[float]
@@ -26,12 +27,13 @@ class Flood:
 
 
 async def flood(folder: Path, *, processes: int, subagents: int, events: int, per_second: float) -> Flood:
-    """As `retinue run` does it: a durable log, and a printer that follows the tree in a thread of its own."""
+    """Post events as subagents do, into a durable log, while a printer in its own thread follows the tree as in
+    `retinue run`."""
     screen, share = folder / "screen", subagents // processes
     delays: list[float] = []
     with screen.open("w", encoding="utf-8") as stream:
         printer = Printer(stream, level="verbose", color=False)
-        async with hall(folder, durable=True) as h:
+        async with open_collector(folder, durable=True) as h:
             printing = asyncio.create_task(_print(h, printer, delays))
             servers = [h.server(f"server-{number}") for number in range(processes)]
             rate = str(per_second / processes)
@@ -49,7 +51,7 @@ async def flood(folder: Path, *, processes: int, subagents: int, events: int, pe
     return Flood(share * processes * events, delays, _blocks(screen.read_text()))
 
 
-async def _print(h: Hall, printer: Printer, delays: list[float]) -> None:
+async def _print(h: CollectorSetup, printer: Printer, delays: list[float]) -> None:
     thread = PrintThread()
     async for event in h.supervisor.watch(h.tree):
         if not isinstance(event, Delta):

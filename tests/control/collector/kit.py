@@ -32,7 +32,7 @@ AT = "2026-01-23T00:00:00Z"
 
 
 @dataclass
-class Hall:
+class CollectorSetup:
     """`main` is a run that waits, on whose behalf servers are called."""
 
     supervisor: Supervisor
@@ -66,9 +66,9 @@ class Hall:
 
 @dataclass
 class Server:
-    """An MCP server that was started: what it was given, and what it can say."""
+    """An MCP server as the collector knows it: its environment, and the reports that it can post."""
 
-    hall: Hall
+    setup: CollectorSetup
     name: str
     environment: Mapping[str, str]
 
@@ -87,7 +87,7 @@ class Server:
         return urlsplit(self.address).path + "/subagent-events"
 
     def call(self, tool: str = "review", *, by: Run | None = None) -> str:
-        return self.hall.collector.call(self.name, (by or self.hall.main).ref, tool)
+        return self.setup.collector.call(self.name, (by or self.setup.main).ref, tool)
 
     async def post(self, run_id: str, kind: str, name: str = "code-review-agent", **more: Any) -> Response:
         fields = {"subagentName": name, "subagentRunID": run_id, "timestamp": AT, "type": kind, **more}
@@ -122,7 +122,9 @@ class Server:
 
 
 @asynccontextmanager
-async def hall(folder: Path, *, durable: bool = False, limits: Limits | None = None) -> AsyncIterator[Hall]:
+async def open_collector(
+    folder: Path, *, durable: bool = False, limits: Limits | None = None
+) -> AsyncIterator[CollectorSetup]:
     limits = limits or Limits()
     parts = Parts(project=folder, state=folder / ".retinue" if durable else None, limits=limits, mode="yes")
     supervisor = make_supervisor(parts)
@@ -131,7 +133,7 @@ async def hall(folder: Path, *, durable: bool = False, limits: Limits | None = N
     assert isinstance(reporting.collector, Collector)
     main = supervisor.spawner.spawn_primary(Profile("main", "You are main.", model=scripted(HANG)), Task("go"))
     try:
-        yield Hall(supervisor, reporting.collector, main)
+        yield CollectorSetup(supervisor, reporting.collector, main)
     finally:
         await reporting.close()
         await supervisor.close()

@@ -55,9 +55,9 @@ async def main(run_id: str, meta: str) -> str:
     profile = Profile("agent", "x", model=scripted({"agent": replies}), tools=[ask_server])
     try:
         with serve_caller(msgspec.structs.replace(caller, run_id=run_id)):
-            node = supervisor.spawner.spawn_primary(profile, Task("go"))
-        await node.join()
-        return node.result().final_response
+            run = supervisor.spawner.spawn_primary(profile, Task("go"))
+        await run.join()
+        return run.result().final_response
     except SpawnRefused as refused:
         return str(refused)
     finally:

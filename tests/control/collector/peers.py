@@ -1,4 +1,4 @@
-"""Who a subagent server may find at its address: something that listens, and a root in a process of its own."""
+"""Peers of the collector: a socket that listens, and a root in its own process."""
 
 import asyncio
 import json
@@ -26,11 +26,9 @@ async def reviewed(folder: Path, script: dict[str, Any], *, best_effort: bool = 
     """A run of this process, reported to the address in the environment: its status, its error, its events."""
     supervisor = make_supervisor(Parts(project=folder, mode="yes", best_effort=best_effort))
     with serve_caller(Caller(run_id="run-1")):
-        node = supervisor.spawner.spawn_primary(
-            Profile("reviewer", "You review.", model=scripted(script)), Task("look")
-        )
-    await node.join()
-    result, events = node.result(), await supervisor.log.read(node.ref.tree)
+        run = supervisor.spawner.spawn_primary(Profile("reviewer", "You review.", model=scripted(script)), Task("look"))
+    await run.join()
+    result, events = run.result(), await supervisor.log.read(run.ref.tree)
     await supervisor.close()
     assert [event.kind for event in events].count("run.ended") == 1
     return result.status, result.error_details or "", events

@@ -10,17 +10,17 @@ from pathlib import Path
 
 from retinue.core.events import Event
 from retinue.surfaces.printer.printer import Printer
-from tests.control.collector.kit import Hall, hall
+from tests.control.collector.kit import CollectorSetup, open_collector
 
 
-async def show(h: Hall, printer: Printer) -> None:
+async def show(h: CollectorSetup, printer: Printer) -> None:
     async for event in h.supervisor.watch(h.tree):
         if isinstance(event, Event):
             printer.show_event(event)
 
 
 async def main() -> None:
-    async with hall(Path(sys.argv[1]), durable=True) as h:
+    async with open_collector(Path(sys.argv[1]), durable=True) as h:
         server = h.server()
         showing = asyncio.create_task(show(h, Printer(sys.stderr, color=False)))
         print(json.dumps({"environment": dict(server.environment), "run_id": server.call()}), flush=True)

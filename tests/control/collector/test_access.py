@@ -1,4 +1,4 @@
-"""Who may report, and what: every address, Host, Origin, method, type and size; and runs that are somebody else's."""
+"""Tests of access to the collector: addresses, Host, Origin, methods, types, sizes, and runs of other reporters."""
 
 import asyncio
 import json
@@ -12,8 +12,8 @@ import pytest
 from retinue.core.events import RunSpawned
 from retinue.core.ports import Outcome
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
-from retinue.remote import collector as module
-from tests.control.collector.kit import AT, Hall, Server, hall, of, runs_of
+from retinue.remote import collector
+from tests.control.collector.kit import AT, CollectorSetup, Server, of, open_collector, runs_of
 from tests.control.loopback.kit import knock
 from tests.gates import hurry, pass_time
 
@@ -22,7 +22,7 @@ START: dict[str, Any] = {"subagentName": "a", "timestamp": AT, "type": "subagent
 
 @pytest.mark.requirement("CPE-25", "CPE-26", "CPE-27", "CPE-32", "CPE-49", "CPE-51", "CPE-53")
 async def test_an_address_for_each_server_on_a_port_of_this_machine_only(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h, hall(tmp_path / "other") as other:
+    async with open_collector(tmp_path) as h, open_collector(tmp_path / "other") as other:
         first, second, elsewhere = h.server("one"), h.server("two"), other.server("one")
         for server in (first, second, elsewhere):
             assert server.environment[ADDRESS] == server.environment[CPE_ADDRESS]
@@ -40,7 +40,7 @@ async def test_an_address_for_each_server_on_a_port_of_this_machine_only(tmp_pat
 
 @pytest.mark.requirement("CPE-25", "CPE-63")
 async def test_what_cannot_name_an_address_gets_404(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         body = {**START, "subagentRunID": server.call()}
         secret = server.path.split("/")[1]
@@ -57,7 +57,7 @@ async def test_what_cannot_name_an_address_gets_404(tmp_path: Path) -> None:
 @pytest.mark.requirement("CPE-63")
 async def test_what_is_wrong_with_a_head_is_told_before_the_body_is_read(tmp_path: Path) -> None:
     """The body never comes, and the answer is there all the same."""
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         good = {"Host": f"127.0.0.1:{server.port}", "Content-Type": "application/json", "Content-Length": "1000"}
         for changes, status in (
@@ -83,7 +83,7 @@ async def test_what_is_wrong_with_a_head_is_told_before_the_body_is_read(tmp_pat
 
 @pytest.mark.requirement("CPE-37")
 async def test_errors_say_what_is_wrong_and_the_collector_lives(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         run_id = server.call()
         for body, words in (
@@ -105,8 +105,8 @@ async def test_errors_say_what_is_wrong_and_the_collector_lives(tmp_path: Path) 
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "IDLE_SECONDS", 20.0)
-    async with hall(tmp_path) as h:
+    monkeypatch.setattr(collector, "IDLE_SECONDS", 20.0)
+    async with open_collector(tmp_path) as h:
         server = h.server()
         assert (await hurry(server.send(b'{"', Content_Length="1000"), 20)).status == 408
         assert (await hurry(knock(server.port, b""), 20)).status == 408
@@ -124,7 +124,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monke
 
 @pytest.mark.requirement("CPE-63")
 async def test_a_server_speaks_of_runs_below_its_own_calls_only(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         one, two = h.server("one"), h.server("two")
         mine, theirs = one.call(), two.call()
         assert (await two.post(mine, "subagent_start")).status == 403  # announced for the other
@@ -144,7 +144,7 @@ async def test_a_server_speaks_of_runs_below_its_own_calls_only(tmp_path: Path) 
 
 @pytest.mark.requirement("CPE-38", "CPE-63")
 async def test_runs_nobody_announced_stand_below_the_one_they_name(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         first = server.call()
         await server.post(first, "subagent_start", name="outer")
@@ -165,7 +165,7 @@ async def test_runs_nobody_announced_stand_below_the_one_they_name(tmp_path: Pat
 @pytest.mark.parametrize("ours", [True, False])
 async def test_an_unknown_run_id_is_refused_and_makes_no_run(tmp_path: Path, ours: bool) -> None:
     """Before, during and after a call, whether or not the server says anything about the call's own run."""
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         more = {"rootRunID": "first", "seq": 1} if ours else {}
 
@@ -191,15 +191,15 @@ async def test_an_unknown_run_id_is_refused_and_makes_no_run(tmp_path: Path, our
 
 @pytest.mark.finding("M8")
 async def test_calls_of_a_reported_process_are_placed_by_the_tag_in_their_ids(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         one, two = h.server("one"), h.server("two")
         first, second = one.call(), one.call()
         for run_id in (first, second):
             await one.post(run_id, "subagent_start", rootRunID=run_id)
-        called = module.generate_run_id("ask", caller=first)
+        called = collector.generate_run_id("ask", caller=first)
         assert (await two.post(called, "subagent_start")).status == 403  # a run of another server
         assert (
-            await one.post(module.generate_run_id("ask", caller=second), "subagent_end")
+            await one.post(collector.generate_run_id("ask", caller=second), "subagent_end")
         ).status == 200  # said nothing
         assert (await one.post(called, "subagent_start")).status == 200
         assert (await one.post("nested", "subagent_start")).status == 200  # plain, below a plain one at work
@@ -215,7 +215,7 @@ async def test_calls_of_a_reported_process_are_placed_by_the_tag_in_their_ids(tm
 
 @pytest.mark.requirement("CPE-34", "CPE-61")
 async def test_parallel_posts_over_kept_connections(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         runs = [server.call() for _ in range(40)]
         await asyncio.gather(*[_talk(server, run) for run in runs])
@@ -242,8 +242,8 @@ async def _talk(server: Server, run_id: str) -> None:
 
 @pytest.mark.requirement("CPE-62", "CPE-34")
 async def test_a_screen_that_stands_still_and_a_disk_that_is_busy_hold_up_nobody(tmp_path: Path) -> None:
-    """An event is taken when it is handed over; who looks at it, and when it is written, is another matter."""
-    async with hall(tmp_path, durable=True) as h:
+    """A report is accepted when it is handed over, independently of screens and of the write to disk."""
+    async with open_collector(tmp_path, durable=True) as h:
         server = h.server()
         run_id = server.call()
         await h.until("run.started")
@@ -262,8 +262,8 @@ async def test_a_screen_that_stands_still_and_a_disk_that_is_busy_hold_up_nobody
 
 
 async def test_a_peer_that_waits_to_be_told_to_go_on(tmp_path: Path) -> None:
-    """As curl does with a body of some size."""
-    async with hall(tmp_path) as h:
+    """curl sends `Expect: 100-continue` with a large body."""
+    async with open_collector(tmp_path) as h:
         server = h.server()
         data = json.dumps({**START, "subagentRunID": server.call()}).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -276,9 +276,11 @@ async def test_a_peer_that_waits_to_be_told_to_go_on(tmp_path: Path) -> None:
 
 
 async def test_the_secret_of_an_address_is_shown_nowhere(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
-        h2 = Hall(h.supervisor, h.collector, h.supervisor.spawner.spawn_primary(h.main.plan.profile, h.main.task))
+        h2 = CollectorSetup(
+            h.supervisor, h.collector, h.supervisor.spawner.spawn_primary(h.main.plan.profile, h.main.task)
+        )
         run_id = server.call(by=h2.main)
         await server.post(run_id, "tool_result", toolName="shell", payload=f"ADDRESS={server.address}")
         events = await h2.until("tool.result")

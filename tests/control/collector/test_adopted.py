@@ -29,12 +29,12 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.usage import Usage
 from retinue.log.blocks import Blocks
 from retinue.log.records import fold_records
-from retinue.remote import collector as module
+from retinue.remote import collector
 from retinue.remote.port import RemoteRun, Undelivered
 from retinue.remote.validator import Bounds, clean_name
 from retinue.surfaces.printer.printer import Printer
 from retinue.testing import scripted
-from tests.control.collector.kit import CPE, Hall, hall, of, runs_of
+from tests.control.collector.kit import CPE, CollectorSetup, of, open_collector, runs_of
 
 PROGRAM = "package main\n\nfunc main() {}"
 STRANGE = "subagent returned an unrecognized run state"
@@ -48,13 +48,13 @@ def printed(events: list[Event], *, level: Any = "normal") -> str:
     return stream.getvalue()
 
 
-async def written(h: Hall) -> list[Event]:
+async def written(h: CollectorSetup) -> list[Event]:
     """All events, when those that wait are written too."""
     mark = h.supervisor.trees[h.tree]
     return [event async for event in _some(h, mark.seq)]
 
 
-async def _some(h: Hall, last: int) -> Any:
+async def _some(h: CollectorSetup, last: int) -> Any:
     async for event in h.supervisor.watch(h.tree):
         yield event
         if isinstance(event, Event) and event.seq >= last:
@@ -64,7 +64,7 @@ async def _some(h: Hall, last: int) -> Any:
 @pytest.mark.requirement("CPE-50", "CPE-12", "CPE-13", "CPE-14", "CPE-15", "CPE-58", "CPE-64", "CPE-59")
 async def test_a_cpe_process_reports_to_us_as_it_is(tmp_path: Path) -> None:
     """A real process, which knows nothing of us but the address under its own name."""
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         run_id = server.call()
         process = await server.start(CPE, run_id)
@@ -96,7 +96,7 @@ async def test_a_cpe_process_reports_to_us_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.requirement("CPE-58")
 async def test_a_foreign_run_is_rendered_like_one_of_ours(tmp_path: Path) -> None:
     """The same blocks, from the same fold: but for the name, a foreign run's events give what ours give."""
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         run_id = server.call()
         await server.post(run_id, "tool_call", toolName="shell", toolCallID="c", payload='{"command":"ls"}')
@@ -115,7 +115,7 @@ async def test_a_foreign_run_is_rendered_like_one_of_ours(tmp_path: Path) -> Non
 
 @pytest.mark.requirement("CPE-12")
 async def test_two_of_one_name_are_told_apart_by_their_run_ids(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         first, second = server.call(), server.call()
         await server.post(first, "subagent_start")
@@ -140,7 +140,7 @@ async def test_two_of_one_name_are_told_apart_by_their_run_ids(tmp_path: Path) -
 @pytest.mark.requirement("CPE-54", "CPE-61", "CPE-9")
 async def test_each_event_is_in_the_tree_before_the_next_is_posted(tmp_path: Path) -> None:
     """Nothing waits to be more, and the collector itself keeps nothing: not on disk, not in memory."""
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         run_id = server.call()
         for number in range(5):
@@ -155,7 +155,7 @@ async def test_each_event_is_in_the_tree_before_the_next_is_posted(tmp_path: Pat
 
 @pytest.mark.requirement("CPE-17", "CPE-18", "CPE-19")
 async def test_what_the_parent_gets_anyway_is_not_printed(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         run_id = server.call()
         await server.post(run_id, "subagent_start")
@@ -177,7 +177,7 @@ async def test_what_the_parent_gets_anyway_is_not_printed(tmp_path: Path) -> Non
     ],
 )
 async def test_how_a_server_says_it_ended(tmp_path: Path, end: dict[str, str], ending: RunEnded) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         run_id = server.call()
         await server.post(run_id, "subagent_start")
@@ -201,7 +201,7 @@ async def test_how_a_server_says_it_ended(tmp_path: Path, end: dict[str, str], e
 async def test_the_return_of_the_call_ends_what_has_not_ended(
     tmp_path: Path, outcome: Outcome | None, status: str, text: str, below: str
 ) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         run_id = server.call()
         await server.post(run_id, "subagent_start")
@@ -211,7 +211,7 @@ async def test_the_return_of_the_call_ends_what_has_not_ended(
         assert (await server.post(run_id, "subagent_end")).status == 200  # late, and no second ending
         late = await server.post(run_id, "tool_call", toolName="x")
         assert late.status == 409
-        assert late.error == f"run '{run_id}' has ended ({status}): it is not wanted any more"
+        assert late.error == f"run '{run_id}' has ended ({status}): its reports are no longer accepted"
         events = await h.until("run.ended", 2)
         runs = runs_of(events)
         endings = {event.run: event.body for event in events if isinstance(event.body, RunEnded)}
@@ -223,8 +223,8 @@ async def test_the_return_of_the_call_ends_what_has_not_ended(
 
 
 async def test_a_run_that_is_cancelled_here_is_refused_from_then_on(tmp_path: Path) -> None:
-    """Which is what ends it there: whoever reports strictly aborts."""
-    async with hall(tmp_path) as h:
+    """A reporter in strict mode aborts at the refusal, so the run ends there too."""
+    async with open_collector(tmp_path) as h:
         server = h.server()
         run_id = server.call()
         await server.post(run_id, "subagent_start")
@@ -238,7 +238,7 @@ async def test_a_run_that_is_cancelled_here_is_refused_from_then_on(tmp_path: Pa
 
 
 async def test_words_for_a_run_elsewhere_do_not_reach_it_and_it_cannot_be_continued(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         run_id = server.call()
         await server.post(run_id, "subagent_start")
@@ -255,7 +255,7 @@ async def test_a_server_reports_to_a_run_that_continues_another_of_an_ended_tree
     """The continued tree has the id of the one that has ended, and the server is the same."""
     script = {"/main/child-1": ["one"], "*": [{"hang": True}]}
     child = Profile("child", "You look.", model=scripted(script))
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         first = await h.supervisor.spawn(child, Task("look"), below=SpawnBelow(tree=h.tree, run=0))
         await first.result()
         server = h.server()
@@ -272,7 +272,7 @@ async def test_a_server_reports_to_a_run_that_continues_another_of_an_ended_tree
 
 
 async def test_the_end_of_the_caller_ends_all_below_it(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         run_id = server.call()
         await server.post(run_id, "subagent_start")
@@ -285,7 +285,7 @@ async def test_the_end_of_the_caller_ends_all_below_it(tmp_path: Path) -> None:
 
 
 async def test_a_foreign_run_takes_no_slot_and_no_budget(tmp_path: Path) -> None:
-    async with hall(tmp_path, limits=Limits(concurrent=1, tokens=10_000)) as h:
+    async with open_collector(tmp_path, limits=Limits(concurrent=1, tokens=10_000)) as h:
         server = h.server()
         for _ in range(3):
             run_id = server.call()
@@ -301,7 +301,7 @@ async def test_a_foreign_run_takes_no_slot_and_no_budget(tmp_path: Path) -> None
 
 
 async def test_names_are_cleaned_and_labels_are_unique(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         above = h.collector.meta(h.main.ref)["retinue/parentRunID"]
         for number, name in enumerate(["../../etc", "a b/c", "main", "…", "Prüfer.2", "x" * 200]):
@@ -325,7 +325,7 @@ def test_a_word_is_safe_in_paths_and_headers() -> None:
 
 
 async def test_results_find_their_calls_without_ids(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         run_id = server.call()
         for kind, tool in (("tool_call", "a"), ("tool_call", "b"), ("tool_result", "b"), ("tool_result", "a")):
@@ -339,7 +339,7 @@ async def test_results_find_their_calls_without_ids(tmp_path: Path) -> None:
 
 
 async def test_what_comes_twice_counts_once_and_what_is_missing_leaves_a_gap(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         run_id = server.call()
         for seq in (1, 2, 2, 1, 5, 6):
@@ -351,8 +351,8 @@ async def test_what_comes_twice_counts_once_and_what_is_missing_leaves_a_gap(tmp
 
 
 async def test_floods_end_in_a_gap_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BOUNDS", Bounds(runs=3, reports=10))
-    async with hall(tmp_path) as h:
+    monkeypatch.setattr(collector, "BOUNDS", Bounds(runs=3, reports=10))
+    async with open_collector(tmp_path) as h:
         server = h.server()
         above = h.collector.meta(h.main.ref)["retinue/parentRunID"]
         for number in range(6):
@@ -375,8 +375,8 @@ async def test_floods_end_in_a_gap_that_says_so(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_a_flood_of_bytes_ends_in_a_gap_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BOUNDS", Bounds(mib=1))
-    async with hall(tmp_path) as h:
+    monkeypatch.setattr(collector, "BOUNDS", Bounds(mib=1))
+    async with open_collector(tmp_path) as h:
         server = h.server()
         run_id = server.call()
         for _ in range(4):
@@ -387,7 +387,7 @@ async def test_a_flood_of_bytes_ends_in_a_gap_too(tmp_path: Path, monkeypatch: p
 
 
 async def test_runs_are_not_nested_without_end(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         above = server.call()
         await server.post(above, "subagent_start")
@@ -396,11 +396,11 @@ async def test_runs_are_not_nested_without_end(tmp_path: Path) -> None:
             answer = await server.post(f"r{number}", "subagent_start", parentRunID=above)
             statuses.append(answer.status)
             above = f"r{number}"
-        assert statuses == [200] * (module.BOUNDS.depth - 1) + [403] * (41 - module.BOUNDS.depth)
+        assert statuses == [200] * (collector.BOUNDS.depth - 1) + [403] * (41 - collector.BOUNDS.depth)
 
 
 async def test_what_is_reported_keeps_a_stalled_parent_alive(tmp_path: Path) -> None:
-    async with hall(tmp_path, limits=Limits(stall=1000)) as h:
+    async with open_collector(tmp_path, limits=Limits(stall=1000)) as h:
         stall = h.main.stall_timer
         assert stall is not None
         before = stall._last
@@ -411,7 +411,7 @@ async def test_what_is_reported_keeps_a_stalled_parent_alive(tmp_path: Path) -> 
 
 async def test_a_dead_tree_goes_on_without_the_runs_elsewhere(tmp_path: Path) -> None:
     """Their servers died with the process: they end `disconnected`, and what they spent is nobody's budget."""
-    async with hall(tmp_path, durable=True) as h:
+    async with open_collector(tmp_path, durable=True) as h:
         server = h.server()
         run_id = server.call()
         await server.post(run_id, "tool_call", toolName="x", tokenUsage={"inputTokens": 1000})
@@ -422,20 +422,20 @@ async def test_a_dead_tree_goes_on_without_the_runs_elsewhere(tmp_path: Path) ->
     for event in before:  # as they stood when the process died
         supervisor.log.append(event)
     await supervisor.resume(tree, ResumeOverrides(profiles=[h.main.plan.profile], limits=Limits(tokens=500)))
-    node = supervisor.trees[tree].runs[0]
+    run = supervisor.trees[tree].runs[0]
     try:
         events = await supervisor.log.read(tree)
         assert of(events, 1)[-1].status == "disconnected"
         at = {event.kind: event.seq for event in events if event.kind == "run.resumed" or event.run == 1}
         assert at["run.resumed"] < at["run.ended"]  # or the time without a process would be taken for work
-        assert node.account is not None and node.account.spent.tokens == 0
-        assert node is supervisor.trees[tree].root and not node.ending
+        assert run.account is not None and run.account.spent.tokens == 0
+        assert run is supervisor.trees[tree].root and not run.ending
     finally:
         await supervisor.close()
 
 
 async def test_a_replay_plays_the_call_and_not_the_run_elsewhere(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         await server.post(server.call(), "subagent_start")
         events = await h.until("run.started", 2)
@@ -444,7 +444,7 @@ async def test_a_replay_plays_the_call_and_not_the_run_elsewhere(tmp_path: Path)
 
 async def test_a_cancel_reaches_the_server_only_for_the_run_of_a_call(tmp_path: Path) -> None:
     """The port says so of every command that does not reach the peer. Stopping the run here works all the same."""
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server, given_up = h.server(), asyncio.Event()
         called = h.collector.call(server.name, h.main.ref, "review", given_up.set)
         await server.post(called, "subagent_start")

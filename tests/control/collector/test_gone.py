@@ -1,4 +1,4 @@
-"""A server that has ended: what becomes of the runs it reported."""
+"""Tests of the runs of a server that has ended."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ from retinue.core.events import RunEnded
 from retinue.core.limits import Limits
 from retinue.core.ports import Outcome
 from retinue.remote.collector import Downward
-from tests.control.collector.kit import hall, runs_of
+from tests.control.collector.kit import open_collector, runs_of
 
 
 async def test_runs_of_a_server_that_is_gone_have_ended_and_its_address_is_closed(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server, other = h.server("one"), h.server("two")
         own, elsewhere = server.call(), other.call()
         anchor = h.collector.meta(h.main.ref)["retinue/parentRunID"]
@@ -33,8 +33,8 @@ async def test_runs_of_a_server_that_is_gone_have_ended_and_its_address_is_close
 
 
 async def test_a_server_behind_a_server_that_dies_has_its_runs_ended_at_the_root_at_once(tmp_path: Path) -> None:
-    """It reports to the root itself, so when it is gone, the one in the middle, whose call fails, says so."""
-    async with hall(tmp_path) as h:
+    """The inner server reports to the root itself; when it dies, the outer one reports its failed call."""
+    async with open_collector(tmp_path) as h:
         server = h.server()
         middle = server.call()
         await server.post(middle, "subagent_start")

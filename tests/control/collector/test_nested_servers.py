@@ -1,4 +1,4 @@
-"""Servers behind servers: what the deepest does is seen at the root, and depth ends where it would in one process."""
+"""Tests of servers behind servers: the root sees the events of the deepest, and depth is limited as in one process."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from retinue.core.events import RunEnded, RunSpawned, Thinking, ToolResult
 from retinue.core.limits import Limits
 from retinue.protocol.reports import CPE_ADDRESS
-from tests.control.collector.kit import hall, of, runs_of
+from tests.control.collector.kit import of, open_collector, runs_of
 
 NESTED = str(Path(__file__).with_name("nested.py"))
 
@@ -17,7 +17,7 @@ NESTED = str(Path(__file__).with_name("nested.py"))
 @pytest.mark.parametrize("only", ["both", "environment", "meta"])
 async def test_three_processes_deep_and_no_deeper(tmp_path: Path, only: str) -> None:
     """The root may go three levels deep. It holds also when only one of the two ways down is passed on."""
-    async with hall(tmp_path, limits=Limits(depth=3)) as h:
+    async with open_collector(tmp_path, limits=Limits(depth=3)) as h:
         server = h.server()
         run_id = server.call()
         meta = {} if only == "environment" else dict(h.collector.meta(h.main.ref))

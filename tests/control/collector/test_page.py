@@ -8,9 +8,8 @@ import pytest
 
 from retinue.config.project import load_project
 from retinue.core.events import RunEnded
-from retinue.protocol import inherited_limits
-from retinue.protocol import reports as collected
-from tests.control.collector.kit import hall, runs_of
+from retinue.protocol import inherited_limits, reports
+from tests.control.collector.kit import open_collector, runs_of
 from tests.control.collector.test_adopted import printed
 from tests.docs.test_docs import ROOT, snippets
 
@@ -22,7 +21,7 @@ async def test_the_program_of_the_page_reports(tmp_path: Path) -> None:
     [program] = snippets(PAGE, "python")
     file = tmp_path / "server.py"
     file.write_text(program + "\nimport sys\nprint(review('review the change', sys.argv[1]))\n")
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         run_id = server.call()
         process = await server.start(str(file), run_id)
@@ -54,10 +53,10 @@ def test_the_setting_of_the_page_loads(tmp_path: Path) -> None:
 def test_the_page_has_every_field_and_variable() -> None:
     text = PAGE.read_text()
     names = [
-        *collected.Reported.__struct_encode_fields__,
-        *get_args(collected.Type),
-        collected.ADDRESS,
-        collected.CPE_ADDRESS,
+        *reports.Reported.__struct_encode_fields__,
+        *get_args(reports.Type),
+        reports.ADDRESS,
+        reports.CPE_ADDRESS,
     ]
     names += [
         *(name for pair in inherited_limits.KEYS.values() for name in pair),

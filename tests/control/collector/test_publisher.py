@@ -1,4 +1,4 @@
-"""A subagent server of ours in a process of its own: what it reports, and what becomes of it when it cannot."""
+"""Tests of a subagent server of ours in its own process: its reports, and runs whose reports cannot be sent."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 from retinue.remote.collector import Collector, Downward
 from retinue.supervisor.caller_limits import serve_caller
 from retinue.testing import ManualClock, scripted
-from tests.control.collector.kit import CHILD, hall, of, runs_of
+from tests.control.collector.kit import CHILD, of, open_collector, runs_of
 from tests.control.collector.peers import peer, reviewed, root, started
 
 LOOK = {"tools": [{"name": "glob", "args": {"pattern": "*.nothing"}}]}
@@ -62,7 +62,7 @@ async def result_of(process: asyncio.subprocess.Process) -> tuple[dict[str, Any]
 @pytest.mark.requirement("CPE-28", "CPE-59", "CPE-24", "CPE-46", "CPE-11", "CPE-38", "CPE-35", "CPE-36")
 async def test_a_server_reports_every_run_of_its_tree_in_order(tmp_path: Path) -> None:
     """Over HTTP alone: the process speaks no MCP at all, so nothing depends on its notifications."""
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         run_id = server.call()
         result, complaint = await result_of(await server.start(CHILD, run_id, json.dumps(REVIEW)))
@@ -92,7 +92,7 @@ async def test_a_server_reports_every_run_of_its_tree_in_order(tmp_path: Path) -
 @pytest.mark.requirement("CPE-33", "CPE-46", "CPE-54")
 async def test_it_is_reported_before_it_is_done(tmp_path: Path) -> None:
     """The process stands still between its turns, and what it has done is here."""
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         process = await server.start(CHILD, server.call(), json.dumps(TWO_LOOKS), "wait")
         assert process.stdin is not None and process.stdout is not None
@@ -211,7 +211,7 @@ async def test_best_effort_tries_again_later_and_what_was_lost_shows_as_a_gap(
 @pytest.mark.requirement("CPE-65")
 @pytest.mark.parametrize("option", ["strict", "best_effort"])
 async def test_a_run_that_is_cancelled_at_the_root_ends_in_its_own_process(tmp_path: Path, option: str) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         run_id = server.call()
         script = {"reviewer": [LOOK, LOOK, {"hang": True}]}  # it learns of the cancel by its next post
@@ -301,7 +301,7 @@ assert not [name for name in sys.modules if name.startswith("retinue.control")],
 
 
 def count_listening_sockets() -> int:
-    """How many TCP sockets of this process wait for connections."""
+    """Count the TCP sockets on which this process listens."""
     own = set()
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
@@ -348,7 +348,7 @@ async def test_a_process_that_is_reported_opens_no_collector_and_passes_the_addr
 
 async def test_calls_of_a_reported_run_name_it_as_the_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a server behind a server is reported below the run that called it, whatever else runs."""
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         run_id = server.call()
         await server.post(run_id, "subagent_start", name="outer")
@@ -361,8 +361,8 @@ async def test_calls_of_a_reported_run_name_it_as_the_parent(tmp_path: Path, mon
         try:
             with serve_caller(Caller(run_id=run_id, parent_id="up", root_id="top")):
                 profile = Profile("outer", "x", model=scripted({"outer": [{"hang": True}]}))
-                node = inner.spawner.spawn_primary(profile, Task("wait"))
-            meta = Relay(down, server.address, publisher).meta(node.ref)
+                run = inner.spawner.spawn_primary(profile, Task("wait"))
+            meta = Relay(down, server.address, publisher).meta(run.ref)
             assert (meta["retinue/parentRunID"], meta["retinue/rootRunID"]) == (run_id, "top")
         finally:
             await inner.close()
@@ -379,13 +379,13 @@ async def test_a_primary_that_stands_for_the_caller_is_not_reported_itself(
         supervisor = make_supervisor(Parts(project=tmp_path, mode="yes"))
         with serve_caller(Caller(parent_id="anchor-1")):
             model = scripted({**script, "*": [{"text": "helped"}]})
-            node = supervisor.spawner.spawn_primary(Profile("main", "x", model=model), Task("go"))
-        await node.join()
+            run = supervisor.spawner.spawn_primary(Profile("main", "x", model=model), Task("go"))
+        await run.join()
         await supervisor.close()
         assert [(post["type"], post.get("parentRunID")) for post in posts] == [
             ("subagent_start", "anchor-1"), ("subagent_end", "anchor-1"),
         ]  # fmt: skip
-        assert posts[0]["subagentRunID"] == f"{node.ref.tree}-1"
+        assert posts[0]["subagentRunID"] == f"{run.ref.tree}-1"
 
 
 @pytest.mark.parametrize(

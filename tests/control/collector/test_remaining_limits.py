@@ -23,7 +23,7 @@ from retinue.core.results import Result
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 from retinue.supervisor.supervisor import Supervisor
 from retinue.testing import ManualClock, scripted
-from tests.control.collector.kit import hall
+from tests.control.collector.kit import open_collector
 from tests.protocol.test_inherited_limits import FULL, TRACE
 
 SPAWN = {"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "deeper"}]}}]}
@@ -62,11 +62,11 @@ async def spawnable(folder: Path) -> AsyncIterator[tuple[Supervisor, Reporting]]
 async def finished(supervisor: Supervisor, caller: Caller | None, **limits: Any) -> Result[Any]:
     script = {"main": [SPAWN, {"text": "done"}], "*": [SPAWN, {"text": "deeper still"}]}
     profile = Profile("main", "x", model=scripted(script))
-    node = supervisor.spawner.spawn_primary(
+    run = supervisor.spawner.spawn_primary(
         profile, Task("go"), limits=Limits(**limits) if limits else None, caller=caller
     )
-    await node.join()
-    return node.result()
+    await run.join()
+    return run.result()
 
 
 def levels(result: Result[Any]) -> int:
@@ -126,7 +126,7 @@ async def test_a_process_keeps_within_what_it_inherited(tmp_path: Path, monkeypa
 
 async def test_a_call_carries_what_is_left_to_its_run(tmp_path: Path) -> None:
     before = time.time()
-    async with hall(tmp_path, limits=Limits(depth=2, tokens=50_000, seconds=100.0)) as h:
+    async with open_collector(tmp_path, limits=Limits(depth=2, tokens=50_000, seconds=100.0)) as h:
         await h.until("run.started")
         meta = h.collector.meta(h.main.ref)
         assert meta["retinue/depth"] == 2

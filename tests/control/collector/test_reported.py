@@ -23,7 +23,7 @@ from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.main import main
 from retinue.testing import scripted
-from tests.control.collector.kit import hall
+from tests.control.collector.kit import open_collector
 from tests.surfaces.cli.shell import Project
 
 TALK = {"reviewer": [{"text": "fine", "usage": {"input_tokens": 5, "output_tokens": 5}}]}
@@ -44,11 +44,11 @@ def begin(
 
 async def report(folder: Path, address: str, run_id: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The tree of one that has ended; its name."""
-    supervisor, node = begin(folder, address, run_id, monkeypatch, TALK)
-    await node.join()
+    supervisor, run = begin(folder, address, run_id, monkeypatch, TALK)
+    await run.join()
     await supervisor.close()
-    assert node.result().status == "done"
-    return node.ref.tree
+    assert run.result().status == "done"
+    return run.ref.tree
 
 
 async def test_a_reported_tree_is_hidden_unless_all_is_asked_for(
@@ -56,7 +56,7 @@ async def test_a_reported_tree_is_hidden_unless_all_is_asked_for(
 ) -> None:
     """Root and server work in the same project, so both trees are in the same folder of logs."""
     project = Project(tmp_path)
-    async with hall(tmp_path, durable=True) as h:
+    async with open_collector(tmp_path, durable=True) as h:
         server = h.server()
         run_id = server.call()
         hidden = await report(tmp_path, server.address, run_id, monkeypatch)
@@ -90,7 +90,7 @@ async def test_a_reported_tree_is_hidden_unless_all_is_asked_for(
 
 
 async def test_where_only_reported_trees_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with hall(tmp_path / "root") as h:
+    async with open_collector(tmp_path / "root") as h:
         server = h.server()
         tree = await report(tmp_path, server.address, server.call(), monkeypatch)
     log = open_reader(tmp_path / ".retinue")
@@ -119,7 +119,7 @@ def test_best_effort_is_a_setting_that_a_project_cannot_choose_by_itself(tmp_pat
 async def test_of_a_run_elsewhere_it_is_said_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One of a server that works in the same project, so that its own log is known, and one of any other."""
+    """One run is of a server in the same project, whose log is known; the other is of a server somewhere else."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "retinue.yaml").touch()
 
@@ -129,15 +129,15 @@ async def test_of_a_run_elsewhere_it_is_said_where_it_is(
         assert (code, printed.out) == (1 if words[0] == "send" else 2, "")
         return printed.err.removeprefix("retinue: ")
 
-    async with hall(tmp_path, durable=True) as h:
+    async with open_collector(tmp_path, durable=True) as h:
         server = h.server()
         known, other = server.call(), server.call()
-        supervisor, node = begin(tmp_path, server.address, known, monkeypatch, {"reviewer": [{"hang": True}]})
+        supervisor, run = begin(tmp_path, server.address, known, monkeypatch, {"reviewer": [{"hang": True}]})
         await h.until("run.started", 2)
         await server.post(other, "subagent_start", name="reviewer")
         await h.until("run.started", 3)
-        watched = "is only watched here: it runs in the MCP server 'reviewers', which words from here do not reach"
-        home = f"{node.ref.tree}/0"
+        watched = "is only watched here: it runs in the MCP server 'reviewers', which cannot receive messages from here"
+        home = f"{run.ref.tree}/0"
         assert await said("send", known, "x") == f"{h.tree}/1 {watched}; `retinue send {home} TEXT` does\n"
         assert await said("send", other, "x") == f"{h.tree}/2 {watched}\n"
         told = await h.supervisor.send(h.tree, 2, "x")

@@ -26,7 +26,7 @@ WRITE = {"tools": [{"name": "write", "args": {"path": "a.txt", "content": "x"}}]
 
 
 @dataclass
-class House:
+class ServedSupervisor:
     supervisor: Supervisor
     server: ControlServer
     state: Path
@@ -46,7 +46,7 @@ class House:
 
 
 @asynccontextmanager
-async def house(
+async def serve_supervisor(
     folder: Path,
     *,
     approver: Approver | None = None,
@@ -54,7 +54,7 @@ async def house(
     durable: bool = True,
     script: dict[str, Any] | None = None,
     **options: Any,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[ServedSupervisor]:
     """`script` is what the model says; `workspace` is the explorer's, other `options` are parts of the supervisor."""
     state = folder / ".retinue"
     model = None if script is None else scripted(script)
@@ -70,7 +70,7 @@ async def house(
     supervisor = make_supervisor(parts)
     try:
         async with ControlServer(supervisor, state, unattended=parts.is_unattended) as server:
-            yield House(supervisor, server, state)
+            yield ServedSupervisor(supervisor, server, state)
     finally:
         await supervisor.close()
 
@@ -103,7 +103,7 @@ async def knock(port: int, data: bytes, *, eof: bool = False) -> Response:
 
 
 async def request(server: ControlServer, method: str, path: str, body: Any = None, **headers: str | None) -> Response:
-    """One request with good headers, but for those given; None leaves one out."""
+    """Send a request with good headers, except for the given ones; None leaves a header out."""
     address = server.address
     data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     given: dict[str, str | None] = {

@@ -1,4 +1,4 @@
-"""Who gets in, and what they may say: every route, method, token, Host and Origin; and bodies no client would send."""
+"""Tests of access to the control server: routes, methods, tokens, Host and Origin, and malformed bodies."""
 
 import asyncio
 import json
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from retinue.control.server import ROUTES
-from retinue.http import server as http
-from tests.control.loopback.kit import HANG, Response, house, knock, request
-from tests.gates import hurry, until
+from retinue.http import server
+from tests.control.loopback.kit import HANG, Response, knock, request, serve_supervisor
+from tests.gates import hurry, until, wait_for_answer
 
 GETS = ["/v1/trees", "/v1/pending", "/v1/watch"]
 POSTS = ["/v1/cancel", "/v1/send", "/v1/answer"]
@@ -19,8 +19,8 @@ NOWHERE = ["/", "/v1", "/v1/", "/v1/cancel/", "/v2/trees", "/v1/../v1/trees", "/
 
 
 async def test_every_route_and_method_with_and_without_a_token(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
-        node = h.run({"main": [HANG]})
+    async with serve_supervisor(tmp_path) as h:
+        run = h.run({"main": [HANG]})
         good = {"cancel": {"tree": "x"}, "send": {"tree": "x", "run": 0, "text": "x"}}
         good["answer"] = {"approval_id": "x", "decision": {"type": "allow"}}
         token = h.server.address.token
@@ -49,19 +49,19 @@ async def test_every_route_and_method_with_and_without_a_token(tmp_path: Path) -
                 else:
                     expected = 404 if path == "/v1/watch" else 200
                 assert status == expected, (path, method)
-        assert not node.ending
+        assert not run.ending
 
 
 @pytest.mark.parametrize("path", [route for route, command in ROUTES.items() if not command.reads])
 async def test_a_post_takes_no_parameters_in_its_address(tmp_path: Path, path: str) -> None:
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         refused = await request(h.server, "POST", f"{path}?tree=t1")
         assert refused.status == 400
         assert refused.error == "this route takes no parameters in its address"
 
 
 async def test_the_watch_of_questions_needs_a_token_and_is_a_get(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         for method in METHODS:
             assert (await request(h.server, method, "/v1/questions", Authorization="Bearer wrong")).status == 401
             if method != "GET":
@@ -71,7 +71,7 @@ async def test_the_watch_of_questions_needs_a_token_and_is_a_get(tmp_path: Path)
 
 
 async def test_405_names_what_is_allowed(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         assert (await request(h.server, "GET", "/v1/cancel")).headers["Allow"] == "POST"
         assert (await request(h.server, "POST", "/v1/trees")).headers["Allow"] == "GET"
         assert (await request(h.server, "GET", "/v1/trees", Authorization=None)).headers["WWW-Authenticate"] == "Bearer"
@@ -81,7 +81,7 @@ async def test_405_names_what_is_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "DELETE"])
 async def test_a_foreign_host_or_origin_is_refused_first(tmp_path: Path, path: str, method: str) -> None:
     """Before the token, the route or the body are looked at: the body here never comes."""
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         port = h.server.address.port
         foreign = (
             None,
@@ -101,17 +101,17 @@ async def test_a_foreign_host_or_origin_is_refused_first(tmp_path: Path, path: s
 
 
 async def test_our_own_host_and_origin_are_let_in(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         port = h.server.address.port
         for host in (f"127.0.0.1:{port}", f"localhost:{port}"):
             assert (await request(h.server, "GET", "/v1/trees", Host=host, Origin=f"http://{host}")).status == 200
 
 
 async def test_gets_change_nothing(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
-        node = h.run({"main": [HANG]})
-        tree = h.supervisor.trees[node.ref.tree]
-        await until(lambda: node.view.turns)
+    async with serve_supervisor(tmp_path) as h:
+        run = h.run({"main": [HANG]})
+        tree = h.supervisor.trees[run.ref.tree]
+        await until(lambda: run.view.turns)
         before = tree.seq
         for path in ("/v1/trees", "/v1/pending", f"/v1/pending?tree={tree.id}"):
             first, second = [await request(h.server, "GET", path) for _ in range(2)]
@@ -152,7 +152,7 @@ BAD_BODIES = {
 
 @pytest.mark.parametrize("body", BAD_BODIES, ids=lambda body: repr(body[:24]))
 async def test_a_bad_body_is_a_clear_error_and_the_server_goes_on(tmp_path: Path, body: bytes) -> None:
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         answer = await request(h.server, "POST", "/v1/cancel", body)
         assert answer.status == 400
         assert BAD_BODIES[body] in answer.error
@@ -172,7 +172,7 @@ async def test_a_bad_body_is_a_clear_error_and_the_server_goes_on(tmp_path: Path
     ],
 )
 async def test_what_is_wrong_is_named(tmp_path: Path, path: str, body: Any, field: str) -> None:
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         answer = await request(h.server, "POST", path, body)
         assert answer.status == 400
         assert field in answer.error
@@ -189,7 +189,7 @@ async def test_what_is_wrong_is_named(tmp_path: Path, path: str, body: Any, fiel
         ({"Content_Length": "0x2"}, 400),
         ({"Content_Length": "²"}, 400),
         ({"Content_Length": "9" * 40}, 400),
-        ({"Content_Length": str(http.MAX_BODY_BYTES + 1)}, 413),
+        ({"Content_Length": str(server.MAX_BODY_BYTES + 1)}, 413),
         ({"Content_Length": "999999999999"}, 413),
         ({"Content_Encoding": "gzip"}, 415),
         ({"Content_Type": "text/plain"}, 415),
@@ -197,13 +197,13 @@ async def test_what_is_wrong_is_named(tmp_path: Path, path: str, body: Any, fiel
     ],
 )
 async def test_bodies_that_are_not_read(tmp_path: Path, headers: dict[str, str | None], status: int) -> None:
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         assert (await request(h.server, "POST", "/v1/cancel", {"tree": "x"}, **headers)).status == status
 
 
 async def test_a_body_over_the_limit_gets_its_answer_though_it_is_still_coming(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
-        answer = await request(h.server, "POST", "/v1/cancel", b"x" * (3 * http.MAX_BODY_BYTES))
+    async with serve_supervisor(tmp_path) as h:
+        answer = await request(h.server, "POST", "/v1/cancel", b"x" * (3 * server.MAX_BODY_BYTES))
         assert answer.status == 413
 
 
@@ -223,7 +223,7 @@ async def test_a_body_over_the_limit_gets_its_answer_though_it_is_still_coming(t
         (b"GET /v1/\x00trees HTTP/1.1\r\nHost: x\r\n\r\n", 400),
         (b"GET /v1/trees?a=1&a=2 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
         (b"GET /v1/trees?%ff HTTP/1.1\r\nHost: x\r\n\r\n", 400),
-        (b"GET /v1/trees HTTP/1.1\r\nHost: x\r\nX: " + b"x" * http.MAX_HEAD_BYTES + b"\r\n\r\n", 431),
+        (b"GET /v1/trees HTTP/1.1\r\nHost: x\r\nX: " + b"x" * server.MAX_HEAD_BYTES + b"\r\n\r\n", 431),
         (b"GET /v1/trees HTTP/1.1\r\n\r\n", 400),
         (b"GET /v1/trees HTTP/1.1\r\nHost: x\r\nX: 1\r\nX: 2\r\n\r\n", 400),
         (b"GET /v1/trees HTTP/1.1\r\nHost: x\r\n\r\n", 403),
@@ -231,16 +231,16 @@ async def test_a_body_over_the_limit_gets_its_answer_though_it_is_still_coming(t
     ],
 )
 async def test_what_is_no_request_at_all(tmp_path: Path, data: bytes, status: int) -> None:
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         assert (await knock(h.server.address.port, data)).status == status
         assert (await request(h.server, "GET", "/v1/trees")).status == 200
 
 
 async def test_slow_heads_and_bodies_are_not_waited_for(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
-        assert (await hurry(knock(h.server.address.port, b"GET /v1/tr"), http.READ_SECONDS)).status == 408
+    async with serve_supervisor(tmp_path) as h:
+        assert (await hurry(knock(h.server.address.port, b"GET /v1/tr"), server.READ_SECONDS)).status == 408
         slow = request(h.server, "POST", "/v1/cancel", {"tree": "x"}, Content_Length="1000")
-        assert (await hurry(slow, http.READ_SECONDS)).status == 408
+        assert (await hurry(slow, server.READ_SECONDS)).status == 408
         head = b"POST /v1/cancel HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n" % h.server.address.port
         rest = f"Authorization: Bearer {h.server.address.token}\r\nContent-Type: application/json\r\n".encode()
         short = await knock(h.server.address.port, head + rest + b"Content-Length: 50\r\n\r\n{}", eof=True)
@@ -248,7 +248,7 @@ async def test_slow_heads_and_bodies_are_not_waited_for(tmp_path: Path) -> None:
 
 
 async def test_one_who_says_nothing_or_hangs_up_is_nobody(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         for data in (b"", b"GET"):
             _, writer = await asyncio.open_connection("127.0.0.1", h.server.address.port)
             writer.write(data)
@@ -272,17 +272,20 @@ async def test_one_who_says_nothing_or_hangs_up_is_nobody(tmp_path: Path) -> Non
     ],
 )
 async def test_a_watch_that_cannot_be(tmp_path: Path, query: str, status: int) -> None:
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         answer: Response = await request(h.server, "GET", f"/v1/watch{query}")
         assert (answer.status, bool(answer.error)) == (status, True)
 
 
 async def test_too_many_connections_are_told_so(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         waiting = [await asyncio.open_connection("127.0.0.1", h.server.address.port) for _ in range(256)]
         await asyncio.sleep(0)
         assert (await request(h.server, "GET", "/v1/trees")).status == 503
         for _, writer in waiting:
             writer.close()
-        while (await request(h.server, "GET", "/v1/trees")).status != 200:
-            await asyncio.sleep(0.01)
+
+        async def is_served() -> bool:
+            return (await request(h.server, "GET", "/v1/trees")).status == 200
+
+        assert await wait_for_answer(is_served)

@@ -10,7 +10,7 @@ from retinue.control import server
 from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.errors import ControlUnreachable, NotFound
 from retinue.core.events import ApprovalDecided, Event, RunEnded, TurnStarted, encode_event
-from tests.control.loopback.kit import GLOB, HANG, WRITE, House, house
+from tests.control.loopback.kit import GLOB, HANG, WRITE, ServedSupervisor, serve_supervisor
 from tests.gates import HeldClock, pass_time, until
 
 ROUNDS = 60
@@ -18,8 +18,8 @@ ROUNDS = 60
 
 async def test_two_terminals_answer_at_the_same_moment_and_exactly_one_wins(tmp_path: Path) -> None:
     calls = [{"tools": [{"name": "write", "args": {"path": f"{n}.txt", "content": "x"}}]} for n in range(ROUNDS)]
-    async with house(tmp_path) as h:
-        node = h.run({"main": [*calls, "end"]})
+    async with serve_supervisor(tmp_path) as h:
+        run = h.run({"main": [*calls, "end"]})
         expected = []
         for n in range(ROUNDS):
             [question] = await h.questions()
@@ -30,8 +30,8 @@ async def test_two_terminals_answer_at_the_same_moment_and_exactly_one_wins(tmp_
             assert sorted(outcomes) == ["stale", "taken"]
             yes_won = outcomes[0 if n % 2 else 1] == "taken"
             expected.append((yes_won, "yes" if yes_won else "no"))
-        await node.join()
-        events = await h.supervisor.log.read(node.ref.tree)
+        await run.join()
+        events = await h.supervisor.log.read(run.ref.tree)
     decided = [event.body for event in events if isinstance(event.body, ApprovalDecided)]
     assert [(body.allowed, body.by) for body in decided] == expected
     assert [(tmp_path / f"{n}.txt").exists() for n in range(ROUNDS)] == [allowed for allowed, _ in expected]
@@ -45,8 +45,8 @@ async def test_a_terminal_and_a_client_answer_at_the_same_moment(tmp_path: Path)
         asked.put_nowait(answer)
         return await answer
 
-    async with house(tmp_path, approver=terminal, wait=None) as h:
-        node = h.run({"main": [*[WRITE] * 20, "end"]})
+    async with serve_supervisor(tmp_path, approver=terminal, wait=None) as h:
+        run = h.run({"main": [*[WRITE] * 20, "end"]})
         outcomes = []
         for n in range(20):
             answer = await asked.get()
@@ -56,32 +56,32 @@ async def test_a_terminal_and_a_client_answer_at_the_same_moment(tmp_path: Path)
                 await asyncio.sleep(0)
             answer.done() or answer.set_result(Allow())
             outcomes.append(await knocking)
-        await node.join()
-        events = await h.supervisor.log.read(node.ref.tree)
+        await run.join()
+        events = await h.supervisor.log.read(run.ref.tree)
     decided = [event.body.by for event in events if isinstance(event.body, ApprovalDecided)]
     assert decided == ["control" if outcome == "taken" else "function" for outcome in outcomes]
 
 
 async def test_an_answer_to_an_action_that_was_not_shown_is_refused(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
-        node = h.run({"main": [WRITE, "end"]})
+    async with serve_supervisor(tmp_path) as h:
+        run = h.run({"main": [WRITE, "end"]})
         [question] = await h.questions()
         assert await h.client.answer(question.id, Allow(), by="x", digest="another") == "stale"
         assert h.supervisor.approvals.pending() == [question]
         assert await h.client.answer(question.id, Allow(), by="x", digest=question.digest) == "taken"
-        await node.join()
+        await run.join()
         assert await h.client.answer(question.id, Allow(), by="x", digest=question.digest) == "stale"
 
 
 async def test_fifty_watchers_see_the_same(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         clock, begun = HeldClock(), 0
-        node = h.run({"main": [{**GLOB, "delay": 1}, *[GLOB] * 50, "end"]}, clock=clock)
+        run = h.run({"main": [{**GLOB, "delay": 1}, *[GLOB] * 50, "end"]}, clock=clock)
 
         async def watch() -> list[bytes]:
             nonlocal begun
             seen = []
-            async for item in h.client.watch(node.ref.tree):
+            async for item in h.client.watch(run.ref.tree):
                 if isinstance(item, Event):
                     begun += not seen
                     if begun == 50:
@@ -91,11 +91,13 @@ async def test_fifty_watchers_see_the_same(tmp_path: Path) -> None:
 
         everything = await asyncio.gather(*(watch() for _ in range(50)))
         assert everything == [everything[0]] * 50
-        assert everything[0] == [encode_event(event) for event in await h.supervisor.log.read(node.ref.tree)]
+        assert everything[0] == [encode_event(event) for event in await h.supervisor.log.read(run.ref.tree)]
         assert len(everything[0]) > 250
 
 
-async def stuck_watcher(h: House, tree: str, *, limit: int = 1024) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def stuck_watcher(
+    h: ServedSupervisor, tree: str, *, limit: int = 1024
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """One who asks for everything and reads nothing."""
     reader, writer = await asyncio.open_connection("127.0.0.1", h.server.address.port, limit=limit)
     query = urlencode({"tree": tree, "deltas": 1})
@@ -108,10 +110,10 @@ async def stuck_watcher(h: House, tree: str, *, limit: int = 1024) -> tuple[asyn
 async def test_a_watcher_that_does_not_read_holds_up_nobody_and_misses_nothing(tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("x" * 40_000)
     read = {"tools": [{"name": "read", "args": {"path": "long.txt"}}] * 30}  # more than the kernel holds for a reader
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         clock = HeldClock()
-        node = h.run({"main": [{**GLOB, "delay": 1}, *[read] * 10, HANG]}, clock=clock)
-        tree = node.ref.tree
+        run = h.run({"main": [{**GLOB, "delay": 1}, *[read] * 10, HANG]}, clock=clock)
+        tree = run.ref.tree
         _, writer = await stuck_watcher(h, tree)
         await until(lambda: h.server._connections)
         clock.release()
@@ -132,9 +134,9 @@ async def test_a_watcher_that_does_not_read_holds_up_nobody_and_misses_nothing(t
 
 async def test_a_watch_beats_while_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEARTBEAT_SECONDS", 0.05)
-    async with house(tmp_path) as h:
-        node = h.run({"main": [HANG]})
-        reader, writer = await stuck_watcher(h, node.ref.tree, limit=1 << 20)
+    async with serve_supervisor(tmp_path) as h:
+        run = h.run({"main": [HANG]})
+        reader, writer = await stuck_watcher(h, run.ref.tree, limit=1 << 20)
         beat = b"1\r\n\n\r\n"
         beats = [await reader.readuntil(b"\r\n" + beat) for _ in range(3)]
         assert beats[1:] == [beat * 2] * 2  # and nothing else
@@ -152,7 +154,7 @@ async def test_a_closing_server_cuts_no_last_words_and_leaves_no_connection(
         await asyncio.wait([watchers[0]])
         await pass_time(100)
 
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         clock = HeldClock()
         ending, hanging = h.run({"main": [{**GLOB, "delay": 1}, "end"]}, clock=clock), h.run({"main": [HANG]})
         begun = {ending.ref.tree: asyncio.Event(), hanging.ref.tree: asyncio.Event()}
@@ -168,7 +170,7 @@ async def test_a_closing_server_cuts_no_last_words_and_leaves_no_connection(
                 pass
             return items
 
-        watchers = [asyncio.create_task(watch(node.ref.tree)) for node in (ending, hanging)]
+        watchers = [asyncio.create_task(watch(run.ref.tree)) for run in (ending, hanging)]
         for watching in begun.values():
             await watching.wait()
         clock.release()
@@ -180,11 +182,11 @@ async def test_a_closing_server_cuts_no_last_words_and_leaves_no_connection(
 
 
 async def test_the_past_of_a_tree_that_nobody_runs_is_told_and_ends(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
-        node = h.run({"main": ["end"]})
-        await node.join()
-    async with house(tmp_path) as h:
-        items = [item async for item in h.client.watch(node.ref.tree)]
+    async with serve_supervisor(tmp_path) as h:
+        run = h.run({"main": ["end"]})
+        await run.join()
+    async with serve_supervisor(tmp_path) as h:
+        items = [item async for item in h.client.watch(run.ref.tree)]
         assert isinstance(items[-1], Event)
         assert isinstance(items[-1].body, RunEnded)
         with pytest.raises(NotFound):

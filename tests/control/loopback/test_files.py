@@ -13,7 +13,7 @@ from retinue.control.client import ControlClient
 from retinue.control.server import ControlServer
 from retinue.core.errors import ControlUnreachable, RetinueError
 from retinue.protocol.control import Address
-from tests.control.loopback.kit import house
+from tests.control.loopback.kit import serve_supervisor
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o777])
@@ -35,21 +35,21 @@ def mode(path: Path) -> int:
 
 def test_modes_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     folder = tmp_path / "control"
-    file = AddressFile(folder, make_address(port=1))
+    file = AddressFile(tmp_path, make_address(port=1))
     assert (mode(folder), mode(file.path)) == (0o700, 0o600)
     file.remove()
     folder.chmod(0o777)
-    file = AddressFile(folder, make_address(port=1))
+    file = AddressFile(tmp_path, make_address(port=1))
     assert mode(folder) == 0o700
     file.remove()
 
 
 async def test_the_file_says_where_the_server_is_and_goes_with_it(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         [file] = (h.state / "control").iterdir()
         assert file.name == f"{os.getpid()}.json"
-        assert find_address(h.state / "control", h.supervisor.log.writer) == h.server.address
-        assert find_addresses(h.state / "control") == [h.server.address]
+        assert find_address(h.state, h.supervisor.log.writer) == h.server.address
+        assert find_addresses(h.state) == [h.server.address]
         assert len(h.server.address.token) >= 43
         assert await h.client.list_trees() == []
         client = h.client
@@ -59,7 +59,7 @@ async def test_the_file_says_where_the_server_is_and_goes_with_it(tmp_path: Path
 
 
 async def test_each_server_has_a_token_of_its_own(tmp_path: Path) -> None:
-    async with house(tmp_path / "a") as a, house(tmp_path / "b") as b:
+    async with serve_supervisor(tmp_path / "a") as a, serve_supervisor(tmp_path / "b") as b:
         assert a.server.address.token != b.server.address.token
         stranger = ControlClient(make_address(port=a.server.address.port, token=b.server.address.token))
         with pytest.raises(RetinueError, match="token is missing or wrong"):
@@ -79,7 +79,8 @@ def test_a_file_that_others_can_open_is_not_used_though_somebody_holds_its_lock(
 @pytest.mark.requirement("P23")
 def test_a_file_whose_process_died_is_ignored_and_removed(tmp_path: Path) -> None:
     """Also when another process has got its number since: this one has ours."""
-    left = tmp_path / f"{os.getpid()}.json"
+    left = tmp_path / "control" / f"{os.getpid()}.json"
+    left.parent.mkdir()
     left.write_text(json.dumps({"version": 1, "pid": os.getpid(), "port": 1, "token": "x", "writer": "me"}))
     assert find_address(tmp_path, "me") is None
     assert not left.exists()
@@ -92,10 +93,10 @@ def test_a_file_whose_process_died_is_ignored_and_removed(tmp_path: Path) -> Non
 def test_a_process_is_found_by_its_id_in_the_log_whatever_that_looks_like(tmp_path: Path) -> None:
     """No id leads out of the folder: files are named by processes."""
     files = [
-        AddressFile(tmp_path / "control", make_address(pid=pid, writer=writer))
+        AddressFile(tmp_path, make_address(pid=pid, writer=writer))
         for pid, writer in ((70, "host-a:1f"), (71, "../71"))
     ]
-    found = [find_address(tmp_path / "control", writer) for writer in ("host-a:1f", "../71", "70", "")]
+    found = [find_address(tmp_path, writer) for writer in ("host-a:1f", "../71", "70", "")]
     assert [address and address.pid for address in found] == [70, 71, None, None]
     for file in files:
         file.remove()
@@ -103,21 +104,21 @@ def test_a_process_is_found_by_its_id_in_the_log_whatever_that_looks_like(tmp_pa
 
 def test_what_is_no_file_of_ours_is_not_read(tmp_path: Path) -> None:
     folder = tmp_path / "control"
-    file = AddressFile(folder, make_address(pid=77))
+    file = AddressFile(tmp_path, make_address(pid=77))
     (folder / "1.json").symlink_to(file.path)
     os.mkfifo(folder / "2.json")
     (folder / "3.json").mkdir()
     os.link(file.path, folder / "4.json")
     (folder / "5.txt").write_text("hello")
     (folder / "6.json").symlink_to("/dev/zero")
-    assert [address.pid for address in find_addresses(folder)] == [77]
+    assert [address.pid for address in find_addresses(tmp_path)] == [77]
     assert find_address(tmp_path / "nowhere", "me") is None
     assert find_addresses(tmp_path / "nowhere") == []
     file.remove()
 
 
 async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
-    async with house(tmp_path, durable=False) as h:
+    async with serve_supervisor(tmp_path, durable=False) as h:
         (tmp_path / "other").write_text("in the way")
         with pytest.raises(RetinueError, match=r"cannot make .*other/control"):
             async with ControlServer(h.supervisor, tmp_path / "other"):

@@ -1,4 +1,4 @@
-"""One inbox: a question is on all open surfaces, is answered once, and no surface that goes away answers it."""
+"""Tests of questions on several surfaces: all show a question, one answers, and a surface that closes does not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from retinue.core.approvals import Allow, Approval
 from retinue.core.profiles import Profile, Task
 from retinue.core.rules import Rules, parse_rule
 from retinue.testing import scripted
-from tests.control.loopback.kit import house
+from tests.control.loopback.kit import serve_supervisor
 from tests.control.loopback.test_second_terminal import GLOB, HELD, first, release, waiting, write
 from tests.surfaces.cli.shell import Project, one_line_error, until
 from tests.surfaces.cli.test_terminal import Terminal
@@ -161,7 +161,7 @@ def test_a_message_has_its_receipts_on_the_screen_of_the_run(project: Project) -
     until(lambda: [e["turn"] for e in project.events() if e["kind"] == "turn.started"][-1:] == [3])
     assert project.retinue("send", "main", "and then stop", "--wait", "0").returncode == 0
     assert project.retinue("cancel", "main").returncode == 0
-    terminal.read_until("too late: the run ended before it read it · and then stop")
+    terminal.read_until("too late: the run ended before it read the message · and then stop")
     terminal.read_until(None)
     assert terminal.end() == 130
 
@@ -175,7 +175,7 @@ async def test_a_question_at_depth_3_in_a_sandbox_is_on_every_surface_at_once(tm
     model = scripted(script)
     profiles = [Profile(name, "You work.", model=model) for name in "abc"]
     rules = Rules(allow=(parse_rule("spawn_subagents"),))
-    async with house(tmp_path, profiles=profiles, runtime="isolated", rules=rules) as h:
+    async with serve_supervisor(tmp_path, profiles=profiles, runtime="isolated", rules=rules) as h:
         async with (
             aclosing(h.supervisor.watch_questions()) as here,
             aclosing(h.client.watch_questions()) as there,

@@ -1,4 +1,4 @@
-"""Two surfaces answer each question the moment they see it: exactly one wins, and the other is told who it was."""
+"""Tests of two surfaces that answer each question at once: exactly one wins, and the other learns the winner's name."""
 
 import asyncio
 import random
@@ -11,12 +11,12 @@ from retinue.core.approvals import Allow, Deny, QuestionClosed, describe_closing
 from retinue.core.control import Control
 from retinue.core.events import ApprovalDecided
 from retinue.log.questions import find_closing
-from tests.control.loopback.kit import house
+from tests.control.loopback.kit import serve_supervisor
 
 
 class Surface:
-    """Answers what it sees, after a seeded while, and keeps what it was told: by question, whether its answer was
-    taken, and how the question was closed."""
+    """A surface that answers each question after a seeded delay. It records by question if its answer was accepted, and
+    how the question was closed."""
 
     def __init__(self, name: str, control: Control, seed: int) -> None:
         self.name, self._control = name, control
@@ -54,14 +54,14 @@ async def test_two_surfaces_answer_at_the_same_moment_and_the_late_one_is_told(
     seed: int, rounds: int, tmp_path: Path
 ) -> None:
     calls = [{"tools": [{"name": "write", "args": {"path": f"{n}.txt", "content": "x"}}]} for n in range(rounds)]
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         surfaces = [Surface("anna", h.client, seed), Surface("bert", h.client, seed)]
         async with asyncio.TaskGroup() as group:
             for surface in surfaces:
                 group.create_task(surface.watch(rounds))
-            node = h.run({"main": [*calls, "end"]})
-        await node.join()
-        events = await h.supervisor.log.read(node.ref.tree)
+            run = h.run({"main": [*calls, "end"]})
+        await run.join()
+        events = await h.supervisor.log.read(run.ref.tree)
     decided = {event.body.approval_id: event.body for event in events if isinstance(event.body, ApprovalDecided)}
     anna, bert = surfaces
     assert len(decided) == rounds and anna.seen == bert.seen and decided.keys() == anna.seen.keys()

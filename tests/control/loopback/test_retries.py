@@ -1,4 +1,4 @@
-"""A command that took effect but whose answer was lost: sent again with the same key, it has one effect."""
+"""Tests of commands whose answer was lost: repeated with the same key, a command takes effect once."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,12 +18,12 @@ from retinue.protocol import control
 from retinue.protocol.strict_json import encode_body
 from retinue.surfaces.cli.output import ProjectLog
 from retinue.surfaces.cli.questions import PendingQuestion, send_answer
-from tests.control.loopback.kit import HANG, WRITE, House, house, request
+from tests.control.loopback.kit import HANG, WRITE, ServedSupervisor, request, serve_supervisor
 from tests.supervisor.tree.kit import bodies
 
 
 @asynccontextmanager
-async def losing(h: House, *, answers: int) -> AsyncIterator[ControlClient]:
+async def losing(h: ServedSupervisor, *, answers: int) -> AsyncIterator[ControlClient]:
     """A client behind a wire that lets every request through and loses that many answers."""
     left, passing = answers, set[asyncio.Task[None] | None]()
 
@@ -50,35 +50,35 @@ async def losing(h: House, *, answers: int) -> AsyncIterator[ControlClient]:
 
 
 async def test_an_answer_that_was_lost_comes_again_and_the_command_took_effect_once(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
-        node = h.run({"main": [WRITE, HANG]})
+    async with serve_supervisor(tmp_path) as h:
+        run = h.run({"main": [WRITE, HANG]})
         [question] = await h.questions()
         async with losing(h, answers=1) as lossy:
             assert await lossy.answer(question.id, Allow(), by="me", digest=question.digest) == "taken"
         async with losing(h, answers=1) as lossy:
-            assert (await lossy.send(node.ref.tree, 0, "hello")).state == "queued"
+            assert (await lossy.send(run.ref.tree, 0, "hello")).state == "queued"
         async with losing(h, answers=1) as lossy:
-            assert await lossy.cancel(node.ref.tree)
-        await node.join()
-        events = await h.supervisor.log.read(node.ref.tree)
+            assert await lossy.cancel(run.ref.tree)
+        await run.join()
+        events = await h.supervisor.log.read(run.ref.tree)
     assert len(bodies(events, ApprovalDecided)) == 1
     assert [body.text for body in bodies(events, Inbox)] == ["hello"]
 
 
 async def test_after_two_lost_answers_it_is_said_that_there_is_none(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
-        node = h.run({"main": [HANG]})
+    async with serve_supervisor(tmp_path) as h:
+        run = h.run({"main": [HANG]})
         async with losing(h, answers=client.ATTEMPTS) as lossy:
             with pytest.raises(ControlUnreachable):
-                await lossy.cancel(node.ref.tree)
-        await node.join()
-        assert node.result().status == "cancelled"
+                await lossy.cancel(run.ref.tree)
+        await run.join()
+        assert run.result().status == "cancelled"
 
 
 class EndingControl:
     """The Control of a process that writes each answer to its log, and ends before it replies."""
 
-    def __init__(self, h: House) -> None:
+    def __init__(self, h: ServedSupervisor) -> None:
         self._h = h
 
     async def answer(self, approval_id: str, decision: Decision, **options: str) -> Answered:
@@ -88,33 +88,33 @@ class EndingControl:
 
 
 async def test_an_answer_without_a_reply_is_told_from_another_answer_of_the_same_terminal(tmp_path: Path) -> None:
-    async def send(h: House, question: Approval, decision: Decision, control: Any) -> Answered:
+    async def send(h: ServedSupervisor, question: Approval, decision: Decision, control: Any) -> Answered:
         project = ProjectLog(h.state, h.supervisor.log)
         return await send_answer(project, PendingQuestion(question, 1, control), decision, surface="here")
 
-    async with house(tmp_path) as h:
-        node = h.run({"main": [{"tools": WRITE["tools"] * 2}, HANG]})
+    async with serve_supervisor(tmp_path) as h:
+        run = h.run({"main": [{"tools": WRITE["tools"] * 2}, HANG]})
         one, other = await h.questions(2)
         assert await send(h, one, Allow(), EndingControl(h)) == "taken"
         assert await send(h, other, Allow(), h.client) == "taken"
         assert await send(h, other, Deny(), EndingControl(h)) == "stale"
-        await h.client.cancel(node.ref.tree)
-        await node.join()
+        await h.client.cancel(run.ref.tree)
+        await run.join()
 
 
 async def test_the_same_command_while_the_first_is_at_work_gets_the_same_answer(tmp_path: Path) -> None:
-    async with house(tmp_path) as h:
-        node = h.run({"main": [WRITE, HANG]})
+    async with serve_supervisor(tmp_path) as h:
+        run = h.run({"main": [WRITE, HANG]})
         [question] = await h.questions()
         outcomes = await asyncio.gather(*(_answer(h, question.id, "same") for _ in range(10)))
         assert outcomes == [b'"taken"'] * 10
         assert await _answer(h, question.id, "another") == b'"stale"'
         assert b"belongs to another command" in await _answer(h, "x/0/1", "same")
-        await h.client.cancel(node.ref.tree)
-        await node.join()
+        await h.client.cancel(run.ref.tree)
+        await run.join()
 
 
-async def _answer(h: House, approval: str, key: str) -> bytes:
+async def _answer(h: ServedSupervisor, approval: str, key: str) -> bytes:
     """The body of the response to a request with a key of our choice."""
     order = encode_body(control.AnswerRequest(approval, Allow(), "me", ""))
     return (await request(h.server, "POST", control.ANSWER.path, order, Idempotency_Key=key)).body

@@ -1,4 +1,4 @@
-"""What a second terminal can do to a tree that runs in the first: real commands, real processes."""
+"""Tests of a second terminal that works on a tree of the first: real commands, real processes."""
 
 import json
 import os
@@ -301,7 +301,7 @@ def test_questions_that_nobody_answers_expire(project: Project) -> None:
     done = project.run("--wait-approvals", "0.2", agents={"main": [{"tools": [write("a.txt")]}, "went on"]})
     assert (done.returncode, done.stdout) == (1, "")
     assert not (project.folder / "a.txt").exists()
-    assert "nobody came to answer within 0.2 s" in done.stderr
+    assert "nobody was there to answer within 0.2 s" in done.stderr
 
 
 def test_detached_goes_on_alone(project: Project) -> None:

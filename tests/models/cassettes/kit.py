@@ -42,7 +42,7 @@ class Suite:
         return self.folder / "cassettes" / "test_mine" / f"{test}.yaml"
 
     async def pytest(self, *arguments: str, env: dict[str, str] | None = None, quick: bool = True) -> Done:
-        """Run pytest. A `quick` one is forked, and has only the plugins that it needs."""
+        """Run pytest. With `quick` the process is forked, and has only the plugins of these tests."""
         given = environment(PYTEST_DEBUG_TEMPROOT=str(self.folder), **(env or {}))  # or it removes what others left
         command = [sys.executable, "-m", "pytest"]
         if quick:

@@ -1,4 +1,4 @@
-"""Both ends of an outbox by hand: what a container may write there, and what it finds afterwards."""
+"""Both ends of an outbox by hand: files as a container writes them, and the answers it finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The side in the container: what it writes, and what it makes of what it finds."""
+"""Tests of the container's side of the outbox: the requests that it writes, and its reading of the answers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 import retinue
+import retinue.remote.outbox
 from retinue import Event, Profile, Task, tool
 from retinue.core.control import RunHandle
 from retinue.core.errors import ConfigError
 from retinue.core.events import Message, RunEnded, RunSpawned, ToolCall, Warned
 from retinue.core.messages import Call, Reply
 from retinue.core.ports import Clock
-from retinue.remote import outbox as delegated
 from retinue.supervisor import adoption, driver
 from retinue.testing import ManualClock, scripted
 from tests.gates import until
@@ -186,10 +186,10 @@ async def test_a_timeout_writes_a_cancel_file_too(tmp_path: Path) -> None:
 
 
 async def test_an_outbox_that_nobody_watches_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delegated, "UNCLAIMED_SECONDS", 0.1)
+    monkeypatch.setattr(retinue.remote.outbox, "UNCLAIMED_SECONDS", 0.1)
     async with asking(tmp_path) as (run, outbox, name):
         event = await until_event(run, Warned)
-        assert "no watcher has taken the request" in event.body.text  # type: ignore[union-attr]
+        assert "no watcher has picked up the request" in event.body.text  # type: ignore[union-attr]
         assert f"retinue watch --outbox {outbox}" in event.body.text  # type: ignore[union-attr]
         respond(outbox, name)
         await run.result()
@@ -198,7 +198,7 @@ async def test_an_outbox_that_nobody_watches_is_told(tmp_path: Path, monkeypatch
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for a host that takes its time."""
-    monkeypatch.setattr(delegated, "STEER_SECONDS", 200.0)
+    monkeypatch.setattr(retinue.remote.outbox, "STEER_SECONDS", 200.0)
     monkeypatch.setattr(adoption, "CONFIRM_SECONDS", 200.0)
 
 
@@ -228,7 +228,7 @@ async def test_words_for_a_run_on_the_host_are_a_file_and_written_when_it_has_th
 async def test_words_that_the_host_does_not_take_or_confirm_are_too_late_and_say_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
 ) -> None:
-    monkeypatch.setattr(delegated, "STEER_SECONDS", 100.0 if taken else 0.1)
+    monkeypatch.setattr(retinue.remote.outbox, "STEER_SECONDS", 100.0 if taken else 0.1)
     monkeypatch.setattr(adoption, "CONFIRM_SECONDS", 0.1)
     async with asking(tmp_path) as (run, outbox, name):
         sending = asyncio.create_task(run.send("left, not right"))
@@ -237,7 +237,7 @@ async def test_words_that_the_host_does_not_take_or_confirm_are_too_late_and_say
             await until(file.exists)
             file.unlink()
         receipt = await sending
-        assert receipt.state == "too_late" and ("has not said" if taken else "taken back") in receipt.why
+        assert receipt.state == "too_late" and ("has not confirmed" if taken else "was withdrawn") in receipt.why
         assert not file.exists()
         respond(outbox, name)
         assert [event.kind async for event in run.events()].count("inbox") == 0
@@ -438,7 +438,7 @@ async def test_a_delegated_run_has_no_network_no_privilege_and_the_tool_server_a
 async def test_what_a_delegated_run_may_reach_is_said_by_the_host_s_own_profile(
     tmp_path: Path, says: list[str] | None, reach: list[str]
 ) -> None:
-    """What all runs of the host may reach is not enough, and what the asking side says of the profile is nothing."""
+    """The host's limit for all its runs is not enough, and a profile sent by the asking side counts for nothing."""
     tmp_path.chmod(0o755)
     async with (
         host(tmp_path, profiles=[explorer(network=says)], network="full") as there,

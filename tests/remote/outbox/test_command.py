@@ -39,7 +39,7 @@ def container(place: Place, **settings: Any) -> Project:
 
 
 def parts_of(project: Project, **given: Any) -> Parts:
-    """As somebody has them who trusts the file."""
+    """Load the parts of the project with its file trusted."""
     return load_project_parts(project.folder, config=project.folder / "retinue.yaml", **given)[0]
 
 

@@ -151,7 +151,7 @@ def test_nothing_outlives_a_watcher_that_is_killed_and_its_tree_can_go_on(place:
     assert place.project.rows()[0]["state"] == "interrupted"
     done = place.project.retinue("resume", "--yes", "--runtime", runtime)
     assert (done.returncode, done.stdout.strip()) == (0, "over"), done.stderr
-    assert "its request a-1 is answered `disconnected`" in done.stderr
+    assert "the request a-1 was answered `disconnected`" in done.stderr
     assert list(place.work.iterdir()) == [] and "unknown_after_crash" in json.dumps(place.project.events())
 
 

@@ -1,5 +1,5 @@
-"""Runs that a container asked for: one whose watcher was killed goes on in the host's project, no wider than it was;
-one whose asker was killed has its answer waiting."""
+"""Tests of runs requested by a container after a crash: the host resumes the run of a killed watcher without more
+rights, and keeps the answer for a killed asker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run has changed, on its way back into a folder in which others work too."""
+"""Tests of changes of a run on their way back into a folder in which others work too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gates import until as until_true
+from tests.gates import until as wait_until
 from tests.remote.outbox.kit import answer, ask, explorer
 from tests.remote.outbox.test_kills import Place, stop, until
 from tests.sandbox.hosts import host
@@ -70,7 +70,7 @@ async def test_the_response_names_what_somebody_else_had_changed(tmp_path: Path)
     command = f"touch {begun}; until [ -e {go} ]; do sleep 0.02; done; echo mine >> notes"
     async with host(work, profiles=[explorer([call("shell", command=command)])], runtime="inherited") as there:
         ask(there.outbox, "a", workspace=str(work))
-        await until_true(begun.exists)
+        await wait_until(begun.exists)
         write(work, "notes", "theirs\n")
         write(work, "other", "theirs\n")
         go.touch()

@@ -26,7 +26,7 @@ from tests.supervisor.tree.kit import call
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """A folder that is shared, beside one that is not."""
+    """Make a folder that is shared, beside a folder that is not."""
     folder = tmp_path / "work"
     folder.mkdir()
     (folder / "notes.txt").write_text("one\n")
@@ -74,7 +74,7 @@ async def test_the_events_name_no_folder_and_no_settings_of_the_host(work: Path)
 @pytest.mark.finding("S13")
 @pytest.mark.requirement("MASS-9", "MASS-15")
 def test_a_message_is_whole_under_its_name_or_not_there(tmp_path: Path) -> None:
-    """Who has the old file open still reads it whole, and a writer that fails leaves it in its place."""
+    """A reader of the old file still reads all of it, and a writer that fails leaves the old file in place."""
     box, place = Mailbox(tmp_path, "host"), tmp_path / "response_a-1.json"
     place.write_text("old answer")
     with place.open() as reader:
@@ -101,7 +101,7 @@ async def test_the_same_id_again_has_the_same_answer_and_no_second_effect(work: 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"image": "evil"}, "may not say 'image'"),
+        ({"image": "evil"}, "may not set 'image'"),
         ({"profile": "nobody"}, "unknown profile 'nobody'"),
         ({"workspace": "/etc"}, "not below a folder that the host allows"),
         ({"workspace": "WORK/../secret"}, "plain path"),
@@ -264,13 +264,13 @@ async def test_words_reach_a_run_as_those_of_the_side_that_asked(
         (there.outbox / "steer_other_0000.json").write_text("{}")
         ask(there.outbox, "a-1", workspace=str(work))
         await until(lambda: bool(there.trees))
-        node = there.supervisor.trees[there.trees[0]].runs[0]
+        run = there.supervisor.trees[there.trees[0]].runs[0]
         write(there.outbox / "steer_a-1_0000.json")
         await until(lambda: not (there.outbox / "steer_a-1_0000.json").is_file())
         put(there.outbox, "steer_a-1_0001.json", b'{"run": 0, "text": "go"}')
         await until(lambda: not (there.outbox / "steer_a-1_0001.json").exists())
-        await until(Path(node.folders.path).exists)
-        (Path(node.folders.path) / "go").touch()
+        await until(Path(run.folders.path).exists)
+        (Path(run.folders.path) / "go").touch()
         assert (await answer(there.outbox, "a-1"))["status"] == "done"
         events = await there.supervisor.log.read(there.trees[0])
         assert [(e.body.text, e.body.source) for e in events if isinstance(e.body, Inbox)] == [

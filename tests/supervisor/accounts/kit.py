@@ -1,4 +1,4 @@
-"""Models that spend what a test says, and trees that spend at once."""
+"""Models that spend as a test says, and trees that spend at the same time."""
 
 from __future__ import annotations
 

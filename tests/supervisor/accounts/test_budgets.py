@@ -16,7 +16,7 @@ from retinue.core.events import RunEnded, RunSpawned, ToolResult, UsageReported,
 from retinue.core.limits import OUTPUT_TOKENS
 from retinue.supervisor.budgets import Account, Amount
 from retinue.testing import FixedPrices, scripted
-from tests.control.loopback.kit import house
+from tests.control.loopback.kit import serve_supervisor
 from tests.supervisor.accounts.kit import Spender, spent, wide_tree
 from tests.supervisor.tree.kit import bodies, call, spawn
 
@@ -311,7 +311,7 @@ async def test_a_run_whose_last_call_exceeded_the_budget_says_so() -> None:
 
 
 async def test_the_log_of_a_tree_does_not_call_the_budget_of_the_process_its_own(tmp_path: Path) -> None:
-    async with house(tmp_path, script={"*": ["the answer"]}, total=Limits(tokens=100_000)) as h:
+    async with serve_supervisor(tmp_path, script={"*": ["the answer"]}, total=Limits(tokens=100_000)) as h:
         run = await h.supervisor.spawn("explorer", Task("look"))
         own = await h.supervisor.spawn("explorer", Task("look"), limits=Limits(tokens=50_000))
         limits = []

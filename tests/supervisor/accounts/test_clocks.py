@@ -1,4 +1,4 @@
-"""Stall budgets and deadlines: what counts as life, what is nobody's fault, and clocks that jump or stand still."""
+"""Tests of stall budgets and deadlines: signs of activity, waits that do not count, and clocks that jump or stop."""
 
 import asyncio
 import threading
@@ -148,8 +148,8 @@ async def test_a_person_who_thinks_stalls_nobody() -> None:
         run = await r.spawn(hanging(clock, agents), "go", limits=Limits(stall=60))
         await until(run, ToolCall, number=1)
         await clock.advance(3600)
-        nodes = r.control.trees[run.tree].runs
-        assert [node.view.state for node in nodes] == ["waiting_children", "waiting_approval"]
+        runs = r.control.trees[run.tree].runs
+        assert [each.view.state for each in runs] == ["waiting_children", "waiting_approval"]
         answer.set()
         await until(run, ToolResult, number=1)
         await clock.advance(61)

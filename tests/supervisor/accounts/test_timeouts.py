@@ -1,4 +1,4 @@
-"""The timeouts of retinue.yaml are those that count: the default as it is, what a model asks for clamped."""
+"""Tests of timeouts from retinue.yaml: the default is exact, and a timeout from a model is clamped."""
 
 from pathlib import Path
 from typing import Any

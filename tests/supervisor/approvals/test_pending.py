@@ -19,7 +19,7 @@ WAIT = 600.0
 
 
 class Pages:
-    """A tool that must be asked about, and what it was called with."""
+    """A tool that needs approval, and the arguments of its calls."""
 
     def __init__(self) -> None:
         self.made: list[str] = []
@@ -278,7 +278,7 @@ async def test_without_anybody_a_question_waits_only_when_told_to() -> None:
         assert r.control.approvals.answer(question.id, Allow(), by="user") == "stale"
         last = (await decided(r, run))[-1]
     assert (result.final_response, result.children[0].error_details) == ("Subagent requires confirmation", details)
-    assert (last.allowed, last.by, last.reason) == (False, "expiry", "nobody came to answer within 30 s")
+    assert (last.allowed, last.by, last.reason) == (False, "expiry", "nobody was there to answer within 30 s")
     assert made.made == []
 
 

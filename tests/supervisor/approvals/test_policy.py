@@ -1,4 +1,4 @@
-"""Who is asked about what: modes, tiers, rules that meet the disk, and children that are never freer."""
+"""Tests of the policy that decides which calls need a person: modes, tiers, rules about paths, and children."""
 
 import sys
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from retinue.core.ports import Policy
 from retinue.core.rules import ALLOW, Mode, Rules, Verdict, parse_rule
 from retinue.supervisor.policy import RulePolicy, inside, narrow_policy
 from retinue.testing import allow_all, scripted
-from retinue.tools.subagents import SpawnSubagents, SubagentTool
+from retinue.tools.subagents import SpawnProfile, SpawnSubagents
 from tests.supervisor.tree.kit import bodies, call, main, spawn
 from tests.workspaces.kit import repository
 
@@ -67,7 +67,7 @@ def test_other_tools_of_subagents_pass_unless_a_rule_says_otherwise() -> None:
 
 @pytest.mark.requirement("SDK-16")
 async def test_spawning_is_of_the_confirm_tier_and_strict_asks_about_it() -> None:
-    assert SpawnSubagents().spec.tier == SubagentTool(Profile("kid")).spec.tier == "confirm"
+    assert SpawnSubagents().spec.tier == SpawnProfile(Profile("kid")).spec.tier == "confirm"
     assert await _spawn_twice("strict") == [("subagent_kid", 0)]
 
 
@@ -115,7 +115,7 @@ async def test_a_child_s_dangerous_call_asks_though_spawning_it_did_not() -> Non
 @pytest.mark.finding("U2")
 def test_a_function_with_the_name_of_a_spawning_tool_asks_all_the_same() -> None:
     policy = RulePolicy(Rules(), mode="ask")
-    spawning = SubagentTool(Profile("kid")).spec
+    spawning = SpawnProfile(Profile("kid")).spec
     assert what(policy, spawning) == "allow"
     assert what(policy, ToolSpec(spawning.name, "", {}, tier="confirm")) == "ask"
 
@@ -322,7 +322,7 @@ async def test_a_call_that_cannot_work_is_asked_about_in_no_mode(tmp_path: Path)
 
 
 def test_judging_costs_next_to_nothing() -> None:
-    """What no rule is about is looked up: no other function is called for it."""
+    """A call that no rule mentions is decided by a lookup, without calling another function."""
     judge, called = policy(deny=["shell(rm *)"]), list[str]()
     assert judge.judge(OBSERVE, {}, primary=True, workspace="/w") is ALLOW
     sys.setprofile(lambda frame, what, _: called.append(frame.f_code.co_name) if what == "call" else None)

@@ -1,4 +1,5 @@
-"""How far an answer goes: a call, a run, a tool, the project, all that waits; and with other arguments."""
+"""Tests of the scope of an answer: a call, a run, a tool, the project, everything that waits; and with edited
+arguments."""
 
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,7 @@ async def test_a_yes_to_a_changed_call_makes_no_rule_of_what_was_asked(tmp_path:
 
 
 async def test_no_rule_is_made_of_what_it_would_not_say(tmp_path: Path) -> None:
-    """Of a command that holds another, a file outside the project, or a call that a rule says to ask about."""
+    """No rule comes from a nested command, a file outside the project, or a call that an `ask` rule covers."""
     kid = Profile("kid", tools=["write"])
     config = tmp_path / "retinue.yaml"
     config.write_text("approvals: {ask: [page], allow: [subagent_kid]}\n")

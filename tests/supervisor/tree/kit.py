@@ -53,7 +53,7 @@ async def until(run: RunHandle, kind: type[Body], *, number: int | None = None) 
 
 
 class Talk:
-    """One conversation, step by step: waits for events after those it has seen."""
+    """One conversation, step by step. Each wait is for events after those already seen."""
 
     def __init__(self, run: RunHandle) -> None:
         self.run = run

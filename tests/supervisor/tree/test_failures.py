@@ -1,4 +1,4 @@
-"""Failures around a run: a disk that is busy, a log that is lost, runs that are stopped, waits that are given up."""
+"""Tests of failures around a run: busy disks, lost logs, stopped runs, abandoned waits."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ import pytest
 import retinue
 from retinue import Context, Limits, Profile, RunHandle, Task
 from retinue.build.parts import Parts
-from retinue.build.supervisor import make_supervisor as built
+from retinue.build.supervisor import make_supervisor
 from retinue.core.errors import LogLost
 from retinue.core.events import Message, RunEnded, RunSpawned, RunStarted, ToolResult
 from retinue.log.sqlite import SqliteLog
@@ -53,7 +53,7 @@ async def test_a_disk_that_was_busy_once_loses_nothing_and_stops_nobody(tmp_path
 
 
 async def test_a_second_cancel_tells_no_ending_before_it_is_written(tmp_path: Path) -> None:
-    owner = built(Parts(tmp_path, tmp_path / ".retinue", mode="yes"))
+    owner = make_supervisor(Parts(tmp_path, tmp_path / ".retinue", mode="yes"))
     run = owner.spawner.spawn_primary(main({"main": [{"hang": True}]}), Task("go"))
     await until(RunHandle(owner, run.ref), RunStarted)
     assert isinstance(owner.log, SqliteLog)

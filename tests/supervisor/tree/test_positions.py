@@ -72,6 +72,6 @@ async def test_every_field_of_a_first_event(tmp_path: Path) -> None:
 
 
 def fields(spawned: RunSpawned) -> dict[str, Any]:
-    """Those that can be said beforehand."""
+    """Return the fields that are known before the spawn."""
     minted = "profile", "tools", "trace_id", "span_id"
     return {name: getattr(spawned, name) for name in spawned.__struct_fields__ if name not in minted}

@@ -1,4 +1,4 @@
-"""Who is in a tree: numbers, parents, labels, states, and what is known of each."""
+"""Tests of the registry of a tree: numbers, parents, labels, states and details of its runs."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from retinue.core.messages import Call, RunRef
 from retinue.core.ports import Link, SpawnedRun, SpawnOrder
 from retinue.log.runs import Runs
 from retinue.testing import ManualClock
-from retinue.tools.subagents import SpawnAgent, SubagentTool
+from retinue.tools.subagents import SpawnAgent, SpawnProfile
 from tests.supervisor.tree.kit import bodies, call, kinds, main, spawn, tree, until
 from tests.tools.folders import make_folders
 
@@ -84,8 +84,8 @@ class OrderBook:
 
 @pytest.mark.finding("S13")
 @pytest.mark.requirement("CODEY-15")
-@pytest.mark.parametrize("tool", [SubagentTool(Profile("kid")), SpawnAgent()], ids=lambda tool: tool.spec.name)
-async def test_a_spawn_tool_orders_an_agent_and_does_not_run_it(tool: SubagentTool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tool", [SpawnProfile(Profile("kid")), SpawnAgent()], ids=lambda tool: tool.spec.name)
+async def test_a_spawn_tool_orders_an_agent_and_does_not_run_it(tool: SpawnProfile, tmp_path: Path) -> None:
     link = OrderBook()
     args = {"task": "look", "task_context": "Mind the gap.", "background": True}
     outcome = await tool(Call("c1", tool.spec.name, args), make_folders(tmp_path), cast("Link", link))

@@ -20,7 +20,7 @@ from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.tree import Tree
 from retinue.testing import scripted
 from retinue.workspaces.run_folders import StateFolder
-from tests.gates import until as became_true
+from tests.gates import until as wait_until
 from tests.log.kit import make_ended, make_spawned
 from tests.remote.outbox.kit import answer, ask, explorer
 from tests.sandbox.hosts import host
@@ -46,7 +46,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_files(folder: Path, *, turns: int, tokens: int) -> None:
-    """The files of one ended run agree with each other and with what it did."""
+    """Check that the files of an ended run agree with each other and with its events."""
     lines = (folder / "live_logs" / "events.ndjson").read_text()
     assert lines == (folder / "full_logs" / "events.ndjson").read_text()
     kinds = [json.loads(line)["kind"] for line in lines.splitlines()]
@@ -99,13 +99,13 @@ async def test_the_status_says_that_a_run_waits_for_a_person(tmp_path: Path) -> 
         await until(run, RunStarted, number=1)
         await until(run, ApprovalAsked, number=1)
         file = tmp_path / ".retinue" / "runs" / run.tree / "1" / "full_logs" / "status.json"
-        await became_true(lambda: file.exists() and read_json(file)["state"] == "waiting_approval")
+        await wait_until(lambda: file.exists() and read_json(file)["state"] == "waiting_approval")
         live = file.parents[1] / "live_logs" / "events.ndjson"
-        await became_true(lambda: '"approval.asked"' in live.read_text())  # as it happens, maybe after the status
+        await wait_until(lambda: '"approval.asked"' in live.read_text())  # as it happens, maybe after the status
         kinds = [json.loads(line)["kind"] for line in live.read_text().splitlines()]
         assert (kinds[0], kinds[-1]) == ("run.spawned", "approval.asked")
         # The others come when it has ended; a file that is being replaced has a second name for a moment.
-        await became_true(lambda: [entry.name for entry in file.parent.iterdir()] == ["status.json"])
+        await wait_until(lambda: [entry.name for entry in file.parent.iterdir()] == ["status.json"])
         await run.cancel()
     assert read_json(file)["status"] == "cancelled"
     assert {entry.name for entry in file.parent.iterdir()} == {"status.json", "events.ndjson", "transcript.md"}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from retinue.core.events import RunSpawned
 from retinue.supervisor.tree import new_tree_id
-from tests.control.collector.kit import hall
-from tests.control.loopback.kit import house
+from tests.control.collector.kit import open_collector
+from tests.control.loopback.kit import serve_supervisor
 
 
 def test_ids_are_unique_and_differ_in_their_first_letters() -> None:
@@ -34,18 +34,18 @@ def test_a_forked_process_makes_other_ids() -> None:
 
 async def test_trace_and_span_ids_differ_in_a_program_that_seeds_random(tmp_path: Path) -> None:
     seen: list[RunSpawned] = []
-    async with house(tmp_path) as h:
+    async with serve_supervisor(tmp_path) as h:
         for _ in range(2):
             random.seed(7)
-            node = h.run({"main": ["end"]})
-            await node.join()
-            seen.append(node.view.spawned)
+            run = h.run({"main": ["end"]})
+            await run.join()
+            seen.append(run.view.spawned)
     assert seen[0].trace_id != seen[1].trace_id
     assert seen[0].span_id != seen[1].span_id
 
 
 async def test_span_ids_of_adopted_runs_differ_in_a_program_that_seeds_random(tmp_path: Path) -> None:
-    async with hall(tmp_path) as h:
+    async with open_collector(tmp_path) as h:
         server = h.server()
         for _ in range(2):
             random.seed(7)

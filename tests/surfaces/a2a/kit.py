@@ -80,7 +80,7 @@ class Echo:
 
 
 class Notes:
-    """The screen of a server: what it said, and the events it showed."""
+    """The screen of a server: its messages, and the events it showed."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -203,7 +203,7 @@ def join_chunks(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def texts_of(events: list[dict[str, Any]]) -> list[str]:
-    """What a user reads, in order; the words of an artifact are one text."""
+    """Return the texts that a user reads, in order; the pieces of an artifact are one text."""
     found = []
     for event in join_chunks(events):
         message = event.get("artifact") or event.get("status", {}).get("message") or {}

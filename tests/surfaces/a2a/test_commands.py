@@ -79,7 +79,7 @@ def latest(project: Project) -> list[str]:
 
 
 async def examine(project: Project) -> list[Check]:
-    """What `doctor` finds of the agents, whose settings are trusted by the command that wrote them."""
+    """Return the checks of `doctor` for the remote agents of a project whose settings are trusted."""
     checked = CheckedProject(
         project.folder, *load_project_parts(project.folder, config=project.folder / "retinue.yaml")
     )

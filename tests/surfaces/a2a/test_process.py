@@ -1,4 +1,4 @@
-"""`retinue a2a serve` as a process: what a person types and reads, and what is left when it is killed."""
+"""Tests of `retinue a2a serve` as a process: its input and output, and the remains after a kill."""
 
 import asyncio
 import json

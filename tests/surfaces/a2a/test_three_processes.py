@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from retinue.concurrency import TaskOwner
+from tests.gates import wait_for_answer
 from tests.remote.a2a_kit import bind
 from tests.surfaces.a2a.kit import TLS, body_of, message_of
 from tests.surfaces.a2a.test_process import Process
@@ -37,7 +38,7 @@ profiles:
 """
 
 
-class House:
+class Processes:
     """The three processes, their folders and the files that let their tools go on."""
 
     def __init__(self, folder: Path) -> None:
@@ -78,13 +79,15 @@ class House:
         )  # fmt: skip
         self.running[name] = Process(process, self.urls[name], [])
         async with httpx.AsyncClient(verify=TLS) as http:
-            while True:
-                try:
+
+            async def is_served() -> bool:
+                assert process.returncode is None, f"{name} ended"
+                with suppress(httpx.HTTPError):
                     await http.get(f"{self.urls[name]}/.well-known/agent-card.json")
-                    return
-                except httpx.HTTPError:
-                    assert process.returncode is None, f"{name} ended"
-                    await asyncio.sleep(0.05)
+                    return True
+                return False
+
+            await wait_for_answer(is_served)
 
     async def kill(self, name: str) -> None:
         process = self.running[name].process
@@ -105,21 +108,21 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(folder: Path) -> AsyncIterator[House]:
-    house = House(folder)
+async def start_processes(folder: Path) -> AsyncIterator[Processes]:
+    processes = Processes(folder)
     async with AsyncExitStack() as stack:
         for name in ("argocd", "github", "supervisor"):
-            stack.push_async_callback(house.kill, name)
-        await asyncio.gather(*(house.start(name) for name in ("argocd", "github", "supervisor")))
-        yield house
+            stack.push_async_callback(processes.kill, name)
+        await asyncio.gather(*(processes.start(name) for name in ("argocd", "github", "supervisor")))
+        yield processes
 
 
-async def follow(house: House, wanted: str, body: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+async def follow(processes: Processes, wanted: str, body: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
     """Stream a request until an event with these words; return the task and what came."""
     found: list[dict[str, Any]] = []
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(httpx.AsyncClient(verify=TLS, timeout=120))
-        response = await stack.enter_async_context(http.stream("POST", house.urls["supervisor"], json=body))
+        response = await stack.enter_async_context(http.stream("POST", processes.urls["supervisor"], json=body))
         async for line in response.aiter_lines():
             if line.startswith("data: "):
                 found.append(json.loads(line[6:])["result"])
@@ -137,18 +140,18 @@ def words_of(events: list[dict[str, Any]]) -> list[str]:
 async def test_one_stream_of_three_processes_and_a_cancel_that_reaches_all(
     tmp_path: Path,
 ) -> None:
-    async with open_house(tmp_path) as house:
-        house.gates["github"].touch()
-        house.gates["argocd"].touch()
+    async with start_processes(tmp_path) as processes:
+        processes.gates["github"].touch()
+        processes.gates["argocd"].touch()
         async with TaskOwner() as owner:
-            owner.start(house.approve())
-            task, events = await follow(house, "", body_of("message/stream", message_of("how are things?")))
-        log = house.read_log(house.supervisor, task)
+            owner.start(processes.approve())
+            task, events = await follow(processes, "", body_of("message/stream", message_of("how are things?")))
+        log = processes.read_log(processes.supervisor, task)
         remote = next(each for each in log if each["kind"] == "run.remote" and '"typed":true' in each["reference"])
-        there = house.read_log(house.argocd, json.loads(remote["reference"]).get("task", "") or "")
-        for gate in house.gates.values():
+        there = processes.read_log(processes.argocd, json.loads(remote["reference"]).get("task", "") or "")
+        for gate in processes.gates.values():
             gate.unlink()
-        await stop_the_work(house)
+        await stop_the_work(processes)
     lines = words_of(events)
     assert lines[0] == "⟦ask both⟧" and "".join(lines[-3:]) == "All_is_well."
     for agent, tool in (("Argocd", "Shell"), ("Github", "List_Issues")):
@@ -166,36 +169,37 @@ async def test_one_stream_of_three_processes_and_a_cancel_that_reaches_all(
     assert len(traces) == 1 and there
 
 
-async def stop_the_work(house: House) -> None:
+async def stop_the_work(processes: Processes) -> None:
     """Cancel at the root, and wait until the others say that their task is cancelled."""
-    task, _ = await follow(house, "Calling tool: List_Issues", body_of("message/stream", message_of("go")))
+    task, _ = await follow(processes, "Calling tool: List_Issues", body_of("message/stream", message_of("go")))
     async with httpx.AsyncClient(verify=TLS, timeout=60) as http:
-        answer = await http.post(house.urls["supervisor"], json=body_of("tasks/cancel", {"id": task}))
+        answer = await http.post(processes.urls["supervisor"], json=body_of("tasks/cancel", {"id": task}))
         assert answer.json()["result"]["status"]["state"] == "canceled"
         listed = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}}
-        for name in ("argocd", "github"):
-            while True:
-                said = await http.post(house.urls[name], json=listed, headers={"A2A-Version": "1.0"})
+        for url in (processes.urls["argocd"], processes.urls["github"]):
+
+            async def is_cancelled(url: str = url) -> bool:
+                said = await http.post(url, json=listed, headers={"A2A-Version": "1.0"})
                 states = [each["status"]["state"] for each in said.json()["result"]["tasks"]]
-                if sorted(states) == ["TASK_STATE_CANCELED", "TASK_STATE_COMPLETED"]:
-                    break
-                await asyncio.sleep(0.05)
+                return sorted(states) == ["TASK_STATE_CANCELED", "TASK_STATE_COMPLETED"]
+
+            await wait_for_answer(is_cancelled)
 
 
 async def test_a_kill_of_each_leaves_one_ending_per_run_and_nothing_twice(tmp_path: Path) -> None:
-    async with open_house(tmp_path) as house:
+    async with start_processes(tmp_path) as processes:
         for victim in ("supervisor", "argocd", "github"):
-            for gate in house.gates.values():
+            for gate in processes.gates.values():
                 gate.unlink(missing_ok=True)
-            task, _ = await follow(house, "Calling tool: List_Issues", body_of("message/stream", message_of("go")))
-            await house.kill(victim)
-            await house.start(victim)
-            for gate in house.gates.values():
+            task, _ = await follow(processes, "Calling tool: List_Issues", body_of("message/stream", message_of("go")))
+            await processes.kill(victim)
+            await processes.start(victim)
+            for gate in processes.gates.values():
                 gate.touch()
             async with TaskOwner() as owner:
-                owner.start(house.approve())
-                state = await wait_for_ending(house, task)
-            log = house.read_log(house.supervisor, task)
+                owner.start(processes.approve())
+                state = await wait_for_ending(processes, task)
+            log = processes.read_log(processes.supervisor, task)
             assert state == "completed", victim
             runs = {each["run"]: each["agent"] for each in log if each["kind"] == "run.spawned"}
             endings = [(runs[each["run"]], each["status"]) for each in log if each["kind"] == "run.ended"]
@@ -211,11 +215,12 @@ async def test_a_kill_of_each_leaves_one_ending_per_run_and_nothing_twice(tmp_pa
                 )
 
 
-async def wait_for_ending(house: House, task: str) -> str:
+async def wait_for_ending(processes: Processes, task: str) -> str:
     async with httpx.AsyncClient(verify=TLS, timeout=60) as http:
-        while True:
-            said = await http.post(house.urls["supervisor"], json=body_of("tasks/get", {"id": task}))
+
+        async def read_ending() -> str | None:
+            said = await http.post(processes.urls["supervisor"], json=body_of("tasks/get", {"id": task}))
             state: str = said.json()["result"]["status"]["state"]
-            if state not in ("submitted", "working"):
-                return state
-            await asyncio.sleep(0.05)
+            return None if state in ("submitted", "working") else state
+
+        return await wait_for_answer(read_ending)

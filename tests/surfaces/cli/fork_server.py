@@ -62,8 +62,8 @@ class ForkServer:
         theirs.close()
 
     def find_python(self, *load: str) -> list[str]:
-        """Return the words that start a process here in place of `python`. It has the package imported, and the
-        modules to `load`. A signal to the process that these words start reaches the other a moment later."""
+        """Return the words that start a process here in place of `python`, with the package and the modules of `load`
+        imported. A signal to the started process reaches the forked one a moment later."""
         return [sys.executable, "-I", "-S", str(CLIENT), self._name, ",".join(load)]
 
     def run_command(

@@ -33,14 +33,14 @@ _KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
 
 
 def environment(**more: str) -> dict[str, str]:
-    """What a command sees: little, so that nothing of the machine decides a test."""
+    """Return a small environment for a command, so that the machine's own variables decide no test."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     return kept | {"PYTHONPATH": SOURCE, "PYTHONUTF8": "1", "NO_COLOR": "1"} | more
 
 
 def find_python(env: Mapping[str, str], *load: str) -> list[str]:
-    """Return `python` for a program, without the start of an interpreter where this environment allows it, and with
-    modules to `load`. A test that kills the process, or asks for its number, starts a real one."""
+    """Return `python` for a program, with modules to `load`; forked instead of started where this environment allows
+    it. A test that kills the process, or uses its process id, starts a real interpreter."""
     return start_fork_server().find_python(*load) if can_fork(env) else [sys.executable]
 
 
@@ -139,8 +139,8 @@ class Project:
 
     @contextmanager
     def running(self, *arguments: str, quick: bool = True, **more: str) -> Iterator[subprocess.Popen[str]]:
-        """A command while it runs; killed when the test has had enough of it, or after SECONDS. One that the test
-        kills, or whose number it asks for, is not `quick`."""
+        """Run a command, and kill it at the end of the block or after SECONDS. A command that the test kills or signals
+        by its process id is not `quick`."""
         env = environment(**more)
         process = subprocess.Popen(
             [*(find_python(env) if quick else [sys.executable]), "-m", "retinue", *self.said(arguments)],
@@ -162,17 +162,17 @@ class Project:
             process.communicate()
 
     def events(self, *arguments: str) -> list[dict[str, Any]]:
-        """What `tail --json` says of the latest tree."""
+        """Return the events that `tail --json` prints for the latest tree."""
         return [json.loads(line) for line in self.retinue("tail", "--json", *arguments).stdout.splitlines()]
 
     def rows(self, *arguments: str) -> list[dict[str, Any]]:
-        """What `ps --json` says."""
+        """Return the rows that `ps --json` prints."""
         rows: list[dict[str, Any]] = json.loads(self.retinue("ps", "--json", *arguments).stdout)
         return rows
 
 
 def read_until(stream: Any, text: str) -> str:
-    """Reads lines until one has the text; what was read so far. The end of the stream before that is a failure."""
+    """Read lines until one has the text, and return everything read. Fail if the stream ends first."""
     read = ""
     for line in stream:
         read += line

@@ -18,13 +18,13 @@ from retinue.testing import scripted
 from tests.gates import Gate, HeldClock
 from tests.supervisor.tree.kit import call, main, spawn, until
 from tests.surfaces.cli.shell import Project
-from tests.surfaces.cli.shell import until as until_true
+from tests.surfaces.cli.shell import until as wait_until
 
 START = spawn({"task": "look", "subagent_id": "kid"}, background=True)
 
 
 def count_shown(events: list[Event], result: retinue.Result[Any], text: str) -> int:
-    """How often a text is on the screen of somebody who watched: the live blocks, and the answer."""
+    """Count how often a watcher's screen shows a text, in the live blocks and in the answer."""
     stream = io.StringIO()
     printer = Printer(stream, color=False)
     for event in events:
@@ -38,8 +38,8 @@ def run_with_late_kid(project: Project, *arguments: str, main: list[Any], kid: s
     gate = Gate(project.folder / "gate")
     model = project.script({"main": main, "kid": [gate.reply, {"text": kid}]})
     with project.running("run", "the task", "--model", model, "--yes", *arguments) as process:
-        until_true(lambda: bool(project.rows()))
-        until_true(lambda: any((event["run"], event["kind"]) == (0, "message") for event in project.events()))
+        wait_until(lambda: bool(project.rows()))
+        wait_until(lambda: any((event["run"], event["kind"]) == (0, "message") for event in project.events()))
         gate.open()
         answer, live = process.communicate()
     assert process.returncode == 0, live

@@ -8,7 +8,7 @@ import pytest
 from retinue.core.events import RunWaiting
 from retinue.core.profiles import Profile, Task
 from retinue.surfaces.cli.main import main
-from tests.control.loopback.kit import WRITE, House, house
+from tests.control.loopback.kit import WRITE, ServedSupervisor, serve_supervisor
 from tests.control.test_contract import SPAWN_KID, first, write
 
 EXPLORER = "explorer"
@@ -22,7 +22,7 @@ async def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int,
     return code, printed.out, printed.err
 
 
-async def start_conversation(h: House) -> str:
+async def start_conversation(h: ServedSupervisor) -> str:
     run = await h.supervisor.spawn(EXPLORER, Task("write", conversation=True))
     await first(h.supervisor, run.tree, RunWaiting)
     return run.tree
@@ -32,7 +32,7 @@ async def test_a_waiting_conversation_is_applied_by_its_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    async with house(tmp_path, script={EXPLORER: [WRITE, "end"]}, workspace="copy", mode="yes") as h:
+    async with serve_supervisor(tmp_path, script={EXPLORER: [WRITE, "end"]}, workspace="copy", mode="yes") as h:
         tree = await start_conversation(h)
         assert "+x" in (await command(capsys, "diff", tree))[1]
         assert await command(capsys, "apply", "--yes", tree) == (0, f"Applied 1 file from {tree}/0.\n", "")
@@ -47,7 +47,7 @@ async def test_a_conversation_without_a_control_server_is_refused_until_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    async with house(tmp_path, script={EXPLORER: [WRITE, "end"]}, workspace="copy", mode="yes") as h:
+    async with serve_supervisor(tmp_path, script={EXPLORER: [WRITE, "end"]}, workspace="copy", mode="yes") as h:
         tree = await start_conversation(h)
         for file in (h.state / "control").iterdir():
             file.rename(tmp_path / file.name)
@@ -67,7 +67,7 @@ async def test_a_copy_of_a_copy_is_applied_to_the_project(
     read = {"tools": [{"name": "read", "args": {"path": "a.txt"}}]}
     script = {EXPLORER: [read, SPAWN_KID, "end"], "kid": [write("a.txt", "two\n"), "end"]}
     kid = Profile("kid", "You write.", description="writes", workspace="copy")
-    async with house(tmp_path, script=script, workspace="copy", mode="yes", profiles=[kid]) as h:
+    async with serve_supervisor(tmp_path, script=script, workspace="copy", mode="yes", profiles=[kid]) as h:
         result = await (await h.supervisor.spawn(EXPLORER, Task("write"))).result()
         name = f"{result.tree}/1"
         assert (await h.supervisor.changes(result.tree, 1)).target == str(tmp_path)

@@ -41,7 +41,7 @@ async def reply(client: Any, **arguments: Any) -> dict[str, Any]:
 
 
 def read_outcomes(events: list[dict[str, Any]]) -> dict[str, list[tuple[bool, str]]]:
-    """What each agent's file tools gave."""
+    """Return the outcomes of each agent's file tools."""
     found: dict[str, list[tuple[bool, str]]] = {}
     for event in events:
         if event["kind"] == "tool.result" and not event["text"].startswith("{"):  # no reply about subagents

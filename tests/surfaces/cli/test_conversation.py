@@ -32,7 +32,7 @@ def say(terminal: Tmux, text: str) -> None:
 
 
 def words(project: Project) -> list[str]:
-    """What the user said, as the log of the one tree has it."""
+    """Return the user's texts from the log of the project's one tree."""
     events = project.events()
     said = [event["text"] for event in events if event["kind"] == "inbox" and event["source"] == "user"]
     return [events[0]["task"], *said]

@@ -1,4 +1,4 @@
-"""Damage to the log costs what it touches: commands show the rest and say what is missing, `doctor` finds it."""
+"""Tests of a damaged log: commands show the undamaged rest and name the missing part, and `doctor` finds the damage."""
 
 import apsw
 import pytest

@@ -1,4 +1,4 @@
-"""A project that ships state, settings or agents of somebody else: nothing in it runs, and nothing is written."""
+"""Tests of a project with another user's state, settings or agents: none of them runs or writes."""
 
 import json
 import os
@@ -18,8 +18,8 @@ FOREIGN = ".retinue was not made here by you, so nothing in it is used"
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Project:
-    """What an attacker publishes: a repository with the state of an interrupted `inherited` tree that has a standing
-    yes and a scripted model, and of an apply that was interrupted."""
+    """Clone an attacker's repository. Its state holds an interrupted apply, and an interrupted `inherited` tree with a
+    standing yes and a scripted model."""
     theirs = Project(repository(tmp_path / "theirs"))
     marker = tmp_path / "marker"
     agents = {"main": [shell("true"), shell("true"), shell(f"touch {marker}"), "end"]}

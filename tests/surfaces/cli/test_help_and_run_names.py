@@ -1,4 +1,4 @@
-"""How the command line treats a person: other words for commands, short names for runs, tables and help that fit."""
+"""Tests of the command line's convenience: synonyms of commands, short names of runs, tables and help that fit."""
 
 import json
 import re
@@ -110,7 +110,7 @@ def test_no_label_of_a_model_takes_the_word_last(project: Project) -> None:
 
 
 def test_ids_of_trees_differ_from_the_first_letter_on() -> None:
-    """What people type is the beginning; 2,000 ids begin with every letter, none much more often than the others."""
+    """People type the beginning of an id: 2,000 ids use every letter first, none much more often than the others."""
     first = [new_tree_id()[0] for _ in range(2000)]
     counts = [first.count(letter) for letter in set(first)]
     assert len(counts) == 32

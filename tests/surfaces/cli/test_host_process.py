@@ -74,12 +74,12 @@ async def test_the_control_server_is_closed_before_the_control(tmp_path: Path) -
 
     class Closing(FakeControl):
         async def close(self) -> None:
-            self.steps.append(f"{len(find_addresses(state / 'control'))} control servers")
+            self.steps.append(f"{len(find_addresses(state))} control servers")
 
     fake = Closing()
     parts = Parts(tmp_path, state=state)
     async with open_served_control(parts, print, make=fake.make):
-        assert len(find_addresses(state / "control")) == 1
+        assert len(find_addresses(state)) == 1
     async with open_served_control(parts, print, serves=False, make=fake.make):
-        assert not find_addresses(state / "control")
+        assert not find_addresses(state)
     assert fake.steps == ["0 control servers"] * 2

@@ -93,7 +93,7 @@ def test_the_command_it_allows_runs_unasked_where_the_tests_are(empty: Project, 
 
 @needs_bubblewrap
 def test_the_tools_that_the_tests_need_are_shown_in_the_sandbox(empty: Project) -> None:
-    """Cargo as rustup has it: what is on the PATH is not what runs."""
+    """With rustup, the cargo on the PATH is a proxy for the real program."""
     home = empty.folder.parent / "home"
     real, shim = home / ".rustup/toolchains/one/bin/cargo", home / ".cargo/bin/rustup"
     for file, text in ((real, "#!/bin/sh\necho cargo of one\n"), (shim, "#!/bin/sh\nexit 9\n")):
@@ -146,7 +146,7 @@ def test_at_a_terminal_it_asks(empty: Project) -> None:
 @needs_bubblewrap
 @pytest.mark.parametrize("answer", ["Enter", "--yes"])
 def test_after_init_neither_spawning_nor_sandboxed_edits_ask(empty: Project, answer: str) -> None:
-    """What the user is offered first: `run` works without a terminal, and changes no file of the project."""
+    """The first offer of `init` makes `run` work without a terminal, and changes no file of the project."""
     if answer == "--yes":
         assert empty.retinue("init", "--yes", "--model", "scripted:script.yaml").returncode == 0
     else:

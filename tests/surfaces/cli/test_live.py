@@ -1,4 +1,4 @@
-"""The live view of `retinue run` in a real terminal: what is on screen, what lasts, and what a key does."""
+"""Tests of the live view of `retinue run` in a real terminal: its screen, its lasting lines and its keys."""
 
 import os
 import re

@@ -17,7 +17,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.surfaces.cli.conversation import Conversation
 from retinue.surfaces.cli.signals import Signals
 from retinue.testing import scripted
-from tests.control.loopback.kit import WRITE, House, house
+from tests.control.loopback.kit import WRITE, ServedSupervisor, serve_supervisor
 from tests.remote.test_a2a import make_profile
 from tests.sandbox.places import make_image, needs_containers
 from tests.surfaces.a2a.kit import make_argocd
@@ -32,7 +32,7 @@ DEPLOY: dict[str, Any] = {"argocd": [{"tools": [{"name": "deploy", "args": {"tar
 
 async def test_a_late_answer_is_told_who_was_first(tmp_path: Path) -> None:
     """The question is answered elsewhere while it is still on this screen."""
-    async with house(tmp_path) as h, open_live_terminal() as terminal, TaskOwner() as tasks:
+    async with serve_supervisor(tmp_path) as h, open_live_terminal() as terminal, TaskOwner() as tasks:
         run = RunHandle(h.supervisor, h.run({"main": [WRITE, "end"]}).ref)
         showing = tasks.start(terminal.show(h.supervisor, run))
         await terminal.sees(KEYS)
@@ -49,7 +49,7 @@ async def test_a_late_answer_is_told_who_was_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("key", "told"), [("p", "yes to 3 questions"), ("d", "no to 3 questions")])
 async def test_one_answer_for_all_that_an_agent_asks_is_confirmed(key: str, told: str, tmp_path: Path) -> None:
     calls = [{"name": "write", "args": {"path": f"{name}.txt", "content": "x"}} for name in "abc"]
-    async with house(tmp_path) as h, open_live_terminal() as terminal, TaskOwner() as tasks:
+    async with serve_supervisor(tmp_path) as h, open_live_terminal() as terminal, TaskOwner() as tasks:
         run = RunHandle(h.supervisor, h.run({"main": [{"tools": calls}, "end"]}).ref)
         showing = tasks.start(terminal.show(h.supervisor, run))
         await terminal.sees("question 1, 2 more wait")
@@ -76,7 +76,7 @@ async def test_the_first_message_is_taken_at_once_while_its_model_is_loaded(tmp_
         await loaded.wait()
         return await control.spawn(Profile("main", model=scripted({"main": ["Hello."]})), Task(text, conversation=True))
 
-    async with house(tmp_path) as h, open_live_terminal(talks=True) as terminal, TaskOwner() as tasks:
+    async with serve_supervisor(tmp_path) as h, open_live_terminal(talks=True) as terminal, TaskOwner() as tasks:
         terminal.live.view.show_starting(is_starting=False)
         talk = Conversation(terminal.live, h.supervisor, Signals(), begin=begin)
         terminal.on_line = talk.submit
@@ -97,7 +97,7 @@ async def test_the_inbox_of_a_conversation_lists_shows_and_answers(tmp_path: Pat
     async def begin(control: Control, text: str) -> RunHandle:
         return await control.spawn(profile, Task(text, conversation=True))
 
-    async with house(tmp_path) as h, open_live_terminal(talks=True) as terminal, TaskOwner() as tasks:
+    async with serve_supervisor(tmp_path) as h, open_live_terminal(talks=True) as terminal, TaskOwner() as tasks:
         talk = Conversation(terminal.live, h.supervisor, Signals(), begin=begin)
         terminal.on_line = talk.submit
         holding = tasks.start(talk.hold())
@@ -132,34 +132,40 @@ async def test_the_inbox_of_a_conversation_lists_shows_and_answers(tmp_path: Pat
 
 
 @asynccontextmanager
-async def ask_here(folder: Path, project: Project) -> AsyncIterator[tuple[House, RunHandle, list[Control]]]:
-    async with house(folder) as h:
+async def ask_here(folder: Path, project: Project) -> AsyncIterator[tuple[ServedSupervisor, RunHandle, list[Control]]]:
+    async with serve_supervisor(folder) as h:
         yield h, RunHandle(h.supervisor, h.run({"main": [WRITE, "end"]}).ref), []
 
 
 @asynccontextmanager
-async def ask_in_container(folder: Path, project: Project) -> AsyncIterator[tuple[House, RunHandle, list[Control]]]:
+async def ask_in_container(
+    folder: Path, project: Project
+) -> AsyncIterator[tuple[ServedSupervisor, RunHandle, list[Control]]]:
     make_image()
-    async with house(folder, runtime="container") as h:
+    async with serve_supervisor(folder, runtime="container") as h:
         yield h, RunHandle(h.supervisor, h.run({"main": [WRITE, "end"]}).ref), []
 
 
 @asynccontextmanager
-async def ask_over_a2a(folder: Path, project: Project) -> AsyncIterator[tuple[House, RunHandle, list[Control]]]:
-    """An agent of another server asks; the one who serves it could answer too."""
+async def ask_over_a2a(
+    folder: Path, project: Project
+) -> AsyncIterator[tuple[ServedSupervisor, RunHandle, list[Control]]]:
+    """Let an agent of another server ask a question that this server's user could answer too."""
     agent = make_argocd(DEPLOY)
-    async with serve_a2a(folder / "there", agent, asks_client=True) as server, house(folder / "here") as h:
+    async with serve_a2a(folder / "there", agent, asks_client=True) as server, serve_supervisor(folder / "here") as h:
         yield h, await h.supervisor.spawn(make_profile(server.url), Task("deploy")), [server.control]
 
 
 @asynccontextmanager
-async def ask_through_mcp(folder: Path, project: Project) -> AsyncIterator[tuple[House, RunHandle, list[Control]]]:
+async def ask_through_mcp(
+    folder: Path, project: Project
+) -> AsyncIterator[tuple[ServedSupervisor, RunHandle, list[Control]]]:
     """A subagent behind an MCP server asks."""
     command, *words = serve_mcp(project, "--profile", "researcher", agents={"*": [WRITE, "wrote"]})
     server = {"command": command, "args": words, "env": {"PYTHONPATH": SOURCE}, "cwd": str(project.folder)}
     call = {"name": "mcp__next__researcher", "args": {"prompt": "take a note"}}
     model = scripted({"main": [{"tools": [call]}, "end"]})
-    async with house(folder, mcp_servers=parse_servers({"next": server}), mode="yes") as h:
+    async with serve_supervisor(folder, mcp_servers=parse_servers({"next": server}), mode="yes") as h:
         yield h, await h.supervisor.spawn(Profile("main", "You are main.", model=model), Task("go")), []
 
 

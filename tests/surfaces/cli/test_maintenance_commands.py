@@ -34,7 +34,7 @@ def bash(script: str, project: Project) -> str:
 
 
 def completed(project: Project, *words: str) -> list[str]:
-    """What bash offers for the last of these words, by the script in completion.sh."""
+    """Return the completions that bash offers for the last word, by the script in completion.sh."""
     quoted = " ".join(f"'{word}'" for word in words)
     script = (
         f'retinue() {{ {shlex.join(find_quick_command())} "$@"; }}; '
@@ -178,7 +178,7 @@ def test_doctor(project: Project) -> None:
 
 
 def test_doctor_says_which_runs_work_with_the_user_s_own_authority(project: Project) -> None:
-    """Those that a setting in force leaves without a sandbox: the user can take it out."""
+    """Only settings in force count, because the user can remove them."""
     file = project.folder / "retinue.yaml"
     file.write_text(
         "orchestrator: {coordination: {subagent_runtime_mode: inherited, subagent_orchestrator: "

@@ -1,4 +1,5 @@
-"""What the system refuses: full outputs and disks, folders of the wrong owner or mode. One sentence, never a bug."""
+"""Tests of refusals by the system: full outputs and disks, folders of a wrong owner or mode. One sentence, never a
+bug."""
 
 import errno
 import json

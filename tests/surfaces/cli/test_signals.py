@@ -117,7 +117,7 @@ def test_a_stubborn_command_is_gone_after_one_too(project: Project) -> None:
 
 
 def test_a_signal_that_was_ignored_stays_ignored(project: Project) -> None:
-    """As under nohup: the terminal goes, the run goes on."""
+    """With nohup, the run outlives its terminal."""
     model = project.script(
         {"main": [{"tools": [{"name": "glob", "args": {"pattern": "*"}}]}, {"text": "ok", "delay": 0.5}]}
     )

@@ -43,7 +43,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What is on the screen; half a character at its end, which the rest follows, is not yet."""
+        """The text on the screen so far, without an incomplete character at its end."""
         return self._data.decode(errors="ignore")
 
     @text.setter
@@ -51,7 +51,7 @@ class Terminal:
         self._data = text.encode()
 
     def read_until(self, text: str | None) -> str:
-        """What has been on the screen when the text comes, or with None when all is over."""
+        """Read until the screen shows the text, or with None until the end. Return everything shown so far."""
         while text is None or text.encode() not in self._data:
             try:
                 chunk = os.read(self._master, 65536)

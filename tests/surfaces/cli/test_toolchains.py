@@ -1,4 +1,4 @@
-"""What `retinue init` proposes: for every kind of project the command that tests it, and exactly that command."""
+"""Tests of the test command that `retinue init` proposes for each kind of project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A retinue.yaml that came with a clone: what it narrows holds, what it loosens waits for the user's yes."""
+"""Tests of a retinue.yaml from a clone: settings that narrow take effect, settings that loosen wait for the user's
+yes."""
 
 import os
 import stat
@@ -31,7 +32,7 @@ def run(project: Project, *arguments: str) -> tuple[str, ...]:
 
 
 def allowed(project: Project, *arguments: str) -> bool:
-    """Whether the shell ran without anybody being asked."""
+    """Return True if the shell ran without a question."""
     return project.retinue(*run(project, *arguments)).returncode == 0
 
 

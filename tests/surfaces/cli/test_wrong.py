@@ -1,4 +1,4 @@
-"""What a person does wrong: one clear line that names the place, exit code 2, never a traceback."""
+"""Tests of a person's mistakes: one clear line that names the place, exit code 2, never a traceback."""
 
 import os
 from pathlib import Path
@@ -187,7 +187,8 @@ def test_logs_that_cannot_be_there_are_named_and_not_called_none(tmp_path: Path,
 
 
 def test_logs_are_read_where_nothing_can_be_written(project: Project) -> None:
-    """A file system that became read-only, a disk that is full: SQLite cannot make what it reads a log with."""
+    """On a full disk or a file system that became read-only, SQLite cannot create the files with which it reads a
+    log."""
     project.run("--yes", agents={"main": ["the answer"]})
     logs = project.folder / ".retinue/logs"
     (logs / "0001.db").chmod(0o400)

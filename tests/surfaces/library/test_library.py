@@ -151,7 +151,7 @@ async def test_own_functions_are_tools_sync_or_async_with_or_without_context() -
 
     @tool(tier="observe")
     async def where(ctx: Context) -> dict[str, Any]:
-        """Where am I?"""
+        """Tell the path and the metadata of the run."""
         return {"path": ctx.path, **ctx.metadata}
 
     @tool(tier="observe", name="broken_thing")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.finding("U6")
 
 
 class Halting:
-    """A model that says one word at a time, each when it is told to."""
+    """A model that sends one word at a time, each on the test's order."""
 
     def __init__(self, *words: str) -> None:
         self.words = words

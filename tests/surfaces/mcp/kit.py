@@ -71,7 +71,7 @@ class Server:
         return cls(process, found[1])
 
     async def raw(self, data: bytes, *, end: bool = False) -> bytes:
-        """What comes back for these bytes."""
+        """Send the bytes and return the answer."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(data)
         if end:

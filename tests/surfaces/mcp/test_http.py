@@ -247,7 +247,7 @@ async def test_bad_bodies_are_answered_and_the_server_lives(project: Project) ->
 @pytest.mark.finding("X1")
 @pytest.mark.parametrize("mode", [0o644, 0o600])
 async def test_a_token_that_somebody_else_can_know_is_not_used(project: Project, mode: int) -> None:
-    """One that others can read, and one that somebody else has made: a pull can bring a file with any mode."""
+    """A pull can bring a token file of any mode: a file that other users can read or have made is not used."""
     file = project.folder / ".retinue" / "mcp" / "token"
     claim_state_folder(file.parent.parent)
     file.parent.mkdir(mode=0o700)

@@ -174,7 +174,7 @@ def test_the_printed_command_of_gemini_adds_the_same_entry(project: Project) -> 
 
 @pytest.mark.finding("M1")
 def test_a_variable_that_is_passed_on_but_not_set_counts_as_not_set(project: Project) -> None:
-    """Gemini CLI makes an empty variable, or none of it, of one that the user has not set."""
+    """Gemini CLI passes an unset variable on as an empty or an unexpanded one."""
     from retinue.surfaces.mcp.install import remove_unset_variables
 
     environ = {
@@ -332,7 +332,8 @@ def test_the_page_has_the_header_that_each_client_sends_over_http(title: str) ->
 
 
 def test_what_a_client_is_told_runs_no_code_of_the_project(project: Project) -> None:
-    """Where there is no `retinue` on the PATH, Python starts us; in the project's folder, which it must not import."""
+    """Without `retinue` on the PATH, the entry starts Python in the project's folder, from which it must import
+    nothing."""
     printed = install(project, "claude", PATH="/nowhere").stdout
     told = entry("claude", printed[printed.index("{") :])
     (project.folder / "json.py").write_text("raise SystemExit('imported')")

@@ -32,7 +32,7 @@ READ = {"thinking": "where is it?", "tools": [{"name": "glob", "args": {"pattern
 
 
 async def reports(project: Project, *arguments: str, agents: dict[str, Any], call: dict[str, Any], **more: Any) -> Any:
-    """What a call gives back, and what was posted meanwhile."""
+    """Make a tool call. Return its result and the reports posted meanwhile."""
     posted: list[dict[str, Any]] = []
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""`--profile NAME`: one subagent as one tool, as seed 000 describes it."""
+"""Tests of `--profile NAME`: one subagent as one tool, as seed 000 describes it."""
 
 from __future__ import annotations
 

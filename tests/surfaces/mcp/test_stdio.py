@@ -1,4 +1,4 @@
-"""Stdio as bytes: what is answered before anything is loaded, what is not protocol, and what bad input does."""
+"""Tests of stdio as bytes: answers before anything is loaded, output outside the protocol, and bad input."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ async def test_a_project_that_is_wrong_is_said_in_every_call_and_can_be_mended(p
         assert "result" in await client.hello()
         what = f"{project.folder}/retinue.yaml:1: key 'nonsense': unknown key"
         listed = (await client.ask("tools/list"))["result"]["tools"]
-        note = f"[Not usable when this was listed, tell the user: {what}"
+        note = f"[Not usable when the tools were listed. Tell the user: {what}"
         assert len(listed) == 9 and all(tool["description"].startswith(note) for tool in listed)
         result = await client.call("list_subagents")
         [said] = result["content"]

@@ -1,4 +1,4 @@
-"""Calls that take long: progress, handles for clients that do not wait, and clients that give up."""
+"""Tests of long calls: progress, handles for clients that do not wait, and clients that give up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def slow(gate: Gate) -> dict[str, Any]:
 
 
 def runs(project: Project) -> dict[str, str]:
-    """Where each subagent stands, by its id."""
+    """Return the state of each subagent by its id."""
     listed = json.loads(project.retinue("ps", "--all", "--json").stdout)
     return {run["subagent_id"]: run["state"] for run in listed if run["parent"] is not None}
 

@@ -49,7 +49,7 @@ class Person:
 
     @property
     def screen(self) -> str:
-        """What was read; half a character at its end, which the rest follows, is not yet there."""
+        """The text read so far, without an incomplete character at its end."""
         return self._data.decode(errors="ignore").replace("\r\n", "\n")
 
     async def sees(self, words: str) -> None:

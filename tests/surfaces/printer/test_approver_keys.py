@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retinue.core.approvals import Allow, Deny
-from retinue.surfaces.printer.approver import Action, parse_answer
+from retinue.surfaces.printer.approver import QuestionAction, parse_answer
 from tests.surfaces.cli.shell import Project
 from tests.surfaces.cli.test_terminal import Terminal
 
@@ -41,8 +41,12 @@ def test_what_the_keys_mean() -> None:
     assert parse_answer("n it is late") == Deny("it is late")
     assert parse_answer("N") == Deny(all_pending_of_run=True) and parse_answer("N enough") == Deny("enough", True)
     assert [parse_answer(word) for word in ("a", "e", "?", "2", "p")] == [
-        Action("always"), Action("edit"), Action("help"), Action("go", 2), Action("pending")
-    ]  # fmt: skip
+        QuestionAction("always"),
+        QuestionAction("edit"),
+        QuestionAction("help"),
+        QuestionAction("go", 2),
+        QuestionAction("pending"),
+    ]
     assert [parse_answer(line) for line in ("y 2", "a b", "", "x", "yy")] == [None] * 5
 
 

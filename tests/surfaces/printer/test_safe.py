@@ -23,7 +23,7 @@ OUR_COLORS = re.compile(r"\x1b\[[0-9]+m")
 
 
 def unseen(text: str) -> list[str]:
-    """What must never reach a terminal, by Unicode's own categories."""
+    """Return the characters that must never reach a terminal, by Unicode's own categories."""
     return [c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") and c not in "\n\t"]
 
 

@@ -1,5 +1,5 @@
-"""A subagent behind MCP, as a program that is not ours has it: it reports to the address that it finds under its own
-variable's name. Says in its answer which of the two variables it was given."""
+"""A subagent behind MCP in a program of another vendor, which reports to the address in the variable of its own name.
+Its answer names the one of the two variables that was set."""
 
 import datetime
 import json

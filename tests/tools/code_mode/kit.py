@@ -54,7 +54,7 @@ def program(code: str, **more: Any) -> dict[str, Any]:
 async def run(
     code: str, *, tools: list[Any] | None = None, timeout: float | None = None, **options: Any
 ) -> tuple[str, Result[Any], list[Event]]:
-    """One program in a tree of its own: what it gave, the tree's result, and all events."""
+    """Run a program in a tree of its own. Return the program's result, the tree's result, and all events."""
     more = {} if timeout is None else {"executionTimeout": timeout}
     made = main({"main": [program(code, **more), {"text": "over"}]}, tools=[NAME, *(TOOLS if tools is None else tools)])
     async with retinue.open(**{"mode": "yes", **options}) as r:

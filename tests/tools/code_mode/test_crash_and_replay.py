@@ -1,4 +1,4 @@
-"""A program in the log: what is made of it after a crash, and when it is played again."""
+"""Tests of a program in the log: after a crash, and in a replay."""
 
 from __future__ import annotations
 

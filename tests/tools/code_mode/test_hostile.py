@@ -1,4 +1,4 @@
-"""A tool server that was taken over, and what it can make of the calls of programs: nothing its run could not do."""
+"""Tests of a hijacked tool server: through the calls of programs it gains no right beyond its run's."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ async def played(script: str, *tools: Any, reply: dict[str, Any] | None = None) 
     listed = [NAME, "shell", "list_agents", *TOOLS, *tools]
     profile = Profile("main", model=model, runtime="isolated", workspace="scratch", tools=listed)
     with use_sandbox(ToolServerSandbox(NoProtection(script))):
-        node = owner.spawner.spawn_primary(profile, Task("go"))
-        events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
+        run = owner.spawner.spawn_primary(profile, Task("go"))
+        events = [event async for event in owner.watch(run.ref.tree) if not isinstance(event, Delta)]
         await owner.close()
     return events
 

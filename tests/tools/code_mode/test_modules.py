@@ -115,7 +115,7 @@ async def test_what_is_left_out_is_not_sent(tools: list[Any]) -> None:
 
 
 def test_a_result_in_a_field_of_its_own_is_the_result() -> None:
-    """As servers send what is no object."""
+    """Servers wrap a result that is no object in such a field."""
     output = an_object("result", result={"type": "array", "items": {"type": "string"}})
     made = spec("f", {}, output=output)
     assert signature(made) == "f() -> list[str]"

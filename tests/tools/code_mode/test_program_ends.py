@@ -1,4 +1,4 @@
-"""How a program of code mode is ended, and what is left of it: no process, no descriptor, and its output."""
+"""Tests of the end of a code mode program: no process or descriptor stays, and its output is kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from retinue.core.events import ToolResult
 from retinue.core.limits import INLINE_BYTES
-from retinue.tools.code_program import Channel, ToolError
+from retinue.tools.code_program import ProgramChannel, ToolError
 from tests.gates import pass_time, until
 from tests.supervisor.tree.kit import bodies
 from tests.tools.code_mode.kit import run
@@ -55,7 +55,7 @@ async def test_what_it_leaves_behind_is_ended() -> None:
 async def test_a_call_that_cannot_be_sent_is_not_waited_for() -> None:
     ours, theirs = socket.socketpair()
     theirs.shutdown(socket.SHUT_RD)  # the other side still writes, so only the sending fails
-    channel = Channel(ours.detach())
+    channel = ProgramChannel(ours.detach())
     with theirs:
         for _ in range(2):
             with pytest.raises(ToolError, match="the channel to the tools is closed: "):

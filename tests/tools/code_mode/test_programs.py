@@ -1,4 +1,4 @@
-"""One program of code mode, with a real process: what comes out of it, what its calls give, what ends it."""
+"""Tests of one code mode program in a real process: its output, the results of its calls, and its end."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ async def test_a_yes_to_one_program_is_never_a_rule_for_all() -> None:
 async def outcome_of(
     code: str, *, tools: list[Any], approvals: dict[str, list[str]], **options: Any
 ) -> tuple[str | None, Any, list[Event]]:
-    """As `run`, with rules."""
+    """Run the program as `run` does, with rules for approvals."""
     profile = main({"main": [program(code), {"text": "over"}]}, tools=[NAME, *tools])
     async with retinue.open(**options, **approvals) as r:  # type: ignore[arg-type]
         started = await r.spawn(profile, "go")

@@ -29,7 +29,7 @@ def program(name: str, *args: str, **more: Any) -> dict[str, Any]:
 
 
 def quick_program(name: str, *args: str, **more: Any) -> dict[str, Any]:
-    """One that is made with the SDK, without the time that importing the SDK takes."""
+    """Return a server program written with the SDK, without the time to import the SDK."""
     command, *words = start_fork_server().find_python("mcp.server.mcpserver")
     return {"command": command, "args": [*words, str(SERVERS / f"{name}.py"), *args], **more}
 
@@ -74,7 +74,7 @@ def offered(events: Sequence[Event], run: int = 0) -> dict[str, dict[str, Any]]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Return True if the process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except OSError:

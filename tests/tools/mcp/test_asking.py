@@ -1,4 +1,4 @@
-"""What is asked before a tool of an MCP server runs, what a yes is bound to, and what servers ask themselves."""
+"""Tests of approvals for tools of MCP servers, of the scope of a yes, and of questions from servers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def settling(opened: list[Any]) -> list[Any]:
 
 
 class Person:
-    """An approver that answers by the tool's name, and remembers what it was asked."""
+    """An approver that answers by the tool's name, and records the questions."""
 
     def __init__(self, answers: Callable[[Approval], Decision]) -> None:
         self.asked: list[Approval] = []

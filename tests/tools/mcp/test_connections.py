@@ -1,4 +1,4 @@
-"""How servers live and die: one owner each, started when needed, started again when they fail, gone when we are."""
+"""Tests of the life of MCP servers: one owner each, started on demand, restarted after a failure, ended with us."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_server_that_fails_is_named_and_others_go_on(tmp_path: Path, mod
 
 
 def _is_loading(connections: Any) -> bool:
-    """The good one has answered, and the bad one has said what it does instead."""
+    """Tell if the good server has answered, and the bad one has sent its first message."""
     program = connections["bad"]._program
     return connections["good"].state == "up" and program is not None and "loading" in program.trouble
 

@@ -22,7 +22,7 @@ DELEGATE = call("mcp__calm__delegate", prompt="look")
 
 
 class Ledger:
-    """A collector that writes down what it is asked."""
+    """A collector that records its requests."""
 
     def __init__(self) -> None:
         self.minted: list[tuple[str, str, str]] = []

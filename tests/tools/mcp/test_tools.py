@@ -1,4 +1,4 @@
-"""Tools of MCP servers as runs have them: what models see, what is sent, what comes back."""
+"""Tests of MCP tools in runs: the model's view of them, the messages sent, and the results."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ async def test_a_tool_of_a_server_that_never_started_says_so(tmp_path: Path) -> 
 
 
 async def test_the_client_of_the_conformance_suite_calls_every_tool(tmp_path: Path) -> None:
-    """The suite itself is `make conformance`; here only that what it drives works."""
+    """`make conformance` runs the suite; this test checks the client that the suite drives."""
     script = Path(__file__).parents[3] / "scripts" / "conformance-client"
     wanted = {"toolCalls": [{"name": "add", "arguments": {"a": 1, "b": 1}}, {"name": "ask", "arguments": {}}]}
     async with http_server() as url:

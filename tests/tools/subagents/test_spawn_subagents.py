@@ -208,7 +208,7 @@ def project(tmp_path: Path) -> Path:
 
 
 async def attempts(project: Path, wish: dict[str, Any], *calls: dict[str, Any]) -> list[ToolResult]:
-    """What a scratch child gets for these calls."""
+    """Return the results of these calls made by a scratch child."""
     script = {"main": [spawn({"task": "x", "subagent_id": "x", **wish}), {"text": "end"}], "x": [*calls, {"text": "k"}]}
     _, events = await tree(script, path=project / ".retinue")
     return bodies(events, ToolResult, run=1)

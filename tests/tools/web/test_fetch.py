@@ -1,4 +1,4 @@
-"""web_fetch: where it may go, where it never goes, and what it makes of what strangers send."""
+"""Tests of web_fetch: the addresses it may reach, those it never reaches, and its handling of hostile responses."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import retinue.tools.web
 from retinue import ConfigError, ToolError
 from retinue.core.network import AllowedHost, allows_host, canonicalize_name, intersect_hosts, parse_host, parse_hosts
-from retinue.tools import web as fetching
 from retinue.tools.dialer import is_public_address
 from retinue.tools.web import extract_html_text, extract_text, fetch_page
 from tests.gates import pass_time
 from tests.tools.web.kit import PUBLIC, Web, answer, moved
 
 
-async def page(web: Web, url: str, *hosts: str, **options: Any) -> fetching.Page:
+async def page(web: Web, url: str, *hosts: str, **options: Any) -> retinue.tools.web.Page:
     return await fetch_page(url, hosts=parse_hosts(hosts or ["*"]), dialer=web, **options)
 
 
@@ -150,7 +150,7 @@ async def test_every_redirect_is_judged_again() -> None:
 
 
 async def test_a_page_that_never_ends_and_one_that_unpacks_to_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "BODY_BYTES", 100_000)
+    monkeypatch.setattr(retinue.tools.web, "BODY_BYTES", 100_000)
     bomb = gzip.compress(b"0" * 50_000_000)
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
     pages = {

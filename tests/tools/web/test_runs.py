@@ -1,4 +1,5 @@
-"""The web tools in a run: who has them, who is told that they are missing, and that a child's reach is never wider."""
+"""Tests of the web tools in a run: the runs that have them, the warning about missing ones, and a child's narrower
+reach."""
 
 from __future__ import annotations
 
@@ -98,12 +99,12 @@ async def test_a_fetch_of_a_run_that_is_cancelled_is_over(tmp_path: Path) -> Non
     async with Web({"/": [None]}) as web:
         supervisor = make_supervisor(Parts(tmp_path, network=["*"], dialer=web))
         agents = {"main": [call("web_fetch", url="http://a.com/")]}
-        node = supervisor.spawner.spawn_primary(Profile("main", model=scripted(agents)), Task("go"))
+        run = supervisor.spawner.spawn_primary(Profile("main", model=scripted(agents)), Task("go"))
         await web.waiting.wait()
-        await supervisor.cancel(node.ref.tree)
+        await supervisor.cancel(run.ref.tree)
         await web.closed.wait()
         await supervisor.close()
-        assert node.result().status == "cancelled"
+        assert run.result().status == "cancelled"
 
 
 @pytest.mark.parametrize(("allow", "warned"), [((), True), (("a.com",), False)])

@@ -377,7 +377,7 @@ class A2aRun:
 
     async def send(self, run: str, text: str) -> None:
         if run != STARTED and not self._known.typed:
-            raise Undelivered("words reach only the task itself, not the runs below it")
+            raise Undelivered("only the task itself can receive messages, not the runs below it")
         if self._fold.needs_input:
             self._give_input(text)
         else:

@@ -86,7 +86,7 @@ class UpdateFold:
         found: Any = getattr(update, kind) if kind else None
         if found is None or not self._is_ours(found, kind):
             if kind:
-                yield Report(STARTED, Gap(1, "the agent speaks of another task"))
+                yield Report(STARTED, Gap(1, "the agent sent an update about another task"))
             return
         if not self._has_started:
             self._has_started = True

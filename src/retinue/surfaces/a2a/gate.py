@@ -80,7 +80,7 @@ class Gate:
         if host not in self._hosts or len(headers.getlist("host")) != 1:
             raise Refused(421, "the Host header does not name this server; --public-url gives it another name")
         if any(origin.lower() not in self._origins for origin in origins):
-            raise Refused(403, "requests of web pages are not taken: the Origin header names another one")
+            raise Refused(403, "requests from web pages of other servers are refused: see the Origin header")
         if not self._tokens or (scope["method"] in ("GET", "HEAD") and scope["path"] == CARD_PATH):
             return ANONYMOUS
         scheme, _, secret = headers.get("authorization", "").partition(" ")
@@ -114,7 +114,7 @@ def _confirm_extension(headers: Headers, send: Send) -> Send:
 async def _read_body(headers: Headers, receive: Receive) -> bytes:
     """Return the body, checked to be JSON without duplicate keys. Raises Refused."""
     if headers.get("content-encoding", "identity") != "identity":
-        raise Refused(415, "compressed bodies are not taken", code=UNSUPPORTED_TYPE)
+        raise Refused(415, "compressed bodies are not accepted", code=UNSUPPORTED_TYPE)
     length = headers.get("content-length", "0")
     if not length.isdigit() or int(length) > MAX_BODY_BYTES:
         raise Refused(413, f"the body is larger than {MAX_BODY_BYTES} bytes")

@@ -87,14 +87,14 @@ CANCEL_SECONDS = 40.0
 FILES_NOTE = "Files of this message are in your workspace: {names}"
 ENDED = "the task {task} has ended; a message with its contextId and without a taskId continues it"
 REPEATED = "client '{client}' sends the message '{name}' again: it gets the task {task}, which that message began"
-BUSY = "the server works on {count} tasks already, which is as many as it takes at once: try again later"
+BUSY = "the server already works on {count} tasks, which is its limit: try again later"
 NOT_ASKED = "questions of this server are answered by its host: it runs without --approve-by client"
 _LOG = logging.getLogger(__name__)
 ID_CHARACTERS = 200
 MOST_FILES = 16
 MOST_PARTS = 64
 FILE_NAME_CHARACTERS = 100
-NO_URI = "a file by its address is not fetched: send its bytes"
+NO_URI = "a file given by URL is not fetched: send its bytes"
 
 
 class AcceptedMessage(NamedTuple):
@@ -206,7 +206,7 @@ class TaskHandler(RequestHandler):
                 task.tree, message.run, message.text, source=ASKER, message_id=message.message_id
             )
             if receipt.state not in ("queued", "delivered"):
-                raise UnsupportedOperationError(f"the words did not reach the task: {receipt.why}")
+                raise UnsupportedOperationError(f"the message did not reach the task: {receipt.why}")
         self._tasks.note_message(task, message.message_id)
         return AcceptedMessage(task, after, frozenset(answer.approval_id for answer in message.answers))
 
@@ -223,7 +223,7 @@ class TaskHandler(RequestHandler):
         if given != "taken":
             async with aclosing(self._control.watch(task.tree)) as events:
                 closed = await find_closing(events, asked.id)
-            told = msgspec.structs.replace(closed, by="somebody here", reason="")  # hide the user's name
+            told = msgspec.structs.replace(closed, by="a user of this server", reason="")  # hide the user's name
             raise InvalidParamsError(f"the question was answered meanwhile: {describe_closing(told)}")
 
     # Streams

@@ -569,7 +569,7 @@ class Commands:
         return found[0].number
 
 
-class Command(NamedTuple):
+class SlashCommand(NamedTuple):
     """A slash command: its arguments, its line in /help, and the method that executes it."""
 
     usage: str
@@ -578,18 +578,20 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "tree": Command("", "show the runs of this conversation", Commands._show_tree),
-    "inbox": Command(
+    "tree": SlashCommand("", "show the runs of this conversation", Commands._show_tree),
+    "inbox": SlashCommand(
         "[N [y|n]]", "list the questions that wait, show question N whole, or answer it", Commands._open_inbox
     ),
-    "diff": Command("[N]", "show what this conversation, or run N, changed and has not applied", Commands._show_diff),
-    "apply": Command("[N]", "apply these changes to the project", Commands._offer_changes),
-    "send": Command("N TEXT", "send a message to run N", Commands._send_message),
-    "cancel": Command("N", "cancel run N and everything below it", Commands._cancel_run),
-    "cost": Command("", "show tokens, cost and what is left of the budget", Commands._show_cost),
-    "model": Command("[NAME]", "show the model, or ask another one from the next turn on", Commands._choose_model),
-    "help": Command("", "show this", Commands._show_help),
-    "exit": Command("", "leave; asks whether subagents at work should continue", Commands._leave),
+    "diff": SlashCommand(
+        "[N]", "show what this conversation, or run N, changed and has not applied", Commands._show_diff
+    ),
+    "apply": SlashCommand("[N]", "apply these changes to the project", Commands._offer_changes),
+    "send": SlashCommand("N TEXT", "send a message to run N", Commands._send_message),
+    "cancel": SlashCommand("N", "cancel run N and everything below it", Commands._cancel_run),
+    "cost": SlashCommand("", "show tokens, cost and what is left of the budget", Commands._show_cost),
+    "model": SlashCommand("[NAME]", "show the model, or ask another one from the next turn on", Commands._choose_model),
+    "help": SlashCommand("", "show this", Commands._show_help),
+    "exit": SlashCommand("", "leave; asks whether subagents at work should continue", Commands._leave),
 }
 
 

@@ -58,7 +58,7 @@ MIN_FREE_BYTES = 200 * 1024 * 1024
 LOOPBACK = "127.0.0.1"
 SANDBOXES: tuple[RuntimeName, ...] = ("isolated", "container")
 HOSTS_SHOWN = 8
-FULL_NETWORK = "full: sandboxed runs have the network as this machine has it, including its own services"
+FULL_NETWORK = "full: sandboxed runs share the network of this machine, including its own services"
 NO_NETWORK = "none: sandboxed commands reach nothing; `network: [HOST, ...]` in retinue.yaml names what they may"
 WEB_TOOLS_OFF = "web_fetch and web_search are off: no host may be reached"
 WEB_TOOLS_ON = "web_fetch, and web_search where the model's provider has one"
@@ -187,7 +187,7 @@ def check_sandboxes(checked: CheckedProject) -> Iterator[Check]:
 def check_control(checked: CheckedProject) -> Iterator[Check]:
     """Check that other terminals can reach a run, and list the processes with a control server."""
     yield _check_loopback()
-    live, stale = address_files.survey_addresses(checked.state / "control")
+    live, stale = address_files.survey_addresses(checked.state)
     for pid in live:
         yield Check("control", "ok", f"process {pid} can be reached from here")
     if stale:
@@ -552,7 +552,7 @@ async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
             raise NotTried(f"only these of its parts work: {', '.join(sandbox)}")
         result = await play(parts, made.model)
         if not made.model.stands:
-            raise NotTried(f"from inside, the sandbox is not seen to work ({result.error_details or made.model.said})")
+            raise NotTried(f"the check inside the sandbox failed ({result.error_details or made.model.said})")
         escaped: dict[str, bool | None] = made.list_escapes(result.status)
         return escaped
 

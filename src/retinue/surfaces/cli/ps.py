@@ -96,7 +96,7 @@ def _list_runs(args: argparse.Namespace) -> int:
         )
     for each in found:
         if each.writer is not None and any(view.ended is None for view in each.list_runs()):
-            has_server = find_address(project.state / "control", each.writer) is not None
+            has_server = find_address(project.state, each.writer) is not None
             how = "its control server is running" if has_server else "it has no control server"
             print(f"\n{each.tree} runs in process {each.writer}; {how}")
     for each in found:

@@ -39,8 +39,8 @@ BeginInTree = Callable[[Control, ResumeOverrides], Awaitable[RunHandle]]
 STRICTER = "{tree} ran with runtime '{runtime}'; it resumes with '{current}' (--runtime {runtime} keeps it as it was)"
 TALKS = "{tree} is a conversation: resume it at a terminal, or with --detach, and then `retinue send` reaches it"
 REQUEST_ANSWERED = (
-    "{tree} was asked for through an outbox, and its request {request} is answered `disconnected` because its watcher "
-    "was killed: what it does from here on stays in {workspace}"
+    "{tree} was requested through an outbox. Its watcher was killed, so the request {request} was answered "
+    "`disconnected`, and further changes stay in {workspace}"
 )
 
 
@@ -118,7 +118,9 @@ def resume_conversation(args: argparse.Namespace, project: screen.ProjectLog, fo
     if found.live:
         client = asyncio.run(control_clients.connect_to_tree(project, found.tree))
         if client is None:
-            raise ConfigError(f"process {found.writer} has {found.tree}, and no control server: leave it there first")
+            raise ConfigError(
+                f"process {found.writer} runs {found.tree} without a control server: end the conversation there first"
+            )
         ref = asyncio.run(client.find_run(found.tree))
         conversation, code = asyncio.run(attach_conversation(args, client, ref, known=found.last_seq))
         if conversation.parting != "lost":

@@ -19,7 +19,7 @@ from retinue.concurrency import TaskOwner
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.files.token_file import load_token
 from retinue.http.listener import HOST, Listener
-from retinue.http.server import HttpError, Request, ServerConnection
+from retinue.http.server import HttpError, HttpRequest, ServerConnection
 from retinue.surfaces.mcp import messages, revisions
 from retinue.surfaces.mcp.messages import MAX_MESSAGE_BYTES, ErrorCode, Message, RpcError
 from retinue.surfaces.mcp.messages import Request as RpcRequest
@@ -98,7 +98,7 @@ class Endpoint(Listener):
     def encode_error(self, text: str) -> bytes:
         return messages.encode_error(None, RpcError(ErrorCode.INVALID_REQUEST, text))
 
-    async def respond(self, request: Request, connection: ServerConnection) -> None:
+    async def respond(self, request: HttpRequest, connection: ServerConnection) -> None:
         self._check(request)
         request_id = None
         try:
@@ -115,7 +115,7 @@ class Endpoint(Listener):
             connection.send_response(STATUSES.get(error.code, 400), answer)
         await connection.flush(STUCK_SECONDS)
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: HttpRequest) -> None:
         """Check token, path, method and Accept header, before reading anything else of the request."""
         headers = request.headers
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -132,7 +132,7 @@ class Endpoint(Listener):
         ):
             raise HttpError(406, "answers are application/json or text/event-stream; accept both")
 
-    async def _handle_message(self, request: Request, message: Message, connection: ServerConnection) -> None:
+    async def _handle_message(self, request: HttpRequest, message: Message, connection: ServerConnection) -> None:
         said = request.headers.get("mcp-protocol-version")
         modern = said == revisions.ENVELOPE or (isinstance(message, RpcRequest) and revisions.is_enveloped(message))
         if modern and isinstance(message, RpcRequest):
@@ -178,7 +178,7 @@ class Endpoint(Listener):
                 raise RpcError(ErrorCode.INTERNAL_ERROR, f"{MAX_SESSIONS} sessions are at work already")
             await self._sessions.pop(idle).close()
 
-    def _find_session(self, request: Request) -> HttpSession:
+    def _find_session(self, request: HttpRequest) -> HttpSession:
         name = request.headers.get(SESSION)
         if name is None:
             raise HttpError(400, "Mcp-Session-Id is missing: the first request is 'initialize'")
@@ -193,7 +193,7 @@ class Endpoint(Listener):
         session: HttpSession,
         message: RpcRequest,
         client: revisions.ClientInfo,
-        request: Request,
+        request: HttpRequest,
         connection: ServerConnection,
     ) -> None:
         """Send the answer. A client of 2026-07-28 cancels by disconnecting. A client with a session may reconnect, so

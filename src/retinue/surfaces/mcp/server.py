@@ -21,8 +21,8 @@ from retinue.surfaces.mcp.revisions import ClientInfo
 
 MAX_OPEN = 256
 ELICIT = "elicitation/create"
-NOTHING_RUN = " (so nothing was run; when it is mended, the next call works)"
-UNUSABLE = "[Not usable when this was listed, tell the user: {error}. When it is mended, the next call works.]"
+NOTHING_RUN = " (nothing was run; once this is fixed, the next call works)"
+UNUSABLE = "[Not usable when the tools were listed. Tell the user: {error}. Once this is fixed, the next call works.]"
 _TIMED_OUT = re.compile(r"time[ds]?[ -]?out", re.IGNORECASE)
 
 

@@ -43,26 +43,26 @@ v           show the question again, all of it
 ?           this, and the questions that wait"""
 
 
-class Action(msgspec.Struct, frozen=True, gc=False):
+class QuestionAction(msgspec.Struct, frozen=True, gc=False):
     """An action to perform before the question is answered. `number` is the question to go to."""
 
     what: Literal["always", "edit", "help", "go", "pending", "view"]
     number: int = 0
 
 
-_ANSWERS: dict[str, Allow | Action] = {
+_ANSWERS: dict[str, Allow | QuestionAction] = {
     **dict.fromkeys(("y", "yes"), Allow()),
     **dict.fromkeys(("r", "u", "run"), Allow("run")),
     **dict.fromkeys(("t", "tool"), Allow("tool")),
-    **dict.fromkeys(("a", "always"), Action("always")),
-    **dict.fromkeys(("p", "pending"), Action("pending")),
-    **dict.fromkeys(("e", "edit"), Action("edit")),
-    **dict.fromkeys(("v", "view"), Action("view")),
-    **dict.fromkeys(("?", "h", "help"), Action("help")),
+    **dict.fromkeys(("a", "always"), QuestionAction("always")),
+    **dict.fromkeys(("p", "pending"), QuestionAction("pending")),
+    **dict.fromkeys(("e", "edit"), QuestionAction("edit")),
+    **dict.fromkeys(("v", "view"), QuestionAction("view")),
+    **dict.fromkeys(("?", "h", "help"), QuestionAction("help")),
 }
 
 
-def parse_answer(line: str) -> Allow | Deny | Action | None:
+def parse_answer(line: str) -> Allow | Deny | QuestionAction | None:
     """Return the answer or action that a typed line means, or None if the line is unclear."""
     word, _, reason = line.strip().partition(" ")
     word, reason = word.rstrip(",:;"), reason.strip()
@@ -73,7 +73,7 @@ def parse_answer(line: str) -> Allow | Deny | Action | None:
     if reason:
         return None
     if word.isascii() and word.isdigit():
-        return Action("go", int(word[:6]))
+        return QuestionAction("go", int(word[:6]))
     return _ANSWERS.get(word.lower())
 
 
@@ -199,7 +199,7 @@ class TerminalApprover:
                 if is_in_words and line.strip():  # a "no" denies, with the whole line as the reason
                     words = line.strip()
                     return Deny(words) if isinstance(typed, Deny) else Allow(args={**question.args, "answer": words})
-                answer = await self._perform(typed, question) if isinstance(typed, Action) else typed
+                answer = await self._perform(typed, question) if isinstance(typed, QuestionAction) else typed
                 if answer is not None:
                     return answer
         except asyncio.CancelledError:
@@ -216,7 +216,7 @@ class TerminalApprover:
         self._printer.end_prompt(answered=line is not None)
         return line
 
-    async def _perform(self, action: Action, question: Approval) -> Allow | Deny | _Waiting | None:
+    async def _perform(self, action: QuestionAction, question: Approval) -> Allow | Deny | _Waiting | None:
         """Perform a typed action. Return None if the question still needs an answer."""
         match action.what:
             case "help":

@@ -14,7 +14,7 @@ MODE, FOLDER = sys.argv[1], Path(sys.argv[2])
 
 
 def lives() -> int:
-    """How often it has been started."""
+    """Count the starts of this server, including the current one."""
     file = FOLDER / f"{MODE}.lives"
     count = len(file.read_text()) + 1 if file.exists() else 1
     file.write_text("x" * count)
@@ -38,7 +38,7 @@ def ask(number: str, method: str, params: dict[str, Any]) -> Any:
 
 
 def asked() -> str:
-    """What a person and a model said."""
+    """Ask a person and a model, and return both answers."""
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     person = ask("e1", "elicitation/create", {"message": os.environ.get("ASKS", "Really?"), "requestedSchema": schema})
     model = ask("s1", "sampling/createMessage", {"messages": [], "maxTokens": 10})

@@ -97,7 +97,7 @@ def complain(kilobytes: int) -> str:
 
 @server.tool(structured_output=False)
 async def wait(marker: str, ctx: Context) -> str:
-    """Works until it is cancelled, and writes down that it was."""
+    """Work until cancelled, and write the cancellation down."""
     Path(marker).write_text("begun")
     try:
         await asyncio.sleep(600)
