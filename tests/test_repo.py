@@ -209,7 +209,7 @@ def is_protocol(node: ast.ClassDef) -> bool:
 
 
 def list_own_members(node: ast.ClassDef) -> set[str]:
-    """List the methods and fields of a class, without those that it inherits and those of nested classes."""
+    """List the methods and fields of a class, without inherited ones and without nested classes."""
     functions = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
     fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
     fields += [target for each in node.body if isinstance(each, ast.Assign) for target in each.targets]

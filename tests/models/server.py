@@ -35,7 +35,7 @@ def refusal(status: int, message: str, kind: str = "error", **headers: str) -> A
 
 @dataclass
 class Asked:
-    """One request as it came in."""
+    """A request of a client."""
 
     path: str
     headers: dict[str, str]

@@ -277,7 +277,7 @@ raise SystemExit(0)
 
 @scene
 async def approvals_at_depth_3(runtime: str) -> Facts:
-    """One call is allowed, one denied, one changed, all by the same person."""
+    """The same person allows a call, denies another and changes a third."""
     asked: list[tuple[str, str | None, str, str]] = []
 
     async def person(question: Approval) -> Allow | Deny:

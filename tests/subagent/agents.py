@@ -30,7 +30,7 @@ def launch() -> str:
 
 
 def calls(name: str, **args: Any) -> dict[str, Any]:
-    """A reply that calls one tool."""
+    """Return a reply with a tool call."""
     return {"tools": [{"name": name, "args": args}]}
 
 

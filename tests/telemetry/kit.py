@@ -20,7 +20,7 @@ from tests.http.loopback import LoopbackServer
 
 
 class Memory:
-    """Providers that keep what they are given."""
+    """Providers that keep all spans and metrics."""
 
     def __init__(self, **options: Any) -> None:
         self._spans = InMemorySpanExporter()
@@ -35,7 +35,7 @@ class Memory:
         return self._spans.get_finished_spans()
 
     def span(self, name: str, run: int | None = None, **attributes: Any) -> ReadableSpan:
-        """The one span of that name, run and attributes."""
+        """Return the only span of this name, run and attributes."""
         wanted = {name.replace("__", "."): value for name, value in attributes.items()}
         if run is not None:
             wanted["retinue.run"] = run

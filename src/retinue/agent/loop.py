@@ -111,9 +111,9 @@ async def run_turns(state: LoopState, job: Job, link: Link) -> Ending:
         if past is not None and past.reply is not None:
             reply, state.outcomes, is_written = past.reply, dict(past.outcomes), past.ended
         else:
-            reply, state.outcomes, is_written = await _ask_model(state, job, link), {}, False
+            reply, is_written = await _ask_model(state, job, link), False
             if reply.calls:
-                reply = _resolve_names(reply, job.plan.tools)
+                reply, state.outcomes = _resolve_names(reply, job.plan.tools), {}
                 if len(reply.calls) > 1:
                     reply = _refuse_excluded(reply, job.plan.tools)
         if reply.refused:
@@ -140,7 +140,8 @@ def _ask_model(state: LoopState, job: Job, link: Link) -> Awaitable[Reply]:
     if job.max_turns is not None and state.turn + 1 - state.uncounted > job.max_turns:
         raise TurnsSpent(f"limit of {job.max_turns} turns reached")
     state.turn += 1
-    state.thread += link.inbox()
+    if messages := link.inbox():
+        state.thread += messages
     link.emit(TurnStarted(state.turn))
     return link.complete(state.turn, job.system, state.thread, job.plan.specs)
 

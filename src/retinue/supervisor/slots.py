@@ -12,28 +12,22 @@ from collections.abc import Awaitable
 import msgspec
 
 
-class Slots:
+class Slots(msgspec.Struct, eq=False, gc=False):
     """The slots of one tree. A `limit` of None means unlimited; 0 lets nothing run."""
 
-    __slots__ = ("_free", "_queue", "limit")
-
-    def __init__(self, limit: int | None) -> None:
-        self.limit = limit
-        self._free = limit or 0
-        self._queue: tuple[asyncio.Future[None], ...] = ()
+    limit: int | None
+    _taken: int = 0
+    _queue: tuple[asyncio.Future[None], ...] = ()
 
     def limit_to(self, limit: int | None) -> None:
-        """Set another limit. No slot may be taken at this time."""
+        """Set another limit. Slots that are taken stay taken."""
         self.limit = limit
-        self._free = limit or 0
 
     def try_acquire(self) -> bool:
         """Take a slot if one is free and nobody waits for it. Return True if a slot was taken."""
-        if self.limit is None:
-            return True
-        if self._free == 0 or self._queue:
+        if self.limit is not None and (self._taken >= self.limit or self._queue):
             return False
-        self._free -= 1
+        self._taken += 1
         return True
 
     def enqueue(self, *, first: bool = False) -> asyncio.Future[None]:
@@ -53,20 +47,16 @@ class Slots:
             request.cancel()
 
     def release(self) -> None:
-        if self.limit is None:
-            return
-        self._free += 1
+        self._taken -= 1
         self._serve_queue()
 
     def _serve_queue(self) -> None:
-        while self._queue and (self.limit is None or self._free > 0):
+        while self._queue and (self.limit is None or self._taken < self.limit):
             request, *rest = self._queue
             self._queue = tuple(rest)
-            if request.done():
-                continue
-            if self.limit is not None:
-                self._free -= 1
-            request.set_result(None)
+            if not request.done():
+                self._taken += 1
+                request.set_result(None)
 
 
 class SlotHolder(msgspec.Struct, eq=False, gc=False):

@@ -412,7 +412,7 @@ async def test_a_connection_that_was_closed_meanwhile_is_replaced(tmp_path: Path
 
 
 class RecordingHook:
-    """A hook that keeps the kinds of the events that it gets."""
+    """A hook that keeps the kinds of its events."""
 
     def __init__(self) -> None:
         self.taken: list[str] = []

@@ -98,7 +98,7 @@ async def test_fifty_watchers_see_the_same(tmp_path: Path) -> None:
 async def stuck_watcher(
     h: ServedSupervisor, tree: str, *, limit: int = 1024
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """One who asks for everything and reads nothing."""
+    """Ask for everything and read nothing."""
     reader, writer = await asyncio.open_connection("127.0.0.1", h.server.address.port, limit=limit)
     query = urlencode({"tree": tree, "deltas": 1})
     lines = [f"GET /v1/watch?{query} HTTP/1.1", f"Host: 127.0.0.1:{h.server.address.port}"]

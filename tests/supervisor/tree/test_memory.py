@@ -1,5 +1,5 @@
-"""What is left in memory of trees that have ended: nothing. The garbage collector does not look into the runs of a
-tree, so the supervisor itself cuts their cycles, however the tree ends."""
+"""Memory of trees that have ended: nothing is left. The garbage collector does not look into the runs of a tree, so
+the supervisor itself cuts their cycles, however the tree ends."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""`retinue init`: what it finds, asks, writes and refuses."""
+"""Tests of `retinue init`: its findings, questions, files and refusals."""
 
 import os
 import shutil

@@ -34,7 +34,7 @@ class Halting:
 
 
 class Gated:
-    """A model that waits until somebody watches."""
+    """A model that waits for a watcher."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
