@@ -299,9 +299,9 @@ async def test_what_was_applied_before_a_run_went_on_is_not_all_of_it(tmp_path: 
     (Path(result.workspace) / "c").unlink()
     (Path(result.workspace).parent / "changes.json").unlink()
     apply_copy(result, project)  # of the interrupted run, by a person
-    assert (project / "b").exists() and not copied(result).has_unapplied
+    assert (project / "b").exists() and not copied(result).summarize().has_unapplied
     place = next(n for n, event in enumerate(whole, 1) if isinstance(event.body, ToolResult))
     await gone_on(project, whole[:place], profile, mode="yes")
-    assert copied(result).has_unapplied
+    assert copied(result).summarize().has_unapplied
     apply_copy(result, project)
     assert (project / "c").read_text() == "2\n"
