@@ -79,9 +79,18 @@ def test_the_loop_is_three_clicks_from_the_readme() -> None:
     assert "../src/retinue/agent/loop.py" in find_links(ROOT / "docs/architecture.md")
 
 
-def test_the_loop_fits_on_a_screen() -> None:
-    tree = ast.parse((ROOT / "src/retinue/agent/loop.py").read_text())
-    [found] = [node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef) and node.name == "run_turns"]
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("agent/loop.py", "run_turns"),
+        ("supervisor/spawner.py", "spawn_primary"),
+        ("supervisor/spawner.py", "_start_run"),
+    ],
+)
+def test_the_loop_and_spawn_fit_on_a_screen_each(file: str, name: str) -> None:
+    tree = ast.parse((ROOT / "src/retinue" / file).read_text())
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    [found] = [node for node in ast.walk(tree) if isinstance(node, functions) and node.name == name]
     assert (found.end_lineno or 0) - found.lineno < 50
 
 

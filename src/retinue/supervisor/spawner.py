@@ -22,7 +22,7 @@ from retinue.core.events import RunSpawned, Warned
 from retinue.core.limits import DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits, Timeouts
 from retinue.core.messages import RunRef, Turn, UserTurn
 from retinue.core.plans import Plan, RunHistory
-from retinue.core.ports import SpawnedRun, SpawnOrder
+from retinue.core.ports import Policy, SpawnedRun, SpawnOrder
 from retinue.core.profiles import Profile, Task, WorkspaceName
 from retinue.core.team_members import ROUND_EVALUATOR
 from retinue.core.traces import NO_ORIGIN
@@ -138,10 +138,11 @@ class Spawner:
             plan = self._ports.planner.plan(profile, task=task, parent=None, can_spawn=False)
         words = (task.context, task.text, () if continued is None else continued.thread)
         account = open_account("", (whole, plan.profile.limits), self.total, plan, self._ports.prices, words)
-        readable = resolve_context_paths(task.context_paths, base=self._state.project)
-        trace = caller.trace or self._ports.trace
         tree = choose_tree_class()(
-            self._trees.log, self._clock, concurrent=require_set(primary.concurrent), trace=trace
+            self._trees.log,
+            self._clock,
+            concurrent=require_set(primary.concurrent),
+            trace=caller.trace or self._ports.trace,
         )
         seconds = primary.seconds if task.timeout_seconds is None else task.timeout_seconds
         run = self._start_run(
@@ -149,7 +150,7 @@ class Spawner:
             CheckedOrder(
                 order=SpawnOrder(plan.profile, task, limits=kept),
                 plan=plan,
-                readable=readable,
+                readable=resolve_context_paths(task.context_paths, base=self._state.project),
                 account=account,
                 continued=continued,
                 starts_from=starts_from,
@@ -288,19 +289,12 @@ class Spawner:
         task, ref = order.task, _make_ref(tree, parent, plan, order.task)
         policy = self._ports.policy if parent is None else parent.policy
         policy = narrow_policy(policy, plan.profile.approvals, self._state.project)
-        folders = make_folders(self._state, ref, parent, plan, task, checked.readable)
-        if continued is not None:
-            folders = start_from_workspace(folders, self._state, continued.chain)
-        elif checked.starts_from:
-            folders = msgspec.structs.replace(folders, starts_from=checked.starts_from, moves_start=True)
-        if hidden_paths := find_hidden_paths(policy):
-            folders = msgspec.structs.replace(folders, hidden_paths=hidden_paths)
         run = Run(
             ref=ref,
             plan=plan,
             task=task,
             parent=parent,
-            folders=folders,
+            folders=self._choose_folders(ref, parent, checked, policy),
             policy=policy,
             slot=slot,
             account=checked.account,
@@ -324,6 +318,17 @@ class Spawner:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
         self._driver.start(tree, run, self.make_services(tree, run), written)
         return run
+
+    def _choose_folders(self, ref: RunRef, parent: Run | None, checked: CheckedOrder, policy: Policy) -> RunFolders:
+        """Return the folders of a run, and the folder that its workspace starts from, if any."""
+        folders = make_folders(self._state, ref, parent, checked.plan, checked.order.task, checked.readable)
+        if checked.continued is not None:
+            folders = start_from_workspace(folders, self._state, checked.continued.chain)
+        elif checked.starts_from:
+            folders = msgspec.structs.replace(folders, starts_from=checked.starts_from, moves_start=True)
+        if hidden_paths := find_hidden_paths(policy):
+            folders = msgspec.structs.replace(folders, hidden_paths=hidden_paths)
+        return folders
 
     def _make_spawned_event(self, tree: Tree, run: Run, checked: CheckedOrder) -> RunSpawned:
         """Return the first event of a run, with everything known about the run before it begins. If the tree is
