@@ -124,12 +124,11 @@ class Spawner:
         starts_from: str = "",
     ) -> Run:
         """Start a primary run in a new tree. Raises ConfigError for a wrong profile or model, and SpawnRefused if the
-        `caller`, a run in another process, has no level left. In both cases no run is made. A given `caller` has been
-        narrowed to `ports.caller`."""
+        `caller`, a run in another process, has no level left: then no run is made. A given `caller` has been narrowed
+        to `ports.caller`."""
         if self._is_closed:
             raise RetinueError("this Retinue is closed")
-        call = caller_limits.CALL.get()
-        caller = caller or (self._ports.caller if call is None else call.caller)
+        caller = caller or self._find_caller()
         if not caller.may_spawn:
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
         task, plan = self._plan_primary(profile, task, starts_from)
@@ -137,7 +136,6 @@ class Spawner:
         if primary.depth == 0:
             plan = self._ports.planner.plan(profile, task=task, parent=None, can_spawn=False)
         words = (task.context, task.text, () if continued is None else continued.thread)
-        account = open_account("", (whole, plan.profile.limits), self.total, plan, self._ports.prices, words)
         tree = choose_tree_class()(
             self._trees.log,
             self._clock,
@@ -150,8 +148,8 @@ class Spawner:
             CheckedOrder(
                 order=SpawnOrder(plan.profile, task, limits=kept),
                 plan=plan,
+                account=open_account("", (whole, plan.profile.limits), self.total, plan, self._ports.prices, words),
                 readable=resolve_context_paths(task.context_paths, base=self._state.project),
-                account=account,
                 continued=continued,
                 starts_from=starts_from,
             ),
@@ -164,6 +162,11 @@ class Spawner:
         )
         self._trees.add(tree, root=run)
         return run
+
+    def _find_caller(self) -> Caller:
+        """Return the caller of the call that the current task serves, else the caller of this whole process."""
+        call = caller_limits.CALL.get()
+        return self._ports.caller if call is None else call.caller
 
     def _plan_primary(self, profile: Profile | str, task: Task, starts_from: str) -> tuple[Task, Plan]:
         """Return a primary's task, with the paths and rounds that the settings grant, and its plan. Raises ConfigError
