@@ -57,3 +57,13 @@ def test_missed_deltas_come_with_the_event_and_nothing_comes_twice() -> None:
 def test_several_replies_of_one_turn_are_parts_of_their_own() -> None:
     replies = make_event(2, Message("Looking.")), make_event(3, Message("Found it.", final=True))
     assert read_parts(fold(BEGIN, make_delta("Look", 0), *replies)) == {1: "Looking.", 2: "Found it."}
+
+
+def test_deltas_that_come_after_the_whole_reply_are_not_shown_again() -> None:
+    """The log shows a delta at once, but not before the first event of the run is written: then it can be late."""
+    whole = make_event(2, Message("one two", final=True))
+    late = make_delta("one ", 0), make_delta("two", 4)
+    assert read_parts(fold(BEGIN, whole, *late)) == {1: "one two"}
+    assert read_parts(fold(BEGIN, late[0], whole, *late)) == {1: "one two"}
+    again = make_event(3, TurnStarted(2)), make_delta("three", 0, turn=2)
+    assert read_parts(fold(BEGIN, whole, late[0], *again)) == {1: "one two", 2: "three"}

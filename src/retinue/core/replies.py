@@ -30,10 +30,11 @@ class ReplyFold:
     def __init__(self) -> None:
         self._turn = 0
         self._given = ""  # text of this turn's reply, as far as it was given
+        self._is_whole = False  # the whole reply was given: later deltas of this turn are late
         self._early: list[Delta] = []  # deltas of a turn that has not begun yet
 
     def begin_turn(self, turn: int) -> list[ReplyPiece]:
-        self._turn, self._given = turn, ""
+        self._turn, self._given, self._is_whole = turn, "", False
         early, self._early = self._early, []
         return [piece for delta in early for piece in self.add_delta(delta)]
 
@@ -42,17 +43,20 @@ class ReplyFold:
         if delta.turn > self._turn:
             self._early.append(delta)
             return []
-        if delta.turn == self._turn and delta.offset == 0:
+        if self._is_whole or delta.turn < self._turn:
+            return []
+        if delta.offset == 0:
             again, self._given = bool(self._given), delta.text
             return [ReplyPiece(delta.text, begins=True, again=again)]
-        if delta.turn == self._turn and delta.offset == len(self._given):
+        if delta.offset == len(self._given):
             self._given += delta.text
             return [ReplyPiece(delta.text)]
         return []
 
     def finish_reply(self, text: str) -> list[ReplyPiece]:
-        """Fold the whole text of a reply. A remote run may give several replies in one turn."""
-        given, self._given = self._given, ""
+        """Fold the whole text of a reply. A remote run may give several replies in one turn: of all but the first, only
+        the whole text is given."""
+        given, self._given, self._is_whole = self._given, "", True
         # The given text need not belong to this reply: the deltas of the last attempt may have been dropped, an A2A
         # agent may replace what it streamed, and the deltas of a program's own model may differ from its reply. No
         # field of the event tells these cases, so the texts decide.
