@@ -89,7 +89,7 @@ async def test_openais_search_is_seen_with_its_sources() -> None:
 
 async def test_where_it_cannot_be_it_is_not_offered_and_who_named_it_is_told() -> None:
     for model, answer, network, says in (
-        (CHAT, Answer(wire.chat(content=["ok"])), ["a.com"], "the provider of this model has none"),
+        (CHAT, Answer(wire.chat(content=["ok"])), ["a.com"], "the provider of this model has no search"),
         (CLAUDE, wire.said("ok"), [], "no host may be fetched"),
     ):
         async with serving(answer) as server:

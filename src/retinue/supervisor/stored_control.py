@@ -103,10 +103,15 @@ class StoredControl:
                 yield event
 
     async def _find_view(self, tree: str, run: int) -> RunView:
-        view = Runs.of(tree, await self._read(tree)).runs.get(run)
-        if view is None:
-            raise NotFound(f"{tree} has no run {run}")
+        [view] = await self._find_views(tree, [run])
         return view
+
+    async def _find_views(self, tree: str, runs: Sequence[int]) -> list[RunView]:
+        known = Runs.of(tree, await self._read(tree)).runs
+        for run in runs:
+            if run not in known:
+                raise NotFound(f"{tree} has no run {run}")
+        return [known[run] for run in runs]
 
     async def _read(self, tree: str) -> Sequence[Event]:
         events = await self._log.read(tree)
@@ -121,12 +126,14 @@ class StoredControl:
             found = await asyncio.to_thread(list_copies, self._state, tree)
             return [copy.summarize() for copy in found]
         view = (await self._find_view(tree, run)).find_presented()
-        copy = find_copy(self._state, tree, view.number)
+        copy = await asyncio.to_thread(find_copy, self._state, tree, view.number)
         if copy is not None:
             return [copy.summarize()]
-        below = [each for each in list_copies(self._state, tree) if each.workspace.source == each.workspace.project]
-        if run == 0 and below:
-            return [each.summarize() for each in below]
+        if view.number == 0:  # stands for the copies below, unless it is a team: other members' work is not wanted
+            found = await asyncio.to_thread(list_copies, self._state, tree)
+            below = [each for each in found if each.workspace.source == each.workspace.project]
+            if below:
+                return [each.summarize() for each in below]
         if not is_unmade(view.spawned):
             raise ConfigError(explain_missing_copy(f"{tree}/{view.number}", view.spawned))
         return []
@@ -165,16 +172,19 @@ class StoredControl:
         """Return the copied workspaces of runs whose files are at rest. Raises ConfigError for a run at work."""
         if not runs:
             raise ConfigError("there is no run to apply the changes of")
-        return [await self._find_copy(tree, run, at_rest=True) for run in dict.fromkeys(runs)]
+        views = await self._find_views(tree, list(dict.fromkeys(runs)))
+        return [await self._open_copy(tree, view, at_rest=True) for view in views]
 
-    async def _find_copy(self, tree: str, run: int, *, at_rest: bool = False) -> CopiedWorkspace:
-        view = await self._find_view(tree, run)
+    async def _find_copy(self, tree: str, run: int) -> CopiedWorkspace:
+        return await self._open_copy(tree, await self._find_view(tree, run))
+
+    async def _open_copy(self, tree: str, view: RunView, *, at_rest: bool = False) -> CopiedWorkspace:
         presented = view.find_presented()
         phase = await self._find_phase(tree, view)
         if phase == "ended" and presented is not view:
             phase = await self._find_phase(tree, presented)
         if at_rest and phase == "at_work":
-            raise ConfigError(NOT_ENDED.format(who=f"{tree}/{run}"))
+            raise ConfigError(NOT_ENDED.format(who=f"{tree}/{view.number}"))
         copy = find_copy(self._state, tree, presented.number, live=phase != "ended")
         if copy is None:
             raise RetinueError(explain_missing_copy(presented.path, presented.spawned))

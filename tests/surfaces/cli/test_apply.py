@@ -5,11 +5,20 @@ from pathlib import Path
 
 import pytest
 
+import retinue
+from retinue.control.client import ControlClient
 from retinue.core.events import RunWaiting
 from retinue.core.profiles import Profile, Task
+from retinue.supervisor.stored_control import StoredControl
+from retinue.surfaces.cli.control_clients import open_tree_control
 from retinue.surfaces.cli.main import main
+from retinue.surfaces.cli.output import ProjectLog
+from tests.agent.teams.kit import answer, make_members, vote
 from tests.control.loopback.kit import WRITE, ServedSupervisor, serve_supervisor
 from tests.control.test_contract import SPAWN_KID, first, write
+from tests.supervisor.tree.kit import call
+from tests.surfaces.cli.shell import Project
+from tests.workspaces.kit import repository
 
 EXPLORER = "explorer"
 
@@ -43,6 +52,17 @@ async def test_a_waiting_conversation_is_applied_by_its_process(
         assert (code, out, err) == (0, "", f"all changes of {tree}/0 were already applied\n")
 
 
+async def test_an_ended_tree_is_read_from_the_log_while_its_process_lives(tmp_path: Path) -> None:
+    """The process may be busy or stopped."""
+    async with serve_supervisor(tmp_path, script={EXPLORER: ["end"]}) as h:
+        project = ProjectLog(h.state, h.supervisor.log)
+        ended = await h.supervisor.spawn(EXPLORER, Task("go"))
+        await ended.result()
+        assert isinstance(await open_tree_control(project, ended.tree), StoredControl)
+        waiting = await start_conversation(h)
+        assert isinstance(await open_tree_control(project, waiting), ControlClient)
+
+
 async def test_a_conversation_without_a_control_server_is_refused_until_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,3 +94,32 @@ async def test_a_copy_of_a_copy_is_applied_to_the_project(
         assert await command(capsys, "apply", "--yes", name) == (0, f"Applied 1 file from {name}.\n", "")
     assert (tmp_path / "a.txt").read_text() == "two\n"
     assert Path(result.workspace, "a.txt").read_text() == "one\n"
+
+
+async def test_a_team_whose_presenter_changed_nothing_has_nothing_to_apply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The changes of the other members are not its answer."""
+    project = repository(tmp_path / "p")
+    monkeypatch.chdir(project)
+    members, _ = make_members(
+        [call("write", path="a.txt", content="of the loser"), answer("A"), vote("agent2")],
+        [answer("B"), vote("agent2"), "B, presented"],
+    )
+    before = (project / "a.txt").read_text()
+    async with retinue.open(project / ".retinue", mode="yes") as r:
+        team = retinue.Team("t", members=members, workspace="copy", strategy="winner_present")
+        result = await (await r.spawn(team, "go")).result()
+        assert result.changed_count == 0
+        for words in (["diff", result.tree], ["apply", "--yes", result.tree]):
+            code, out, _ = await command(capsys, *words)
+            assert (code, out) == (2, ""), words
+    assert (project / "a.txt").read_text() == before
+
+
+def test_the_answer_is_printed_also_when_the_log_is_lost(project: Project) -> None:
+    lose = {"tools": [{"name": "shell", "args": {"command": f"rm -rf {project.folder}/.retinue/logs"}}]}
+    agents = {"main": [write("a.txt", "two\n"), lose, {"text": "the answer"}]}
+    done = project.run("--yes", "--workspace", "copy", agents=agents)
+    assert done.stdout == "the answer\n"
+    assert "1 file changed" in done.stderr

@@ -22,9 +22,10 @@ async def connect_to_tree(project: ProjectLog, tree: str) -> Control | None:
 
 
 async def open_tree_control(project: ProjectLog, tree: str) -> Control:
-    """Return the Control of the process that runs `tree`, or a Control of the stored trees if there is no process or
-    no control server."""
-    control = await connect_to_tree(project, tree)
+    """Return the Control of the process that runs `tree`, or a Control of the stored trees if the tree has ended, or
+    if there is no process or no control server."""
+    status = await project.log.read_status(tree)
+    control = None if status.ended or status.writer is None else connect_to_process(project.state, status.writer)
     return open_stored_control(project.state) if control is None else control
 
 

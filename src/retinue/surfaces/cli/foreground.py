@@ -9,12 +9,13 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from retinue.build.logs import open_reader
 from retinue.core.control import RunHandle
-from retinue.core.errors import ConfigError
+from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.files.private import make_private_folder, open_private_file
@@ -157,14 +158,17 @@ def _print_result(result: Result[Any], *, as_json: bool, rendered: bool) -> None
 
 
 async def find_unapplied(result: Result[Any], state: Path | None) -> list[UnappliedChanges]:
-    """Return the changes in the tree of `result` that were not applied yet."""
+    """Return the changes in the tree of `result` that were not applied yet. If the log cannot be read any more, none
+    counts as applied: the answer must not be lost."""
     changed = list(_find_changed(result))
     if not changed or state is None:
         return [UnappliedChanges(f"{each.tree}/{each.run}", each.changed_count) for each in changed]
     from retinue.surfaces.cli.control_clients import open_tree_control  # imported only for trees with changes
 
-    control = await open_tree_control(output.ProjectLog(state, open_reader(state)), result.tree)
-    applied = {copy.run for copy in await control.list_copies(result.tree) if copy.applied}
+    applied: set[int] = set()
+    with suppress(RetinueError):
+        control = await open_tree_control(output.ProjectLog(state, open_reader(state)), result.tree)
+        applied = {copy.run for copy in await control.list_copies(result.tree) if copy.applied}
     return [
         UnappliedChanges(f"{each.tree}/{each.run}", each.changed_count)
         for each in changed
