@@ -16,8 +16,8 @@ from pathlib import Path
 
 from bench.table import Row
 from retinue.core.events import (
-    Body,
     Event,
+    EventBody,
     Message,
     RunEnded,
     RunSpawned,
@@ -92,7 +92,7 @@ async def write_trees(project: str, trees: int, turns: int) -> None:
     for number, tree in enumerate(ids):
         at = time.time()
         spawned = RunSpawned(None, f"label-{number}", 0, "count the files", f"main-{number}", "/x", model="scripted")
-        bodies: list[Body] = [spawned, RunStarted("inherited")]
+        bodies: list[EventBody] = [spawned, RunStarted("inherited")]
         for turn in range(1, turns + 1):
             bodies += [TurnStarted(turn), Message("there are many of them"), SPENT, TurnEnded(turn)]
         bodies.append(RunEnded("done", "many", 1))

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import retinue
 from bench.table import Row
-from retinue.build.parts import Parts
 from retinue.build.servers import serve_control
 from retinue.control.address_files import find_addresses
 from retinue.control.client import ControlClient
@@ -104,8 +103,8 @@ async def _ask_at_depth(folder: Path, *, over_loopback: bool) -> list[float]:
         r = await stack.enter_async_context(
             retinue.open(profiles=profiles, allow=["spawn_subagents"], limits=limits, **options)  # type: ignore[arg-type]
         )
-        await serve_control(stack, r.control, Parts(project=folder, state=folder / ".retinue"), print)
-        [address] = find_addresses(folder / ".retinue" / "control")
+        await serve_control(stack, r.control, folder / ".retinue", print, unattended=False)
+        [address] = find_addresses(folder / ".retinue")
         control: Control = ControlClient(address) if over_loopback else r.control
         run = await r.spawn(retinue.Profile("main", "You work.", model=model), "go")
         await run.wait_until_logged()

@@ -42,6 +42,11 @@ def time_durable(folder: str, *, delay: float = 0.0, guarded: bool = False) -> t
     return answered, closed - answered
 
 
+def time_results(folder: str, *, delay: float = 0.0, guarded: bool = False) -> float:
+    """Time the same until every result is there."""
+    return time_durable(folder, delay=delay, guarded=guarded)[0]
+
+
 async def bare_files(folder: str, *, count: int) -> None:
     """The folders and files that a parent and its subagent leave, with nothing but the calls that make them. Nothing
     else here depends so much on the disk: ext4 takes ten times as long for a new file where many were deleted within
@@ -77,14 +82,14 @@ def rows_in(folder: str) -> Iterator[Row]:
             seconds, ratio = compare(partial(time_run, work), reference, rounds=ROUNDS)
             yield Row(f"in memory, {what}{guards}", micros(seconds, COUNT), ratio, 10)
     for guards, guarded in (("", False), (", rules and budget on", True)):
-        lasting = partial(time_durable, folder, guarded=guarded)
-        seconds, ratio = compare(lambda lasting=lasting: lasting()[0], reference, rounds=ROUNDS)
+        lasting = partial(time_results, folder, guarded=guarded)
+        seconds, ratio = compare(lasting, reference, rounds=ROUNDS)
         yield Row(f"durable log, 1,000 at once{guards}", micros(seconds, COUNT), ratio, 14)
     yield from _rows_of_files(folder)
     yield from _rows_one_by_one(folder)
     ideal = MODEL_CALLS * DELAY
     for guards, guarded in (("", False), (", rules and budget on", True)):
-        seconds = statistics.median(time_durable(folder, delay=DELAY, guarded=guarded)[0] for _ in range(ROUNDS))
+        seconds = statistics.median(time_results(folder, delay=DELAY, guarded=guarded) for _ in range(ROUNDS))
         name = f"durable log, 1,000 at once, 50 ms a model call{guards}"
         yield Row(name, f"{seconds:.3f} s", seconds / ideal, 1.8, "ideal")
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ def time_command(*command: str) -> float:
     return time.perf_counter() - started
 
 
-def time_first_answer(request: dict[str, object]) -> float:
+def time_first_answer(request: Mapping[str, object]) -> float:
     """Return the seconds from the start of `retinue mcp serve` until its first answer is read."""
     command = [str(Path(sys.executable).with_name("retinue")), "mcp", "serve", "--model", "scripted:none.yaml"]
     line = json.dumps({"jsonrpc": "2.0", "id": 1, **request}).encode() + b"\n"

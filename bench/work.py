@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import retinue
+from retinue.core.messages import Model
 from retinue.models.scripted import ScriptedModel
 from retinue.testing import scripted
 
@@ -56,7 +57,7 @@ def script(delay: float) -> ScriptedModel:
     return scripted({"child": [call, call, say], "parent": [hand_over, {**say, "text": "all done"}]})
 
 
-def parent(model: object) -> retinue.Profile:
+def parent(model: Model) -> retinue.Profile[str]:
     child = retinue.Profile("child", "Look twice.", tools=[look])
     return retinue.Profile("parent", "Delegate.", model=model, tools=[child])
 
