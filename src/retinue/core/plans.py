@@ -57,6 +57,7 @@ class Plan:
     children: Sequence[Profile] = ()
     profile_json: msgspec.Raw = field(default_factory=partial(msgspec.Raw, b"null"))
     tools_json: msgspec.Raw = field(default_factory=partial(msgspec.Raw, b"null"))
+    tools_bytes: int = field(init=False)  # the size of `tools_json`, measured once and not for every run
     floor: RuntimeName = RUNTIMES[-1]
     parse: Callable[[Any], Any] | None = None
     network: Hosts = ()
@@ -70,6 +71,9 @@ class Plan:
     rounds: RoundsPlan | None = None
     reserves_evaluator: bool = False
     handed_files: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tools_bytes", memoryview(self.tools_json).nbytes)
 
 
 class RunHistory(msgspec.Struct, frozen=True, gc=False):

@@ -152,7 +152,8 @@ class Account:
         """Reserve at once and return None, or return a request to pass to `wait`. Raises Limited if nothing is
         left."""
         self.check()
-        if self._queue or self._find_full_account(reservation) is not None:
+        in_flight = self.chain[-1]._in_flight  # the account at the top has the calls of all accounts below it
+        if self._queue or (in_flight and self._find_full_account(reservation) is not None):
             return self._enqueue(reservation)
         for account in self.chain:
             account._in_flight.append(reservation)
@@ -182,8 +183,9 @@ class Account:
         not report all of the spending."""
         for account in self.chain:
             account._in_flight.remove(reservation)
-            account._has_estimates |= estimated
             account._spent_tokens += tokens
+            if estimated:
+                account._has_estimates = True
             if cost is not NO_COST:
                 account._spent_cost += cost
         may_exceed = cost is not NO_COST or tokens > reservation.minimum_tokens
@@ -285,7 +287,7 @@ def open_account(
 
 def _estimate_least(plan: Plan, words: Any, prices: Prices | None) -> Amount:
     """Estimate the smallest amount that the first request of a plan can take, without any reply."""
-    sent = (_json_size((plan.system, words)) + memoryview(plan.tools_json).nbytes) // MOST_BYTES_PER_TOKEN
+    sent = (_json_size((plan.system, words)) + plan.tools_bytes) // MOST_BYTES_PER_TOKEN
     cost = None if prices is None else prices.price(plan.model_name, Usage(sent, 0))
     return Amount(sent, NO_COST if cost is None else cost)
 
@@ -310,7 +312,7 @@ class CallReservation(msgspec.Struct, eq=False, gc=False):
 
     account: Account
     request: Request
-    tools: msgspec.Raw
+    tools_bytes: int
     prices: Prices | None
     minimum_tokens: int
     worst_case: Amount | None = None
@@ -320,7 +322,7 @@ class CallReservation(msgspec.Struct, eq=False, gc=False):
     @property
     def amount(self) -> Amount:
         if self.worst_case is None:
-            self.worst_case = estimate_worst_case(self.request, self.tools, self.prices)
+            self.worst_case = estimate_worst_case(self.request, self.tools_bytes, self.prices)
         return self.worst_case
 
     @property
@@ -340,7 +342,7 @@ class CallReservation(msgspec.Struct, eq=False, gc=False):
     async def reserve_again(self, spent: Usage, wait: Waiter, *, estimated: bool) -> None:
         """Settle the attempts so far and reserve for one more."""
         self.settle(spent, estimated=estimated)
-        self.settled = Amount(spent.total_tokens, self._cost_of(spent))
+        self.settled = Amount(spent.total_tokens, NO_COST if self.prices is None else self._cost_of(spent, self.prices))
         self.released = True
         waiting = self.acquire()
         if waiting is not None:
@@ -351,23 +353,24 @@ class CallReservation(msgspec.Struct, eq=False, gc=False):
         """Count the spending of the call, less the amount that earlier attempts have settled, and release the rest."""
         if self.released:
             return
-        tokens, cost, before = usage.total_tokens, self._cost_of(usage), self.settled
+        tokens, before = usage.input_tokens + usage.output_tokens, self.settled
+        cost = NO_COST if self.prices is None else self._cost_of(usage, self.prices)
         if before is not None:  # the spending of earlier attempts is not refunded
             tokens, cost = max(0, tokens - before.tokens), max(NO_COST, cost - before.cost)
         self.account.settle(self, tokens, cost, estimated=estimated)
 
-    def _cost_of(self, usage: Usage) -> Decimal:
+    def _cost_of(self, usage: Usage, prices: Prices) -> Decimal:
         """Return the cost of `usage`, or the reserved cost if the price is unknown."""
-        if self.prices is None or usage is NO_USAGE:
+        if usage is NO_USAGE:
             return NO_COST
-        known = self.prices.price(self.request.model, usage)
+        known = prices.price(self.request.model, usage)
         return self.cost if known is None else known
 
 
-def estimate_worst_case(request: Request, tools: msgspec.Raw, prices: Prices | None) -> Amount:
+def estimate_worst_case(request: Request, tools_bytes: int, prices: Prices | None) -> Amount:
     """Estimate the worst case of a request: all input, by the size of its JSON, plus the longest reply. The cost
     assumes that all input is new to the provider's cache."""
-    sent = (_json_size((request.system, request.thread)) + memoryview(tools).nbytes) // BYTES_PER_TOKEN + 1
+    sent = (_json_size((request.system, request.thread)) + tools_bytes) // BYTES_PER_TOKEN + 1
     output = request.max_output_tokens
     if prices is None:
         return Amount(sent + output)

@@ -217,7 +217,7 @@ class Driver:
         if ending.status == "done" and not ending.text and ending.structured is None:
             tree.write(run, Warned("the run ended without any text", code="empty_result"))
         if ending.status == "done" and run.account is not None:
-            own = run.own_account
+            own = run.find_own_account()
             if own is not None and (excess := own.describe_excess()):
                 tree.write(run, Warned(excess, code="budget"))
         duration = round(run.measure_duration(self._clock) * 1000)

@@ -119,10 +119,9 @@ class Run(msgspec.Struct, eq=False, gc=False):
             above = above.parent
         return above is not None
 
-    @property
-    def own_account(self) -> Account | None:
-        """The account that was made for this run, or None if the run spends from its parent's account or without a
-        limit. A primary without a limit of its own has the account of the process, if there is one."""
+    def find_own_account(self) -> Account | None:
+        """Return the account that was made for this run, or None if the run spends from its parent's account or without
+        a limit. A primary without a limit of its own has the account of the process, if there is one."""
         return None if self.parent is not None and self.account is self.parent.account else self.account
 
     @property

@@ -138,7 +138,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
 
     async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
         run = self._run
-        self._run.check_wanted()
+        run.check_wanted()
         if spec.host:  # calls of a model are counted all at once, when its reply comes
             run.slot.begin_calls()
         try:
@@ -236,14 +236,15 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         self._tree.write(parent, told)
 
     def run_host_tool(self, call: Call) -> Awaitable[Outcome]:
-        self._run.check_wanted()
-        tool, context = self._run.plan.host.get(call.name), self._run.context
+        run = self._run
+        run.check_wanted()
+        tool, context = run.plan.host.get(call.name), run.context
         if tool is None and call.name == apply_changes.APPLY:
             digest = None if self._shown_changes is None else self._shown_changes.pop(call.id, None)
-            return apply_changes.apply_child(self._run, call, shown_digest=digest)
+            return apply_changes.apply_child(run, call, shown_digest=digest)
         if tool is None or context is None:
             raise ToolError(f"There is no host-side tool '{call.name}'.")
-        seal = self._run.take_seal(call.id)
+        seal = run.take_seal(call.id)
         if seal is not None and seal != getattr(tool, "spec", NO_SPEC).seal:
             raise ToolError(TOOL_CHANGED.format(tool=call.name))
         return tool(call.args, context)
@@ -290,7 +291,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
 
     async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
         run, plan = self._run, self._run.plan
-        self._run.check_wanted()
+        run.check_wanted()
         if plan.model is None:
             raise ModelError(f"{run.name} has no model")
         account, reservation, usage, estimated = run.account, None, NO_USAGE, False
@@ -300,7 +301,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         request = Request(run.ref, turn, plan.model_name, system, thread, tools, OUTPUT_TOKENS, 0, again)
         if account is not None:
             prices = self._shared.prices if account.counts_cost else None
-            reservation = CallReservation(account, request, plan.tools_json, prices, OUTPUT_TOKENS)
+            reservation = CallReservation(account, request, plan.tools_bytes, prices, OUTPUT_TOKENS)
             waiting = reservation.acquire()
             if waiting is not None:
                 await run.without_stall_timer(waiting)

@@ -355,7 +355,7 @@ class Spawner:
             trace_id=tree.trace_id,
             span_id=new_span_id(),
         )
-        if run.account is not None and (own := run.own_account) is not None and own is not self.total:
+        if run.account is not None and (own := run.find_own_account()) is not None and own is not self.total:
             spawned = msgspec.structs.replace(spawned, max_tokens=own.tokens, max_cost=own.cost)
         if run.stall_timer is not None:
             spawned = msgspec.structs.replace(spawned, stall_seconds=run.stall_timer.seconds)

@@ -31,7 +31,7 @@ class Spender:
         self.most_at_once = max(self.most_at_once, self.at_once)
         reply = await self._model.complete(request, on_delta)
         self.at_once -= 1
-        worst = estimate_worst_case(request, msgspec.Raw(msgspec.json.encode(request.tools)), None).tokens
+        worst = estimate_worst_case(request, len(msgspec.json.encode(request.tools)), None).tokens
         output = request.max_output_tokens
         usage = Usage(int((worst - output) * self._times), int(output * self._times))
         self.largest = max(self.largest, usage.total_tokens)
