@@ -76,3 +76,16 @@ async def test_a_question_that_nobody_answers_has_a_result(wait: float | None) -
         result = await run.result()
         events = [event async for event in run.events()]
     assert (result.status, find_results(events)["inquire"].text) == ("done", "None")
+
+
+async def test_the_answer_of_a_person_is_in_no_result() -> None:
+    async def answer(question: Approval) -> Allow:
+        return Allow(args={"a": "hunter2"})
+
+    async with retinue.open(approver=answer, mode="ask") as r:
+        run = await r.spawn(main({"main": [call("inquire"), "end"]}, tools=[inquire]), "go")
+        await run.result()
+        events = [event async for event in run.events()]
+    results = find_results(events)
+    assert (results["which"].text, results["which"].file) == ("answered", "")
+    assert results["inquire"].text == "{'a': 'hunter2'}"  # only the function that asked gets it

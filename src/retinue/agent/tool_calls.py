@@ -17,7 +17,7 @@ import msgspec
 from retinue.core.approvals import Deny, describe_denial, describe_edit
 from retinue.core.errors import Stop, ToolError
 from retinue.core.limits import INLINE_BYTES
-from retinue.core.messages import NOTHING_TO_RUN, Call, ToolSpec
+from retinue.core.messages import NOTHING_TO_RUN, QUESTION, Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome, Tool
 from retinue.core.profiles import ToolHooks
 from retinue.core.sendable import repair_text
@@ -82,7 +82,9 @@ async def run_tool_call(
         if isinstance(decision, Deny):
             outcome = Outcome(describe_denial(decision), success=False)
         elif decision.args is not None:
-            changed = describe_edit(decision.args)
+            # Arguments that answer a question are no edit, and what a person typed belongs in no result.
+            is_edit = tool.spec.tier != QUESTION and decision.args != call.args
+            changed = describe_edit(decision.args) if is_edit else ""
             call = Call(call.id, call.name, decision.args, within=call.within)
             problem = find_unknown_argument(call, tool.spec)
             outcome = Outcome(problem, success=False) if problem else None

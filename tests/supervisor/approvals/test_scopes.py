@@ -212,6 +212,20 @@ async def test_edited_arguments_are_what_runs_and_what_is_logged() -> None:
     assert made.made == ["bert"]
 
 
+async def test_arguments_that_come_back_as_they_were_are_no_edit() -> None:
+    async def agent(task: str, ctx: Context) -> str:
+        return str(await ctx.approve("deploy", target="staging"))
+
+    async def approver(question: Approval) -> Allow:
+        return Allow(args={"target": "staging"})
+
+    async with retinue.open(approver=approver) as r:
+        run = await r.spawn(Profile("agent", call=agent), "x")
+        assert (await run.result()).final_response == "True"
+        [result] = bodies(await r.control.log.read(run.tree), ToolResult)
+    assert (result.text, result.success) == ("allowed", True)
+
+
 async def test_a_callable_does_not_take_an_edited_yes_for_its_own() -> None:
     async def agent(task: str, ctx: Context) -> str:
         return str(await ctx.approve("deploy", target="staging"))
