@@ -115,9 +115,10 @@ class CopiedWorkspace:
         """Return why a run has no changes to apply, or "" if it has some."""
         if self.applied is not None:
             return self._describe_apply(self.applied)
-        if not list_changed_paths(self.store.list_files(self.workspace.base), self.end_files):
-            return NOTHING.format(who=self.name)
-        return "" if list_changed_paths(self.start_files, self.end_files) else ALREADY_ALL.format(who=self.name)
+        if list_changed_paths(self.start_files, self.end_files):
+            return ""
+        was_applied = self.store.has_ref(self.workspace.last_apply)
+        return (ALREADY_ALL if was_applied else NOTHING).format(who=self.name)
 
     def summarize(self) -> RunCopy:
         """Return the copied workspace as a `RunCopy` value, for Control."""

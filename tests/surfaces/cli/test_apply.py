@@ -1,6 +1,8 @@
-"""`retinue diff` and `retinue apply` beside a living process: they use the Control of that process."""
+"""`retinue diff` and `retinue apply` beside a living process: reading asks only the log, and applying uses the
+Control of that process."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,34 @@ async def test_a_waiting_conversation_is_applied_by_its_process(
         assert await command(capsys, "diff", tree) == (0, "", f"{tree}/0 changed no files so far\n")
         code, out, err = await command(capsys, "apply", "--yes", tree)
         assert (code, out, err) == (0, "", f"all changes of {tree}/0 were already applied\n")
+
+
+async def test_an_applied_change_that_the_agent_takes_back_is_applied_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("one\n")
+    read = {"tools": [{"name": "read", "args": {"path": "a.txt"}}]}
+    script = {EXPLORER: [read, write("a.txt", "two\n"), "end", read, write("a.txt", "one\n"), "end"]}
+    async with serve_supervisor(tmp_path, script=script, workspace="copy", mode="yes") as h:
+        tree = await start_conversation(h)
+        assert (await command(capsys, "apply", "--yes", tree))[0] == 0
+        assert (tmp_path / "a.txt").read_text() == "two\n"
+        receipt = await h.supervisor.send(tree, 0, "take it back")
+        await first(h.supervisor, tree, RunWaiting, after=receipt.seq)
+        assert "+one" in (await command(capsys, "diff", tree))[1]
+        assert await command(capsys, "apply", "--yes", tree) == (0, f"Applied 1 file from {tree}/0.\n", "")
+    assert (tmp_path / "a.txt").read_text() == "one\n"
+
+
+async def test_a_tree_is_shown_while_its_process_does_not_answer(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    async with serve_supervisor(tmp_path, script={EXPLORER: [WRITE, "end"]}, workspace="copy", mode="yes") as h:
+        tree = await start_conversation(h)
+        shown = project.retinue("diff", tree)  # blocks the event loop, so the control server is as good as stopped
+        assert (shown.returncode, shown.stderr) == (0, "") and "+x" in shown.stdout
+        counted = project.retinue("diff", "--json", tree)
+        assert [file["path"] for file in json.loads(counted.stdout)] == ["a.txt"]
 
 
 async def test_an_ended_tree_is_read_from_the_log_while_its_process_lives(tmp_path: Path) -> None:

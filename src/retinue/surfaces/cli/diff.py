@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
+from retinue.build.logs import open_stored_control
 from retinue.config.project import find_project
 from retinue.core.changes import RunCopy
-from retinue.core.control import Control
 from retinue.core.errors import ConfigError
 from retinue.log.blocks import format_count
 from retinue.log.listing import Listing, load_listing
@@ -56,7 +56,8 @@ def execute_diff(args: argparse.Namespace) -> int:
 
 async def _read_diffs(args: argparse.Namespace) -> list[str]:
     """Print the changed files as JSON, or return the diff of each run that changed something."""
-    control, tree, shown = await _find_copies(args.name)
+    project, tree, shown = await _find_copies(args.name)
+    control = open_stored_control(project.state)
     if args.json:
         found = [(one, file) for one in shown for file in await control.count_changed_lines(one.tree, one.run)]
         screen.print_json([{"run": one.name, **msgspec.to_builtins(file)} for one, file in found])
@@ -73,14 +74,13 @@ async def _read_diffs(args: argparse.Namespace) -> list[str]:
     return texts
 
 
-async def _find_copies(name: str | None) -> tuple[Control, Listing, list[RunCopy]]:
-    """Find a run by name. Return the Control that has its changes, its tree, and the copied workspaces that it stands
-    for."""
+async def _find_copies(name: str | None) -> tuple[screen.ProjectLog, Listing, list[RunCopy]]:
+    """Find a run by name. Return the log that has it, its tree, and the copied workspaces that it stands for. Asks no
+    process: the process that runs the tree may be stopped."""
     project, found = await screen.look_up(name)
     tree = await load_listing(project.log, found.tree)
-    control = await control_clients.open_tree_control(project, found.tree)
     try:
-        copies = await control.list_copies(found.tree, found.run)
+        copies = await open_stored_control(project.state).list_copies(found.tree, found.run)
     except ConfigError as error:
         view = tree.runs.runs[found.run]
         home = (
@@ -90,7 +90,7 @@ async def _find_copies(name: str | None) -> tuple[Control, Listing, list[RunCopy
         raise ConfigError(f"{error}{where}") from None
     if not copies:
         print(f"{found.name} changed no files", file=sys.stderr)
-    return control, tree, copies
+    return project, tree, copies
 
 
 def _paint_diff(one: RunCopy, text: str, *, named: bool) -> str:
@@ -113,8 +113,8 @@ def execute_apply(args: argparse.Namespace) -> int:
     Shows the diff, asks, and merges the changes into the project as it is now, like git: if you and the run changed
     different lines, both changes stay. If a file cannot be merged, Retinue names it and changes nothing at all. Nothing
     is committed or staged. For a tree whose primary worked in the project itself, the changes of all its runs are
-    applied, one run after the other. The changes of a subagent go to the project too, also if its copy is one of its
-    parent's copy.
+    applied, one run after the other. Changes of a subagent are applied to the project as well, even if it worked in a
+    copy of its parent's copy.
 
     exit codes: 0 applied or nothing to apply, 1 conflicts or you said no, 2 usage
 
@@ -123,9 +123,10 @@ def execute_apply(args: argparse.Namespace) -> int:
       retinue apply 7jw4p2xk9mtb/1       show them again, ask, apply
       retinue apply --yes                apply the changes of the newest tree without asking
     """
-    control, tree, copies = asyncio.run(_find_copies(args.name))
+    project, tree, copies = asyncio.run(_find_copies(args.name))
     if not copies:
         return 0
+    control = asyncio.run(control_clients.open_tree_control(project, tree.tree))
     make_plan = partial(control.plan_apply, tree.tree, [one.run for one in copies])
     plan = asyncio.run(make_plan())
     for why in plan.skipped:

@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from retinue.build.logs import open_reader
 from retinue.core.control import RunHandle
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.profiles import Profile
@@ -163,12 +162,12 @@ async def find_unapplied(result: Result[Any], state: Path | None) -> list[Unappl
     changed = list(_find_changed(result))
     if not changed or state is None:
         return [UnappliedChanges(f"{each.tree}/{each.run}", each.changed_count) for each in changed]
-    from retinue.surfaces.cli.control_clients import open_tree_control  # imported only for trees with changes
+    from retinue.build.logs import open_stored_control  # imported only for trees with changes
 
     applied: set[int] = set()
     with suppress(RetinueError):
-        control = await open_tree_control(output.ProjectLog(state, open_reader(state)), result.tree)
-        applied = {copy.run for copy in await control.list_copies(result.tree) if copy.applied}
+        copies = await open_stored_control(state).list_copies(result.tree)
+        applied = {copy.run for copy in copies if copy.applied}
     return [
         UnappliedChanges(f"{each.tree}/{each.run}", each.changed_count)
         for each in changed

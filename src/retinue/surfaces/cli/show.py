@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from retinue.build.logs import open_stored_control
 from retinue.core.results import ToolLog, format_changed_files
 from retinue.core.usage import Usage
 from retinue.log.accounts import format_cost, sum_subtree_bill
@@ -22,8 +23,8 @@ from retinue.log.runs import RunView
 from retinue.log.summaries import summarize_result
 from retinue.log.transcripts import Action, fold_actions, format_transcript
 from retinue.protocol.subagent_tools import INTERRUPTED
-from retinue.surfaces.cli import control_clients, pager
 from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import pager
 from retinue.surfaces.cli.options import RUN_HELP
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.header import name_model
@@ -114,7 +115,8 @@ def _format_page(state: Path, tree: Listing, view: RunView, now: float, *, chang
     yield from _format_rounds(view)
     yield from _format_outcome(tree, view)
     children = [
-        f"{tree.tree}/{child.number}  {tree.state_of(child):<12}  {safe.escape_line(f'{child.agent}  [{child.label}]')}"
+        f"{tree.tree}/{child.number}  {tree.describe_state(child):<12}  "
+        + safe.escape_line(f"{child.agent}  [{child.label}]")
         for child in view.children
         if child.spawned.depth > view.spawned.depth  # members of a team have a table of their own
     ]
@@ -184,12 +186,12 @@ def _list_facts(state: Path, tree: Listing, view: RunView, now: float, *, change
         yield "team", describe_team(view)
     whole = sum_subtree_bill(view)
     if view.members:  # a team calls no model itself
-        yield "state", f"{tree.state_of(view)}, {took}"
+        yield "state", f"{tree.describe_state(view)}, {took}"
         yield "usage", _describe_usage(whole.usage)
         yield "cost", format_cost(whole.cost, whole.unpriced)
     else:
         turns, calls = format_count(view.turns, "turn"), format_count(view.tool_count, "tool call")
-        yield "state", f"{tree.state_of(view)}, {took}, {turns}, {calls}"
+        yield "state", f"{tree.describe_state(view)}, {took}, {turns}, {calls}"
         below = whole.usage.total_tokens - usage.total_tokens
         yield "usage", _describe_usage(usage) + (f", and {below:,} below it" if below else "")
         cost = format_cost(view.cost, view.unpriced)
@@ -234,7 +236,7 @@ async def _describe_changes(project: screen.ProjectLog, tree: Listing, view: Run
     """Describe whether the changes of a run were applied, or how to apply them. Empty for a run without changes."""
     if view.ended is None or not view.ended.changed_count:
         return ""
-    control = await control_clients.open_tree_control(project, tree.tree)
+    control = open_stored_control(project.state)
     one = next((copy for copy in await control.list_copies(tree.tree) if copy.run == view.number), None)
     if one is None:
         return "gone with the run's folder"
