@@ -44,7 +44,7 @@ LIMIT_KEYS = {  # by field of Limits; declared here because the command line mus
     "tokens": LimitKey("max_tokens", "tokens that a whole tree may spend"),
     "cost": LimitKey("max_cost", "US dollars that a whole tree may spend; needs models whose price is known"),
     "stall": LimitKey(
-        "stall", "seconds without an event in a run and below it until you are warned; it ends after twice that"
+        "stall", "seconds without an event in a run and below it until you are warned; the run ends after twice that"
     ),
 }
 

@@ -15,6 +15,7 @@ from retinue.log.runs import Runs, RunView
 from retinue.protocol.subagent_tools import INTERRUPTED
 
 LATEST = 10
+QUEUED = "queued"
 
 
 class Listing(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -44,6 +45,19 @@ class Listing(msgspec.Struct, frozen=True, eq=False, gc=False):
         """Return the live state of a run, its status if it has ended, or `interrupted`."""
         return run.state if run.ended is not None or self.live else INTERRUPTED
 
+    def find_queue_position(self, run: RunView) -> int | None:
+        """Return the place of a queued run in the queue: 1 for the run that gets the next free slot. None for a run
+        that does not wait for a slot."""
+        if self.state_of(run) != QUEUED:
+            return None
+        queued = [each.number for each in self.runs.runs.values() if each.state == QUEUED]
+        return queued.index(run.number) + 1
+
+    def describe_state(self, run: RunView) -> str:
+        """Return the state of a run for a person, with its place in the queue if it waits for a slot."""
+        position = self.find_queue_position(run)
+        return self.state_of(run) if position is None else f"{QUEUED} #{position}"
+
     def seconds_of(self, run: RunView, now: float) -> float:
         """Return how long a run took, or has taken until `now`. An interrupted run counts until the newest event of
         its tree."""
@@ -71,6 +85,7 @@ class Listing(msgspec.Struct, frozen=True, eq=False, gc=False):
             "agent": run.agent,
             "subagent_id": spawned.subagent_id,
             "state": self.state_of(run),
+            "queue_position": self.find_queue_position(run),
             "status": run.status,
             "turns": run.turns,
             "tool_count": run.tool_count,

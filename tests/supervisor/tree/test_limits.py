@@ -7,6 +7,7 @@ import pytest
 import retinue
 from retinue import Allow, Approval, ConfigError, Limits, Profile, SpawnRefused
 from retinue.core.events import RunSpawned, RunStarted, ToolResult
+from retinue.log.listing import load_listing
 from retinue.log.runs import Runs
 from retinue.testing import ManualClock, allow_all, scripted
 from tests.gates import HeldClock
@@ -29,7 +30,7 @@ def most_at_once(events: list[retinue.Event]) -> int:
 
 
 @pytest.mark.requirement("P22")
-async def test_what_does_not_fit_queues_in_order_and_positions_are_known() -> None:
+async def test_what_does_not_fit_queues_in_order_with_positions_in_lists() -> None:
     gate = asyncio.Event()
 
     @retinue.tool(tier="observe")
@@ -46,6 +47,9 @@ async def test_what_does_not_fit_queues_in_order_and_positions_are_known() -> No
         await until(run, RunStarted, number=2)
         runs = Runs.of(run.tree, await r.control.log.read(run.tree))
         assert [runs.runs[n].state for n in range(1, 6)] == ["running", "running", "queued", "queued", "queued"]
+        listing = await load_listing(r.control.log, run.tree)
+        assert [listing.find_queue_position(runs.runs[n]) for n in range(6)] == [None, None, None, 1, 2, 3]
+        assert [listing.describe_state(runs.runs[n]) for n in (2, 3)] == ["running", "queued #1"]
         assert await run.state() == "waiting_children"
         gate.set()
         result = await run.result()

@@ -45,8 +45,8 @@ def test_ps_lists_runs_below_one_another(project: Project) -> None:
     assert lines[1].endswith("just now  the task")
     assert lines[2].startswith(f"{tree}/1    judge it  critic  done")
     fields = (
-        "tree run parent depth path label agent subagent_id state status turns tool_count usage cost spawned_at "
-        "started_at ended_at duration_ms task workspace pid continues"
+        "tree run parent depth path label agent subagent_id state queue_position status turns tool_count usage cost "
+        "spawned_at started_at ended_at duration_ms task workspace pid continues"
     )
     assert [set(row) for row in project.rows()] == [set(fields.split())] * 2
 

@@ -54,7 +54,7 @@ def execute_ps(args: argparse.Namespace) -> int:
     columns; --json has everything.
 
     states:
-      queued starting running waiting_approval waiting_children stalled   the run is alive
+      queued starting running waiting_approval waiting_children stalled   the run is alive; queued #1 begins next
       waiting                                                             a conversation waits for your next message
       done refused failed limited timed_out cancelled disconnected        the run has ended
       interrupted                                                         its process is gone; resume continues it
@@ -138,7 +138,7 @@ def _make_cells(listing: Listing, view: RunView, now: float) -> tuple[str, ...]:
         f"{listing.tree}/{view.number}",
         "  " * view.level + screen.shorten_to_width(safe.escape_line(view.label), LABEL_WIDTH),
         safe.escape_line(view.agent),
-        listing.state_of(view),
+        listing.describe_state(view),
         str(view.turns),
         str(view.tool_count),
         f"{view.usage.total_tokens:,}",
