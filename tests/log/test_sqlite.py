@@ -7,6 +7,7 @@ import random
 import stat
 import sys
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -309,7 +310,7 @@ async def test_what_a_killed_writer_has_not_indexed_is_read_all_the_same(tmp_pat
         ("t3", 2, 102.0, False, None), ("t2", 3, 100.0, True, None), ("t1", 8, 100.0, True, None)
     ]  # fmt: skip
     assert seen[2:5] == [[["t1"], ["t3"], ["t2", "t1"], ["t3", "t2", "t1"]], [[4, 5, 6, 7, 8], [], []], 3]
-    assert seen[5] == "3 trees in 1 file, all of them whole, version 5"
+    assert seen[5] == "3 trees in 1 file, all of them whole, version 6"
     await SqliteLog(tmp_path).close()  # the next writer completes the index
     assert read_index(file)[0] == [(4,)]
     assert await look() == seen
@@ -496,7 +497,7 @@ async def test_the_journal_is_moved_into_the_file_again_and_again(
     log = SqliteLog(tmp_path)
     await write(log, make_spawned())
     for seq in range(2, 12):
-        await write(log, make_event(seq, Message("x" * 50_000)))
+        await write(log, make_event(seq, Message(random.Random(seq).randbytes(50_000).hex())))
     journal = log.path.with_name(f"{log.path.name}-wal")
     assert journal.stat().st_size < 200_000 and log.path.stat().st_size > 400_000
     await log.close()
@@ -527,6 +528,60 @@ async def test_a_cursor_reads_no_batch_before_it(tmp_path: Path) -> None:
     db.execute("UPDATE batches SET lines = x'00' WHERE id < 20")
     db.close()
     assert [stored.seq for stored in await SqliteReader(tmp_path).read_lines("t1", after=20)] == list(range(21, 30))
+
+
+async def test_a_large_batch_is_stored_packed_and_read_as_it_was(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path)
+    for tree in ("t1", "t2"):
+        await fill(log, 400, tree=tree)
+    await fill(log, 3, tree="t3")
+    await log.close()
+    db = apsw.Connection(str(log.path))
+    largest: bytes = db.execute("SELECT lines FROM batches ORDER BY length(lines) DESC LIMIT 1").get
+    smallest: bytes = db.execute("SELECT lines FROM batches ORDER BY length(lines) LIMIT 1").get
+    db.close()
+    assert not largest.startswith(b"{") and smallest.startswith(b'{"seq":')  # a small one can be read without us
+    reader = SqliteReader(tmp_path)
+    events = [await reader.read(tree) for tree in ("t1", "t2")]
+    assert [[event.seq for event in own] for own in events] == [list(range(1, 401))] * 2
+    assert len(encode_stored_events(events[0])) > 10 * len(largest) > schema.LARGE_BATCH / 10
+    await reader.adopt_events()
+    assert await reader.read("t2") == events[1]
+
+
+async def test_a_tree_is_removed_from_a_packed_batch(tmp_path: Path) -> None:
+    async def discard(tree: str) -> bool:
+        return True
+
+    log = SqliteLog(tmp_path)
+    both = [
+        (make_spawned if seq == 1 else make_event)(seq, tree=tree) for tree in ("t1", "t2") for seq in range(1, 240)
+    ]
+    await write(log, *both, make_ended(240, tree="t1"), make_ended(240, tree="t2"))
+    assert log.commits == 1
+    await log.close()
+    reader = SqliteReader(tmp_path)
+    done = await reader.remove_trees({"t1": 240}, discard=discard)
+    assert (done.removed, done.problems) == (["t1"], [])
+    assert [event.seq for event in await reader.read("t2")] == list(range(1, 241))
+    with schema.open_reader(log.path) as db:
+        assert b'"t1"' not in schema.load_batch(db, 1)
+
+
+async def test_a_batch_that_would_unpack_to_more_than_any_of_ours_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events that came from elsewhere are read with the user's word only, and even then cost no more than ours."""
+    log = SqliteLog(tmp_path)
+    await fill(log, 3)
+    await log.close()
+    monkeypatch.setattr(schema, "LARGEST_UNPACKED", 2**20)
+    db = apsw.Connection(str(log.path))
+    for bomb in (zlib.compress(b"{" + b" " * 2**20), b"x", zlib.compress(b"{}")[:-1]):
+        db.execute("UPDATE batches SET lines = ? WHERE id = (SELECT max(id) FROM batches)", (bomb,))
+        with pytest.raises(LogDamaged, match="cannot be unpacked"):
+            await SqliteReader(tmp_path).adopt_events()
+    db.close()
 
 
 async def test_unknown_fields_come_out_untouched(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The format of a log file, and all the SQL that reads and writes it.
 
 A row of `batches` is one commit. It holds the lines of one batch, with events of one or many trees, in the format of
-`encode_stored_events`; readers get the format of `encode_event`.
+`encode_stored_events`; readers get the format of `encode_event`. The lines of a large batch are compressed: they repeat
+the same names and tools, so writing a twentieth of them takes less time than writing them all.
 
 The other tables are the index (`tree_index`), the only source of lists and lookups. `places` has the number of each
 tree's first event in a batch, so reading a tree touches only its own batches. The first event of a run can be long, so
@@ -25,6 +26,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import lru_cache, partial
@@ -51,7 +53,9 @@ READER_CACHE_KIB = 16_384  # fits the index of about 20,000 trees, which a list 
 _KEY_VARIABLES = ("XDG_STATE_HOME", "HOME")  # they determine where the key is
 _TALLY = msgspec.json.Decoder(RunTally)
 APPLICATION_ID = 0x7265746E  # "retn"
-VERSION = 5
+VERSION = 6
+LARGE_BATCH = 16 * 2**10  # smaller ones are stored as they are: what is compressed can be read by Retinue only
+LARGEST_UNPACKED = 256 * 2**20  # larger batches are stored as they are
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PLACE = re.compile(rb'\{"seq":(\d+),"tree":"([^"]*)"')
 _INDEX = ("places", "trees", "runs", "tallies", "names")
@@ -270,9 +274,9 @@ def _begin_seal(*variables: str | None) -> blake2b:
     return blake2b(digest_size=SEAL_BYTES, key=load_user_key(), person=b"retinue log")
 
 
-def seal_lines(lines: bytes) -> bytes:
-    """Return the checksum of a batch under the user's key."""
-    return Sealer().hash_data(lines).digest()
+def seal_lines(stored: bytes) -> bytes:
+    """Return the checksum of a batch, as it is stored, under the user's key."""
+    return Sealer().hash_data(stored).digest()
 
 
 def check_seal(db: apsw.Connection, seal: bytes | str, found: Any) -> None:
@@ -289,9 +293,9 @@ def reseal_batches(db: apsw.Connection) -> None:
         index = TreeIndex()
         rows: list[int] = [row for (row,) in db.execute("SELECT id FROM batches ORDER BY id")]
         for row in rows:
-            lines = db.execute("SELECT lines FROM batches WHERE id = ?", (row,)).get
-            db.execute("UPDATE batches SET seal = ? WHERE id = ?", (seal_lines(lines), row))
-            index.apply(decode_lines(lines), row)
+            stored = db.execute("SELECT lines FROM batches WHERE id = ?", (row,)).get
+            index.apply(decode_lines(unpack_lines(db, stored)), row)
+            db.execute("UPDATE batches SET seal = ? WHERE id = ?", (seal_lines(stored), row))
             _insert_changes(db, index)
         db.execute("UPDATE writer SET indexed = ?", (next_batch(db) - 1,))
 
@@ -363,6 +367,26 @@ def _insert_changes(db: apsw.Connection, index: TreeIndex, prefix: str = "") -> 
     index.settle()
 
 
+def pack_lines(lines: bytes) -> bytes:
+    """Return the lines of a batch in the form that is stored."""
+    return zlib.compress(lines, 1) if LARGE_BATCH <= len(lines) <= LARGEST_UNPACKED else lines
+
+
+def unpack_lines(db: apsw.Connection, stored: bytes) -> bytes:
+    """Return the lines of a stored batch. Raises LogDamaged if they cannot be unpacked, or would be larger than any
+    batch that `pack_lines` compresses."""
+    if stored.startswith(b"{"):
+        return bytes(stored)
+    unpacker = zlib.decompressobj()
+    try:
+        lines = unpacker.decompress(stored, LARGEST_UNPACKED)
+    except zlib.error:
+        lines = b""
+    if not unpacker.eof:
+        raise LogDamaged(f"{db.filename} holds a batch of events that cannot be unpacked")
+    return lines
+
+
 def decode_lines(lines: bytes, trees: Collection[bytes] | None = None) -> list[Event]:
     """Return the events of a batch, or only those of `trees`. An undecodable line becomes a gap, which changes no
     list; readers of its tree see it."""
@@ -388,7 +412,8 @@ def begin_epoch(db: apsw.Connection) -> int:
 
 def append_batch(db: apsw.Connection, *, epoch: int, batch: int, lines: bytes) -> None:
     """Commit one batch."""
-    db.execute("INSERT INTO appended VALUES (?, ?, ?, ?)", (epoch, batch, lines, seal_lines(lines)))
+    stored = pack_lines(lines)
+    db.execute("INSERT INTO appended VALUES (?, ?, ?, ?)", (epoch, batch, stored, seal_lines(stored)))
 
 
 def index_batches(db: apsw.Connection, *, epoch: int, batch: int, index: TreeIndex) -> None:
@@ -448,8 +473,8 @@ def delete_trees(db: apsw.Connection, trees: Iterable[str]) -> None:
             before = load_batch(db, row).split(b"\n")
             after = [line for line in before if line and ((at := _PLACE.match(line)) is None or at[2] not in names)]
             if after:
-                lines = b"\n".join(after)
-                db.execute("UPDATE batches SET lines = ?, seal = ? WHERE id = ?", (lines, seal_lines(lines), row))
+                stored = pack_lines(b"\n".join(after))
+                db.execute("UPDATE batches SET lines = ?, seal = ? WHERE id = ?", (stored, seal_lines(stored), row))
             else:
                 db.execute("DELETE FROM batches WHERE id = ?", (row,))
     db.execute("VACUUM")
@@ -570,9 +595,9 @@ def load_batch(db: apsw.Connection, row: int) -> bytes:
         raise LogDamaged(describe_error(f"cannot read the log {db.filename}", error)) from None
     if found is None:
         raise LogDamaged(f"{db.filename} has lost a batch of events")
-    lines, seal = found
-    check_seal(db, seal_lines(lines), seal)
-    return bytes(lines)
+    stored, seal = found
+    check_seal(db, seal_lines(stored), seal)
+    return unpack_lines(db, stored)
 
 
 def lines_of_tree(db: apsw.Connection, tree: str, row: int) -> list[StoredLine]:
@@ -622,7 +647,8 @@ def recover_file(db: apsw.Connection) -> apsw.Connection:
                 lines = load_batch(db, row)
             except LogDamaged:
                 continue
-            recovered.execute("INSERT INTO batches VALUES (?, ?, ?)", (row, lines, seal_lines(lines)))
+            stored = pack_lines(lines)
+            recovered.execute("INSERT INTO batches VALUES (?, ?, ?)", (row, stored, seal_lines(stored)))
             index.apply(decode_lines(lines), row)
             _insert_changes(recovered, index)
     return recovered

@@ -37,7 +37,7 @@ from retinue.log.sqlite_reader import SqliteReader, read_events
 from retinue.log.tree_index import TreeRow
 
 LINGER = 0.004
-PIECE = 1000
+PIECE = 500
 INDEX_LINGER = 0.1
 INDEX_SECONDS = 1.0
 INDEX_BYTES = 16 * 2**20
