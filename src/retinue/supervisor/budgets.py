@@ -333,20 +333,14 @@ class CallReservation(msgspec.Struct, eq=False, gc=False):
     def cost(self) -> Decimal:
         return self.amount.cost
 
-    def acquire(self) -> Awaitable[None] | None:
-        """Reserve and return None, or return an awaitable that ends when calls in flight have left room. Raises
-        Limited if the account is spent."""
-        request = self.account.reserve(self)
-        return None if request is None else self.account.wait(self, request)
-
     async def reserve_again(self, spent: Usage, wait: Waiter, *, estimated: bool) -> None:
         """Settle the attempts so far and reserve for one more."""
         self.settle(spent, estimated=estimated)
         self.settled = Amount(spent.total_tokens, NO_COST if self.prices is None else self._cost_of(spent, self.prices))
         self.released = True
-        waiting = self.acquire()
+        waiting = self.account.reserve(self)
         if waiting is not None:
-            await wait(waiting)
+            await wait(self.account.wait(self, waiting))
         self.released = False
 
     def settle(self, usage: Usage, *, estimated: bool = False) -> None:

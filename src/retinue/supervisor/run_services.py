@@ -302,9 +302,9 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         if account is not None:
             prices = self._shared.prices if account.counts_cost else None
             reservation = CallReservation(account, request, plan.tools_bytes, prices, OUTPUT_TOKENS)
-            waiting = reservation.acquire()
+            waiting = account.reserve(reservation)
             if waiting is not None:
-                await run.without_stall_timer(waiting)
+                await run.without_stall_timer(account.wait(reservation, waiting))
             self._reservation = reservation
         try:
             deltas = ReplyDeltas(self._tree, run, turn)
