@@ -1,5 +1,4 @@
-"""Benchmark of the full path against bare tasks with the same awaits: one by one against one by one, all at once
-against all at once."""
+"""Benchmark of the full path against bare tasks with the same awaits, in the same order: serial or concurrent."""
 
 from __future__ import annotations
 

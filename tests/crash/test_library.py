@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import retinue
@@ -394,6 +395,36 @@ async def test_a_call_that_a_person_has_replaced_is_never_made(mode: str) -> Non
     assert said == [] and not result.success
     assert "the rule note(text=edited) forbids it" in result.text
     assert [body.allowed for body in bodies(events, ApprovalDecided)] == [True, False]
+
+
+@pytest.mark.parametrize("mode", ["yes", "ask"])
+async def test_a_call_that_a_person_has_replaced_stays_replaced_after_two_crashes(mode: str) -> None:
+    """The tool has changed since the yes with other arguments, so the second process asks about these again, and dies
+    after its yes."""
+    said, tools = notes()
+    asked: list[dict[str, Any]] = []
+
+    async def edit(question: Approval) -> Allow:
+        return Allow(args={"text": "edited"})
+
+    async def allow(question: Approval) -> Allow:
+        asked.append(question.args)
+        return Allow()
+
+    def find_answer(events: list[Event]) -> int:
+        return max(n for n, event in enumerate(events, 1) if isinstance(event.body, ApprovalDecided))
+
+    crash = Crash(main({"main": [call("note", text="original"), "{{last_result}}"]}, tools=tools), mode="ask")
+    crash.options["approver"] = edit
+    whole = await crash.events()
+    first = whole[: find_answer(whole)]
+    answer = msgspec.structs.replace(first[-1].body, seal="of another tool")
+    first[-1] = msgspec.structs.replace(first[-1], body=answer)
+    _, again = await crash.goes_on(first, approver=allow)
+    assert asked == [{"text": "edited"}]
+    said.clear()
+    await crash.goes_on(again[: find_answer(again)], mode=mode, approver=None)
+    assert said == ["edited"]
 
 
 async def test_a_call_begun_before_the_crash_is_reported_to_the_parent_once() -> None:

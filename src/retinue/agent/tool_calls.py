@@ -14,7 +14,7 @@ from functools import partial
 
 import msgspec
 
-from retinue.core.approvals import Deny, describe_denial, describe_edit
+from retinue.core.approvals import Deny, describe_denial, describe_edit, is_edit
 from retinue.core.errors import Stop, ToolError
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import NOTHING_TO_RUN, QUESTION, Call, ToolSpec
@@ -83,8 +83,8 @@ async def run_tool_call(
             outcome = Outcome(describe_denial(decision), success=False)
         elif decision.args is not None:
             # Arguments that answer a question are no edit, and what a person typed belongs in no result.
-            is_edit = tool.spec.tier != QUESTION and decision.args != call.args
-            changed = describe_edit(decision.args) if is_edit else ""
+            is_told = tool.spec.tier != QUESTION and is_edit(call.args, decision.args)
+            changed = describe_edit(decision.args) if is_told else ""
             call = Call(call.id, call.name, decision.args, within=call.within)
             problem = find_unknown_argument(call, tool.spec)
             outcome = Outcome(problem, success=False) if problem else None

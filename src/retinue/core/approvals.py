@@ -97,6 +97,11 @@ def describe_denial(decision: Deny) -> str:
     return f"The user denied this call: {decision.reason}" if decision.reason else "The user denied this call."
 
 
+def is_edit(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Return True if two sets of arguments differ as JSON. In Python, `1`, `1.0` and `True` are equal."""
+    return _encode_plain(before) != _encode_plain(after)
+
+
 def describe_edit(args: dict[str, Any]) -> str:
     """Return the text that the model reads before the result of a call whose arguments the user changed."""
     return f"[The user changed the arguments of this call to {_encode_plain(args).decode()}]"

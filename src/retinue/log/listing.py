@@ -46,7 +46,7 @@ class Listing(msgspec.Struct, frozen=True, eq=False, gc=False):
         return run.state if run.ended is not None or self.live else INTERRUPTED
 
     def find_queue_position(self, run: RunView) -> int | None:
-        """Return the place of a queued run in the queue: 1 for the run that gets the next free slot. None for a run
+        """Return the place of a queued run in the queue: 1 for the run that begins next. None for a run
         that does not wait for a slot."""
         if self.state_of(run) != QUEUED:
             return None

@@ -266,6 +266,14 @@ class OpenCall(Struct):
     decision: Decision | None = None
     seal: str = ""
 
+    def decide(self, answer: ApprovalDecided) -> None:
+        """Take the answer of a person. Arguments that an earlier answer changed stay changed: the call was asked about
+        again with those."""
+        earlier = self.decision.args if isinstance(self.decision, Allow) else None
+        args = earlier if answer.args is None else answer.args
+        self.decision = Allow(args=args) if answer.allowed else Deny(answer.reason)
+        self.seal = answer.seal
+
     def may_have_run(self) -> bool:
         """Return True if the call may have run. A call that needed approval cannot have run before the answer took
         effect; a denied call has not run at all."""
@@ -305,8 +313,7 @@ class InterruptedRun(Struct, eq=False):
             case ApprovalAsked(call_id=call_id) if call_id in self.open:
                 self.open[call_id].asked = True
             case ApprovalDecided(call_id=call_id) if call_id in self.open:
-                self.open[call_id].decision = Allow(args=body.args) if body.allowed else Deny(body.reason)
-                self.open[call_id].seal = body.seal
+                self.open[call_id].decide(body)
             case ToolStarted(call_id=call_id) if call_id in self.open:
                 self.open[call_id].started = True
             case Inbox(about=int() as about):

@@ -1,13 +1,14 @@
 """Tests of the scope of an answer: a call, a run, a tool, the project, everything that waits; and with edited
 arguments."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import retinue
-from retinue import Allow, Approval, Context, Deny, Profile
+from retinue import Allow, Approval, Context, Deny, Profile, tool
 from retinue.core.context import NOT_AS_ASKED
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolCall, ToolResult, Warned
 from tests.supervisor.approvals.test_pending import WAIT, Pages, decided, pages, waiting
@@ -210,6 +211,24 @@ async def test_edited_arguments_are_what_runs_and_what_is_logged() -> None:
         r.control.approvals.answer(question.id, Allow(args={"who": "boss"}), by="user")
         assert "forbids the edited call" in (await again.result()).final_response
     assert made.made == ["bert"]
+
+
+@pytest.mark.parametrize("level", [True, 1.0])
+async def test_an_edit_of_the_type_alone_is_told_to_the_model(level: object) -> None:
+    @tool
+    def tune(level: Any) -> str:
+        """Tunes."""
+        return repr(level)
+
+    async def approver(question: Approval) -> Allow:
+        return Allow(args={"level": level})
+
+    async with retinue.open(approver=approver, mode="ask") as r:
+        run = await r.spawn(main({"main": [call("tune", level=1), "end"]}, tools=[tune]), "x")
+        await run.result()
+        [result] = bodies(await r.control.log.read(run.tree), ToolResult)
+    told = f'[The user changed the arguments of this call to {{"level":{json.dumps(level)}}}]'
+    assert result.text == f"{told}\n{level!r}"
 
 
 async def test_arguments_that_come_back_as_they_were_are_no_edit() -> None:

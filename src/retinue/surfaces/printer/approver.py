@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from retinue.core.approvals import INPUT_REQUIRED, Allow, Approval, Deny
+from retinue.core.approvals import INPUT_REQUIRED, Allow, Approval, Deny, is_edit
 from retinue.core.errors import ApproverLeft
 from retinue.core.ports import AttachedApprover
 from retinue.files.content import read_available
@@ -273,7 +273,7 @@ class TerminalApprover:
         if isinstance(args, str):
             self._printer.show_note(args)
             return None
-        if args is None or args == question.args:
+        if args is None or not is_edit(question.args, args):
             self._printer.show_note(UNCHANGED)
             return None
         self._printer.show_question(msgspec.structs.replace(question, args=args, preview=""), whole=True)

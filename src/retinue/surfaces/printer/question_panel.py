@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from retinue.core.approvals import Allow, Approval, Decision, Deny
+from retinue.core.approvals import Allow, Approval, Decision, Deny, is_edit
 from retinue.log.blocks import Role, format_question_body, make_question_spans
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.edit_call import UNCHANGED, edit_in_editor, find_editor, parse_args
@@ -140,7 +140,7 @@ class QuestionPanel:
             return
         if isinstance(args, str):
             self._about = (args,)
-        elif args == question.args:
+        elif not is_edit(question.args, args):
             self._about = (UNCHANGED,)
         else:
             self._shown_args, self._body = args, None
