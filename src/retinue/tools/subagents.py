@@ -130,6 +130,14 @@ class SpawnSubagents:
         return self.reply(list(zip(results, tickets, strict=True)), folders)
 
     @staticmethod
+    def names_paths(call: Call) -> bool:
+        """Return True if a valid call names paths for its children to read. The call looks for them on disk."""
+        try:
+            return any(task.context_paths for _, task in words.read_tasks(call.args))
+        except ToolError:
+            return False
+
+    @staticmethod
     def reply(results: list[tuple[Result[Any], SpawnedRun]], folders: Folders) -> Outcome:
         """Make the reply for runs that have ended. Cut the answers until the whole reply fits inline."""
         limit = INLINE_BYTES
