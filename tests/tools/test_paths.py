@@ -12,7 +12,7 @@ from retinue.concurrency import run_in_thread
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call
 from retinue.tools.arguments import read_argument, reveal_text
-from retinue.tools.paths import open_file, replace_file, resolve_readable, resolve_writable
+from retinue.tools.paths import OutsideRoots, find_readable, open_file, replace_file, resolve_readable, resolve_writable
 from tests.tools.folders import RealFolders, make_folders
 
 
@@ -92,7 +92,7 @@ def test_a_folder_whose_name_only_starts_like_the_workspace_is_outside(folders: 
     ],
 )
 def test_a_path_that_is_none_is_refused_in_one_short_line(folders: RealFolders, raw: str, words: str) -> None:
-    for check in (resolve_readable, resolve_writable):
+    for check in (resolve_readable, resolve_writable, find_readable):
         with pytest.raises(ToolError, match=words) as caught:
             check(folders, raw)
         assert "\n" not in str(caught.value)
@@ -244,6 +244,67 @@ def test_a_relative_path_is_found_in_the_other_roots(tmp_path: Path) -> None:
     assert resolve_readable(folders, "a.txt") == folders.workspace / "a.txt"
     with pytest.raises(ToolError, match="outside this run's folders"):
         resolve_readable(folders, "../project/../secret")
+
+
+def test_files_outside_do_not_change_where_a_path_is_found(tmp_path: Path) -> None:
+    other, notes = tmp_path / "deep" / "project", tmp_path / "deep" / "notes"
+    other.mkdir(parents=True)
+    notes.write_text("given")
+    folders = make_folders(tmp_path, other, notes)
+    assert resolve_readable(folders, "../notes") == find_readable(folders, "../notes") == notes
+    (tmp_path / "notes").write_text("outside")
+    assert resolve_readable(folders, "../notes") == find_readable(folders, "../notes") == notes
+
+
+@pytest.mark.requirement("MASS-21")
+def test_a_host_tool_finds_files_and_folders_in_the_roots(folders: RealFolders, tmp_path: Path) -> None:
+    parent, home = tmp_path / "parent", folders.workspace
+    (home / "src").mkdir()
+    (home / "src" / "a.py").write_text("x")
+    (tmp_path / "again").symlink_to(tmp_path)
+    known = RealFolders(tmp_path / "again" / "workspace", (parent / "notes.txt",), folders.spills)
+    for raw in ("src/a.py", "src/x/../a.py", str(home / "src" / "a.py"), f"{tmp_path}/again/workspace/src/a.py"):
+        assert find_readable(known, raw) == home / "src" / "a.py"
+    assert find_readable(folders, ".") == home and find_readable(folders, "notes.txt") == parent / "notes.txt"
+    assert find_readable(known, str(parent / "notes.txt")) == parent / "notes.txt"
+    for raw in ("nope", "src/nope/a", "src/a.py/x", str(home / "nope"), str(parent / "nope")):
+        assert find_readable(folders, raw) is None
+
+
+@pytest.mark.requirement("MASS-21", "MASS-22")
+def test_a_host_tool_says_nothing_about_files_outside(folders: RealFolders, tmp_path: Path) -> None:
+    """Files, folders and links outside change no answer, not even by a `..` behind them."""
+    names = ("file", "folder", "folder/file", "link")
+    raws = [name for each in names for name in (f"{tmp_path}/{each}", f"../{each}", f"../{each}/../workspace/../x")]
+    raws += [f"{tmp_path}/link/../workspace/a.py", f"{tmp_path}/.retinue/x", str(folders.workspace / ".retinue")]
+
+    def ask(raw: str) -> str:
+        try:
+            return str(find_readable(folders, raw))
+        except OutsideRoots as error:
+            return str(error)
+
+    before = [ask(raw) for raw in raws]
+    assert before.pop(-3) == ask(raws.pop(-3)) == "None"  # the missing file of the workspace
+    assert all(text.endswith("outside this run's folders") for text in before)
+    (tmp_path / "folder" / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "folder" / "deep" / "workspace").mkdir()
+    (tmp_path / "link").symlink_to("folder/deep/er")
+    (folders.workspace / ".retinue").mkdir()
+    for name in ("file", "folder/file", "folder/deep/workspace/a.py"):
+        (tmp_path / name).touch()
+    assert [ask(raw) for raw in raws] == before
+
+
+@pytest.mark.requirement("MASS-22")
+@pytest.mark.parametrize("target", ["{}/secret", "{}/missing", "{}", "/proc/self/cwd", "real", "loop"])
+def test_a_host_tool_follows_no_link(folders: RealFolders, tmp_path: Path, target: str) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (folders.workspace / "real").mkdir()
+    (folders.workspace / "loop").symlink_to(target.format(tmp_path))
+    for raw in ("loop", "loop/secret", f"{folders.workspace}/loop/x"):
+        with pytest.raises(ToolError, match=r"leads over a symlink: name what it points to$"):
+            find_readable(folders, raw)
 
 
 def test_our_own_state_in_a_project_is_not_readable(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from retinue.sandbox.in_process import IN_PROCESS
 from retinue.tools.code_mode import ExecutePython
 from retinue.tools.functions import HostedTool
 from retinue.tools.live_output import LiveOutput
+from retinue.tools.subagents import SpawnSubagents
 
 PROGRAM_TOOL_BYTES = 2 * 1024 * 1024
 MAX_PROGRAM_CALLS = 1000
@@ -76,8 +77,8 @@ def offer_tools_to_programs(
 
 
 def bind_tool(tool: Tool, plan: Plan, session: RunSession | None) -> Tool:
-    """Return `tool` bound to the session of its run: sandboxed tools execute in the session, and functions of the host
-    wait until the copied workspace is made.
+    """Return `tool` bound to the session of its run: sandboxed tools execute in the session, and host tools that use
+    files wait until the copied workspace is made.
 
     Tools are bound per call, because most runs call few of their tools and many call none."""
     if session is None:
@@ -87,22 +88,26 @@ def bind_tool(tool: Tool, plan: Plan, session: RunSession | None) -> Tool:
         return SandboxedTool(tool.tool, session) if session.runs_tool(name) else tool
     if not session.has_copy:
         return tool
+    if isinstance(tool, SpawnSubagents):
+        return PreparedTool(tool, session, is_needed=tool.names_paths)
     is_function = name in plan.host and name != "web_fetch" and not tool.spec.server
     return PreparedTool(tool, session) if is_function or name == "apply_subagent" else tool
 
 
 class PreparedTool:
-    """A tool of the host whose calls wait until the run's workspace is made."""
+    """A tool of the host whose calls wait until the run's workspace is made. With `is_needed`, only the calls for which
+    it returns True wait."""
 
-    def __init__(self, tool: Tool, session: RunSession) -> None:
+    def __init__(self, tool: Tool, session: RunSession, *, is_needed: Callable[[Call], bool] | None = None) -> None:
         self.spec: ToolSpec = tool.spec
-        self._tool, self._session = tool, session
+        self._tool, self._session, self._is_needed = tool, session, is_needed
 
     async def preview(self, call: Call, folders: Folders) -> str:
         return await self._tool.preview(call, folders)
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
-        await self._session.make_workspace()
+        if self._is_needed is None or self._is_needed(call):
+            await self._session.make_workspace()
         return await self._tool(call, folders, link)
 
 

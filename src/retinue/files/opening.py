@@ -153,6 +153,26 @@ def open_parent(
         os.close(fd)
 
 
+def stat_below(root: AnyPath, path: Sequence[str]) -> os.stat_result:
+    """Return the status of the entry at `path`, given as its components, relative to the trusted path `root`.
+
+    Raises `RefusedFile` if the entry or a folder on the way is a link."""
+    with open_parent(root, path, open_step=_open_real_folder) as (folder, name):
+        return _stat_unless_link(name, folder)
+
+
+def _open_real_folder(folder: int, name: str) -> int:
+    _stat_unless_link(name, folder)
+    return _open_step(folder, name)
+
+
+def _stat_unless_link(name: str, folder: int) -> os.stat_result:
+    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        raise RefusedFile("link", name)
+    return status
+
+
 def make_folder(name: str, *, dir_fd: int, mode: int = 0o777, inherit_owner: bool = False) -> bool:
     """Create a folder in an open folder. Returns False if the name is taken."""
     try:

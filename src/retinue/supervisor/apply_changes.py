@@ -8,16 +8,16 @@ from pathlib import Path
 
 from retinue.concurrency import finish_despite_cancel
 from retinue.core.errors import RetinueError, ToolError
-from retinue.core.messages import Call, ToolSpec
+from retinue.core.messages import Call
 from retinue.core.ports import Outcome
 from retinue.core.results import format_changed_files
+from retinue.supervisor.policy import find_write_denial
 from retinue.supervisor.run import Run
 from retinue.workspaces.atomic_apply import find_staging_folder, recover_folder
 from retinue.workspaces.copies import CopiedWorkspace, carry_out_plan, explain_missing_copy, find_copy, plan_apply
 from retinue.workspaces.merge import MergePlan
 
 APPLY = "apply_subagent"
-_WRITE = ToolSpec("write", "", {})
 UNASKED = ""  # instead of a digest: there was nothing to approve
 PREVIEW_BYTES = 1024 * 1024  # of a diff in a question, and so in the log
 
@@ -77,12 +77,10 @@ def _plan_child(run: Run, call: Call) -> tuple[CopiedWorkspace, MergePlan]:
 
 
 def _check_rules(run: Run, plan: MergePlan) -> None:
-    """Raise ToolError if a rule forbids the run to write one of the files."""
+    """Raise ToolError if a rule about paths forbids the run to write one of the files."""
     for change in plan.changes:
-        args = {"path": change.path}
-        verdict = run.policy.judge(_WRITE, args, primary=run.parent is None, workspace=run.folders.path)
-        if verdict.what == "deny" and verdict.rule != _WRITE.name:
-            raise ToolError(f"{APPLY}: the rule {verdict.rule} forbids to write {change.path}; nothing was applied")
+        if rule := find_write_denial(run.policy, change.path, run.folders.path):
+            raise ToolError(f"{APPLY}: the rule {rule} forbids to write {change.path}; nothing was applied")
 
 
 def _find_copy_of(run: Run) -> CopiedWorkspace | None:

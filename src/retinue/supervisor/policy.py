@@ -163,6 +163,20 @@ class RulePolicy:
         rules = (*self._rules.deny, *self._rules.ask)
         return tuple(rule.pattern for rule in rules if rule.pattern is not None and is_about_path(rule, READERS[0]))
 
+    def find_write_denial(self, path: str, workspace: str) -> str:
+        """Return the rule that denies writing this path, or ''. A rule without a pattern is about a tool, not a
+        path."""
+        if not self._write_denials:
+            return ""
+        tool, args = WRITERS[0], {"path": path}
+        subjects = subjects_of(tool, args, workspace=workspace, project=self._project)
+        return find_stopping_rule(self._write_denials, tool, args, subjects)
+
+    @cached_property
+    def _write_denials(self) -> tuple[Rule, ...]:
+        deny, *_ = self._rules_about(WRITERS[0])
+        return tuple(rule for rule in deny if rule.pattern is not None)
+
     def _find_named_path(self, tool: str, subjects: tuple[str, ...], workspace: str) -> str:
         """Return the rule about a path among the words of a shell command, or ''."""
         if not self._path_rules or not is_a(tool, SHELLS):
@@ -249,6 +263,9 @@ class Narrowed:
         second = self._own.judge(spec, args, primary=True, workspace=workspace)
         return second if (_STRICTNESS[second.what], second.firm) > (_STRICTNESS[first.what], first.firm) else first
 
+    def find_write_denial(self, path: str, workspace: str) -> str:
+        return find_write_denial(self._parent, path, workspace) or find_write_denial(self._own, path, workspace)
+
 
 _WITH_RULES = RulePolicy | Narrowed
 
@@ -261,6 +278,12 @@ def inside(policy: Policy) -> Policy:
 def find_hidden_paths(policy: Policy) -> tuple[str, ...]:
     """Return the patterns of paths that searches skip under this policy."""
     return policy.hidden_paths if isinstance(policy, _WITH_RULES) else ()
+
+
+def find_write_denial(policy: Policy, path: str, workspace: str) -> str:
+    """Return the rule of this policy that denies writing a path, or ''. Other rules that deny the tool do not hide
+    it."""
+    return policy.find_write_denial(path, workspace) if isinstance(policy, _WITH_RULES) else ""
 
 
 def narrow_policy(policy: Policy, rules: Rules | None, project: str) -> Policy:

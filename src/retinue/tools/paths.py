@@ -3,6 +3,9 @@
 A path is resolved and checked once. Then it is opened folder by folder below the root that allows it, never following
 a symbolic link, so a path swapped after the check leads nowhere. This module keeps no state, and does not know why a
 tool needs the file.
+
+File tools execute where the run does, so they may resolve any path. A host tool sees more than a sandboxed run. It uses
+`find_readable`, which looks only below the run's roots.
 """
 
 from __future__ import annotations
@@ -25,6 +28,10 @@ NAME_BYTES = 255
 PATH_BYTES = 4095
 
 
+class OutsideRoots(ToolError):
+    """A path outside the folders of a run."""
+
+
 def make_file_error(tool: str, path: object, error: OSError) -> ToolError:
     """Return the ToolError that a model sees for a file that cannot be used."""
     if isinstance(error, RefusedFile):
@@ -37,12 +44,40 @@ def resolve_readable(folders: Folders, raw: str, *, tool: str = "read") -> Path:
 
     A relative path that does not exist in the workspace is looked up in the search roots."""
     path = _resolve(folders.workspace, raw, tool)
-    if not path.exists() and not Path(raw).is_absolute():
+    is_found = _find_root(path, folders.roots) is not None and os.path.lexists(path)
+    if not is_found and not Path(raw).is_absolute():
         others = (_resolve(root, raw, tool) for root in folders.search_roots)
-        path = next((other for other in others if other.exists() and _find_root(other, folders.roots)), path)
+        path = next((other for other in others if _find_root(other, folders.roots) and os.path.lexists(other)), path)
     if _find_root(path, folders.roots) is None:
-        raise ToolError(f"{tool}: {quote_text(raw)} is outside this run's folders")
+        raise OutsideRoots(f"{tool}: {quote_text(raw)} is outside this run's folders")
     return path
+
+
+def find_readable(folders: Folders, raw: str, *, tool: str = "read") -> Path | None:
+    """Return the absolute path of a file or folder in the run's roots, or None if it does not exist there. Raises
+    OutsideRoots for a path outside, and ToolError for a path that cannot be used.
+
+    The text of the path decides whether it is inside, and no link below a root is followed. So the answer says nothing
+    about files that the run cannot see. A relative path is looked up in the workspace, then in the search roots."""
+    _check_text(raw, tool)
+    bases = (folders.workspace, *folders.search_roots)
+    spelled = dict.fromkeys(Path(os.path.abspath(base / raw)) for base in bases)  # noqa: PTH100 - keeps links
+    places = [place for path in spelled if (place := _find_place(path, folders.roots)) is not None]
+    if not places:
+        raise OutsideRoots(f"{tool}: {quote_text(raw)} is outside this run's folders")
+    for root, inside in places:
+        path = root / inside
+        above = root if inside.parts else root.parent
+        try:
+            opening.stat_below(above, path.relative_to(above).parts)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except RefusedFile:
+            raise ToolError(f"{tool}: {quote_text(raw)} leads over a symlink: name what it points to") from None
+        except OSError as error:
+            raise make_file_error(tool, raw, error) from error
+        return path
+    return None
 
 
 def resolve_writable(folders: Folders, raw: str, *, tool: str = "write") -> Path:
@@ -84,6 +119,12 @@ def replace_file(path: Path, data: bytes, folders: Folders, *, tool: str) -> Non
 
 
 def _resolve(base: Path, raw: str, tool: str) -> Path:
+    _check_text(raw, tool)
+    return Path(os.path.realpath(base / raw))
+
+
+def _check_text(raw: str, tool: str) -> None:
+    """Raise ToolError for a text that is no path."""
     if not raw.strip():
         raise ToolError(f"{tool}: the path is empty")
     try:
@@ -94,20 +135,31 @@ def _resolve(base: Path, raw: str, tool: str) -> Path:
         raise ToolError(f"{tool}: {quote_text(raw)} has a NUL byte in it")
     if len(encoded) > PATH_BYTES or any(len(part) > NAME_BYTES for part in encoded.split(b"/")):
         raise ToolError(f"{tool}: {quote_text(raw)} is too long for a path")
-    return Path(os.path.realpath(base / raw))
 
 
 def _find_root(path: Path, roots: Sequence[Path]) -> Path | None:
-    """Return the root that contains `path`, or None. Our state in a project (tokens, logs, runs) is in no root."""
-    resolved = (Path(os.path.realpath(root)) for root in roots)
-    return next(
-        (
-            root
-            for root in resolved
-            if path.is_relative_to(root) and not any(map(is_state_name, path.relative_to(root).parts))
-        ),
-        None,
-    )
+    """Return the root that contains the resolved `path`, or None."""
+    return next((root for root in map(_resolve_root, roots) if _is_inside(path, root)), None)
+
+
+def _find_place(path: Path, roots: Sequence[Path]) -> tuple[Path, Path] | None:
+    """Return the root that contains `path`, and `path` relative to it, or None. Decides by the text of `path`, which
+    may begin like the root as it is given or as it is resolved."""
+    for root in roots:
+        real = _resolve_root(root)
+        for start in (real, root):
+            if _is_inside(path, start):
+                return real, path.relative_to(start)
+    return None
+
+
+def _resolve_root(root: Path) -> Path:
+    return Path(os.path.realpath(root))
+
+
+def _is_inside(path: Path, root: Path) -> bool:
+    """Return True if `root` contains `path`. Our state in a project (tokens, logs, runs) is in no root."""
+    return path.is_relative_to(root) and not any(map(is_state_name, path.relative_to(root).parts))
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -35,7 +34,7 @@ from retinue.protocol.subagent_tools import (
     take_page,
 )
 from retinue.tools.arguments import read_argument, show_arguments
-from retinue.tools.paths import resolve_readable
+from retinue.tools.paths import OutsideRoots, find_readable
 from retinue.tools.truncate import truncate_text
 
 SHORTEST_ANSWER = 512
@@ -130,6 +129,14 @@ class SpawnSubagents:
         return self.reply(list(zip(results, tickets, strict=True)), folders)
 
     @staticmethod
+    def names_paths(call: Call) -> bool:
+        """Return True if a valid call names paths for its children to read. The call looks for them on disk."""
+        try:
+            return any(task.context_paths for _, task in words.read_tasks(call.args))
+        except ToolError:
+            return False
+
+    @staticmethod
     def reply(results: list[tuple[Result[Any], SpawnedRun]], folders: Folders) -> Outcome:
         """Make the reply for runs that have ended. Cut the answers until the whole reply fits inline."""
         limit = INLINE_BYTES
@@ -170,25 +177,16 @@ class SpawnSubagents:
 
 def _check_path(index: int, path: str, folders: Folders) -> str:
     """Return a context path made absolute. Raises ToolError unless the path exists and the parent may read it."""
-    missing = ToolError(f"Task at index {index} has non-existent context_path: '{path}'")
+    refused = f"Task at index {index} has a context_path it may not have"
     try:
-        found = resolve_readable(folders, path)
+        found = find_readable(folders, path)
+    except OutsideRoots as error:
+        raise ToolError(f"{refused}: {error}. {words.GRANT_HINT}") from None
     except ToolError as error:
-        if not _is_there(folders.workspace / path):
-            raise missing from None
-        raise ToolError(
-            f"Task at index {index} has a context_path it may not have: {error}. {words.GRANT_HINT}"
-        ) from None
-    if not found.exists():
-        raise missing
+        raise ToolError(f"{refused}: {error}") from None
+    if found is None:
+        raise ToolError(f"Task at index {index} has non-existent context_path: '{path}'")
     return str(found)
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # not a valid path
-        return False
 
 
 def _make_entry(result: Result[Any], ticket: SpawnedRun, folders: Folders, limit: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from retinue import Profile
 from retinue.core.events import ToolResult
 from retinue.core.messages import ToolSpec
 from retinue.core.rules import CODE_MODE, Rules, parse_rule
-from retinue.supervisor.policy import RulePolicy, find_hidden_paths, narrow_policy
+from retinue.supervisor.policy import RulePolicy, find_hidden_paths, find_write_denial, narrow_policy
 from retinue.testing import scripted
 from tests.sandbox.places import needs_bubblewrap
 from tests.supervisor.tree.kit import bodies, call
@@ -131,14 +131,38 @@ async def test_a_search_leaves_out_what_may_not_be_read(tmp_path: Path, runtime:
     assert "the rule read(.env*) forbids it" in denied
 
 
-async def test_a_parent_may_not_apply_what_it_may_not_write(tmp_path: Path) -> None:
+async def apply_keys(tmp_path: Path, **options: Any) -> tuple[Path, str]:
+    """Apply what a child did to `b` and `keys/k`, and return the project and the result of the call."""
     project = repository(tmp_path / "p")
     agents = {
         "main": [call("subagent_coder", task="go"), call("apply_subagent", subagent_id="1"), "done"],
         "coder": [shell("echo 1 > b; mkdir keys; cd keys; echo 2 > k"), "done"],
     }
     coder = Profile("coder", "You code.", workspace="worktree")
-    _, events = await seen(project, agents, profiles=[coder], deny=["edit(keys/**)"])
-    said = [result.text for result in bodies(events, ToolResult) if result.name == "apply_subagent"]
-    assert said == ["apply_subagent: the rule edit(keys/**) forbids to write keys/k; nothing was applied"]
+    _, events = await seen(project, agents, profiles=[coder], **options)
+    [said] = [result.text for result in bodies(events, ToolResult) if result.name == "apply_subagent"]
+    return project, said
+
+
+@pytest.mark.parametrize(
+    "deny",
+    [["edit(keys/**)"], ["edit(keys/**)", "write"], ["write", "edit(keys/**)"], ["w*", "write", "edit(keys/**)"]],
+)
+async def test_a_parent_may_not_apply_what_it_may_not_write(tmp_path: Path, deny: list[str]) -> None:
+    project, said = await apply_keys(tmp_path, deny=deny)
+    assert said == "apply_subagent: the rule edit(keys/**) forbids to write keys/k; nothing was applied"
     assert not (project / "b").exists() and not (project / "keys").exists()
+
+
+async def test_a_parent_without_the_tool_write_may_apply(tmp_path: Path) -> None:
+    project, said = await apply_keys(tmp_path, deny=["write", "edit"])
+    assert said.startswith("Applied the changes of 1:")
+    assert (project / "keys/k").read_text() == "2\n"
+
+
+def test_a_rule_of_the_parent_about_a_tool_hides_no_path_rule_of_its_child() -> None:
+    about_tool, about_path = (Rules(None, deny=(parse_rule(text),)) for text in ("write", "write(keys/**)"))
+    for first, second in ((about_tool, about_path), (about_path, about_tool)):
+        policy = narrow_policy(RulePolicy(first, mode="yes", project="/p"), second, "/p")
+        assert find_write_denial(policy, "keys/k", "/p") == "write(keys/**)"
+        assert find_write_denial(policy, "b", "/p") == ""

@@ -9,11 +9,18 @@ import pytest
 import retinue
 from retinue import ConfigError
 from retinue.core.events import RunSpawned, ToolResult
+from tests.sandbox.places import needs_bubblewrap
 from tests.supervisor.tree.kit import bodies, call, main, spawn
 from tests.surfaces.cli.shell import Project, one_line_error
 from tests.surfaces.mcp.kit import connected
+from tests.workspaces.kit import shell
 
 pytestmark = [pytest.mark.finding("S4"), pytest.mark.requirement("MASS-21")]
+
+NOT_ITS_OWN = (
+    "Task at index 0 has a context_path it may not have: read: '{path}' is outside this run's folders. "
+    "The user can grant it with --context-path, or with context_paths in retinue.yaml."
+)
 
 
 @pytest.fixture
@@ -122,21 +129,41 @@ async def test_from_python_for_every_primary_or_for_one(project: Project, specs:
 @pytest.mark.parametrize(
     ("path", "error"),
     [
-        ("/no/such/file", "Task at index 0 has non-existent context_path: '/no/such/file'"),
-        ("../../nothing", "Task at index 0 has non-existent context_path: '../../nothing'"),
-        ("{specs}", "The user can grant it with --context-path, or with context_paths in retinue.yaml."),
-        ("../specs", "is outside this run's folders"),
+        ("/no/such/file", NOT_ITS_OWN),
+        ("../../nothing", NOT_ITS_OWN),
+        ("{specs}", NOT_ITS_OWN),
+        ("{specs}/nothing", NOT_ITS_OWN),
+        ("../specs", NOT_ITS_OWN),
+        ("nothing", "Task at index 0 has non-existent context_path: '{path}'"),
     ],
 )
 async def test_a_model_passes_on_only_what_its_run_has(project: Project, specs: Path, path: str, error: str) -> None:
-    asked = spawn({"task": "x", "context_paths": [path.format(specs=specs)]})
+    """The answer about a path outside its folders does not say whether the path exists."""
+    path = path.format(specs=specs)
+    asked = spawn({"task": "x", "context_paths": [path]})
     async with retinue.open(project.folder / ".retinue", mode="yes") as r:
         run = await r.spawn(main({"main": [asked, "end"]}), "go")
         await run.result()
         events = await r.control.log.read(run.tree)
     refused = bodies(events, ToolResult, run=0)[0]
-    assert not refused.success and error in json.loads(refused.text)["error"]
+    assert not refused.success and json.loads(refused.text)["error"] == error.format(path=path)
     assert len(bodies(events, RunSpawned)) == 1
+
+
+@needs_bubblewrap
+def test_a_link_that_a_sandboxed_run_makes_tells_nothing_about_the_machine(project: Project, specs: Path) -> None:
+    project.runtime = "isolated"
+    links = {"there": specs / "api.md", "missing": specs / "none.md"}
+    made = shell("; ".join(f"ln -s {target} {name}" for name, target in links.items()))
+    asked = [spawn({"task": "x", "context_paths": [name]}) for name in links]
+    done = project.run("--yes", "--workspace", "copy", agents={"main": [made, *asked, "end"]})
+    assert done.returncode == 0, done.stderr
+    replies = [event["text"] for event in project.events() if event["kind"] == "tool.result"][1:]
+    errors = [json.loads(text)["error"] for text in replies]
+    refused = "Task at index 0 has a context_path it may not have: read: '{}' leads over a symlink: "
+    assert [error.removeprefix(refused.format(name)) for error, name in zip(errors, links, strict=True)] == [
+        "name what it points to"
+    ] * 2
 
 
 async def test_the_user_of_an_mcp_client_grants_in_its_settings(project: Project, specs: Path) -> None:
@@ -149,6 +176,6 @@ async def test_the_user_of_an_mcp_client_grants_in_its_settings(project: Project
         assert "GET /orders" in said["results"][0]["answer"]
     async with connected(project, agents=agents) as client:
         said = await reply(client, tasks=[task])
-        assert said["error"].startswith("Task at index 0 has a context_path it may not have")
+        assert said["error"] == NOT_ITS_OWN.format(path=specs)
         said = await reply(client, tasks=[{**task, "context_paths": ["/no/such"]}])
-        assert said["error"] == "Task at index 0 has non-existent context_path: '/no/such'"
+        assert said["error"] == NOT_ITS_OWN.format(path="/no/such")

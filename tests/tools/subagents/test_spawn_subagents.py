@@ -11,7 +11,9 @@ import retinue
 from retinue import ConfigError, Profile, Task
 from retinue.core.events import RunSpawned, RunStarted, ToolCall, ToolResult, TurnStarted
 from retinue.testing import ManualClock, scripted
+from tests.sandbox.places import needs_bubblewrap
 from tests.supervisor.tree.kit import bodies, call, main, spawn, tree, until
+from tests.workspaces.kit import repository, seen
 
 
 async def reply(*tasks: Any, options: dict[str, Any] | None = None, **opened: Any) -> dict[str, Any]:
@@ -265,6 +267,33 @@ async def test_context_paths_are_readable_only_and_must_be_the_parent_s_to_give(
     )
     refused = bodies(events, ToolResult, run=0)[0]
     assert not refused.success and "outside this run's folders" in refused.text
+
+
+@pytest.mark.requirement("MASS-21")
+@pytest.mark.parametrize("kind", ["copy", "worktree"])
+@pytest.mark.parametrize("runtime", ["inherited", pytest.param("isolated", marks=needs_bubblewrap)])
+async def test_a_first_call_that_names_paths_makes_the_workspace(tmp_path: Path, kind: str, runtime: Any) -> None:
+    """At depth 1 too, where the child works in a copy of the copy or beside it."""
+    project = repository(tmp_path / "p", **{PARENT_FILE: "the plan"})
+    task = {"task": "x", "context_paths": [PARENT_FILE]}
+    agents = {
+        "main": [spawn({**task, "subagent_type": "middle"}), "end"],
+        "middle": [spawn(task), "end"],
+        "subagent": ["end"],
+    }
+    for below in ("scratch", kind):
+        middle = Profile("middle", workspace=below)  # type: ignore[arg-type]
+        _, events = await seen(project, agents, kind=kind, profiles=[middle], runtime=runtime)
+        assert len(bodies(events, RunSpawned)) == 3, [result.text for result in bodies(events, ToolResult)]
+        [given] = bodies(events, RunSpawned, run=2)[0].context_paths
+        assert Path(given).read_text() == "the plan" and not Path(given).is_relative_to(project / "notes")
+
+
+@pytest.mark.parametrize("tasks", [[{"task": "x"}], [{"task": "x", "context_paths": []}], [{"task": 1}], "x"])
+async def test_a_spawn_without_paths_makes_no_workspace(tmp_path: Path, tasks: Any) -> None:
+    agents = {"main": [call("spawn_subagents", tasks=tasks), "end"], "*": ["did it"]}
+    result, _ = await seen(repository(tmp_path / "p"), agents, kind="copy")
+    assert result.status == "done" and not Path(result.workspace).exists()
 
 
 @pytest.mark.requirement("MASS-21")
