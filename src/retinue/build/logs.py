@@ -1,4 +1,5 @@
-"""Factories of logs: in memory or durable, observed by telemetry, with a failpoint for crash tests.
+"""Factories of logs: in memory or durable, observed by telemetry, with a failpoint for crash tests. Also the commands
+for what a state folder stores.
 
 Only this module chooses the backend of a log, so a setting for another backend is read here and nowhere else. Commands
 that only read import this module, so it imports little at the top.
@@ -63,6 +64,14 @@ async def take_over_state(state: Path) -> None:
     Raises LogError if the log is unreadable or another process is writing it."""
     adopt_state_folder(state)
     await open_reader(state).adopt_events()
+
+
+def remove_workspaces(state: Path, tree: str, *, dry_run: bool) -> int:
+    """Remove the folder of a tree, with the workspaces of its runs. Return the number of bytes that are free again, or
+    would be with `dry_run`. Raises RetinueError if a part of the folder remains."""
+    from retinue.workspaces.run_folders import remove_tree_folder
+
+    return remove_tree_folder(state, tree, dry_run=dry_run)
 
 
 def has_log(state: Path) -> bool:

@@ -82,7 +82,7 @@ async def test_trees_of_one_commit_are_taken_apart(project: Project) -> None:
         await runs[1].result()
     log = SqliteReader(state / "logs")
     events = await log.read(runs[1].tree)
-    report = await remove_old_trees(log, state / "runs", before=1e9 + 30)
+    report = await remove_old_trees(log, state, before=1e9 + 30)
     assert sorted(report.removed) == sorted([runs[0].tree, runs[2].tree])
     assert [stored.tree for stored in await log.list_trees()] == [runs[1].tree]
     assert await log.read(runs[1].tree) == events
@@ -119,7 +119,7 @@ async def test_space_is_given_back(project: Project) -> None:
     log = SqliteReader(state / "logs")
     [file] = log.list_files()
     assert file.stat().st_size > 2_000_000
-    report = await remove_old_trees(log, state / "runs", before=1e9 + 1)
+    report = await remove_old_trees(log, state, before=1e9 + 1)
     assert len(report.removed) == 1
     assert file.stat().st_size < 200_000
     assert b"x" * 1000 not in file.read_bytes()
@@ -143,7 +143,7 @@ async def test_a_crash_in_the_middle_leaves_a_whole_log(project: Project, monkey
 
     monkeypatch.setattr(schema, "delete_trees", crash)
     with pytest.raises(Crash):
-        await remove_old_trees(SqliteReader(state / "logs"), state / "runs", before=1.7e9 * 10)
+        await remove_old_trees(SqliteReader(state / "logs"), state, before=1.7e9 * 10)
     assert trees(project) == {old, new} and not gone.exists()
     monkeypatch.setattr(schema, "delete_trees", delete_trees)
     assert gc(project)["removed"] == [old]
@@ -168,7 +168,7 @@ async def test_a_tree_whose_name_is_a_path_leads_nowhere(project: Project) -> No
     precious = state / "precious"
     precious.mkdir()
     await write_files(state, Event(1, "../precious", 0, "/main", "main", 1.0, Gap(1, "")))
-    report = await remove_old_trees(SqliteReader(state / "logs"), state / "runs", before=1e9, interrupted=True)
+    report = await remove_old_trees(SqliteReader(state / "logs"), state, before=1e9, interrupted=True)
     assert report.removed == ["../precious"]
     assert precious.exists()
 
