@@ -75,8 +75,10 @@ def remove_workspaces(state: Path, tree: str, *, dry_run: bool) -> int:
 
 
 def has_log(state: Path) -> bool:
-    """Return True if the state folder has a log, perhaps an empty one."""
-    return (state / LOG_FOLDER).is_dir()
+    """Return True if the log of a state folder was created, perhaps without events."""
+    from retinue.log.sqlite_reader import SqliteReader
+
+    return SqliteReader(state / LOG_FOLDER).is_created
 
 
 def describe_log_library() -> str:
