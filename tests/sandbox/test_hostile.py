@@ -32,7 +32,7 @@ import os, sys, time
 from retinue.protocol.tool_server import *
 reader = make_frame_reader("host")
 heard = []
-say = lambda *frames: os.write(1, b"".join(map(encode_frame, frames)))
+say = lambda *frames: os.write(1, b"".join(map(encode_tool_frame, frames)))
 def hear(kind):
     while not any(isinstance(frame, kind) for frame in heard):
         heard.extend(reader.feed(os.read(0, 65536) or sys.exit()))  # nobody is there any more

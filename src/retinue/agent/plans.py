@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from retinue.agent.local_tools import SandboxedTool, offer_tools_to_programs
-from retinue.agent.rounds import format_rules, make_round_tools
+from retinue.agent.rounds import format_round_rules, make_round_tools
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Warned
@@ -199,7 +199,7 @@ class ProfilePlanner:
         specs = tuple(tool.spec for tool in tools.values())
         if secrets.has_secrets() and model is not None and not isinstance(model, RedactingModel):
             model = RedactingModel(model)
-        rules = TEAM_RULES if is_member else "" if rounds is None else format_rules(rounds.rounds)
+        rules = TEAM_RULES if is_member else "" if rounds is None else format_round_rules(rounds.rounds)
         words = (profile.instructions, self.skills(profile), rules, *notes, *(ours for ours, _ in lacks))
         system = "\n\n".join(part for part in words if part)
         warnings = [*fallback, *(Warned(note, code="lacks_tools") for note in (*notes, *(why for _, why in lacks)))]

@@ -40,7 +40,7 @@ def open_log(state: Path | None) -> Log:
     return SqliteLog(state / LOG_FOLDER)
 
 
-def open_reader(state: Path) -> LogReader:
+def open_log_reader(state: Path) -> LogReader:
     """Open the log of a state folder for reading. The folder need not exist.
 
     Raises ConfigError if the folder does not belong to the user."""
@@ -55,7 +55,7 @@ def open_stored_control(state: Path) -> Control:
     them. It starts and steers nothing."""
     from retinue.supervisor.stored_control import StoredControl
 
-    return StoredControl(open_reader(state), str(state), project=str(state.parent))
+    return StoredControl(open_log_reader(state), str(state), project=str(state.parent))
 
 
 async def take_over_state(state: Path) -> None:
@@ -63,7 +63,7 @@ async def take_over_state(state: Path) -> None:
 
     Raises LogError if the log is unreadable or another process is writing it."""
     adopt_state_folder(state)
-    await open_reader(state).adopt_events()
+    await open_log_reader(state).adopt_events()
 
 
 def remove_workspaces(state: Path, tree: str, *, dry_run: bool) -> int:

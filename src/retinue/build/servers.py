@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from retinue.control.reporting import Reporting
 
 
-def parse_servers(values: Mapping[str, Mapping[str, Any]]) -> tuple[McpServer, ...]:
+def parse_mcp_servers(values: Mapping[str, Mapping[str, Any]]) -> tuple[McpServer, ...]:
     """Return the MCP servers that a program configures with the keys of retinue.yaml. Raises ConfigError."""
     from retinue.config import servers as settings
 

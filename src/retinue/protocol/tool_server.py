@@ -143,7 +143,7 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
 }
 
 
-def encode_frame(frame: Frame) -> bytes:
+def encode_tool_frame(frame: Frame) -> bytes:
     """Return the bytes of a frame. Raises ProtocolError for a frame that is too large."""
     data = frames.encode_frame(frame)
     if len(data) - frames.HEAD > FRAME_BYTES:

@@ -13,7 +13,7 @@ import retinue
 from retinue import Profile
 from retinue.core.events import Event, Gap, TurnStarted
 from retinue.log import schema
-from retinue.log.sqlite_reader import SqliteReader, open_file
+from retinue.log.sqlite_reader import SqliteReader, open_log_file
 from retinue.surfaces.cli.gc import remove_old_trees
 from retinue.testing import ManualClock, scripted
 from tests.log.kit import write_files
@@ -153,7 +153,7 @@ async def test_a_crash_in_the_middle_leaves_a_whole_log(project: Project, monkey
 async def test_a_reader_that_looks_meanwhile_is_not_disturbed(project: Project) -> None:
     state = project.folder / ".retinue"
     old, new = await spend(project, age=40 * DAY), await spend(project)
-    with open_file(state / "logs/0001.db") as db:
+    with open_log_file(state / "logs/0001.db") as db:
         reading = schema.read_tree(db, old, after=0)
         first = next(reading)
         assert gc(project)["removed"] == [old]

@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from retinue.build.logs import open_reader, open_stored_control, remove_workspaces
+from retinue.build.logs import open_log_reader, open_stored_control, remove_workspaces
 from retinue.config.project import load_project
 from retinue.core.control import Control
 from retinue.core.errors import LogError, LogVersionError, RetinueError
@@ -58,7 +58,7 @@ def execute_gc(args: argparse.Namespace) -> int:
         screen.print_warning(warning)
     state = screen.check_folder(project.folder) / ".retinue"
     removing = remove_old_trees(
-        open_reader(state),
+        open_log_reader(state),
         state,
         before=time.time() - seconds,
         dry_run=args.dry_run,
