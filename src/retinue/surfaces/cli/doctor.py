@@ -28,7 +28,7 @@ from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
 from retinue.build.remote_agents import inspect_agent
 from retinue.build.sandboxes import build_sandbox_image, plant_escape_attempts, probe_runtime, run_as_ordinary_user
-from retinue.build.servers import make_tool_servers
+from retinue.build.servers import inspect_servers
 from retinue.build.supervisor import open_control
 from retinue.config.coordination import to_members
 from retinue.config.files import exists
@@ -42,7 +42,6 @@ from retinue.core.messages import Model
 from retinue.core.ports import Prices
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS, Profile, RuntimeName, Task
 from retinue.core.results import Result
-from retinue.core.servers import McpServer, ServerReport
 from retinue.core.teams import Member
 from retinue.core.usage import Usage
 from retinue.files.state_owner import STATE_FOLDERS, verify_state_folder
@@ -308,7 +307,7 @@ def check_servers(checked: CheckedProject) -> Iterator[Check]:
     """Connect to each MCP server of the project, list its tools, and disconnect."""
     if checked.project is None or not checked.project.settings.mcp_servers:
         return
-    for report in asyncio.run(_try_servers(checked.project.settings.mcp_servers, checked.folder)):
+    for report in asyncio.run(inspect_servers(checked.project.settings.mcp_servers, checked.folder)):
         if report.error:
             cure = f"correct mcp_servers.{report.name}, or try it by hand: {report.words}"
             yield Check("mcp", "fail", f"{report.name}: {report.error}", cure)
@@ -387,16 +386,6 @@ def _check_key() -> Iterator[Check]:
         check_user_key()
     except ConfigError as error:
         yield Check("key", "fail", str(error))
-
-
-async def _try_servers(servers: Sequence[McpServer], project: Path) -> Sequence[ServerReport]:
-    connections = make_tool_servers(servers, project, None)
-    assert connections is not None
-    try:
-        await connections.ready(None)
-        return connections.reports()
-    finally:
-        await connections.close()
 
 
 def check_models(checked: CheckedProject) -> Iterator[Check]:
